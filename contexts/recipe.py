@@ -1,0 +1,73 @@
+"""What a context is before it is loaded: a value that says how to load it, from what, and what it needs.
+
+A recipe's key is a digest of its content, so the same recipe is the same context wherever it was written (`digest.py`
+makes the key, `factory.py` turns a decorated loader into recipes).
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Awareness(enum.Enum):
+    """How much of a context outlives a call (Pervasive Context Management §4.2)."""
+
+    NONE = "none"
+    """Nothing: each call starts a fresh interpreter and loads from where the files came from."""
+    DISK = "disk"
+    """Its files: each call starts a fresh interpreter and loads from the pilot's object cache."""
+    FULL = "full"
+    """All of it: one library process loads it once and serves call after call."""
+
+
+class ObjectRef(msgspec.Struct, frozen=True):
+    """A content-addressed file or folder.
+
+    `name` is its injective cache name (digest and kind in the name itself), `size_bytes` its length (of a folder: the
+    sum), `source` where it can be had first: an absolute path that the pilot may or may not see.
+    """
+
+    name: str
+    size_bytes: int
+    source: str = ""
+
+
+class Needs(msgspec.Struct, frozen=True):
+    """What a library of this context takes from a pilot. Declared sizes are limits that are enforced; 0 = not declared.
+
+    `memory_bytes` is host memory, `device_memory_bytes` is memory of each of its `devices` (on a CPU device the two
+    are the same memory: the larger counts). `kinds` lists the device kinds that can hold it, best first; empty = any.
+    """
+
+    devices: int = 1
+    device_memory_bytes: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    kinds: tuple[str, ...] = ()
+    load_limit_s: float = 1800.0
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """A context recipe.
+
+    `key` identifies the content; `name` is for people (`llm-7f3a`: the loader's name and the first digits of the key).
+    `loader` is the cloudpickle of `(function, args, kwargs)`, or empty for the bare context that loads nothing and
+    serves calls that want no context. `preload` names modules that the zygote imports before it forks.
+    A library that serves `calls_per_library` calls retires (0 = never).
+    """
+
+    key: str
+    name: str
+    loader: bytes = b""
+    objects: tuple[ObjectRef, ...] = ()
+    needs: Needs = Needs()
+    slots: int = 1
+    preload: tuple[str, ...] = ()
+    awareness: Awareness = Awareness.FULL
+    calls_per_library: int = 0
+
+
+BARE = Recipe(key="bare", name="bare", needs=Needs())
+"""The context of calls that want none."""

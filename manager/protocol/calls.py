@@ -1,0 +1,137 @@
+"""The parts of messages that speak of calls: what a call is, what it wants, how it ended."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.ids import CallId, RecipeKey
+
+Payload = bytes | ObjectRef
+"""Pickled bytes that only a library or the client may open; over 1 MB they travel as an object."""
+
+INLINE_LIMIT_BYTES = 1_000_000
+"""Payloads over this size travel as objects."""
+
+
+class Features(msgspec.Struct, frozen=True, array_like=True):
+    """What policies may know of a call's input. Lengths in tokens; 0 = unknown."""
+
+    items: int = 1
+    input_length: int = 0
+    expected_output: int = 0
+
+
+class Objective(msgspec.Struct, frozen=True, array_like=True):
+    """What the user wants of a call's time. Seconds; 0 = not wanted. `deadline_at` is on the manager's clock."""
+
+    deadline_at: float = 0.0
+    latency_s: float = 0.0
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+
+
+class CallOptions(msgspec.Struct, frozen=True):
+    """What the calls of one submission have in common.
+
+    `variants` lists other contexts that can serve the call too, in order of preference after its own. `gang` is the
+    smallest and largest number of libraries that may run it together. `limit_s` ends a call that runs longer
+    (0 = no limit). `folder` is where it runs: empty for a folder of its own on the pilot.
+    """
+
+    priority: int = 0
+    objective: Objective = Objective()
+    stream: bool = False
+    variants: tuple[RecipeKey, ...] = ()
+    gang: tuple[int, int] = (1, 1)
+    limit_s: float = 0.0
+    folder: str = ""
+
+
+class CallSpec(msgspec.Struct, frozen=True, array_like=True):
+    """One call: its id, its pickled `(args, kwargs)`, and what is known of its input."""
+
+    call: CallId
+    payload: Payload
+    features: Features | None = None
+    progress: bytes = b""
+
+
+class FailureKind(enum.Enum):
+    """Why a call ended without a result of the user's function."""
+
+    CONTEXT = "context"
+    """Its context could not be loaded."""
+    NO_DEVICE = "no_device"
+    """No device of this site could ever hold its context."""
+    POISON = "poison"
+    """It killed its library again and again."""
+    TIMEOUT = "timeout"
+    """It ran longer than it was allowed."""
+    MEMORY = "memory"
+    """Its library took more memory than the recipe declares."""
+    SERIALIZATION = "serialization"
+    """Its function, arguments, result or exception could not be pickled or unpickled."""
+    DROPPED = "dropped"
+    """A policy dropped it."""
+    CANCELLED = "cancelled"
+    """Somebody cancelled it, or the session ended before it ran."""
+    DIED = "died"
+    """Its library process ended: by a signal, or because something called exit."""
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Evidence of a failure. `signal` is 0 unless a signal ended the process; `tail` holds its last log lines."""
+
+    kind: FailureKind
+    message: str
+    pilot: str = ""
+    library: int = 0
+    signal: int = 0
+    exit_code: int = 0
+    tail: str = ""
+    log: str = ""
+
+
+class Printed(msgspec.Struct, frozen=True, array_like=True):
+    """Where a call's output lies: bytes `start` to `end` of the log file `path` on its pilot."""
+
+    path: str
+    start: int
+    end: int
+
+
+class CallEnd(msgspec.Struct, frozen=True, array_like=True):
+    """How a call ended: exactly one of these reaches the client for each call that was accepted.
+
+    `ok`: payload is the pickled result. Not `ok` and no `failure`: payload is the pickled exception that the user's
+    function raised, with its traceback. Otherwise `failure` says what happened. `run_s` is the time in the function.
+    """
+
+    call: CallId
+    ok: bool
+    payload: Payload = b""
+    run_s: float = 0.0
+    failure: Failure | None = None
+    printed: Printed | None = None
+
+
+class CallProgress(msgspec.Struct, frozen=True, array_like=True):
+    """What a running call says of itself: steps done of steps in all (0 = unknown), and a metric. `state` is a
+    checkpoint that lets it go on elsewhere."""
+
+    call: CallId
+    done: float = 0.0
+    total: float = 0.0
+    metric: float = 0.0
+    state: bytes = b""
+
+
+class GangPlace(msgspec.Struct, frozen=True):
+    """A member's place in its gang: its rank, how many there are, and where they meet (`host:port`)."""
+
+    rank: int
+    size: int
+    rendezvous: str = ""

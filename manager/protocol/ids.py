@@ -1,0 +1,43 @@
+"""Identifiers, and how people see them."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+CallId = NewType("CallId", int)
+"""`client number << 40 | sequence number`: made by the client, unique in its session."""
+ClientId = NewType("ClientId", str)
+PilotId = NewType("PilotId", str)
+DeviceId = NewType("DeviceId", str)
+"""`cpu:0`, `cuda:1`: unique on its pilot."""
+LibraryId = NewType("LibraryId", int)
+"""Numbered by the manager, unique in its session."""
+RecipeKey = NewType("RecipeKey", str)
+FunctionKey = NewType("FunctionKey", str)
+"""Digest of the function's pickled bytes."""
+SessionId = NewType("SessionId", str)
+
+CLIENT_SHIFT = 40
+_SEQUENCE = (1 << CLIENT_SHIFT) - 1
+
+
+def make_call_id(*, client: int, sequence: int) -> CallId:
+    """The id of a client's n-th call."""
+    return CallId(client << CLIENT_SHIFT | sequence)
+
+
+def show_call(call: int) -> str:
+    """`c-31877`; a second client's calls read `c-1.31877`."""
+    client, sequence = call >> CLIENT_SHIFT, call & _SEQUENCE
+    return f"c-{client}.{sequence}" if client else f"c-{sequence}"
+
+
+def parse_call(text: str) -> CallId:
+    """The inverse of `show_call`; the `c-` may be left out. Raises ValueError."""
+    client, _, sequence = text.removeprefix("c-").rpartition(".")
+    return make_call_id(client=int(client or 0), sequence=int(sequence))
+
+
+def show_library(library: int) -> str:
+    """`lib-12`."""
+    return f"lib-{library}"

@@ -1,0 +1,136 @@
+"""The session folder: what a session is on disk, and where everything in it lies.
+
+    <session folder>/            0700
+        session.json             address, session id, protocol version, the manager's public key
+        keys/                    0700; one CURVE key pair a role: server, client, pilot (0600)
+        journal                  every event of the manager, in order
+        manager.log
+        objects/                 payloads over 1 MB and files that clients hand in, by cache name
+        pilots/<pilot>/          pilot.log, lib-<n>.log: what pilots and their libraries print
+
+`STOKER_HOME` (default `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`) is the user's state folder; `sessions/`
+in it holds one link a session, named by its id, newest last.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from stoker.errors import SessionError
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class SessionFile(msgspec.Struct, frozen=True):
+    """The content of `session.json`. `address` is a ZeroMQ endpoint; `server_key` is public, in Z85."""
+
+    session: str
+    protocol: int
+    address: str
+    server_key: str
+    created_at: float = 0.0
+    site: str = "local"
+
+
+class KeyPair(msgspec.Struct, frozen=True):
+    """A CURVE key pair, in Z85."""
+
+    public: str
+    secret: str
+
+
+class SessionFolder:
+    """Paths of a session, and its two small files. Raises SessionError where a file is missing or unreadable."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+
+    @property
+    def file(self) -> Path:
+        """`session.json`."""
+        return self.path / "session.json"
+
+    @property
+    def journal(self) -> Path:
+        """The manager's journal."""
+        return self.path / "journal"
+
+    @property
+    def manager_log(self) -> Path:
+        """The manager's log."""
+        return self.path / "manager.log"
+
+    @property
+    def objects(self) -> Path:
+        """Where clients put objects for pilots, and pilots large results for clients."""
+        return self.path / "objects"
+
+    def pilot(self, pilot: str) -> Path:
+        """The folder of a pilot's logs."""
+        return self.path / "pilots" / pilot
+
+    def key_file(self, role: str) -> Path:
+        """The key pair of a role: `server`, `client` or `pilot`."""
+        return self.path / "keys" / f"{role}.json"
+
+    def read(self) -> SessionFile:
+        """The session's address and identity."""
+        return self._read(self.file, SessionFile)
+
+    def read_key(self, role: str) -> KeyPair:
+        """The key pair of a role."""
+        return self._read(self.key_file(role), KeyPair)
+
+    def write(self, content: SessionFile) -> None:
+        """Write `session.json`, whole or not at all."""
+        self._write(self.file, content)
+
+    def write_key(self, role: str, pair: KeyPair) -> None:
+        """Write a role's key pair, readable by its owner alone."""
+        self._write(self.key_file(role), pair)
+
+    def make(self) -> None:
+        """Make the folder and those inside it, closed to everybody else."""
+        for folder in (self.path, self.path / "keys", self.objects, self.path / "pilots"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+
+    def _read(self, path: Path, kind: type[S]) -> S:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
+        except OSError as error:
+            raise SessionError(f"{self.path} is not a session folder that you can read: {error}") from error
+        except msgspec.DecodeError as error:
+            raise SessionError(f"{path} is damaged: {error}") from error
+
+    def _write(self, path: Path, content: msgspec.Struct) -> None:
+        draft = path.with_suffix(f".{os.getpid()}")
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(content)))
+        draft.replace(path)
+
+
+def home() -> Path:
+    """The user's state folder (it may not exist yet)."""
+    named = os.environ.get("STOKER_HOME")
+    if named:
+        return Path(named).absolute()
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base).absolute() / "stoker"
+
+
+def find_session(name: str = "") -> SessionFolder:
+    """A session's folder by id (or a unique beginning of one), by path, or the newest. Raises SessionError."""
+    if name and (Path(name) / "session.json").exists():
+        return SessionFolder(name)
+    links = sorted((home() / "sessions").glob("*"), key=lambda link: link.lstat().st_mtime)
+    links = [link for link in links if (link / "session.json").exists() and link.name.startswith(name)]
+    if not links:
+        what = f"no session {name!r}" if name else "no session"
+        raise SessionError(f"{what} on this machine; `stoker.load()` in a program or `stoker run APP` starts one")
+    return SessionFolder(links[-1].resolve())

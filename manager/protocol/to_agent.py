@@ -1,0 +1,68 @@
+"""What a library says to its pilot's agent, over a Unix socket."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure
+from stoker.manager.protocol.ids import CallId
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """The library process is up."""
+
+    library: int
+    pid: int
+
+
+class Loaded(_Message, frozen=True, tag="loaded"):
+    """The context is loaded. Seconds and bytes."""
+
+    load_s: float
+    resident_bytes: int
+    peak_bytes: int
+    device_bytes: int = 0
+
+
+class LoadFailed(_Message, frozen=True, tag="load-failed"):
+    """The loader did not give a context; the process ends by itself."""
+
+    failure: Failure
+
+
+class Ended(_Message, frozen=True, tag="ended"):
+    """Calls that have ended."""
+
+    ends: list[CallEnd]
+
+
+class GivenBack(_Message, frozen=True, tag="given-back"):
+    """Calls that were not begun. `need_function`: because the function was no longer in the library's cache."""
+
+    calls: tuple[CallId, ...]
+    need_function: bool = False
+
+
+class Reports(_Message, frozen=True, tag="reports"):
+    """Progress of running calls."""
+
+    reports: list[CallProgress]
+
+
+class Evicted(_Message, frozen=True, tag="evicted"):
+    """The running call was checkpointed and stopped."""
+
+    progress: CallProgress
+
+
+class Resized(_Message, frozen=True, tag="resized"):
+    """The reservation has changed."""
+
+    device_memory_bytes: int
+
+
+ToAgent = Hello | Loaded | LoadFailed | Ended | GivenBack | Reports | Evicted | Resized

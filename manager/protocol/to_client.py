@@ -1,0 +1,156 @@
+"""What the manager says to a client."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.manager.protocol.calls import CallEnd, CallProgress
+from stoker.manager.protocol.ids import CallId
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class ClientWelcome(_Message, frozen=True, tag="welcome"):
+    """The manager knows the client. `number` is the high part of its calls' ids."""
+
+    session: str
+    number: int
+
+
+class ClientRefused(_Message, frozen=True, tag="refused"):
+    """The manager does not want the client: wrong session or protocol."""
+
+    reason: str
+
+
+class Results(_Message, frozen=True, tag="results"):
+    """Ends of calls. `first` numbers the first of them among all that this client was ever sent, from 0."""
+
+    first: int
+    ends: list[CallEnd]
+
+
+class Rejected(_Message, frozen=True, tag="rejected"):
+    """A message of the client's was not accepted and changed nothing; `calls` are those it would have made."""
+
+    reason: str
+    calls: tuple[CallId, ...] = ()
+
+
+class Progress(_Message, frozen=True, tag="progress"):
+    """Reports of the client's running calls."""
+
+    reports: list[CallProgress]
+
+
+class Ack(_Message, frozen=True, tag="ack"):
+    """Frames up to this number are in the manager's journal."""
+
+    sequence: int
+
+
+class LibraryStatus(msgspec.Struct, frozen=True):
+    """One library in `stoker status`. `state` is a LibraryState's value; memory is measured, in bytes."""
+
+    library: int
+    recipe: str
+    state: str
+    phase: str
+    pilot: str
+    devices: tuple[str, ...]
+    running: int
+    served: int
+    memory_bytes: int
+    device_bytes: int
+
+
+class DeviceStatus(msgspec.Struct, frozen=True):
+    """One device: memory in bytes, in all and promised."""
+
+    device: str
+    kind: str
+    memory_bytes: int
+    promised_bytes: int
+    libraries: tuple[int, ...]
+
+
+class PilotStatus(msgspec.Struct, frozen=True):
+    """One pilot. `ends_in_s` is its walltime left, 0 = no limit."""
+
+    pilot: str
+    host: str
+    block: str
+    state: str
+    devices: tuple[DeviceStatus, ...]
+    folder: str
+    ended: int
+    rate: float
+    ends_in_s: float
+
+
+class ContextStatus(msgspec.Struct, frozen=True):
+    """One context: how many libraries hold it or load it, what it cost, how often it was reused."""
+
+    key: str
+    name: str
+    hot: int
+    loading: int
+    queued: int
+    running: int
+    loads: int
+    ended: int
+    load_s: float
+    load_total_s: float
+    run_s: float
+    run_total_s: float
+    memory_bytes: int
+    waits_for: str
+
+
+class Status(_Message, frozen=True, tag="status"):
+    """The whole session at one moment. Rates in calls a second over the last half minute."""
+
+    session: str
+    uptime_s: float
+    queued: int
+    running: int
+    done: int
+    failed: int
+    rate: float
+    left_s: float
+    pilots: tuple[PilotStatus, ...]
+    libraries: tuple[LibraryStatus, ...]
+    contexts: tuple[ContextStatus, ...]
+    blocks: dict[str, str]
+    lost_pilots: int
+    rerun_calls: int
+    refused: dict[str, int]
+
+
+class StoryLine(msgspec.Struct, frozen=True):
+    """One thing that happened, at `at` on the wall clock (seconds since the epoch)."""
+
+    at: float
+    text: str
+
+
+class Story(_Message, frozen=True, tag="story"):
+    """Why a call, pilot, library or context is where it is. `found` is False for an unknown subject."""
+
+    subject: str
+    found: bool
+    headline: str
+    lines: tuple[StoryLine, ...]
+
+
+class SessionOver(_Message, frozen=True, tag="over"):
+    """The manager is about to exit."""
+
+    reason: str
+
+
+ToClient = (
+    ClientWelcome | ClientRefused | Results | Rejected | Progress | Ack | Status | Story | SessionOver
+)  # fmt: skip

@@ -1,0 +1,59 @@
+"""What a pilot's agent says to one of its libraries, over a Unix socket."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.contexts.recipe import Recipe
+from stoker.manager.protocol.calls import CallOptions, CallSpec, GangPlace
+from stoker.manager.protocol.ids import CallId, FunctionKey
+from stoker.manager.protocol.to_pilot import FunctionBlob
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Load(_Message, frozen=True, tag="load"):
+    """Load the context. `objects` maps each object's cache name to the local path where it lies."""
+
+    recipe: Recipe
+    devices: tuple[str, ...]
+    objects: dict[str, str]
+
+
+class Run(_Message, frozen=True, tag="run"):
+    """Run these calls in order."""
+
+    function: FunctionKey
+    calls: list[CallSpec]
+    options: CallOptions
+    function_blob: FunctionBlob | None = None
+    gang: GangPlace | None = None
+    objects: dict[str, str] = {}
+
+
+class GiveBack(_Message, frozen=True, tag="give-back"):
+    """Give back up to `count` calls that have not begun, newest first (or just those named)."""
+
+    count: int = 0
+    calls: tuple[CallId, ...] = ()
+
+
+class Evict(_Message, frozen=True, tag="evict"):
+    """Ask the running call to checkpoint and stop (its next `stoker.progress(...)` does it)."""
+
+    call: CallId
+
+
+class Resize(_Message, frozen=True, tag="resize"):
+    """Change the reservation of device memory: the context's `resize(bytes)` is called if it has one."""
+
+    device_memory_bytes: int
+
+
+class Stop(_Message, frozen=True, tag="stop"):
+    """Finish what runs, give back the rest, exit."""
+
+
+ToLibrary = Load | Run | GiveBack | Evict | Resize | Stop

@@ -1,0 +1,246 @@
+"""What clients and pilots say to the manager. The core's events are these, with the sender that the socket proved."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from stoker.contexts.recipe import Recipe
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure
+from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, RecipeKey
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+# ---- from clients
+
+
+class ClientHello(_Message, frozen=True, tag="client-hello"):
+    """A client joins, or comes back. `received` counts the results it has had in all, in order."""
+
+    protocol: int
+    session: str
+    received: int = 0
+    observer: bool = False
+
+
+class DefineRecipe(_Message, frozen=True, tag="recipe"):
+    """A context recipe that calls may name from now on."""
+
+    recipe: Recipe
+
+
+class DefineFunction(_Message, frozen=True, tag="function"):
+    """A function that calls may name from now on. `blob` is its cloudpickle; `name` is for people."""
+
+    key: FunctionKey
+    name: str
+    blob: bytes
+
+
+class Submit(_Message, frozen=True, tag="submit"):
+    """Calls of one function on one context with the same options, in the order in which they should run."""
+
+    function: FunctionKey
+    recipe: RecipeKey
+    calls: list[CallSpec]
+    options: CallOptions = CallOptions()
+
+
+class Cancel(_Message, frozen=True, tag="cancel"):
+    """Calls that nobody waits for any more. Those that run are stopped if `running`, else left to finish unheard."""
+
+    calls: list[CallId]
+    running: bool = False
+
+
+class Received(_Message, frozen=True, tag="received"):
+    """The client holds its first `total` results: the manager may forget them."""
+
+    total: int
+
+
+class AskStatus(_Message, frozen=True, tag="ask-status"):
+    """Answered with `to_client.Status`."""
+
+
+class AskStory(_Message, frozen=True, tag="ask-story"):
+    """`subject` is a call, pilot, library or context as people write it. Answered with `to_client.Story`."""
+
+    subject: str
+
+
+class WantPilots(_Message, frozen=True, tag="want-pilots"):
+    """The client's provider has changed its blocks: what `status` should say of them (state, reason)."""
+
+    blocks: dict[str, str]
+
+
+class ReleaseBlock(_Message, frozen=True, tag="release-block"):
+    """Drain the pilots of this block and let them end."""
+
+    block: str
+
+
+class EndSession(_Message, frozen=True, tag="end-session"):
+    """The client is done: end calls that are left as cancelled, let pilots go, and exit."""
+
+    reason: str = ""
+
+
+# ---- from pilots
+
+
+class DeviceFacts(msgspec.Struct, frozen=True):
+    """One device: its kind (`cpu`, `NVIDIA A10`), memory in bytes, and cores that go with it."""
+
+    device: DeviceId
+    kind: str
+    memory_bytes: int
+    cores: int = 1
+    speed: float = 1.0
+
+
+class LibraryFacts(msgspec.Struct, frozen=True):
+    """A library that a pilot holds when it says hello again, with the calls in it, in order."""
+
+    library: LibraryId
+    recipe: RecipeKey
+    devices: tuple[DeviceId, ...]
+    ready: bool
+    calls: tuple[CallId, ...] = ()
+
+
+class PilotHello(_Message, frozen=True, tag="pilot-hello"):
+    """A pilot joins, or comes back with what it holds. `ends_in_s` is its walltime left (0 = no limit)."""
+
+    protocol: int
+    session: str
+    host: str
+    pid: int
+    devices: tuple[DeviceFacts, ...]
+    block: str = ""
+    libraries: tuple[LibraryFacts, ...] = ()
+    objects: tuple[str, ...] = ()
+    ends_in_s: float = 0.0
+    folder: str = ""
+
+
+class LibraryPhase(enum.Enum):
+    """What a library that is not ready is doing."""
+
+    FETCHING = "fetching"
+    """Its objects are on their way to the pilot's disk."""
+    STARTING = "starting"
+    """Its process is being made."""
+    LOADING = "loading"
+    """Its loader runs."""
+
+
+class LibraryNews(_Message, frozen=True, tag="library-news"):
+    """A library that is not ready has entered a phase."""
+
+    library: LibraryId
+    phase: LibraryPhase
+
+
+class LibraryReady(_Message, frozen=True, tag="library-ready"):
+    """A library holds its context and serves calls. Times in seconds, memory in bytes (device and host)."""
+
+    library: LibraryId
+    start_s: float
+    load_s: float
+    resident_bytes: int = 0
+    peak_bytes: int = 0
+    device_bytes: int = 0
+    fetch_s: float = 0.0
+
+
+class LibraryGone(_Message, frozen=True, tag="library-gone"):
+    """A library has ended: retired, stopped, failed to load, or died.
+
+    `running` are the calls that it was computing, `unstarted` those that it held and had not begun. `failure` is None
+    when it ended as it was told to. `loading` says that it never became ready.
+    """
+
+    library: LibraryId
+    failure: Failure | None = None
+    loading: bool = False
+    running: tuple[CallId, ...] = ()
+    unstarted: tuple[CallId, ...] = ()
+
+
+class CallsEnded(_Message, frozen=True, tag="ended"):
+    """Calls of one library that have ended."""
+
+    library: LibraryId
+    ends: list[CallEnd]
+
+
+class CallsReturned(_Message, frozen=True, tag="returned"):
+    """Calls that a library gives back unstarted because it was asked to, or that a pilot refuses with a reason.
+
+    `need_function`: the pilot no longer has the function; it will take the call with the function.
+    """
+
+    library: LibraryId
+    calls: tuple[CallId, ...]
+    refused: str = ""
+    need_function: bool = False
+
+
+class CallsProgress(_Message, frozen=True, tag="progress"):
+    """Reports of running calls, batched."""
+
+    library: LibraryId
+    reports: list[CallProgress]
+
+
+class CallEvicted(_Message, frozen=True, tag="evicted"):
+    """A running call was stopped on request; `progress.state` lets it go on elsewhere."""
+
+    library: LibraryId
+    progress: CallProgress
+
+
+class LibraryResized(_Message, frozen=True, tag="resized"):
+    """A library's reservation on each of its devices is now this many bytes."""
+
+    library: LibraryId
+    device_memory_bytes: int
+
+
+class LibraryUse(msgspec.Struct, frozen=True, array_like=True):
+    """What a library uses just now, measured: host and device memory in bytes, seconds of processor time in all."""
+
+    library: LibraryId
+    memory_bytes: int
+    device_bytes: int = 0
+    cpu_s: float = 0.0
+
+
+class Heartbeat(_Message, frozen=True, tag="heartbeat"):
+    """A pilot is alive: measured memory of its libraries, and bytes of its object cache."""
+
+    libraries: tuple[LibraryUse, ...] = ()
+    cache_bytes: int = 0
+    refused_frames: int = 0
+
+
+class PilotLeaving(_Message, frozen=True, tag="leaving"):
+    """A pilot ends in good order; what it still held it has given back."""
+
+    reason: str
+
+
+FromClient = (
+    ClientHello | DefineRecipe | DefineFunction | Submit | Cancel | Received | AskStatus | AskStory | WantPilots
+    | ReleaseBlock | EndSession
+)  # fmt: skip
+FromPilot = (
+    PilotHello | LibraryNews | LibraryReady | LibraryGone | CallsEnded | CallsReturned | CallsProgress | CallEvicted
+    | LibraryResized | Heartbeat | PilotLeaving
+)  # fmt: skip

@@ -1,0 +1,120 @@
+"""What the manager says to a pilot."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.contexts.recipe import Recipe
+from stoker.manager.protocol.calls import CallOptions, CallSpec, GangPlace
+from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class PilotWelcome(_Message, frozen=True, tag="welcome"):
+    """The manager knows the pilot. Libraries and calls that it no longer wants follow as StopLibrary and CancelCalls."""
+
+    session: str
+    heartbeat_s: float
+    lease_s: float
+
+
+class PilotRefused(_Message, frozen=True, tag="refused"):
+    """The manager does not want the pilot: wrong session or protocol, or the session is over. It should exit."""
+
+    reason: str
+
+
+class StartLibrary(_Message, frozen=True, tag="start-library"):
+    """Start a library of this recipe on these devices.
+
+    `memory_bytes` is the limit to enforce on its host memory, `device_memory_bytes` the reservation on each device
+    (0 = not limited).
+    """
+
+    library: LibraryId
+    recipe: Recipe
+    devices: tuple[DeviceId, ...]
+    memory_bytes: int = 0
+    device_memory_bytes: int = 0
+
+
+class StopLibrary(_Message, frozen=True, tag="stop-library"):
+    """End a library. With `drain`, it finishes what it runs first and gives back what it has not begun."""
+
+    library: LibraryId
+    reason: str
+    drain: bool = True
+
+
+class FunctionBlob(msgspec.Struct, frozen=True):
+    """A function that the library has not been sent before."""
+
+    key: FunctionKey
+    name: str
+    blob: bytes
+
+
+class RunCalls(_Message, frozen=True, tag="run"):
+    """Calls for one library, in order, all of one function with the same options.
+
+    `function_blob` goes along when the library has not been sent the function. An `offer` may be refused.
+    """
+
+    library: LibraryId
+    function: FunctionKey
+    calls: list[CallSpec]
+    options: CallOptions = CallOptions()
+    function_blob: FunctionBlob | None = None
+    gang: GangPlace | None = None
+    offer: bool = False
+
+
+class TakeBack(_Message, frozen=True, tag="take-back"):
+    """Give back up to `count` calls that the library has not begun, newest first. Answered with CallsReturned."""
+
+    library: LibraryId
+    count: int
+
+
+class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
+    """Drop these calls if they have not begun; if `running`, stop them even if that costs the library."""
+
+    library: LibraryId
+    calls: tuple[CallId, ...]
+    running: bool = False
+
+
+class EvictCall(_Message, frozen=True, tag="evict-call"):
+    """Checkpoint a running call and give it back. Answered with CallEvicted, or by the call's end."""
+
+    library: LibraryId
+    call: CallId
+
+
+class ResizeLibrary(_Message, frozen=True, tag="resize"):
+    """Change a library's reservation on each of its devices. Answered with LibraryResized."""
+
+    library: LibraryId
+    device_memory_bytes: int
+
+
+class Ack(_Message, frozen=True, tag="ack"):
+    """Frames up to this number are in the manager's journal: they need not be kept."""
+
+    sequence: int
+
+
+class Exit(_Message, frozen=True, tag="exit"):
+    """End everything and exit. With `drain`, running calls finish first and others are given back."""
+
+    reason: str
+    drain: bool = False
+
+
+ToPilot = (
+    PilotWelcome | PilotRefused | StartLibrary | StopLibrary | RunCalls | TakeBack | CancelCalls | EvictCall
+    | ResizeLibrary | Ack | Exit
+)  # fmt: skip

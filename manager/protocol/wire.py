@@ -1,0 +1,77 @@
+"""Batches of messages as frames, and back. What is not in the protocol raises ProtocolError and changes nothing.
+
+A frame is a MessagePack array `[sequence, [message, ...]]`; sequence 0 means that the frame is not numbered.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from stoker.errors import ProtocolError
+from stoker.manager.protocol import to_agent, to_client, to_library, to_manager, to_pilot
+
+VERSION = 1
+"""Said in every hello: peers of another version are refused."""
+
+M = TypeVar("M")
+
+
+class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
+    """Messages that travel together. `sequence` is 0, or numbers the frame among its sender's (see `reliable`)."""
+
+    sequence: int
+    messages: list[M]
+
+
+class Decoder(Generic[M]):
+    """Reads the frames of one kind of peer."""
+
+    def __init__(self, union: Any) -> None:
+        self._decode = msgspec.msgpack.Decoder(Frame[union]).decode
+
+    def __call__(self, data: Any) -> Frame[M]:
+        """The frame in `data` (bytes or memoryview). Raises ProtocolError, naming the field that is wrong."""
+        try:
+            return self._decode(data)
+        except (msgspec.DecodeError, RecursionError, MemoryError) as error:
+            raise ProtocolError(f"{len(data)} bytes that are not a frame of this protocol: {error}") from None
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode(messages: list[Any], *, sequence: int = 0) -> bytes:
+    """The frame of these messages."""
+    return _encode((sequence, messages))
+
+
+def from_client() -> Decoder[to_manager.FromClient]:
+    """A reader of what clients send to the manager."""
+    return Decoder(to_manager.FromClient)
+
+
+def from_pilot() -> Decoder[to_manager.FromPilot]:
+    """A reader of what pilots send to the manager."""
+    return Decoder(to_manager.FromPilot)
+
+
+def to_pilot_decoder() -> Decoder[to_pilot.ToPilot]:
+    """A reader of what the manager sends to pilots."""
+    return Decoder(to_pilot.ToPilot)
+
+
+def to_client_decoder() -> Decoder[to_client.ToClient]:
+    """A reader of what the manager sends to clients."""
+    return Decoder(to_client.ToClient)
+
+
+def to_library_decoder() -> Decoder[to_library.ToLibrary]:
+    """A reader of what an agent sends to a library."""
+    return Decoder(to_library.ToLibrary)
+
+
+def to_agent_decoder() -> Decoder[to_agent.ToAgent]:
+    """A reader of what a library sends to its agent."""
+    return Decoder(to_agent.ToAgent)

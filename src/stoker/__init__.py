@@ -1,0 +1,47 @@
+"""Stoker keeps models hot on GPUs that you do not own.
+
+Everything public is here; importing this module imports nothing heavy (a login node never needs a GPU library):
+each name is resolved on first use (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "StokerError": "stoker.errors",
+    "StokerExecutor": "stoker.manager.executor",
+    "app": "stoker.manager.executor",
+    "causal_lm": "stoker.contexts.causal_lm",
+    "context": "stoker.contexts",
+    "device": "stoker.contexts",
+    "load": "stoker.manager.executor",
+    "load_variable_from_serverless": "stoker.contexts",
+    "map": "stoker.manager.executor",
+    "progress": "stoker.contexts",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+if TYPE_CHECKING:
+    from stoker.contexts import context, device, load_variable_from_serverless, progress
+    from stoker.contexts.causal_lm import causal_lm
+    from stoker.errors import StokerError
+    from stoker.manager.executor import StokerExecutor, app, load, map
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOME[name]
+    except KeyError:
+        raise AttributeError(f"module 'stoker' has no attribute {name!r}") from None
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

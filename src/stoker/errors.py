@@ -1,0 +1,103 @@
+"""Every error a user of Stoker can meet.
+
+    StokerError
+    ├── ConfigError             a site file or an option is wrong: names file, line, key and the nearest valid key
+    │   └── UnitError           a size or a duration cannot be read
+    ├── RecipeError             a context recipe cannot be made from what was given
+    ├── SerializationError      a function, argument, result or exception cannot be pickled: names which
+    ├── SessionError            the session cannot be started, found, joined or kept
+    │   └── ProtocolError       a peer said something that is not in the protocol, or of another version or session
+    └── CallError               a call ended without a result
+        ├── ContextError        its context could not be loaded: raised, hung, too large, died
+        │   └── NoDeviceError   no device that this site has could ever hold it
+        ├── PoisonCallError     it killed its library again and again
+        ├── CallTimeoutError    it ran longer than it was allowed
+        ├── CallDroppedError    a policy dropped it, with a reason
+        ├── CallCancelledError  somebody cancelled it, or the session ended before it ran
+        └── RemoteCallError     it raised something that cannot be brought back as itself
+
+A message says what happened, where, and what to do. Facts are attributes, and every error survives pickling.
+An exception raised by a user's own function comes back as itself, with the remote traceback as its cause.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class StokerError(Exception):
+    """Root of every error that Stoker raises. `facts` holds what a program may want to read."""
+
+    def __init__(self, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        facts = self.__dict__.get("facts", {})
+        try:
+            return facts[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no fact {name!r}; it has {sorted(facts)}") from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), self.facts)
+
+
+def _rebuild(kind: type[StokerError], message: str, facts: dict[str, Any]) -> StokerError:
+    return kind(message, **facts)
+
+
+class ConfigError(StokerError):
+    """A site file or an option is wrong. Facts: `file`, `line`, `key`, where known."""
+
+
+class UnitError(ConfigError, ValueError):
+    """A size or a duration cannot be read."""
+
+
+class RecipeError(StokerError):
+    """A context recipe cannot be made from what was given."""
+
+
+class SerializationError(StokerError):
+    """Something that must travel cannot be pickled. Facts: `what` (function, argument, result, exception)."""
+
+
+class SessionError(StokerError):
+    """The session cannot be started, found, joined or kept. Facts: `session`, `log`, where known."""
+
+
+class ProtocolError(SessionError):
+    """A peer said something that is not in the protocol, or is of another version or session."""
+
+
+class CallError(StokerError):
+    """A call ended without a result. Facts: `call`, and where known `pilot`, `library`, `log`."""
+
+
+class ContextError(CallError):
+    """The call's context could not be loaded. Facts: `context`, `pilot`, `log`."""
+
+
+class NoDeviceError(ContextError):
+    """No device that this site has could ever hold the context. Facts: `context`, `needs`, `seen`."""
+
+
+class PoisonCallError(CallError):
+    """The call killed its library again and again. Facts: `signal`, `tries`, `log`."""
+
+
+class CallTimeoutError(CallError):
+    """The call ran longer than it was allowed. Facts: `limit_s`."""
+
+
+class CallDroppedError(CallError):
+    """A policy dropped the call. Facts: `reason`."""
+
+
+class CallCancelledError(CallError):
+    """The call was cancelled, or the session ended before it ran."""
+
+
+class RemoteCallError(CallError):
+    """The call raised something that cannot be brought back as itself. Facts: `kind`, `traceback`."""

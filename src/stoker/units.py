@@ -1,0 +1,80 @@
+"""Sizes and times as people write them: `"4 GB"`, `"90 s"`, `"1h30m"`; and back again, for people to read.
+
+Decimal and binary prefixes both work (`GB` = 10^9, `GiB` = 2^30). A bare number is bytes or seconds.
+"""
+
+from __future__ import annotations
+
+import re
+
+from stoker.errors import UnitError
+
+_BYTES = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)")
+
+
+def parse_bytes(text: str | int | float) -> int:
+    """A size in bytes from `"4 GB"`, `"512MiB"` or a plain number.
+
+    Raises UnitError for anything else, negative sizes included.
+    """
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        if text < 0:
+            raise UnitError(f"{text} is not a size: it is negative")
+        return int(text)
+    found = _NUMBER.fullmatch(str(text).rstrip())
+    if not found or found[2].lower() not in _BYTES:
+        raise UnitError(f"{text!r} is not a size; write a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB")
+    return int(float(found[1]) * _BYTES[found[2].lower()])
+
+
+def parse_seconds(text: str | int | float) -> float:
+    """A duration in seconds from `"90 s"`, `"1h30m"`, `"2 min"` or a plain number.
+
+    Raises UnitError for anything else, negative durations included.
+    """
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        if text < 0:
+            raise UnitError(f"{text} is not a duration: it is negative")
+        return float(text)
+    rest, total = str(text).rstrip(), 0.0
+    while rest:
+        found = _NUMBER.match(rest)
+        if not found or found[2].lower() not in _SECONDS:
+            break
+        total += float(found[1]) * _SECONDS[found[2].lower()]
+        rest = rest[found.end() :]
+    if rest or not str(text).strip():
+        raise UnitError(f"{text!r} is not a duration; write a number and one of ms, s, m, min, h, d (as in 1h30m)")
+    return total
+
+
+def show_bytes(size: float) -> str:
+    """`7.1 GB`: three figures at most, decimal prefixes."""
+    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if abs(size) >= factor * 0.9995:
+            value = size / factor
+            return f"{value:.0f} {unit}" if value >= 99.5 else f"{value:.1f} {unit}"
+    return f"{size:.0f} B"
+
+
+def show_seconds(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `1 min 22 s`, `2 h 14 min`: two figures are enough to read a wait."""
+    if seconds < 0.0095:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 0.0995:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
