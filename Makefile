@@ -1,0 +1,45 @@
+# What a newcomer types. Each target makes the environment (.venv) first when there is none, or when what it is made
+# from has changed. Elsewhere than in .venv: make VENV=/scratch/me/stoker-venv ...; another Python: make PYTHON=python3.12 ...
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test check bench format clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(STAMP) ## make .venv, with Stoker and everything its application and its tests need, at pinned versions
+
+$(STAMP): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: Stoker needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[models,demo,test,check]"
+	@touch $@
+
+run: $(STAMP) ## verify claims with a small language model; make run ARGS="--all" takes every shipped claim
+	@$(BIN)/stoker run fact_verification $(ARGS)
+
+test: $(STAMP) ## every test; make test ARGS="tests/core -k gang" for some
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## format, lint, types and import contracts (the tests are `make test`, so that nobody runs them twice)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## measure the engine against its peers; the numbers go into benchmarks/README.md
+	$(BIN)/python -m benchmarks $(ARGS)
+
+format: $(STAMP) ## put the code into its format, and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove the environment and every cache; results in runs/ stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build src/stoker.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
