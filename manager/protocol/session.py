@@ -22,7 +22,6 @@ import msgspec
 
 from stoker.errors import SessionError
 
-
 S = TypeVar("S", bound=msgspec.Struct)
 
 

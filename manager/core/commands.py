@@ -1,0 +1,74 @@
+"""What the manager wants done. A shell carries commands out after the events that caused them are in the journal."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol.ids import ClientId, PilotId, RecipeKey
+
+
+class ToPilot(msgspec.Struct, frozen=True):
+    """Send a message to a pilot."""
+
+    pilot: PilotId
+    message: to_pilot.ToPilot
+
+
+class ToClient(msgspec.Struct, frozen=True):
+    """Send a message to a client."""
+
+    client: ClientId
+    message: to_client.ToClient
+
+
+class SetTimer(msgspec.Struct, frozen=True):
+    """Give `TimerFired(key)` back at this time; a later timer of the same key replaces it."""
+
+    at: float
+    key: str
+
+
+class AskAdvice(msgspec.Struct, frozen=True):
+    """Find out what this context costs; nothing waits for the answer, an `AdviceArrived`."""
+
+    recipe: RecipeKey
+
+
+class RecordLoad(msgspec.Struct, frozen=True):
+    """Remember what a load cost on a device kind. Seconds and bytes."""
+
+    recipe: RecipeKey
+    name: str
+    kind: str
+    start_s: float
+    load_s: float
+    resident_bytes: int
+    peak_bytes: int
+    device_bytes: int
+
+
+class RecordRuns(msgspec.Struct, frozen=True):
+    """Remember what calls cost: their number and total time on a device kind, since the last record."""
+
+    recipe: RecipeKey
+    function: str
+    kind: str
+    calls: int
+    run_s: float
+
+
+class RequestPilots(msgspec.Struct, frozen=True):
+    """Ask the provider for more pilots of a device kind (`""` = any)."""
+
+    count: int
+    kind: str = ""
+
+
+class EndManager(msgspec.Struct, frozen=True):
+    """The session is over: send what is to be sent, and exit."""
+
+    reason: str
+
+
+Command = ToPilot | ToClient | SetTimer | AskAdvice | RecordLoad | RecordRuns | RequestPilots | EndManager

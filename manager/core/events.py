@@ -1,0 +1,79 @@
+"""What can happen to the manager. Each is journalled with its time; replaying them gives the same state."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.manager.protocol import to_manager
+from stoker.manager.protocol.ids import ClientId, PilotId, RecipeKey
+
+
+class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+class FromClient(_Event, frozen=True, array_like=True, tag="c"):
+    """A frame from a client. The socket proved who sent it. `sequence` 0 = not numbered."""
+
+    client: ClientId
+    sequence: int
+    messages: list[to_manager.FromClient]
+
+
+class FromPilot(_Event, frozen=True, array_like=True, tag="p"):
+    """A frame from a pilot. The socket proved who sent it. `sequence` 0 = not numbered."""
+
+    pilot: PilotId
+    sequence: int
+    messages: list[to_manager.FromPilot]
+
+
+class PilotCut(_Event, frozen=True, array_like=True, tag="cut"):
+    """The connection to a pilot broke; it may come back within its lease."""
+
+    pilot: PilotId
+
+
+class PilotLost(_Event, frozen=True, array_like=True, tag="lost"):
+    """A pilot did not come back, or fell silent: whatever it held is gone."""
+
+    pilot: PilotId
+    reason: str
+
+
+class ClientGone(_Event, frozen=True, array_like=True, tag="client-gone"):
+    """A client did not come back: nobody waits for its calls any more."""
+
+    client: ClientId
+
+
+class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
+    """A timer that a policy asked for."""
+
+    key: str
+
+
+class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
+    """What is believed of a context on a device kind. Seconds and bytes; 0 = not known. `sd` fields: uncertainty."""
+
+    load_s: float = 0.0
+    load_sd_s: float = 0.0
+    resident_bytes: int = 0
+    peak_bytes: int = 0
+    run_s: float = 0.0
+    run_sd_s: float = 0.0
+
+
+class AdviceArrived(_Event, frozen=True, array_like=True, tag="advice"):
+    """Advice that somebody asked for, or that history offers: by device kind (`""` = any)."""
+
+    recipe: RecipeKey
+    by_kind: dict[str, ContextAdvice]
+    source: str = "history"
+
+
+class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
+    """The manager came back from its journal: every pilot and client is cut until it says hello."""
+
+
+Event = FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | ManagerRestarted

@@ -1,0 +1,59 @@
+"""What if there were one more pilot? A view with things in it that do not exist yet, for the same policies to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from stoker.manager.core.seams import View
+from stoker.manager.core.state import Call, Context, Device, Library, Pilot
+from stoker.manager.protocol.ids import LibraryId, PilotId
+from stoker.manager.protocol.to_manager import DeviceFacts
+
+
+def imagine_pilot(id: PilotId, devices: tuple[DeviceFacts, ...], now: float) -> Pilot:
+    """A pilot that could exist."""
+    pilot = Pilot(id, host=id, pid=0, block="", folder="", now=now)
+    for facts in devices:
+        pilot.devices[facts.device] = Device(pilot, facts, now)
+    return pilot
+
+
+class Overlay:
+    """A view over another one, at another time and with more pilots. Nothing under it is changed."""
+
+    def __init__(self, view: View, *, pilots: tuple[Pilot, ...] = (), now: float | None = None) -> None:
+        self._view = view
+        self._more = {pilot.id: pilot for pilot in pilots}
+        self.now = view.now if now is None else now
+        self.pilots: Mapping[PilotId, Pilot] = {**view.pilots, **self._more}
+
+    @property
+    def contexts(self) -> Mapping[str, Context]:
+        """As they are."""
+        return self._view.contexts
+
+    @property
+    def calls(self) -> Mapping[int, Call]:
+        """As they are."""
+        return self._view.calls
+
+    @property
+    def libraries(self) -> Mapping[LibraryId, Library]:
+        """As they are."""
+        return self._view.libraries
+
+    @property
+    def hungry(self) -> Mapping[str, Context]:
+        """As they are."""
+        return self._view.hungry
+
+    @property
+    def blocks(self) -> Mapping[str, str]:
+        """As they are."""
+        return self._view.blocks
+
+    def devices(self) -> Iterator[Device]:
+        """Devices that are there, then those that could be."""
+        yield from self._view.devices()
+        for pilot in self._more.values():
+            yield from pilot.devices.values()

@@ -1,0 +1,98 @@
+"""The whole session at one moment, for `stoker status`, progress bars and programs."""
+
+from __future__ import annotations
+
+from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, PilotState, State
+from stoker.manager.core.story import waits_for
+from stoker.manager.protocol import to_client
+
+_RATE_WINDOW_S = 30.0
+
+
+def status(state: State) -> to_client.Status:
+    """Everything that `stoker status` shows."""
+    queued = sum(context.queue.count for context in state.contexts.values())
+    rate = calls_per_second(state)
+    open_calls = len(state.calls)
+    return to_client.Status(
+        session=state.session,
+        uptime_s=state.now - state.started_at,
+        queued=queued,
+        running=open_calls - queued,
+        done=state.done,
+        failed=state.failures,
+        rate=rate,
+        left_s=open_calls / rate if rate else 0.0,
+        pilots=tuple(_pilot(state, p) for p in state.pilots.values() if p.state is not PilotState.GONE),
+        libraries=tuple(_library(x) for x in state.libraries.values()),
+        contexts=tuple(_context(state, x) for x in state.contexts.values()),
+        blocks=dict(state.blocks),
+        lost_pilots=state.lost_pilots,
+        rerun_calls=state.rerun_calls,
+        refused=dict(state.refused),
+    )
+
+
+def calls_per_second(state: State) -> float:
+    """Calls that ended, a second, over the last half minute (or since the first of them)."""
+    recent = [(second, count) for second, count in state.rate if second > state.now - _RATE_WINDOW_S]
+    if not recent:
+        return 0.0
+    return sum(count for _, count in recent) / max(1.0, state.now - recent[0][0])
+
+
+def _pilot(state: State, pilot: Pilot) -> to_client.PilotStatus:
+    age = max(1.0, state.now - pilot.notes[0][0])
+    return to_client.PilotStatus(
+        pilot=pilot.id,
+        host=pilot.host,
+        block=pilot.block,
+        state=pilot.state.value,
+        devices=tuple(_device(d) for d in pilot.devices.values()),
+        folder=pilot.folder,
+        ended=pilot.ended,
+        rate=pilot.ended / age,
+        ends_in_s=max(0.0, pilot.ends_at - state.now) if pilot.ends_at else 0.0,
+    )
+
+
+def _device(device: Device) -> to_client.DeviceStatus:
+    facts = device.facts
+    return to_client.DeviceStatus(
+        device.id, facts.kind, facts.memory_bytes, device.promised_bytes, tuple(device.libraries)
+    )
+
+
+def _library(library: Library) -> to_client.LibraryStatus:
+    return to_client.LibraryStatus(
+        library=library.id,
+        recipe=library.context.recipe.name,
+        state=library.state.value,
+        phase=library.phase.value if library.state is LibraryState.LOADING else "",
+        pilot=library.pilot.id,
+        devices=tuple(d.id for d in library.devices),
+        running=min(len(library.held), library.slots),
+        served=library.served,
+        memory_bytes=library.memory_bytes,
+        device_bytes=library.device_bytes,
+    )
+
+
+def _context(state: State, context: Context) -> to_client.ContextStatus:
+    states = [library.state for library in context.libraries.values()]
+    return to_client.ContextStatus(
+        key=context.recipe.key,
+        name=context.recipe.name,
+        hot=states.count(LibraryState.READY),
+        loading=states.count(LibraryState.LOADING),
+        queued=context.queue.count,
+        running=sum(len(library.held) for library in context.libraries.values()),
+        loads=context.loads,
+        ended=context.ended,
+        load_s=context.load_s,
+        load_total_s=context.load_total_s,
+        run_s=context.run_s,
+        run_total_s=context.run_total_s,
+        memory_bytes=context.resident_bytes,
+        waits_for=waits_for(state, context) if context.queue.count else "",
+    )

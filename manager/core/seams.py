@@ -1,0 +1,237 @@
+"""The four questions that policies answer, and the actions they may answer with.
+
+A policy is asked through one of these Protocols, over a read-only view, and answers with actions; it never sends and
+never changes anything. The hot path is asked one call, or one library, at a time and must answer in O(1); a policy that
+thinks in rounds declares `period_s` and is told what changed since its last round.
+
+| seam | question |
+|---|---|
+| `Provisioning` | how many pilots, of which kind? |
+| `Residency` | which contexts live on which device? |
+| `Dispatch` | which queued call goes to which library? |
+| execution | on a device, whose turn is it? Answered on the pilot, by `stoker.pilot.core` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from stoker.contexts.recipe import Needs
+from stoker.errors import StokerError
+from stoker.manager.core.state import Call, Context, Device, Library, Pilot
+from stoker.manager.protocol.calls import Failure
+from stoker.manager.protocol.ids import CallId, ClientId, DeviceId, LibraryId, PilotId, RecipeKey
+
+
+class PolicyError(StokerError):
+    """A policy asked for something that cannot be: a bug in the policy. Nothing was changed."""
+
+
+class View(Protocol):
+    """What policies see. Read only: the types are the core's own, and touching them is a bug that tests catch."""
+
+    @property
+    def now(self) -> float: ...
+    @property
+    def contexts(self) -> Mapping[str, Context]: ...
+    @property
+    def calls(self) -> Mapping[int, Call]: ...
+    @property
+    def pilots(self) -> Mapping[PilotId, Pilot]: ...
+    @property
+    def libraries(self) -> Mapping[LibraryId, Library]: ...
+    @property
+    def hungry(self) -> Mapping[str, Context]: ...
+    @property
+    def blocks(self) -> Mapping[str, str]: ...
+    def devices(self) -> Iterator[Device]: ...
+
+
+# ---- actions
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send a waiting call to a ready library. An `offer` may be refused by the pilot."""
+
+    call: CallId
+    library: LibraryId
+    offer: bool = False
+
+
+class SendGang(msgspec.Struct, frozen=True):
+    """Start a waiting call on all of these libraries together; rank = position."""
+
+    call: CallId
+    libraries: tuple[LibraryId, ...]
+    rendezvous: str = ""
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """End a waiting call without running it, for a reason that reaches the user."""
+
+    call: CallId
+    reason: str
+
+
+class Evict(msgspec.Struct, frozen=True):
+    """Checkpoint a running call and take it back; it waits again with its progress kept."""
+
+    call: CallId
+
+
+class TakeBack(msgspec.Struct, frozen=True):
+    """Take back up to `count` calls that a library has not begun."""
+
+    library: LibraryId
+    count: int
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Load a context on devices of one pilot, promising it this much memory on each."""
+
+    recipe: RecipeKey
+    pilot: PilotId
+    devices: tuple[DeviceId, ...]
+    memory_bytes: int
+
+
+class Unload(msgspec.Struct, frozen=True):
+    """End a library, after what it runs."""
+
+    library: LibraryId
+    reason: str
+
+
+class Resize(msgspec.Struct, frozen=True):
+    """Change a library's reservation on each of its devices. A shrink is free only when the pilot says it is done."""
+
+    library: LibraryId
+    memory_bytes: int
+
+
+class FailWaiting(msgspec.Struct, frozen=True):
+    """End every waiting call of a context with this failure."""
+
+    recipe: RecipeKey
+    failure: Failure
+
+
+class Timer(msgspec.Struct, frozen=True):
+    """Ask again at this time. The asking policy gets `timer(view, key)`."""
+
+    at: float
+    key: str
+
+
+class WantPilots(msgspec.Struct, frozen=True):
+    """Ask the batch system for more pilots."""
+
+    count: int
+    kind: str = ""
+
+
+class Release(msgspec.Struct, frozen=True):
+    """Drain a pilot and let it end."""
+
+    pilot: PilotId
+    reason: str
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Ask for advice on a context; it arrives later, or never."""
+
+    recipe: RecipeKey
+
+
+Action = (
+    Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Resize | FailWaiting | Timer | WantPilots | Release | Ask
+)  # fmt: skip
+
+
+class Changes(msgspec.Struct):
+    """What changed since a policy's last round, by id (an id may no longer exist)."""
+
+    calls: set[int] = msgspec.field(default_factory=set)
+    libraries: set[int] = msgspec.field(default_factory=set)
+    pilots: set[str] = msgspec.field(default_factory=set)
+    contexts: set[str] = msgspec.field(default_factory=set)
+
+
+# ---- seams
+
+
+class Rounds(Protocol):
+    """What every policy may have besides its own questions."""
+
+    @property
+    def period_s(self) -> float:
+        """Seconds between rounds; 0 = it does not think in rounds."""
+
+    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+        """A whole plan, given what changed since the last round."""
+
+    def timer(self, view: View, key: str) -> Sequence[Action]:
+        """A timer that this policy asked for has fired."""
+
+    def advised(self, view: View, context: Context) -> Sequence[Action]:
+        """Advice on a context has arrived."""
+
+
+class Dispatch(Rounds, Protocol):
+    """Which queued call goes to which library?"""
+
+    @property
+    def asks_every_call(self) -> bool:
+        """Whether `place` wants to see calls that arrive while no library of their context has room."""
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+        """Where a call that has just arrived, or was refused, goes: a ready library with room, an action, or None to
+        let it wait. O(1)."""
+
+    def pull(self, view: View, library: Library) -> int | Sequence[Action]:
+        """What a library with room takes: so many calls from the head of its context's queue (of the head's group
+        alone; it is asked again), or actions. O(1)."""
+
+    def dry(self, view: View, library: Library) -> Sequence[Action]:
+        """A library has nothing to do and its queue is empty."""
+
+    def window(self, view: View, library: Library) -> int:
+        """How many calls a library may hold just now, those it runs included."""
+
+
+class Residency(Rounds, Protocol):
+    """Which contexts live on which device?"""
+
+    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+        """A context has waiting calls, and its demand or the devices have changed."""
+
+    def measured(self, view: View, library: Library) -> int:
+        """What to promise a library that has just loaded, in bytes on each device."""
+
+
+class Provisioning(Rounds, Protocol):
+    """How many pilots, of which kind?"""
+
+    def demand(self, view: View) -> Sequence[Action]:
+        """Pilots came or went, or a context has begun to want devices."""
+
+    def may_bring(self, view: View, needs: Needs) -> bool:
+        """Whether pilots that are not here yet could meet these needs."""
+
+
+class Policies(msgspec.Struct, frozen=True):
+    """One answer to each question."""
+
+    dispatch: Dispatch
+    residency: Residency
+    provisioning: Provisioning
+
+
+__all__ = [
+    "Action", "Ask", "Changes", "ClientId", "Dispatch", "Drop", "Evict", "FailWaiting", "Load", "Policies",
+    "PolicyError", "Provisioning", "Release", "Residency", "Resize", "Rounds", "Send", "SendGang", "TakeBack", "Timer",
+    "Unload", "View", "WantPilots",
+]  # fmt: skip

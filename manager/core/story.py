@@ -1,0 +1,160 @@
+"""Why a call, pilot, library or context is where it is: what `stoker explain` prints.
+
+Ordinary steps are told from the fields of the nouns; what was out of the ordinary is in their notes. Times are the
+manager's, in seconds; the shell turns them into the wall clock's.
+"""
+
+from __future__ import annotations
+
+from stoker.manager.core.state import (
+    Call,
+    CallState,
+    Context,
+    Gang,
+    Library,
+    LibraryState,
+    Note,
+    Pilot,
+    PilotState,
+    State,
+)
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol.ids import parse_call, show_call, show_library
+from stoker.units import show_bytes, show_seconds
+
+
+def tell(state: State, subject: str) -> to_client.Story:
+    """The story of whatever people call by this name; `found` is False when there is nothing of that name."""
+    for pilot in state.pilots.values():
+        if subject in (pilot.id, pilot.host):
+            return _story(subject, *_of_pilot(state, pilot))
+    for context in state.contexts.values():
+        if subject in (context.recipe.name, context.recipe.key):
+            return _story(subject, *_of_context(state, context))
+    if subject.startswith("lib-"):
+        library = next((x for x in state.libraries.values() if show_library(x.id) == subject), None)
+        if library is not None:
+            return _story(subject, *_of_library(library))
+    try:
+        id = parse_call(subject)
+    except ValueError:
+        return to_client.Story(subject, False, "no call, pilot, library or context of this name", ())
+    call = state.calls.get(id) or state.failed.get(id)
+    if call is not None:
+        return _story(show_call(id), *_of_call(state, call))
+    number = id >> 40
+    if number in state.clients_by_number or (id & ((1 << 40) - 1)) < state.done:
+        return to_client.Story(show_call(id), False, "ended; its story is in the journal", ())
+    return to_client.Story(show_call(id), False, "no such call in this session", ())
+
+
+def _story(subject: str, headline: str, notes: list[Note]) -> to_client.Story:
+    lines = tuple(to_client.StoryLine(at, text) for at, text in sorted(notes, key=lambda note: note[0]))
+    return to_client.Story(subject, True, headline, lines)
+
+
+def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
+    group, context = call.group, call.group.context
+    what = f"{group.function.name}  wants {context.recipe.name}"
+    notes: list[Note] = [(call.submitted_at, "submitted")]
+    notes += call.notes or []
+    if call.state is CallState.WAITING:
+        since = show_seconds(state.now - call.submitted_at)
+        reason = waits_for(state, context)
+        notes.append((state.now, f"waits for {since}: {reason}"))
+        return f"{what}  waiting for {since}", notes
+    if call.state is CallState.HELD:
+        since = show_seconds(state.now - call.sent_at)
+        notes.append((call.sent_at, f"sent to {_where(call)}"))
+        ahead = _ahead(call)
+        if ahead:
+            notes.append((state.now, f"{ahead} calls of that library are before it"))
+            return f"{what}  sent {since} ago, {ahead} before it", notes
+        report = state.reports.by_call.get(call.id)
+        done = f", {report.done:g} of {report.total:g} done" if report is not None and report.total else ""
+        return f"{what}  running for {since}{done}", notes
+    notes.append((call.sent_at or call.submitted_at, "sent to a library" if call.sent_at else "never sent"))
+    return f"{what}  ended", notes
+
+
+def _where(call: Call) -> str:
+    holder = call.holder
+    if isinstance(holder, Gang):
+        return "a gang of " + ", ".join(f"{show_library(x.id)} on {x.pilot.id}" for x in holder.members)
+    if isinstance(holder, Library):
+        devices = ", ".join(d.id for d in holder.devices)
+        return f"{show_library(holder.id)} ({devices} of {holder.pilot.id}), where {holder.context.recipe.name} is hot"
+    return "nowhere"
+
+
+def _ahead(call: Call) -> int:
+    if not isinstance(call.holder, Library):
+        return 0
+    position = list(call.holder.held).index(call.id)
+    return max(0, position - call.holder.slots + 1)
+
+
+def waits_for(state: State, context: Context) -> str:
+    """What the head of a context's queue waits for, in words."""
+    here = [pilot for pilot in state.pilots.values() if pilot.state is PilotState.HERE]
+    name, queued = context.recipe.name, context.queue.count
+    if not here:
+        cut = sum(pilot.state is PilotState.CUT for pilot in state.pilots.values())
+        blocks = ", ".join(f"block {block}: {what}" for block, what in state.blocks.items()) or "no block was submitted"
+        return f"no pilot is here ({cut} cut off; {blocks})" if cut else f"no pilot has joined yet ({blocks})"
+    ready = [x for x in context.libraries.values() if x.state is LibraryState.READY]
+    loading = [x for x in context.libraries.values() if x.state is LibraryState.LOADING]
+    stopping = [x for x in context.libraries.values() if x.state is LibraryState.STOPPING]
+    if ready:
+        plural = "library is" if len(ready) == 1 else "libraries are"
+        wait = queued * context.run_s / sum(x.slots for x in ready)
+        more = f"; {len(loading)} more loading" if loading else ""
+        return f"{queued} calls of {name} are queued, its {len(ready)} hot {plural} busy{more}; all done in about {show_seconds(wait)}"
+    if loading:
+        first = loading[0]
+        usual = f", usually {show_seconds(context.load_s)}" if context.load_s else ""
+        devices = ", ".join(f"{x.devices[0].id} of {x.pilot.id}" for x in loading[:3])
+        return f"{name} is on its way ({first.phase.value}) on {devices} for {show_seconds(state.now - first.started_at)}{usual}"
+    if stopping:
+        return f"a library of {name} is stopping"
+    if context.last_failure is not None:
+        return f"{name} failed to load ({context.last_failure.message}) and will be tried again"
+    free = max((d.free_bytes for d in state.devices()), default=0)
+    return f"no device has room for {name} beside what is busy there (most free: {show_bytes(free)})"
+
+
+def _of_pilot(state: State, pilot: Pilot) -> tuple[str, list[Note]]:
+    devices = ", ".join(
+        f"{d.id} {d.facts.kind} {show_bytes(d.promised_bytes)} of {show_bytes(d.facts.memory_bytes)} promised"
+        for d in pilot.devices.values()
+    )
+    notes = list(pilot.notes)
+    for library in pilot.libraries.values():
+        notes += [
+            (at, f"{show_library(library.id)} ({library.context.recipe.name}): {text}") for at, text in library.notes
+        ]
+    return f"{pilot.state.value}; {pilot.ended} calls ended there; {devices}", notes
+
+
+def _of_library(library: Library) -> tuple[str, list[Note]]:
+    devices = ", ".join(d.id for d in library.devices)
+    head = (
+        f"{library.context.recipe.name} on {devices} of {library.pilot.id}: {library.state.value}, "
+        f"{library.served} calls served, {len(library.held)} held, {show_bytes(library.memory_bytes)} in use"
+    )
+    return head, list(library.notes)
+
+
+def _of_context(state: State, context: Context) -> tuple[str, list[Note]]:
+    hot = sum(x.state is LibraryState.READY for x in context.libraries.values())
+    head = f"{hot} hot, {context.queue.count} calls queued, {context.ended} ended, {context.loads} loads"
+    if context.loads:
+        head += f" of {show_seconds(context.load_s)}, {show_bytes(context.resident_bytes)} each"
+    notes: list[Note] = []
+    for library in context.libraries.values():
+        notes += [(at, f"{show_library(library.id)} on {library.pilot.id}: {text}") for at, text in library.notes]
+    if context.last_failure is not None:
+        notes.append((state.now, f"last failed load: {context.last_failure.message}"))
+    if context.queue.count:
+        notes.append((state.now, f"its calls wait: {waits_for(state, context)}"))
+    return head, notes

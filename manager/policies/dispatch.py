@@ -1,0 +1,75 @@
+"""Dispatch, as in Pervasive Context Management (§3): a call goes to a library that already holds its context.
+
+Among free libraries the hottest (last used) comes first, so that those which are not needed cool down and can be evicted
+least recently used first. A library is given a small backlog beyond its slots when calls are shorter than a round trip to
+the manager: as many as take `prefetch_s` to run. Nobody takes more than its share of what is queued, and a library that
+runs dry takes back what another has not begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.manager.core.seams import Action, TakeBack, View
+from stoker.manager.core.state import Call, Library
+from stoker.manager.policies.base import Quiet
+from stoker.manager.protocol.ids import LibraryId
+
+
+class HottestFirst(Quiet):
+    """The default dispatch policy.
+
+    `prefetch_s` is the backlog in seconds of work that hides the round trip, `prefetch_calls` its bound.
+    """
+
+    asks_every_call = False
+
+    def __init__(self, *, prefetch_s: float = 0.02, prefetch_calls: int = 128) -> None:
+        self.prefetch_s = prefetch_s
+        self.prefetch_calls = prefetch_calls
+
+    def window(self, view: View, library: Library) -> int:  # noqa: ARG002
+        """Slots, and a backlog once calls are known to be short. One that retires is given no more than it serves."""
+        context = library.context
+        most = context.recipe.calls_per_library
+        if most:
+            return min(library.slots, most - library.served)
+        run_s = context.run_s
+        if not context.runs or run_s > self.prefetch_s:
+            return library.slots
+        return library.slots * (1 + min(self.prefetch_calls, int(self.prefetch_s / (run_s + 1e-6))))
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+        """The hottest library with a free slot, else one with room for a backlog."""
+        context = call.group.context
+        if context.queue.count:
+            return None
+        if context.idle:
+            for id, library in reversed(context.idle.items()):
+                if library.load < self.window(view, library):
+                    return id
+        if context.roomy:
+            return next(iter(context.roomy))
+        return None
+
+    def pull(self, view: View, library: Library) -> int | Sequence[Action]:
+        """Room for a backlog, but not more than a fair share of what is queued."""
+        context = library.context
+        load = len(library.held) + len(library.zombies)
+        room = self.window(view, library) - load
+        free = library.slots - load
+        if room <= free:
+            return room
+        share = -(-context.queue.count // len(context.libraries))
+        return min(room, max(free, share - max(0, -free)))
+
+    def dry(self, view: View, library: Library) -> Sequence[Action]:  # noqa: ARG002
+        """Take back half of what another library of the context holds and has not begun, if that saves time."""
+        context = library.context
+        if not context.backlogged:
+            return ()
+        victim = max(list(context.backlogged.values())[:8], key=lambda other: other.load)
+        waiting = victim.load - victim.slots
+        if victim is library or waiting * context.run_s < self.prefetch_s / 4:
+            return ()
+        return (TakeBack(victim.id, (waiting + 1) // 2),)
