@@ -1,0 +1,148 @@
+"""Rows of a CSV, JSONL or Parquet file, each with the place it came from, so that a bad row can be named.
+
+The ending decides the format (`.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.parquet`; `.csv.gz` and `.jsonl.gz` too).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from stoker.errors import ConfigError
+
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_KINDS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One row: `number` is its line in the file (CSV, JSONL) or its row, both from 1; `place` says so to people."""
+
+    number: int
+    place: str
+    fields: dict[str, Any]
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of `path`, lazily. Blank lines are skipped.
+
+    Raises ConfigError naming file and line when the file is missing, of an unknown ending, or has a row that cannot
+    be read.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder; name a file", file=str(path))
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file", file=str(path))
+    kind = _kind(path)
+    try:
+        if kind == ".parquet":
+            yield from _parquet(path)
+        elif kind in _DELIMITERS:
+            yield from _csv(path, delimiter=_DELIMITERS[kind])
+        else:
+            yield from _jsonl(path)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})", file=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", file=str(path)) from None
+
+
+def digest_file(path: Path) -> str:
+    """The first 16 hex digits of the SHA-256 of the file's bytes: which data a run was made from."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def text_field(row: Row, field: str, *, file: Path) -> str:
+    """A field that must be text and not blank. Raises ConfigError naming file, line and field."""
+    if field not in row.fields:
+        has = ", ".join(map(str, row.fields)) or "nothing"
+        raise ConfigError(
+            f"{file}: {row.place}: {field} is missing (the row has {has})", file=str(file), line=row.number, key=field
+        )
+    value = row.fields[field]
+    if not isinstance(value, str) or not value.strip():
+        shown = "empty" if value in (None, "") or isinstance(value, str) else f"{value!r:.40}"
+        raise ConfigError(
+            f"{file}: {row.place}: {field} must be text, and is {shown}", file=str(file), line=row.number, key=field
+        )
+    return value
+
+
+def _kind(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] == ".gz":
+        suffixes.pop()
+    kind = suffixes[-1] if suffixes else ""
+    if kind not in _KINDS:
+        raise ConfigError(f"{path}: cannot tell its format; name it {', '.join(_KINDS)}", file=str(path))
+    return kind
+
+
+def _open(path: Path) -> IO[str]:
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _jsonl(path: Path) -> Iterator[Row]:
+    with _open(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{path}: line {number}: is not JSON: {error}", file=str(path), line=number) from None
+            if not isinstance(fields, dict):
+                raise ConfigError(
+                    f"{path}: line {number}: is {type(fields).__name__}, must be an object", file=str(path), line=number
+                )
+            yield Row(number=number, place=f"line {number}", fields=fields)
+
+
+def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
+    with _open(path) as file:
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
+        header: list[str] = []
+        try:
+            for cells in reader:
+                number = reader.line_num
+                if not cells:
+                    continue
+                if not header:
+                    header = [cell.strip() for cell in cells]
+                    continue
+                if len(cells) != len(header):
+                    raise ConfigError(
+                        f"{path}: line {number}: has {len(cells)} cells, the header has {len(header)}"
+                        " (quote a cell that holds a comma)",
+                        file=str(path),
+                        line=number,
+                    )
+                yield Row(number=number, place=f"line {number}", fields=dict(zip(header, cells, strict=True)))
+        except csv.Error as error:
+            raise ConfigError(
+                f"{path}: line {reader.line_num}: {error}", file=str(path), line=reader.line_num
+            ) from None
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=4096):
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield Row(number=number, place=f"row {number}", fields=fields)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
+        raise ConfigError(f"{path}: cannot be read as Parquet: {error}", file=str(path)) from None

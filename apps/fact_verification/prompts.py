@@ -1,0 +1,128 @@
+"""Prompt templates: a text with `{claim}` (and `{evidence}`), and the word that answers it for each label.
+
+A template ends where the model's answer begins, and the model is asked which of three words goes on best; nothing is
+generated and parsed. Words of one token are cheapest: the scores of all three come from one pass. What stands before
+`{claim}` is the same for every claim, and a context computes it once: put the instructions first.
+
+    [[prompts]]                                 a TOML file, or a JSONL file with one template a line
+    name = "plain"
+    text = '''Is the claim true, false or unknown?
+    Claim: {claim}
+    Answer:'''
+    answers = { SUPPORTS = " True", REFUTES = " False", "NOT ENOUGH INFO" = " Unknown" }
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.apps.common.datafile import read_rows
+from stoker.apps.common.names import refuse_unknown
+from stoker.apps.fact_verification.claims import LABELS, Claim, Label
+from stoker.errors import ConfigError
+
+SHIPPED = Path(__file__).parent / "data" / "prompts.toml"
+SHIPPED_EVIDENCE = Path(__file__).parent / "data" / "prompts_evidence.toml"
+DEFAULT_ANSWERS = {Label.SUPPORTS: " True", Label.REFUTES: " False", Label.NOT_ENOUGH_INFO: " Unknown"}
+_FIELDS = ("name", "text", "answers")
+_PLACES = re.compile(r"\{([^{}\s]*)\}")
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """One template. `answers` are in the order of LABELS."""
+
+    name: str
+    text: str
+    answers: tuple[str, ...] = tuple(DEFAULT_ANSWERS[label] for label in LABELS)
+
+    @property
+    def digest(self) -> str:
+        """12 hex digits of what is asked: text and answers, not the name."""
+        return hashlib.sha256(msgspec.json.encode((self.text, self.answers))).hexdigest()[:12]
+
+    @property
+    def wants_evidence(self) -> bool:
+        """Whether the text has a place for evidence."""
+        return "{evidence}" in self.text
+
+    def fill(self, claim: Claim) -> str:
+        """The text for one claim. Braces in claims are left alone."""
+        values = {"claim": claim.claim, "evidence": claim.evidence}
+        return _PLACES.sub(lambda place: values.get(place[1], place[0]), self.text)
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """The templates of a TOML or JSONL file.
+
+    Raises ConfigError naming file, template and field for the first one that cannot be used.
+    """
+    prompts: list[Prompt] = []
+    for place, table in _tables(path):
+        prompt = _prompt(table, file=path, place=place)
+        for other in prompts:
+            if other.name == prompt.name:
+                raise ConfigError(f"{path}: {place}: a template named {prompt.name} stands before it", file=str(path))
+            if other.digest == prompt.digest:
+                raise ConfigError(f"{path}: {place}: {prompt.name} asks just what {other.name} asks", file=str(path))
+        prompts.append(prompt)
+    if not prompts:
+        raise ConfigError(f"{path}: holds no templates; write them as [[prompts]] with name and text", file=str(path))
+    return prompts
+
+
+def _tables(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    if path.suffix.lower() in (".jsonl", ".ndjson"):
+        return [(row.place, row.fields) for row in read_rows(path)]
+    try:
+        whole = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file", file=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", file=str(path)) from None
+    refuse_unknown(whole, ["prompts"], file=path, where="top")
+    tables = whole.get("prompts", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{path}: prompts must be tables, each under [[prompts]]", file=str(path), key="prompts")
+    return [(f"template {number}", table) for number, table in enumerate(tables, start=1)]
+
+
+def _prompt(table: Mapping[str, Any], *, file: Path, place: str) -> Prompt:
+    refuse_unknown(table, _FIELDS, file=file, where=place)
+    for field in ("name", "text"):
+        if not isinstance(table.get(field), str) or not table[field].strip():
+            raise ConfigError(f"{file}: {place}: {field} must be text that is not empty", file=str(file), key=field)
+    name, text = table["name"], table["text"]
+    found = _PLACES.findall(text)
+    if "claim" not in found:
+        raise ConfigError(f"{file}: {place} ({name}): text has no {{claim}}", file=str(file), key="text")
+    for unknown in found:
+        if unknown not in ("claim", "evidence"):
+            raise ConfigError(
+                f"{file}: {place} ({name}): {{{unknown}}} is not a place; there are {{claim}} and {{evidence}}",
+                file=str(file), key="text",
+            )  # fmt: skip
+    return Prompt(
+        name=name, text=text, answers=_answers(table.get("answers", {}), file=file, where=f"{place} ({name})")
+    )
+
+
+def _answers(table: Any, *, file: Path, where: str) -> tuple[str, ...]:
+    if not isinstance(table, dict) or not all(isinstance(word, str) and word.strip() for word in table.values()):
+        raise ConfigError(f"{file}: {where}: answers must give each label a word", file=str(file), key="answers")
+    refuse_unknown(table, [label.value for label in LABELS], file=file, where=f"{where}: answers")
+    if table and len(table) < len(LABELS):
+        missing = ", ".join(label.value for label in LABELS if label.value not in table)
+        raise ConfigError(f"{file}: {where}: answers has no word for {missing}", file=str(file), key="answers")
+    words = tuple(table.get(label.value, DEFAULT_ANSWERS[label]) for label in LABELS)
+    if len(set(words)) < len(words):
+        raise ConfigError(f"{file}: {where}: two labels have the same answer", file=str(file), key="answers")
+    return words

@@ -1,0 +1,190 @@
+"""From scores to rows, and from rows to figures.
+
+The log keeps what was measured (scores and times); answers are made from it at the end, when all of a prompt's claims
+are there to calibrate with. So a run that was stopped and resumed ends with the same rows as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.apps.common.record_log import Record, RecordLog
+from stoker.apps.common.row_file import write_rows
+from stoker.apps.fact_verification.claims import LABELS, Claim
+from stoker.apps.fact_verification.prompts import Prompt
+from stoker.apps.fact_verification.statistics import calibrated_answers, confusion, mcnemar, raw_answers, wilson
+from stoker.apps.fact_verification.verify import Scores
+from stoker.errors import StokerError
+
+KEY = ("prompt", "id")
+"""What identifies a result: the template's digest and the claim's id."""
+
+
+class ResultRow(msgspec.Struct, frozen=True):
+    """One inference in the final file. Scores are log-likelihoods; `infer_s` is the claim's share of its call."""
+
+    prompt: str
+    prompt_digest: str
+    claim_id: str
+    claim: str
+    label: str
+    answer: str
+    correct: bool
+    raw_answer: str
+    score_supports: float
+    score_refutes: float
+    score_not_enough_info: float
+    infer_s: float
+    started_at: float
+    worker: str
+
+
+class PromptFigures(msgspec.Struct, frozen=True):
+    """One line of the report. `low` and `high` bound the accuracy (95 %); `matrix` is truth by answer, as LABELS."""
+
+    name: str
+    claims: int
+    right: int
+    accuracy: float
+    low: float
+    high: float
+    raw_right: int
+    matrix: list[list[int]]
+    infer_s: float
+
+    @property
+    def recalls(self) -> list[float | None]:
+        """Of each label's claims the share answered right; None for a label that has none."""
+        return [row[index] / sum(row) if sum(row) else None for index, row in enumerate(self.matrix)]
+
+    @property
+    def rate(self) -> float:
+        """Claims a second of inferring on one device."""
+        return self.claims / self.infer_s if self.infer_s else 0.0
+
+
+def make_records(prompt: Prompt, claims: Sequence[Claim], scores: Scores) -> list[Record]:
+    """What the log keeps of one call. Raises StokerError when the call brought back another number of rows."""
+    if len(scores.rows) != len(claims) or any(len(row) != len(LABELS) for row in scores.rows):
+        raise StokerError(
+            f"{prompt.name}: a call of {len(claims)} claims brought back {len(scores.rows)} rows of scores"
+        )
+    return [
+        {
+            "prompt": prompt.digest,
+            "id": claim.id,
+            "scores": [round(score, 6) for score in row],
+            "infer_s": round(scores.infer_s / len(claims), 6),
+            "started_at": round(scores.started_at, 3),
+            "worker": scores.worker,
+        }
+        for claim, row in zip(claims, scores.rows, strict=True)
+    ]
+
+
+def make_rows(
+    prompts: Sequence[Prompt], claims: Sequence[Claim], log: RecordLog, *, calibrate: bool
+) -> list[ResultRow]:
+    """The final rows, prompt by prompt in the order of the claims. The log must be complete."""
+    rows: list[ResultRow] = []
+    for prompt in prompts:
+        records: list[Record] = []
+        for claim in claims:
+            record = log.get((prompt.digest, claim.id))
+            if record is None:
+                raise StokerError(
+                    f"{log.path}: has no result for claim {claim.id} with {prompt.name}; run again to make it"
+                )
+            records.append(record)
+        scores = [record["scores"] for record in records]
+        raw = raw_answers(scores)
+        answers = calibrated_answers(scores) if calibrate else raw
+        for claim, record, answer, raw_answer in zip(claims, records, answers, raw, strict=True):
+            rows.append(
+                ResultRow(
+                    prompt=prompt.name,
+                    prompt_digest=prompt.digest,
+                    claim_id=claim.id,
+                    claim=claim.claim,
+                    label=claim.label.value,
+                    answer=LABELS[answer].value,
+                    correct=LABELS[answer] is claim.label,
+                    raw_answer=LABELS[raw_answer].value,
+                    score_supports=record["scores"][0],
+                    score_refutes=record["scores"][1],
+                    score_not_enough_info=record["scores"][2],
+                    infer_s=record["infer_s"],
+                    started_at=record["started_at"],
+                    worker=record["worker"],
+                )
+            )
+    return rows
+
+
+def figures(rows: Sequence[ResultRow]) -> list[PromptFigures]:
+    """The figures of each prompt, in the order in which prompts first appear."""
+    index = {label.value: number for number, label in enumerate(LABELS)}
+    by_prompt: dict[str, list[ResultRow]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.prompt, []).append(row)
+    made = []
+    for name, mine in by_prompt.items():
+        right = sum(row.correct for row in mine)
+        low, high = wilson(right, len(mine))
+        truth, answers = [index[row.label] for row in mine], [index[row.answer] for row in mine]
+        made.append(
+            PromptFigures(
+                name=name,
+                claims=len(mine),
+                right=right,
+                accuracy=right / len(mine),
+                low=low,
+                high=high,
+                raw_right=sum(row.raw_answer == row.label for row in mine),
+                matrix=confusion(truth, answers, labels=len(LABELS)),
+                infer_s=sum(row.infer_s for row in mine),
+            )
+        )
+    return made
+
+
+def best_of(made: Sequence[PromptFigures]) -> PromptFigures:
+    """The prompt with the most right answers; of equals the faster."""
+    return max(made, key=lambda one: (one.right, one.rate))
+
+
+def compare(rows: Sequence[ResultRow], first: str, second: str) -> float:
+    """McNemar's probability that the two prompts are equally good. They answered the same claims in the same order."""
+    right = {name: [row.correct for row in rows if row.prompt == name] for name in (first, second)}
+    return mcnemar(right[first], right[second])
+
+
+def write_results(rows: Sequence[ResultRow], path: Path, *, kind: str) -> None:
+    """Writes the rows as `parquet` or `jsonl`."""
+    write_rows([msgspec.structs.asdict(row) for row in rows], path, kind=kind)
+
+
+def write_timeline(rows: Iterable[ResultRow], path: Path) -> None:
+    """The calls as a Chrome trace (open it in ui.perfetto.dev): a row a worker, a bar a call, times in microseconds."""
+    calls: dict[tuple[str, float], dict[str, Any]] = {}
+    for row in rows:
+        call = calls.setdefault(
+            (row.worker, row.started_at),
+            {"name": row.prompt, "ph": "X", "pid": 0, "tid": 0, "ts": round(row.started_at * 1e6), "dur": 0.0,
+             "args": {"claims": 0, "worker": row.worker}},
+        )  # fmt: skip
+        call["dur"] += row.infer_s * 1e6
+        call["args"]["claims"] += 1
+    workers = sorted({worker for worker, _ in calls})
+    events: list[dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": number, "args": {"name": worker}}
+        for number, worker in enumerate(workers)
+    ]
+    for (worker, _), call in sorted(calls.items(), key=lambda item: item[0][1]):
+        events.append({**call, "tid": workers.index(worker), "dur": round(call["dur"])})
+    path.write_text(json.dumps({"traceEvents": events}, ensure_ascii=False) + "\n", encoding="utf-8")

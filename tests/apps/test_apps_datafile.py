@@ -1,0 +1,106 @@
+import gzip
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from stoker.apps.common.datafile import digest_file, read_rows
+from stoker.apps.fact_verification.claims import (
+    SAMPLE,
+    Claim,
+    Label,
+    digest_claims,
+    read_claims,
+    sample_claims,
+)
+from stoker.errors import ConfigError
+
+JSONL = '{"id": 7, "claim": "A.", "label": "SUPPORTS"}\n\n{"id": 8, "claim": "B, c.", "label": "not_enough_info"}\n'
+CSV = 'claim,label,evidence\nA.,refutes,\n"B, ""c"".\nnext line",Supported,It is so.\n'
+
+
+def put(folder, name, text):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_jsonl_of_fever(tmp_path):
+    claims = read_claims(put(tmp_path, "a.jsonl", JSONL))
+    assert claims == [
+        Claim(id="7", claim="A.", label=Label.SUPPORTS, evidence="", place="line 1"),
+        Claim(id="8", claim="B, c.", label=Label.NOT_ENOUGH_INFO, evidence="", place="line 3"),
+    ]
+    assert read_claims(put(tmp_path, "a.jsonl.gz", gzip.compress(JSONL.encode()))) == claims
+
+
+def test_csv_with_quotes_newlines_and_a_byte_order_mark(tmp_path):
+    claims = read_claims(put(tmp_path, "a.csv", b"\xef\xbb\xbf" + CSV.encode()))
+    assert [(one.id, one.claim, one.label, one.evidence) for one in claims] == [
+        ("2", "A.", Label.REFUTES, ""),
+        ("4", 'B, "c".\nnext line', Label.SUPPORTS, "It is so."),
+    ]
+
+
+def test_parquet_with_lists_of_evidence(tmp_path):
+    table = pyarrow.table({"claim": ["A.", "B."], "label": ["SUPPORTS", "REFUTES"], "evidence": [["x.", "y."], []]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert [(one.id, one.evidence) for one in read_claims(tmp_path / "a.parquet")] == [("1", "x. y."), ("2", "")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.jsonl", '{"claim": "A.", "label": "SUPPORTS"}\n{"claim": "B."', ["line 2", "is not JSON"]),
+        ("a.jsonl", '{"claim": "A."}\n', ["line 1", "label is missing", "the row has claim"]),
+        ("a.jsonl", '{"claim": " ", "label": "SUPPORTS"}\n', ["line 1", "claim must be text, and is empty"]),
+        ("a.jsonl", '{"claim": 4, "label": "SUPPORTS"}\n', ["line 1", "claim must be text, and is 4"]),
+        ("a.jsonl", '{"claim": "A.", "label": "MAYBE"}\n', ["line 1", "label is 'MAYBE'", "NOT ENOUGH INFO"]),
+        ("a.jsonl", '{"claim": "A.", "label": "true", "id": [1]}\n', ["line 1", "id must be a number or text"]),
+        ("a.jsonl", JSONL + JSONL, ["line 4", "id 7", "line 1"]),
+        ("a.jsonl", "[1]\n", ["line 1", "is list, must be an object"]),
+        ("a.jsonl", "", ["holds no claims"]),
+        ("a.jsonl", b'{"claim": "\xff", "label": "SUPPORTS"}\n', ["is not UTF-8"]),
+        ("a.csv", "claim,label\nA, b.,SUPPORTS\n", ["line 2", "has 3 cells, the header has 2"]),
+        ("a.csv", 'claim,label\n"A.,SUPPORTS\n', ["line 2"]),
+        ("a.csv", "claim,label\n", ["holds no claims"]),
+        ("a.parquet", "PAR1 nothing", ["cannot be read as Parquet"]),
+        ("a.txt", "A.", ["cannot tell its format", ".jsonl"]),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path, name, text, says):
+    path = put(tmp_path, name, text)
+    with pytest.raises(ConfigError) as caught:
+        read_claims(path)
+    for part in (str(path), *says):
+        assert part in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder(tmp_path):
+    for path, says in ((tmp_path / "no.csv", "no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(ConfigError, match=says):
+            list(read_rows(path))
+
+
+def test_the_shipped_sample_is_balanced_and_whole():
+    claims = read_claims(SAMPLE)
+    assert len(claims) == 999
+    assert all(sum(claim.label is label for claim in claims) == 333 for label in Label)
+
+
+def test_a_sample_keeps_each_labels_share_and_the_order():
+    labels = [Label.SUPPORTS] * 60 + [Label.REFUTES] * 30 + [Label.NOT_ENOUGH_INFO] * 10
+    claims = [Claim(id=str(n), claim="x", label=label, evidence="", place="") for n, label in enumerate(labels)]
+    drawn = sample_claims(claims, limit=21, seed=3)
+    assert [sum(one.label is label for one in drawn) for label in Label] == [13, 6, 2]
+    assert [int(one.id) for one in drawn] == sorted(int(one.id) for one in drawn)
+    assert drawn == sample_claims(claims, limit=21, seed=3) != sample_claims(claims, limit=21, seed=4)
+    assert sample_claims(claims, limit=None, seed=3) == claims == sample_claims(claims, limit=1000, seed=3)
+
+
+def test_digests_follow_the_content(tmp_path):
+    one, other = put(tmp_path, "a.jsonl", JSONL), put(tmp_path, "b.jsonl", JSONL.replace("A.", "Z."))
+    assert digest_file(one) != digest_file(other)
+    assert digest_claims(read_claims(one)) != digest_claims(read_claims(other))
+    again = put(tmp_path, "c.jsonl", "\n\n" + JSONL)
+    assert digest_claims(read_claims(one)) == digest_claims(read_claims(again))

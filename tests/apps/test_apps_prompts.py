@@ -1,0 +1,73 @@
+import pytest
+
+from stoker.apps.fact_verification.claims import Claim, Label
+from stoker.apps.fact_verification.prompts import SHIPPED, SHIPPED_EVIDENCE, Prompt, read_prompts
+from stoker.errors import ConfigError
+
+
+def test_the_shipped_templates():
+    plain = read_prompts(SHIPPED)
+    assert [one.name for one in plain] == ["plain", "definitions", "question"]
+    assert not any(one.wants_evidence for one in plain)
+    assert all(one.wants_evidence for one in read_prompts(SHIPPED_EVIDENCE))
+    # Each ends where its answer begins: no space or line after it, which would split the answer's token.
+    assert all(one.text == one.text.rstrip() for one in plain)
+
+
+def test_filling_leaves_braces_of_claims_alone():
+    prompt = Prompt(name="a", text="{evidence}|{claim}|{")
+    claim = Claim(id="1", claim="say {evidence}", label=Label.SUPPORTS, evidence="{claim}", place="")
+    assert prompt.fill(claim) == "{claim}|say {evidence}|{"
+
+
+def test_a_digest_is_of_what_is_asked(tmp_path):
+    one = Prompt(name="a", text="x {claim}")
+    assert one.digest == Prompt(name="b", text="x {claim}").digest
+    assert one.digest != Prompt(name="a", text="y {claim}").digest
+    assert one.digest != Prompt(name="a", text="x {claim}", answers=(" a", " b", " c")).digest
+
+
+def test_jsonl_templates(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"name": "a", "text": "{claim}?"}\n{"name": "b", "text": "{claim}!"}\n')
+    assert [one.answers for one in read_prompts(path)] == [(" True", " False", " Unknown")] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[[prompt]]\n", "prompt is not a setting; did you mean prompts?"),
+        ("[[prompts]]\nname = 'a'\ntxt = 'x'\n", "template 1: txt is not a setting; did you mean text?"),
+        ("[[prompts]]\nname = 'a'\n", "template 1: text must be text"),
+        ("[[prompts]]\nname = 'a'\ntext = 'x'\n", "(a): text has no {claim}"),
+        ("[[prompts]]\nname = 'a'\ntext = '{claim} {evidnce}'\n", "{evidnce} is not a place"),
+        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\n" * 2, "a template named a stands before it"),
+        (
+            "[[prompts]]\nname = 'a'\ntext = '{claim}'\n[[prompts]]\nname = 'b'\ntext = '{claim}'\n",
+            "b asks just what a",
+        ),
+        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = { SUPPORT = ' x' }\n", "did you mean SUPPORTS?"),
+        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = { SUPPORTS = ' x' }\n", "no word for REFUTES, NOT"),
+        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = [1]\n", "answers must give each label a word"),
+        (
+            "[[prompts]]\nname = 'a'\ntext = '{claim}'\n"
+            "answers = { SUPPORTS = ' x', REFUTES = ' x', 'NOT ENOUGH INFO' = ' y' }\n",
+            "two labels have the same answer",
+        ),
+        ("prompts = 3\n", "must be tables"),
+        ("prompts = [\n", "Invalid value"),
+        ("", "holds no templates"),
+    ],
+)
+def test_a_bad_template_is_named(tmp_path, text, says):
+    path = tmp_path / "p.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_prompts(path)
+    assert str(path) in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_missing_template_file(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        read_prompts(tmp_path / "p.toml")

@@ -1,0 +1,99 @@
+import json
+import os
+
+import pytest
+
+from stoker.apps.common.run_folder import PART, is_finished, open_run, read_options
+from stoker.errors import ConfigError
+
+KEY = ("id",)
+
+
+def opened(root, *, parameters=None, **more):
+    more = {"app": "toy", "prefix": "toy", "options": {"limit": 5}, **more}
+    return open_run(root, parameters=parameters or {"limit": 5, "prompts": {"a": "1"}}, **more)
+
+
+def test_an_unfinished_run_is_gone_on_with_and_a_finished_one_is_not(tmp_path):
+    first = opened(tmp_path)
+    assert not first.resumed
+    with first.log(key=KEY) as log:
+        log.append([{"id": "1"}])
+    first.close()
+    again = opened(tmp_path)
+    assert again.resumed
+    assert again.path == first.path
+    with again.log(key=KEY) as log:
+        assert len(log) == 1
+    again.finish(name="results.jsonl", write=lambda path: path.write_text("done") and None)
+    again.close()
+    assert is_finished(first.path)
+    assert not (first.path / PART).exists()
+    third = opened(tmp_path)
+    assert not third.resumed
+    assert third.path != first.path
+    third.close()
+
+
+def test_other_parameters_make_another_run(tmp_path):
+    first = opened(tmp_path)
+    first.close()
+    other = opened(tmp_path, parameters={"limit": 6, "prompts": {"a": "1"}})
+    other.close()
+    assert other.path != first.path
+    fresh = opened(tmp_path, fresh=True)
+    fresh.close()
+    assert fresh.path not in (first.path, other.path)
+
+
+def test_a_named_folder_of_other_parameters_is_refused_with_what_differs(tmp_path):
+    opened(tmp_path, folder=tmp_path / "run").close()
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path, folder=tmp_path / "run", parameters={"limit": 9, "prompts": {"a": "2"}})
+    assert "limit: 5 there, 9 now" in str(caught.value)
+    assert "prompts: a 1 there, a 2 now" in str(caught.value)
+    assert read_options(tmp_path / "run", app="toy") == {"limit": 5}
+
+
+def test_folders_that_are_no_runs_are_refused_and_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(ConfigError, match="not a run folder and not empty"):
+        opened(tmp_path, folder=tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        read_options(tmp_path / "mine", app="toy")
+    opened(tmp_path, folder=tmp_path / "run").close()
+    with pytest.raises(ConfigError, match="is a run of toy, not of other"):
+        read_options(tmp_path / "run", app="other")
+    (tmp_path / "run" / "run.json").write_text('{"app": "toy"')
+    with pytest.raises(ConfigError, match="cannot be read as a run"):
+        read_options(tmp_path / "run", app="toy")
+
+
+def test_two_processes_do_not_write_one_run(tmp_path):
+    first = opened(tmp_path)
+    second = opened(tmp_path)
+    assert second.path != first.path
+    with pytest.raises(ConfigError, match="another process"):
+        opened(tmp_path, folder=first.path)
+    first.close()
+    second.close()
+    opened(tmp_path, folder=first.path).close()
+
+
+def test_a_final_file_that_cannot_be_made_leaves_the_log(tmp_path):
+    run = opened(tmp_path)
+    with run.log(key=KEY) as log:
+        log.append([{"id": "1"}])
+
+    def half(path):
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.finish(name="results.jsonl", write=half)
+    run.close()
+    assert sorted(os.listdir(run.path)) == [".lock", PART, "run.json"]
+    assert json.loads((run.path / "run.json").read_text())["parameters"]["limit"] == 5
+    assert opened(tmp_path).resumed

@@ -1,0 +1,76 @@
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.apps.fact_verification.statistics import (
+    calibrated_answers,
+    confusion,
+    mcnemar,
+    raw_answers,
+    wilson,
+)
+
+
+# Values of R's prop.test(right, total, correct = FALSE) and of Newcombe (1998), table I.
+@pytest.mark.parametrize(
+    ("right", "total", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_gives_the_published_intervals(right, total, low, high):
+    assert wilson(right, total) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+
+
+def test_wilson_of_nothing_says_nothing():
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+@given(st.integers(0, 500), st.integers(1, 500))
+def test_wilson_holds_the_share_and_mirrors(right, total):
+    right = min(right, total)
+    low, high = wilson(right, total)
+    assert 0.0 <= low <= right / total <= high <= 1.0
+    mirrored = wilson(total - right, total)
+    assert mirrored == (pytest.approx(1 - high, abs=1e-12), pytest.approx(1 - low, abs=1e-12))
+
+
+def test_wilson_solves_its_own_equation():
+    low, high = wilson(37, 200)
+    for bound in (low, high):
+        assert abs(37 / 200 - bound) == pytest.approx(1.959963984540054 * math.sqrt(bound * (1 - bound) / 200))
+
+
+def test_mcnemar_known_values():
+    # 1 against 9 discordant pairs: 2 * (1 + 10) / 2**10.
+    first = [True] * 9 + [False] + [True] * 30
+    second = [False] * 9 + [True] + [True] * 30
+    assert mcnemar(first, second) == pytest.approx(22 / 1024)
+    assert mcnemar(first, first) == 1.0
+    assert mcnemar([True, False], [False, True]) == 1.0
+
+
+def test_mcnemar_of_many_pairs_does_not_overflow():
+    assert mcnemar([True] * 3000, [False] * 3000) == 0.0
+    assert mcnemar([True, False] * 3000, [False, True] * 3000) == 1.0
+
+
+def test_confusion_counts_truth_by_answer():
+    assert confusion([0, 0, 1, 2], [0, 1, 1, 0], labels=3) == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
+
+
+def test_calibration_takes_a_favourite_word_away():
+    chance = random.Random(1)
+    truth = [chance.randrange(3) for _ in range(300)]
+    # Right in itself, but the second word is always five nats ahead.
+    scores = [[(2.0 if label == true else 0.0) + (5.0 if label == 1 else 0.0) for label in range(3)] for true in truth]
+    assert set(raw_answers(scores)) == {1}
+    assert calibrated_answers(scores) == truth
+
+
+def test_calibration_does_not_mind_how_likely_the_words_are_together():
+    scores = [[-1.0, -2.0, -3.0], [-3.0, -1.0, -2.0], [-2.0, -3.0, -1.0]]
+    shifted = [[score - 100.0 * row for score in one] for row, one in enumerate(scores)]
+    assert calibrated_answers(shifted) == calibrated_answers(scores) == [0, 1, 2]
+    assert calibrated_answers([]) == []
