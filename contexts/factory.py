@@ -1,0 +1,355 @@
+"""`@context`: from a loader to recipes.
+
+    @context(memory="4 GB")              nothing is loaded, here or on the next line
+    def llm(path): ...
+
+    recipe = llm("models/small")         a value with a key: the digest of the loader, its arguments and its needs
+
+What the loader needs is checked when the recipe is made: arguments that don't fit it, that can't be sent, files that
+don't exist.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, overload
+
+from stoker.contexts import payloads
+from stoker.contexts.digest import digest_of
+from stoker.contexts.loading import ObjectPath
+from stoker.contexts.objects import object_of
+from stoker.contexts.preload import modules_of
+from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
+from stoker.errors import RecipeError, SerializationError
+from stoker.units import parse_bytes, parse_seconds
+
+Loader = Callable[..., Any]
+Size = str | int | float | None
+
+
+class Options:
+    """What `@context(...)` was told, checked. Sizes and times are read here, once, so that an error names the option."""
+
+    def __init__(
+        self,
+        *,
+        memory: Size = None,
+        device_memory: Size = None,
+        disk: Size = None,
+        devices: int = 1,
+        kinds: Iterable[str] = (),
+        slots: int = 1,
+        load_limit: str | float = "30 min",
+        files: Iterable[str | os.PathLike[str]] = (),
+        preload: Iterable[str] | None = None,
+        awareness: str | Awareness = "full",
+        calls_per_library: int = 0,
+    ) -> None:
+        self.needs = Needs(
+            devices=_count("devices", devices, least=1),
+            device_memory_bytes=_size("device_memory", device_memory),
+            memory_bytes=_size("memory", memory),
+            disk_bytes=_size("disk", disk),
+            kinds=_names("kinds", kinds),
+            load_limit_s=_seconds("load_limit", load_limit),
+        )
+        self.slots = _count("slots", slots, least=1)
+        self.calls_per_library = _count("calls_per_library", calls_per_library, least=0)
+        self.files = tuple(os.fspath(file) for file in ([files] if isinstance(files, str | os.PathLike) else files))
+        self.preload = None if preload is None else _names("preload", preload)
+        self.awareness = _awareness(awareness)
+
+
+class RecipeFactory:
+    """A loader that was made into a context: call it to get a Recipe. `with_options(...)` changes what it needs."""
+
+    def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
+        if not callable(loader):
+            raise RecipeError(f"@context decorates a function; it got {loader!r}")
+        self.loader = loader
+        self._given = dict(options)
+        self._options = Options(**options)
+        self._name = name
+        functools.update_wrapper(self, loader)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Recipe:
+        """The recipe of the loader with these arguments; nothing is loaded. Raises RecipeError."""
+        return make_recipe(self.loader, args, kwargs, self._options, name=self._name)
+
+    def with_options(self, **options: Any) -> RecipeFactory:
+        """The same loader with other needs; takes what `@context` takes."""
+        return RecipeFactory(self.loader, {**self._given, **options}, name=self._name)
+
+    def named(self, name: str) -> RecipeFactory:
+        """The same factory whose recipes are called `<name>-<first digits of the key>`. The key does not change."""
+        return RecipeFactory(self.loader, self._given, name=name)
+
+    def load_here(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the loader in this very process: to try it out, no session is needed."""
+        return self.loader(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<context {_name_of(self.loader)}{_signature(self.loader)}; call it to make a recipe>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RecipeFactory, (self.loader, self._given)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Recipe.__struct_fields__:
+            loader = _name_of(self.__dict__["loader"])
+            raise AttributeError(f"{loader} is not a recipe yet, so it has no {name}; call it first: {loader}(...)")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+@overload
+def context(loader: Loader, /) -> RecipeFactory: ...
+@overload
+def context(
+    loader: None = None,
+    /,
+    *,
+    memory: Size = None,
+    device_memory: Size = None,
+    disk: Size = None,
+    devices: int = 1,
+    kinds: Iterable[str] = (),
+    slots: int = 1,
+    load_limit: str | float = "30 min",
+    files: Iterable[str | os.PathLike[str]] = (),
+    preload: Iterable[str] | None = None,
+    awareness: str | Awareness = "full",
+    calls_per_library: int = 0,
+) -> Callable[[Loader], RecipeFactory]: ...
+def context(loader: Loader | None = None, /, **options: Any) -> Any:
+    """Make a loader into a factory of recipes; used bare (`@context`) or with what the context needs.
+
+    - `memory`, `device_memory` (of each of its `devices`), `disk`: limits, as `"4 GB"`; not declared means measured.
+    - `kinds`: the device kinds that can hold it, best first (`"cpu"`, `"NVIDIA A10"`); empty means any.
+    - `slots`: calls that run at once in one library. `load_limit`: a loader that runs longer has failed.
+    - `files`: names of the loader's parameters that are paths, or paths: these files and folders travel to the pilot,
+      and the loader gets the local path.
+    - `preload`: modules that a pilot imports before it forks libraries; by default those that the loader imports.
+    - `awareness`: how much outlives a call: `full`, `disk` or `none`. `calls_per_library`: retire after so many calls.
+
+    Raises RecipeError (or UnitError) for an option that can't be read.
+    """
+    if loader is None:
+        Options(**_known(options))
+        return functools.partial(_decorate, options=options)
+    if not callable(loader) or isinstance(loader, Recipe):
+        raise RecipeError(f"@context takes its options by name, as in @context(memory='4 GB'); it got {loader!r}")
+    return RecipeFactory(loader, _known(options))
+
+
+def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
+    if isinstance(loader, RecipeFactory):
+        return loader.with_options(**options)
+    return RecipeFactory(loader, options)
+
+
+def recipe_of(
+    loader: Loader, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **needs: Any
+) -> Recipe:
+    """The recipe of a plain loader and its arguments; `needs` are what `@context` takes.
+
+    This is what the paper's `parsl_spec = {'context': [load_model, [path], {}]}` comes to.
+    """
+    if isinstance(loader, RecipeFactory):
+        return (loader.with_options(**_known(needs)) if needs else loader)(*args, **(kwargs or {}))
+    if not callable(loader):
+        raise RecipeError(f"a context's loader must be a function; it got {loader!r}")
+    return make_recipe(loader, tuple(args), dict(kwargs or {}), Options(**_known(needs)))
+
+
+def as_recipe(value: Any) -> Recipe:
+    """What a user gave as `context=`: a recipe as it is; else RecipeError says what was forgotten."""
+    if isinstance(value, Recipe):
+        return value
+    if isinstance(value, RecipeFactory):
+        name = _name_of(value.loader)
+        raise RecipeError(f"context={name} is a context that has not been called; write context={name}(...)")
+    if callable(value) and getattr(value, "func", None) is _decorate:
+        raise RecipeError("context=context(...) still wants its loader; decorate the loader with it")
+    if callable(value):
+        name = _name_of(value)
+        raise RecipeError(f"context={name} is a plain function; put @context above it and write context={name}(...)")
+    raise RecipeError(f"context= wants a recipe, such as llm(path) of a loader llm under @context; it got {value!r}")
+
+
+def make_recipe(
+    loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options, *, name: str = ""
+) -> Recipe:
+    """The recipe of a loader, its arguments and its options; `name` is for people. Raises RecipeError."""
+    shown = name
+    name = _name_of(loader)
+    _check_fits(loader, args, kwargs, name=name)
+    args, kwargs, objects = _objects_in(loader, args, kwargs, options.files, name=name)
+    preload = modules_of(loader) if options.preload is None else options.preload
+    digest = digest_of(
+        "recipe",
+        loader,
+        [_stable(value) for value in args],
+        {key: _stable(value) for key, value in kwargs.items()},
+        [ref.name for ref in objects],
+        _facts(options.needs),
+        [options.slots, options.awareness.value, options.calls_per_library],
+    )
+    try:
+        packed = payloads.dumps((loader, args, kwargs), what="recipe")
+    except SerializationError as error:
+        raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
+    return Recipe(
+        key=digest[:32],
+        name=f"{shown or name}-{digest[:4]}",
+        loader=packed,
+        objects=objects,
+        needs=options.needs,
+        slots=options.slots,
+        preload=preload,
+        awareness=options.awareness,
+        calls_per_library=options.calls_per_library,
+    )
+
+
+def _check_fits(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> None:
+    try:
+        signature = inspect.signature(loader)
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise RecipeError(f"{name}{signature} was called with other arguments: {error}", loader=name) from None
+
+
+def _objects_in(
+    loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], files: tuple[str, ...], *, name: str
+) -> tuple[tuple[Any, ...], dict[str, Any], tuple[ObjectRef, ...]]:
+    """Arguments with ObjectPath in place of the paths that `files` lists, and their objects."""
+    if not files:
+        return args, kwargs, ()
+    bound = inspect.signature(loader).bind(*args, **kwargs)
+    bound.apply_defaults()
+    wanted, objects = set(files), dict[str, ObjectRef]()
+    for parameter in bound.signature.parameters:
+        if parameter in wanted:
+            place = f"{name}({parameter}=...)"
+            bound.arguments[parameter] = _as_objects(bound.arguments[parameter], objects, place=place)
+    by_path: dict[str, ObjectRef] = {}
+    for path in sorted(wanted - bound.signature.parameters.keys()):
+        if not os.path.exists(path):
+            has = ", ".join(bound.signature.parameters) or "it has none"
+            raise RecipeError(
+                f"files={path!r} is neither a parameter of {name} ({has}) nor a file or folder here", loader=name
+            )
+        ref = object_of(path)
+        by_path[os.path.abspath(path)] = objects[ref.name] = ref
+    new_args = tuple(_swap(value, by_path) for value in bound.args)
+    new_kwargs = {key: _swap(value, by_path) for key, value in bound.kwargs.items()}
+    return new_args, new_kwargs, tuple(objects[key] for key in sorted(objects))
+
+
+def _as_objects(value: Any, objects: dict[str, ObjectRef], *, place: str) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, list | tuple):
+        return type(value)(_as_objects(item, objects, place=place) for item in value)
+    if not isinstance(value, str | os.PathLike):
+        raise RecipeError(f"{place} is listed in files, so it must be a path; it is {value!r:.80}")
+    ref = object_of(os.fspath(value))
+    objects[ref.name] = ref
+    return ObjectPath(ref.name, as_path=isinstance(value, Path))
+
+
+def _swap(value: Any, by_path: dict[str, ObjectRef]) -> Any:
+    if by_path and isinstance(value, str | Path):
+        ref = by_path.get(os.path.abspath(value))
+        if ref is not None:
+            return ObjectPath(ref.name, as_path=isinstance(value, Path))
+    return value
+
+
+def _stable(value: Any) -> Any:
+    """An argument as the digest sees it: an object by its name alone."""
+    if isinstance(value, ObjectPath):
+        return ["object", value.name, value.as_path]
+    if type(value) in (list, tuple):
+        return type(value)(_stable(item) for item in value)
+    return value
+
+
+def _facts(needs: Needs) -> list[Any]:
+    return [[field, getattr(needs, field)] for field in needs.__struct_fields__]
+
+
+def _name_of(loader: Any) -> str:
+    plain = loader
+    while isinstance(plain, functools.partial):
+        plain = plain.func
+    name = str(getattr(plain, "__name__", type(plain).__name__))
+    return "lambda" if name == "<lambda>" else name.strip("_") or name
+
+
+def _signature(loader: Loader) -> str:
+    try:
+        return str(inspect.signature(loader))
+    except (TypeError, ValueError):
+        return "(...)"
+
+
+_OPTIONS = tuple(inspect.signature(Options).parameters)
+
+
+def _known(options: dict[str, Any]) -> dict[str, Any]:
+    import difflib
+
+    for name in options:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, _OPTIONS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(_OPTIONS)}"
+            raise RecipeError(f"@context has no option {name!r}{hint}", option=name)
+    return options
+
+
+def _size(option: str, value: Size) -> int:
+    if value is None:
+        return 0
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise RecipeError(f"@context({option}={value!r}): {error}", option=option) from None
+
+
+def _seconds(option: str, value: str | float) -> float:
+    try:
+        seconds = parse_seconds(value)
+    except ValueError as error:
+        raise RecipeError(f"@context({option}={value!r}): {error}", option=option) from None
+    if seconds <= 0:
+        raise RecipeError(f"@context({option}={value!r}) leaves no time to load", option=option)
+    return seconds
+
+
+def _count(option: str, value: Any, *, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise RecipeError(f"@context({option}={value!r}): write a whole number, {least} or more", option=option)
+    return value
+
+
+def _names(option: str, value: Iterable[str]) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(name, str) and name for name in names):
+        raise RecipeError(f"@context({option}={value!r}): write names, as in ({option}=['...', '...'])", option=option)
+    return names
+
+
+def _awareness(value: str | Awareness) -> Awareness:
+    try:
+        return Awareness(value)
+    except ValueError:
+        names = ", ".join(level.value for level in Awareness)
+        raise RecipeError(f"@context(awareness={value!r}): one of {names}", option="awareness") from None

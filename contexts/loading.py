@@ -1,0 +1,65 @@
+"""From a recipe to its live context: what a library process does first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stoker.contexts import payloads
+from stoker.contexts.recipe import Recipe
+from stoker.errors import RecipeError
+
+
+class ObjectPath:
+    """Stands in a recipe's pickled arguments for the path of an object, until a pilot knows where that lies.
+
+    `as_path` says that the loader gave a `pathlib.Path` and wants one back.
+    """
+
+    __slots__ = ("as_path", "name")
+
+    def __init__(self, name: str, *, as_path: bool = False) -> None:
+        self.name = name
+        self.as_path = as_path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _object_path, (self.name, self.as_path)
+
+    def __repr__(self) -> str:
+        return f"ObjectPath({self.name!r})"
+
+
+def _object_path(name: str, as_path: bool) -> ObjectPath:
+    return ObjectPath(name, as_path=as_path)
+
+
+def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
+    """The context of a recipe: its loader's return value, or None for the bare recipe.
+
+    `objects` maps each object's cache name to the local path where it lies. Raises RecipeError when one is missing;
+    what the loader raises comes as it is.
+    """
+    if not recipe.loader:
+        return None
+    function, args, kwargs = payloads.loads(recipe.loader)
+    args = tuple(_substitute(value, objects, recipe) for value in args)
+    kwargs = {name: _substitute(value, objects, recipe) for name, value in kwargs.items()}
+    return function(*args, **kwargs)
+
+
+def _substitute(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
+    """Arguments, and containers of them, with local paths in place of ObjectPath."""
+    if isinstance(value, ObjectPath):
+        if value.name not in objects:
+            raise RecipeError(
+                f"the context {recipe.name} needs the object {value.name}, which is not on this pilot;"
+                f" {len(objects)} others are",
+                object=value.name,
+            )
+        return Path(objects[value.name]) if value.as_path else str(objects[value.name])
+    if type(value) in (list, tuple):
+        return type(value)(_substitute(item, objects, recipe) for item in value)
+    if type(value) is dict:
+        return {key: _substitute(item, objects, recipe) for key, item in value.items()}
+    return value

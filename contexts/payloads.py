@@ -1,0 +1,271 @@
+"""Values as bytes that travel: arguments, results, functions, exceptions. Only libraries and the client open them.
+
+Two forms, told apart by their first byte:
+
+- `0x80`: a plain pickle. Small values made of exact builtin types take this path, about a microsecond.
+- `B`: a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes, so that a numpy array in a
+  300 MB argument is copied once on its way out and, from a writable buffer such as a private memory map, not at all
+  on its way in.
+
+What plain pickle can't hold goes through cloudpickle. Functions, classes and modules of the user's own go by value, as
+those of `__main__` do: a pilot can't import a file that lies beside the user's script.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import sys
+import traceback
+import types
+from typing import Any
+
+import cloudpickle
+from cloudpickle import cloudpickle as _inside
+
+from stoker.contexts.unpicklable import explain
+from stoker.contexts.user_code import is_installed
+from stoker.errors import RemoteCallError, SerializationError
+
+Buffer = bytes | bytearray | memoryview
+
+BIG_BUFFER_BYTES = 16_384
+"""Smaller buffers travel inside the pickle."""
+
+_ALIGN = 64
+_HEAD = struct.Struct("<cBHI")  # magic, version, unused, number of buffers
+_ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
+_ATOMS = frozenset({int, str, float, bool, bytes, type(None), complex})
+_DEPTH = 4
+_WIDTH = 64
+
+
+def dumps(value: Any, *, what: str = "argument") -> bytes:
+    """The bytes of a value. Raises SerializationError, naming `what` and the part of it that can't be pickled."""
+    if _plain(value, _DEPTH):
+        return pickle.dumps(value, 5)
+    parts = dump_parts(value, what=what)
+    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+
+def dump_parts(value: Any, *, what: str = "argument") -> list[Buffer]:
+    """The same bytes in pieces, for writing to a file without joining them first. Errors as in `dumps`."""
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        body = _pickle(value, buffers)
+    except Exception as error:
+        raise SerializationError(explain(value, error, what=what), what=what) from error
+    if not buffers:
+        return [body]
+    raws = [buffer.raw() for buffer in buffers]
+    offset = _HEAD.size + _ENTRY.size * (1 + len(raws))
+    table, parts = [], list[Buffer]()
+    for raw, writable in [(memoryview(body), False), *((raw, not raw.readonly) for raw in raws)]:
+        gap = -offset % _ALIGN
+        offset += gap
+        table.append(_ENTRY.pack(offset, raw.nbytes, writable))
+        parts += [bytes(gap), raw]
+        offset += raw.nbytes
+    return [_HEAD.pack(b"B", 1, 0, len(raws)) + b"".join(table), *parts]
+
+
+def loads(data: Buffer) -> Any:
+    """The value of `dumps`' bytes.
+
+    Arrays that were writable come back writable: as views if `data` is writable memory, else as copies. Raises
+    SerializationError for bytes that `dumps` has not made; whatever unpickling raises (a module that is not
+    installed here) comes as it is.
+    """
+    if data[:1] != b"B":
+        if data[:1] != b"\x80":
+            raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
+        return pickle.loads(data)
+    view = memoryview(data)
+    try:
+        _, version, _, count = _HEAD.unpack_from(view)
+        table = [_ENTRY.unpack_from(view, _HEAD.size + _ENTRY.size * index) for index in range(count + 1)]
+    except struct.error as error:
+        raise SerializationError(f"a pickled value of {len(data)} bytes is cut short", what="payload") from error
+    if version != 1 or any(offset + length > len(view) for offset, length, _ in table):
+        raise SerializationError(f"a pickled value of {len(data)} bytes is damaged or cut short", what="payload")
+    body, *buffers = (
+        bytearray(view[offset : offset + length])
+        if writable and view.readonly
+        else view[offset : offset + length]
+        if writable
+        else view[offset : offset + length].toreadonly()
+        for offset, length, writable in table
+    )
+    return pickle.loads(body, buffers=buffers)
+
+
+def _plain(value: Any, depth: int) -> bool:
+    """Whether plain pickle gives what cloudpickle would, found out in less time than a Pickler takes to make."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if depth == 0:
+        return False
+    if kind is tuple or kind is list:
+        if len(value) > _WIDTH:
+            return False
+        for item in value:  # noqa: SIM110  # a generator costs more than all the rest
+            if type(item) not in _ATOMS and not _plain(item, depth - 1):
+                return False
+        return True
+    if kind is dict:
+        if len(value) > _WIDTH:
+            return False
+        for key, item in value.items():
+            if type(key) not in _ATOMS or (type(item) not in _ATOMS and not _plain(item, depth - 1)):
+                return False
+        return True
+    return False
+
+
+def _pickle(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
+    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            big = buffer.raw().nbytes >= BIG_BUFFER_BYTES
+        except BufferError:  # not contiguous
+            return True
+        if big:
+            buffers.append(buffer)
+        return not big
+
+    with io.BytesIO() as file:
+        try:
+            _ByValue(file, protocol=5, buffer_callback=keep_inside).dump(value)
+            return file.getvalue()
+        except Exception:
+            # By value, a function drags its module's globals along, and one of them may be a lock or a connection.
+            # By name it can still work: where the module can be imported on the pilot too.
+            if not _seen_user_code(value):
+                raise
+    buffers.clear()
+    with io.BytesIO() as file:
+        cloudpickle.Pickler(file, protocol=5, buffer_callback=keep_inside).dump(value)
+        return file.getvalue()
+
+
+class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
+    """cloudpickle, with functions, classes and modules of the user's own by value."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.FunctionType):
+            if _is_users(obj.__module__):
+                return self._dynamic_function_reduce(obj)
+        elif isinstance(obj, types.ModuleType):
+            if _is_users(obj.__name__):
+                state = {name: part for name, part in vars(obj).items() if name not in _MODULE_MACHINERY}
+                return _inside.dynamic_subimport, (obj.__name__, state)
+        elif isinstance(obj, type) and _is_users(obj.__module__):
+            return _inside._dynamic_class_reduce(obj)
+        return super().reducer_override(obj)
+
+
+_MODULE_MACHINERY = frozenset({"__builtins__", "__loader__", "__spec__", "__cached__"})
+
+
+def _is_users(home: Any) -> bool:
+    return isinstance(home, str) and home != "__main__" and home in sys.modules and not is_installed(home)
+
+
+def _seen_user_code(value: Any) -> bool:
+    parts = [value]
+    if isinstance(value, tuple | list):
+        parts += value
+    homes = {getattr(part, "__module__", None) or type(part).__module__ for part in parts}
+    return any(isinstance(home, str) and home != "__main__" and not is_installed(home) for home in homes)
+
+
+# ---- exceptions
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that was raised in a library: the traceback there, as text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"in the library:\n\n{self.text}"
+
+
+def dump_exception(error: BaseException) -> bytes:
+    """The bytes of an exception, with its traceback as text. Never raises: what can't be pickled is left out."""
+    kind = type(error)
+    try:
+        message = str(error)
+    except Exception as worse:
+        message = f"(its message could not be made: {worse!r})"
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception as worse:
+        text = f"{kind.__qualname__}: {message}\n(its traceback could not be made: {worse!r})\n"
+    return pickle.dumps((_name_of(kind), message, text, _exception_body(error)), 5)
+
+
+def load_exception(data: Buffer) -> BaseException:
+    """The exception of `dump_exception`'s bytes: itself, caused by a RemoteTraceback.
+
+    One that could not be pickled there, or can't be rebuilt here, comes as RemoteCallError (`kind`, `traceback`).
+    """
+    kind, message, text, body = pickle.loads(data)
+    error: Any = None
+    why = "it could not be pickled in the library"
+    if body:
+        try:
+            error = _rebuild_exception(loads(body))
+        except Exception as failure:
+            why = f"it can't be rebuilt here: {type(failure).__name__}: {failure}"
+    if not isinstance(error, BaseException):
+        error = RemoteCallError(f"{kind}: {message}\n({why})", kind=kind, traceback=text)
+    error.__cause__ = RemoteTraceback(text)
+    return error
+
+
+def _name_of(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _exception_body(error: BaseException) -> bytes:
+    try:
+        return dumps((error, type(error), error.args, {}), what="exception")
+    except Exception:
+        pass
+    # An attribute that can't be pickled (a lock, a connection) is left behind; the exception stays what it is.
+    kept, lost = {}, []
+    for name, value in vars(error).items():
+        try:
+            dumps(value)
+            kept[name] = value
+        except Exception:
+            lost.append(name)
+    if lost:
+        notes = list(kept.get("__notes__", ()))
+        kept["__notes__"] = [*notes, f"left in the library, because they can't be pickled: {', '.join(lost)}"]
+    try:
+        return dumps((None, type(error), error.args, kept), what="exception")
+    except Exception:
+        return b""
+
+
+def _rebuild_exception(parts: Any) -> Any:
+    error, kind, args, attributes = parts
+    if error is None:
+        error = _remake(kind, args)
+        vars(error).update(attributes)
+    return error
+
+
+def _remake(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An exception of this class with these `args`, also where its `__init__` wants others."""
+    try:
+        error: BaseException = kind(*args)
+    except Exception:
+        error = kind.__new__(kind)
+    error.args = args
+    return error

@@ -1,0 +1,86 @@
+"""Which modules a loader imports, read from its bytecode; and importing them ahead in a process that will fork.
+
+An entry is a module's name (`torch`), or `module:attribute` (`transformers:AutoModelForCausalLM`) for packages that
+import their parts on first use: touching the attribute is what makes the import happen.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from stoker.contexts.digest import global_names
+from stoker.contexts.user_code import is_installed
+
+_ORDER_FIRST = ("torch", "transformers")
+
+
+def modules_of(loader: Any) -> tuple[str, ...]:
+    """Top-level modules that a loader imports (nested functions too) or refers to as globals, then `module:attribute`.
+
+    Modules of the user's own and of the standard library are left out: the first may not be there, the second are
+    cheap.
+    """
+    while isinstance(loader, functools.partial):
+        loader = loader.func
+    loader = getattr(loader, "__func__", loader)
+    code = getattr(loader, "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return _tidy([str(getattr(loader, "__module__", ""))], [])
+    modules, parts = _imported(code)
+    for name in sorted(global_names(code) & loader.__globals__.keys()):
+        value = loader.__globals__[name]
+        home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+        if isinstance(home, str) and is_installed(home):
+            modules.append(home.partition(".")[0])
+    return _tidy(modules, parts)
+
+
+def import_for(names: Iterable[str]) -> dict[str, str]:
+    """Import what a recipe's `preload` names. Returns what could not be, with the reason; raises nothing."""
+    failed: dict[str, str] = {}
+    for name in names:
+        module, _, attribute = name.partition(":")
+        try:
+            found = importlib.import_module(module)
+            if attribute:
+                getattr(found, attribute)
+        except Exception as error:  # an import runs code that may raise whatever it likes
+            failed[name] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def _imported(code: types.CodeType) -> tuple[list[str], list[str]]:
+    modules: list[str] = []
+    parts: list[str] = []
+    current = ""
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            current = step.argval
+            modules.append(current.partition(".")[0])
+        elif step.opname == "IMPORT_FROM" and current:
+            parts.append(f"{current}:{step.argval}")
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            inner_modules, inner_parts = _imported(const)
+            modules += inner_modules
+            parts += inner_parts
+    return modules, parts
+
+
+def _tidy(modules: list[str], parts: list[str]) -> tuple[str, ...]:
+    def wanted(name: str) -> bool:
+        top = name.partition(":")[0].partition(".")[0]
+        return bool(top) and top not in ("stoker", "__future__", "__main__") and not _in_stdlib(top)
+
+    tops = sorted({name for name in modules if wanted(name)}, key=lambda name: (name not in _ORDER_FIRST, name))
+    return (*tops, *sorted({name for name in parts if wanted(name)}))
+
+
+def _in_stdlib(top: str) -> bool:
+    return top in sys.stdlib_module_names

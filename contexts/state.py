@@ -1,0 +1,24 @@
+"""Where the user's state lies on this machine: measurements, digests of files, snapshots of models.
+
+`STOKER_HOME` names it; else `$XDG_STATE_HOME/stoker`, else `~/.local/state/stoker`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def state_folder() -> Path:
+    """The user's state folder (it may not exist yet)."""
+    named = os.environ.get("STOKER_HOME")
+    if named:
+        return Path(named).absolute()
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base).absolute() / "stoker"
+
+
+def snapshot_folder() -> Path:
+    """Where snapshots of models are kept: `STOKER_SNAPSHOTS`, else `snapshots` in the state folder."""
+    named = os.environ.get("STOKER_SNAPSHOTS")
+    return Path(named).absolute() if named else state_folder() / "snapshots"

@@ -1,0 +1,116 @@
+"""Which part of a value it was that could not be pickled, found by trying its parts one by one."""
+
+from __future__ import annotations
+
+import io
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+
+_TRIES = 300
+_DEPTH = 8
+
+
+def explain(value: Any, error: BaseException, *, what: str) -> str:
+    """One sentence: what could not be pickled, where in it the cause lies, why, and what to do."""
+    try:
+        path, culprit, why = _search(value, error, what=what)
+    except Exception:  # looking for the reason must not hide that there is one
+        path, culprit, why = "", value, error
+    place = f" at {path}" if path else ""
+    return (
+        f"the {what} can't be sent to a library{place}: {_kind(culprit)} can't be pickled ({_short(why)})."
+        f" Make it inside the function or the context's loader instead, or pass what it is made from."
+    )
+
+
+def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, BaseException]:
+    path, culprit, why, tries = "", value, error, 0
+    seen: set[int] = set()
+    for _ in range(_DEPTH):
+        seen.add(id(culprit))
+        for step, part in _parts(culprit):
+            if id(part) in seen:
+                continue
+            tries += 1
+            if tries > _TRIES:
+                return path, culprit, why
+            failure = _failure(part)
+            if failure is not None:
+                path, culprit, why = path + step, part, failure
+                break
+        else:
+            break
+    return _tidy(path, value, what=what), culprit, why
+
+
+def _failure(value: Any) -> BaseException | None:
+    try:
+        cloudpickle.Pickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: False).dump(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield f"[{_name(key)}]", part
+            yield f" key {_name(key)}", key
+    elif isinstance(value, tuple | list | set | frozenset):
+        for index, part in enumerate(value):
+            yield f"[{index}]", part
+    elif isinstance(value, types.FunctionType):
+        names = value.__code__.co_freevars
+        for name, cell in zip(names, value.__closure__ or (), strict=False):
+            try:
+                yield f" variable {name!r} that it closes over", cell.cell_contents
+            except ValueError:  # an empty cell
+                continue
+        for index, part in enumerate(value.__defaults__ or ()):
+            yield f" default value {index}", part
+        for name in _global_names(value.__code__):
+            if name in value.__globals__:
+                yield f" global {name!r} that it uses", value.__globals__[name]
+    elif isinstance(value, types.MethodType):
+        yield " its object", value.__self__
+        yield " its function", value.__func__
+    elif hasattr(value, "__dict__") and not isinstance(value, type | types.ModuleType):
+        for name, part in vars(value).items():
+            yield f".{name}", part
+
+
+def _global_names(code: types.CodeType) -> list[str]:
+    names = list(code.co_names)
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            names += _global_names(const)
+    return names
+
+
+def _tidy(path: str, value: Any, *, what: str) -> str:
+    """`[0][1].lock` of `(args, kwargs)` reads `argument 1, .lock`."""
+    calls = isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict)
+    if what == "argument" and calls and path.startswith(("[0][", "[1][")):
+        name, _, rest = path[4:].partition("]")
+        return f"argument {name}{', ' + rest.strip() if rest else ''}"
+    return path.strip()
+
+
+def _name(key: Any) -> str:
+    return repr(key) if len(repr(key)) < 60 else repr(key)[:57] + "..."
+
+
+def _kind(value: Any) -> str:
+    kind = type(value)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    if isinstance(value, types.FunctionType):
+        return f"the function {value.__qualname__}"
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def _short(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) < 200 else text[:197] + "..."
