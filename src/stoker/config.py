@@ -25,13 +25,15 @@
     provisioning = "default"
 
 Every setting may be left out. A file is checked as a whole when it is read; an error is one line that names the file,
-the line, the setting and the nearest valid one (`_explain`): msgspec finds the fault, `_lines` finds where it stands.
+the line, the setting and the nearest valid one (`config_errors`).
 """
 
 from __future__ import annotations
 
 import difflib
 import enum
+import json
+import math
 import os
 import re
 import tomllib
@@ -40,6 +42,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from stoker.config_errors import explain
 from stoker.errors import ConfigError, UnitError
 from stoker.units import parse_bytes, parse_seconds
 
@@ -169,162 +172,39 @@ def parse_site(text: str, *, file: str) -> Site:
     try:
         return msgspec.convert(tomllib.loads(text), type=Site, dec_hook=_read_unit)
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        found = re.search(r"\(at line (\d+)", str(error))
         line = int(found[1]) if found else text.count("\n") + 1
         problem = re.sub(r" \(at .*\)$", "", str(error))
         raise ConfigError(f"{file}: line {line}: not TOML: {problem}", file=file, line=line) from None
     except msgspec.ValidationError as error:
-        table, key, problem = _explain(str(error))
-        lines = _lines(text)
-        line = lines.get((*table, key)) or lines.get(table) or 1
-        place = f"[{'.'.join(table)}] " if table else ""
-        raise ConfigError(f"{file}: line {line}: {place}{problem}", file=file, line=line, key=key) from None
+        fault = explain(str(error), text=text, root=Site, shapes=_SHAPES)
+        raise ConfigError(
+            f"{file}: line {fault.line}: {fault.problem}", file=file, line=fault.line, key=fault.key
+        ) from None
+
+
+_SHAPES = {
+    "devices": 'write "auto", "gpu", "cpu", or "cpu:N" with N from 1 to 9999',
+    "name": "up to 40 letters, digits, dots, dashes and underscores",
+}
 
 
 def _read_unit(kind: type, value: Any) -> Any:
-    if kind is Size:
-        return Size(parse_bytes(_plain(value, 'a size, as in "4 GB"')))
-    return Duration(parse_seconds(_plain(value, 'a duration, as in "90 s"')))
-
-
-def _plain(value: Any, what: str) -> str | int | float:
+    what = "a size" if kind is Size else "a duration"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UnitError(f"{value!r} is not {what}")
-    return value
-
-
-# ---- an error in words
-
-
-def _explain(fault: str) -> tuple[tuple[str, ...], str, str]:
-    """The table, the setting and the problem, from what msgspec says: `... - at `$.provider.kind``."""
-    problem, _, path = fault.partition(" - at `$")
-    parts = tuple(part for part in path.rstrip("`").split(".") if part)
-    unknown = re.search(r"unknown field `(.*)`", problem)
-    if unknown:
-        return parts, unknown[1], f"{unknown[1]} is not a setting; {_nearest(parts, unknown[1])}"
-    table, key = (parts[:-1], parts[-1]) if parts else ((), "")
-    if parts and (len(parts) == 1 and parts[0] in _tables() and not problem.startswith("Expected")):
-        table, key = parts, problem.partition(" ")[0]  # a check of several settings: its message begins with one
-        return table, key, problem
-    invalid = re.search(r"Invalid enum value '?(.*?)'?$", problem)
-    if invalid:
-        return table, key, f"{key} = {invalid[1]!r}: {_choices(table, key, invalid[1])}"
-    if "pattern" in problem:
-        shapes = {
-            "devices": 'write "auto", "gpu", "cpu", or "cpu:N" with N at least 1',
-            "name": "letters, digits, . _ -",
-        }
-        return table, key, f"{key} is not well formed: {shapes.get(key, problem)}"
-    wanted = re.match(r"Expected `(.*?)`( [<>]=? .*)?(?:, got `(.*)`)?$", problem)
-    if wanted:
-        if key in _tables() and not table:
-            return table, key, f"{key} is a table: write [{key}] on a line of its own, and its settings below"
-        got = f", not {_TYPES.get(wanted[3], wanted[3])}" if wanted[3] else ""
-        return table, key, f"{key} must be {_TYPES.get(wanted[1], wanted[1])}{wanted[2] or ''}{got}"
-    return table, key, f"{key}: {problem}"
-
-
-_TYPES = {"int": "a whole number", "str": 'text in quotes', "float": "a number", "bool": "true or false",
-          "array": "a list", "object": "a table"}  # fmt: skip
-
-
-def _tables() -> dict[str, type[msgspec.Struct]]:
-    return {"provider": Provider, "pilot": Pilot, "session": Session, "policy": Policy}
-
-
-def _settings(table: tuple[str, ...]) -> list[str]:
-    kind = _tables().get(table[0]) if table else Site
-    return [field.encode_name for field in msgspec.structs.fields(kind)] if kind else []
-
-
-def _nearest(table: tuple[str, ...], key: str) -> str:
-    """What may have been meant: a setting of this table, the same one of another, or all that there are."""
-    close = difflib.get_close_matches(key, _settings(table), n=1, cutoff=0.6)
-    if close:
-        return f"did you mean {close[0]}?"
-    for other in (*(name for name in _tables()), ""):
-        where = (other,) if other else ()
-        close = difflib.get_close_matches(key, _settings(where), n=1, cutoff=0.75)
-        if close and where != table:
-            return (
-                f"did you mean {close[0]} in [{other}]?"
-                if other
-                else f"did you mean {close[0]} at the top of the file?"
-            )
-    return f"there are {', '.join(_settings(table))}"
-
-
-def _choices(table: tuple[str, ...], key: str, value: str) -> str:
-    kind: type[enum.Enum] = {"engine": Engine, "kind": ProviderKind}.get(key, PolicyName)
-    names = [str(member.value) for member in kind]
-    close = difflib.get_close_matches(value, names, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else f"this release has {', '.join(names)}"
+        raise UnitError(f"{json.dumps(value, default=str)} is not {what}; write a number and a unit, in quotes")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UnitError(f"{value} is not {what}")
+    return Size(parse_bytes(value)) if kind is Size else Duration(parse_seconds(value))
 
 
 def _near_file(path: Path) -> str:
-    """A file of nearly this name beside it, or the site files of that folder."""
+    """What to do about a missing file: one of nearly this name, or the site files of that folder."""
     folder = path.parent
-    here = sorted(file.name for file in folder.glob("*.toml")) if folder.is_dir() else []
     if not folder.is_dir():
         return f" (there is no folder {folder})"
+    here = sorted(file.name for file in folder.glob("*.toml"))
     close = difflib.get_close_matches(path.name, here, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {folder / close[0]}?"
     return f"; {folder} has {', '.join(here)}" if here else ""
-
-
-_HEADER = re.compile(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?\s*(#.*)?$")
-_KEY = re.compile(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=")
-_STRING = re.compile(r'"""|\'\'\'|"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*|[\[\]{}]')
-
-
-def _lines(text: str) -> dict[tuple[str, ...], int]:
-    """Where each table and setting stands: its path to its line number, from 1.
-
-    The text is known to be TOML, so a look at line beginnings is enough, as long as lines inside of multi-line
-    strings and arrays are skipped. The keys of an inline table stand on its line.
-    """
-    found: dict[tuple[str, ...], int] = {}
-    table: tuple[str, ...] = ()
-    until, depth = "", 0
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not until and depth == 0:
-            header, key = _HEADER.match(line), _KEY.match(line)
-            if header:
-                table = _path(header[1])
-                found.setdefault(table, number)
-            elif key:
-                path = (*table, *_path(key[1]))
-                for end in range(len(table) + 1, len(path) + 1):
-                    found.setdefault(path[:end], number)
-                for inner in re.findall(r"[{,]\s*([A-Za-z0-9_-]+)\s*=", line[key.end() :]):
-                    found.setdefault((*path, inner), number)
-        until, depth = _open(line, until=until, depth=depth)
-    return found
-
-
-def _path(dotted: str) -> tuple[str, ...]:
-    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
-
-
-def _open(line: str, *, until: str, depth: int) -> tuple[str, int]:
-    """Whether this line leaves a multi-line string (its quotes) or brackets (how many) open."""
-    position = 0
-    while True:
-        if until:
-            end = line.find(until, position)
-            if end < 0:
-                return until, depth
-            position, until = end + 3, ""
-        mark = _STRING.search(line, position)
-        if not mark:
-            return "", depth
-        position = mark.end()
-        token = mark[0]
-        if token in ('"""', "'''"):
-            until = token
-        elif token in "[{":
-            depth += 1
-        elif token in "]}":
-            depth -= 1

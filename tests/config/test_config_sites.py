@@ -1,0 +1,145 @@
+"""Site files: each that we ship loads; each fault is one line that names file, line, setting and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.config import Engine, Site, load_site, parse_site
+from stoker.errors import ConfigError, UnitError
+
+SITES = sorted((Path(__file__).parents[2] / "site-configs").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", SITES, ids=lambda path: path.stem)
+def test_each_shipped_site_loads_and_is_called_like_its_file(path: Path) -> None:
+    site = load_site(path)
+    assert site.name == path.stem
+    assert site.engine is Engine.STOKER
+
+
+def test_there_are_shipped_sites() -> None:
+    assert {path.stem for path in SITES} >= {"local", "workstation"}
+
+
+def test_no_site_is_this_machine_with_one_pilot() -> None:
+    site = load_site()
+    assert site == Site.default()
+    assert (site.pilot.devices, site.pilot.init_blocks, site.pilot.max_blocks) == ("auto", 1, 1)
+
+
+def test_the_local_site_says_what_no_site_says() -> None:
+    local = next(path for path in SITES if path.stem == "local")
+    assert load_site(local) == Site.default()
+
+
+def test_a_site_that_was_loaded_loads_again_as_itself() -> None:
+    site = parse_site('name = "lab"', file="lab.toml")
+    assert load_site(site) is site
+
+
+def test_units_are_read() -> None:
+    site = parse_site(
+        '[pilot]\nmemory = "4 GiB"\ncache_size = "1.5 TB"\n[session]\nheartbeat = "500 ms"\nlease = "1h30m"', file="a"
+    )
+    assert site.pilot.memory_bytes == 4 * 2**30
+    assert site.pilot.cache_bytes == 1_500_000_000_000
+    assert site.session.heartbeat_s == 0.5
+    assert site.session.lease_s == 5400
+
+
+FAULTS = {
+    '[provider]\n\nkynd = "local"': "line 3: [provider] kynd is not a setting; did you mean kind?",
+    '[polcy]\ndispatch = "default"': "line 1: polcy is not a setting; did you mean policy?",
+    '[pilot]\nheartbeat = "5 s"': "line 2: [pilot] heartbeat is not a setting; did you mean heartbeat in [session]?",
+    "max_blocks = 3": "line 1: max_blocks is not a setting; did you mean max_blocks in [pilot]?",
+    "\nqqq = 1": "line 2: qqq is not a setting; there are name, engine, provider, pilot, session, policy",
+    '[pilot]\nmemory = "4 gigs"': "line 2: [pilot] memory: '4 gigs' is not a size; write a number and one of B, kB,"
+    " MB, GB, TB, KiB, MiB, GiB, TiB",
+    "[pilot]\nmemory = true": "line 2: [pilot] memory: true is not a size; write a number and a unit, in quotes",
+    "[pilot]\nmemory = nan": "line 2: [pilot] memory: nan is not a size",
+    '[session]\nlease = "soon"': "line 2: [session] lease: 'soon' is not a duration; write a number and one of ms, s,"
+    " m, min, h, d (as in 1h30m)",
+    '[session]\nlease = "1 s"': "line 2: [session] lease = 1 s must be at least two heartbeats (5 s each)",
+    "[session]\nheartbeat = inf": "line 2: [session] heartbeat: inf is not a duration",
+    '[provider]\nkind = "slurm"': "line 2: [provider] kind = 'slurm' is not available; there is 'local'",
+    'engine = "stokr"': "line 1: engine = 'stokr' is not available; did you mean 'stoker'?",
+    "[provider]\nkind = 3": "line 2: [provider] kind must be text in quotes, not a whole number",
+    '[pilot]\ndevices = "cpu:0"': 'line 2: [pilot] devices: write "auto", "gpu", "cpu", or "cpu:N" with N from 1 to'
+    " 9999",
+    '[pilot]\ndevices = ["cpu"]': "line 2: [pilot] devices must be text in quotes, not a list",
+    "[pilot]\nmax_blocks = 0": "line 2: [pilot] max_blocks must be a whole number of at least 1",
+    '[pilot]\nmax_blocks = "2"': "line 2: [pilot] max_blocks must be a whole number, not text in quotes",
+    "[pilot]\nmax_blocks = 2\nmin_blocks = 3": "line 3: [pilot] min_blocks = 3 is more than max_blocks = 2",
+    "[pilot]\ninit_blocks = 3": "line 2: [pilot] init_blocks = 3 is more than max_blocks = 1",
+    '[pilot]\nscratch = "here"': "line 2: [pilot] scratch = 'here' must be an absolute path, or start with ~",
+    "pilot = 3": "line 1: pilot is a table: write [pilot] on a line of its own, and its settings below",
+    'pilot = { memory = "x y" }': "line 1: [pilot] memory: 'x y' is not a size; write a number and one of B, kB, MB,"
+    " GB, TB, KiB, MiB, GiB, TiB",
+    'name = "two words"': "line 1: name: up to 40 letters, digits, dots, dashes and underscores",
+    'name = "a"\nname = "b"': "line 2: not TOML: Cannot overwrite a value",
+    '# fine\n[pilot]\nmemory = "4 GB': "line 3: not TOML: Illegal character '\\n'",
+}
+
+
+@pytest.mark.parametrize("text", FAULTS, ids=lambda text: text.strip().replace("\n", " / ")[:40])
+def test_a_fault_is_one_line_that_says_where_and_what_to_do(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_site(text + "\n", file="site.toml")
+    assert str(caught.value) == f"site.toml: {FAULTS[text]}"
+    assert "\n" not in str(caught.value)
+    assert caught.value.file == "site.toml"
+    assert f"line {caught.value.line}:" in str(caught.value)
+
+
+def test_the_line_is_right_below_multi_line_strings_and_lists() -> None:
+    text = 'name = """\n[pilot]\nmemory = 3\n"""\n'
+    with pytest.raises(ConfigError, match="line 1: name"):
+        parse_site(text, file="s")
+    text = "unknown = [\n  { a = 1 },\n  [2],\n]\n"
+    with pytest.raises(ConfigError, match="line 1: unknown is not"):
+        parse_site(text, file="s")
+    text = "# [pilot]\n[pilot] # ]\n# memory = 3\nscratch = '''\nmemory = [\n'''\nmemory = 'x'\n"
+    with pytest.raises(ConfigError, match=r"line 7: \[pilot\] memory"):
+        parse_site(text, file="s")
+
+
+def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "local.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"locl\.toml: no such file; did you mean .*local\.toml\?$"):
+        load_site(tmp_path / "locl.toml")
+    with pytest.raises(ConfigError, match=r"zzz: no such file; .* has local\.toml$"):
+        load_site(tmp_path / "zzz")
+    with pytest.raises(ConfigError, match=r"no such file \(there is no folder"):
+        load_site(tmp_path / "no" / "local.toml")
+
+
+def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_site(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b'name = "\xff"')
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_site(tmp_path / "latin.toml")
+
+
+def test_the_error_survives_pickling() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_site("[pilot]\nmemory = true", file="site.toml")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.line, again.key) == (str(caught.value), 2, "memory")
+    assert not isinstance(again, UnitError)
+
+
+@given(st.text(alphabet="ab=[]{}\"'#.\n 1x_", max_size=60))
+def test_any_text_is_a_site_or_a_config_error(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        assert isinstance(parse_site(text, file="f"), Site)
+        return
+    with pytest.raises(ConfigError, match=r"^f: line [1-9][0-9]*: .*$") as caught:
+        parse_site(text, file="f")
+    assert "\n" not in str(caught.value)
