@@ -1,0 +1,128 @@
+"""CPU devices: a share of the cores and of the memory that this pilot may use.
+
+Several things bound both, and the smallest wins: the affinity mask and the cgroup's quota, which the kernel enforces,
+and what Slurm says it granted, which some sites do not enforce.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from stoker.errors import ConfigError
+from stoker.manager.protocol.ids import DeviceId
+from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.pilot.devices.device import Device
+
+_USED = 0.9
+"""Of the memory; the rest is for the agent, the system and its caches."""
+
+
+def find(count: int = 0) -> tuple[Device, ...]:
+    """`count` CPU devices that share cores and memory evenly; one a core when `count` is 0."""
+    mine = cores()
+    count = count or len(mine)
+    memory = int(_USED * memory_bytes() / count)
+    return tuple(
+        Device(
+            facts=DeviceFacts(
+                device=DeviceId(f"cpu:{index}"), kind="cpu", memory_bytes=memory, cores=max(1, len(part))
+            ),
+            cores=part,
+        )
+        for index, part in enumerate(divide(mine, count))
+    )
+
+
+def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
+    """Cores in `parts` even, contiguous groups; when there are more parts than cores they take turns."""
+    if parts >= len(cores):
+        return [(cores[index % len(cores)],) for index in range(parts)]
+    size, more = divmod(len(cores), parts)
+    out, start = [], 0
+    for index in range(parts):
+        end = start + size + (index < more)
+        out.append(cores[start:end])
+        start = end
+    return out
+
+
+def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
+    """The cores that this process may use, at least one."""
+    allowed = tuple(sorted(os.sched_getaffinity(0)))
+    limits = [_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE")]
+    return allowed[: max(1, int(min([len(allowed), *(limit for limit in limits if limit)])))]
+
+
+def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> int:
+    """Bytes of memory that this process and its children may use."""
+    limits = [_total(root)]
+    for folder in _cgroups(root, "memory"):
+        limits += [_number(folder / "memory.max"), _number(folder / "memory.limit_in_bytes")]
+    slurm = _slurm(environ, "SLURM_MEM_PER_NODE")
+    if slurm:
+        limits.append(int(slurm) * 1024**2)
+    return min(limit for limit in limits if limit)
+
+
+def _slurm(environ: Mapping[str, str], name: str) -> float:
+    text = environ.get(name, "")
+    if "SLURM_JOB_ID" not in environ or not text:
+        return 0
+    if not text.isdecimal():
+        raise ConfigError(f"{name}={text!r} in the environment is not a number", key=name)
+    return int(text)
+
+
+def _total(root: Path) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    raise ConfigError("/proc/meminfo does not say how much memory there is")
+
+
+def _quota(root: Path) -> float:
+    """Cores that the cgroup's quota is worth; 0 = unlimited."""
+    found = []
+    for folder in _cgroups(root, "cpu"):
+        try:
+            if (folder / "cpu.max").exists():
+                quota, period = (folder / "cpu.max").read_text().split()
+            else:
+                quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+                period = (folder / "cpu.cfs_period_us").read_text()
+        except OSError:
+            continue
+        if quota not in ("max", "-1"):
+            found.append(max(1.0, int(quota) / int(period)))
+    return min(found, default=0.0)
+
+
+def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of this process's cgroup for a controller, and those above it (version 2, and 1)."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / controller if controllers else root / "sys/fs/cgroup"
+        inner = base / path.lstrip("/")
+        while True:
+            if inner.is_dir():
+                yield inner
+            if inner == base:
+                break
+            inner = inner.parent
+
+
+def _number(path: Path) -> int:
+    """The number in a file; 0 where there is none (`max`, or no such file)."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,25 @@
+"""One device, as the agent needs to know it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.manager.protocol.to_manager import DeviceFacts
+
+
+class Device(msgspec.Struct, frozen=True):
+    """What the manager is told of a device, and what only the pilot needs.
+
+    `cores` are the processor cores that go with it. `cuda` is how `CUDA_VISIBLE_DEVICES` names it (empty for a CPU
+    device), `uuid` how NVML does.
+    """
+
+    facts: DeviceFacts
+    cores: tuple[int, ...] = ()
+    cuda: str = ""
+    uuid: str = ""
+
+    def with_cores(self, cores: tuple[int, ...]) -> Device:
+        """The same device with these cores."""
+        facts = msgspec.structs.replace(self.facts, cores=max(1, len(cores)))
+        return msgspec.structs.replace(self, facts=facts, cores=cores)

@@ -1,0 +1,78 @@
+"""Frames over a Unix socket: eight bytes of length (little endian), then a frame of `wire`.
+
+The reader works for both ends: the library's blocks, the agent's never does.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+_LENGTH = struct.Struct("<Q")
+HEAD_BYTES = _LENGTH.size
+_ROOM = 1 << 18
+_encode_into = msgspec.msgpack.Encoder().encode_into
+
+
+def pack(messages: list[Any]) -> bytearray:
+    """Messages as the bytes of one frame, its length before it."""
+    out = bytearray(HEAD_BYTES)
+    _encode_into((0, messages), out, HEAD_BYTES)
+    _LENGTH.pack_into(out, 0, len(out) - HEAD_BYTES)
+    return out
+
+
+def pack_raw(body: bytes) -> bytes:
+    """Bytes as a frame."""
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameReader:
+    """Cuts what arrives on a socket into frames."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray(_ROOM)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+
+    def fill(self, *, block: bool) -> bool:
+        """Take what has arrived; False at the end of the stream. Raises BlockingIOError if nothing has."""
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(self._buffer) > 16 * _ROOM:
+                self._resize(_ROOM)
+        elif self._start and self._end == len(self._buffer):
+            self._resize(len(self._buffer))
+        count = self._sock.recv_into(self._view[self._end :], 0, 0 if block else socket.MSG_DONTWAIT)
+        self._end += count
+        return count > 0
+
+    def next(self) -> memoryview | None:
+        """The next whole frame, valid until the next `fill`; None when there is none yet."""
+        here = self._end - self._start
+        if here < HEAD_BYTES:
+            self._make_room(HEAD_BYTES)
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        if here < HEAD_BYTES + length:
+            self._make_room(HEAD_BYTES + length)
+            return None
+        first = self._start + HEAD_BYTES
+        self._start = first + length
+        return self._view[first : self._start]
+
+    def _make_room(self, frame_bytes: int) -> None:
+        if self._start + frame_bytes > len(self._buffer):
+            self._resize(max(_ROOM, frame_bytes))
+
+    def _resize(self, size: int) -> None:
+        fresh = bytearray(size)
+        here = self._end - self._start
+        fresh[:here] = self._view[self._start : self._end]
+        self._buffer, self._view = fresh, memoryview(fresh)
+        self._start, self._end = 0, here

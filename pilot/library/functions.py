@@ -1,0 +1,57 @@
+"""The functions that a library holds: sent once, kept by key, the least recently used forgotten."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from stoker.contexts import payloads
+from stoker.manager.protocol.to_pilot import FunctionBlob
+
+_ROOM = 128
+
+
+class Function:
+    """One function. It is unpickled when its first call runs, in the thread that runs it."""
+
+    def __init__(self, blob: FunctionBlob) -> None:
+        self.name = blob.name
+        self.mean_s = 0.0
+        """How long its calls take, recent ones counting most; 0 = not known yet."""
+        self._blob = blob.blob
+        self._opened: tuple[Callable[..., Any], bool] | None = None
+
+    def open(self) -> tuple[Callable[..., Any], bool]:
+        """The function, and whether it takes the context as its first argument. Raises whatever unpickling raises."""
+        opened = self._opened
+        if opened is None:
+            function, takes_context = payloads.loads(self._blob)
+            self._opened = opened = (function, takes_context)
+            self._blob = b""
+        return opened
+
+    def took(self, seconds: float) -> None:
+        """A call of it took this long."""
+        self.mean_s = seconds if not self.mean_s else 0.7 * self.mean_s + 0.3 * seconds
+
+
+class Functions:
+    """A bounded cache of functions."""
+
+    def __init__(self, *, room: int = _ROOM) -> None:
+        self._room = room
+        self._here: OrderedDict[str, Function] = OrderedDict()
+
+    def find(self, key: str, blob: FunctionBlob | None) -> Function | None:
+        """The function of this key, from the cache or from `blob`; None when it is in neither."""
+        found = self._here.get(key)
+        if found is None:
+            if blob is None:
+                return None
+            found = self._here[key] = Function(blob)
+            if len(self._here) > self._room:
+                self._here.popitem(last=False)
+        else:
+            self._here.move_to_end(key)
+        return found

@@ -1,0 +1,142 @@
+"""`serve(socket)`: the life of a library process, from its settings to its end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+from stoker.contexts import ambient
+from stoker.contexts.loading import load_context
+from stoker.manager.protocol import wire
+from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.to_agent import Hello, Loaded, LoadFailed
+from stoker.manager.protocol.to_library import Load
+from stoker.pilot.library import frames
+from stoker.pilot.library import settings as settings_module
+from stoker.pilot.library.marker import Marker
+from stoker.pilot.library.printing import LogTail, ThreadTail
+from stoker.pilot.library.runner import Runner, clean
+from stoker.pilot.library.sandbox import Sandbox
+from stoker.pilot.library.server import Server
+from stoker.pilot.library.settings import Settings
+
+_TAIL_LINES = 20
+
+
+def serve(number: int) -> None:
+    """Be the library on this socket: load the context, serve calls, return when told to stop."""
+    sock = socket.socket(fileno=number)
+    sock.set_inheritable(False)
+    sock.setblocking(True)
+    settings = settings_module.decode(_read_exactly(sock))
+    sys.path.extend(place for place in settings.search_path if place not in sys.path)
+    sock.sendall(frames.pack([Hello(library=settings.library, pid=os.getpid())]))
+    messages = wire.to_library_decoder()(_read_exactly(sock)).messages
+    order = messages[0]
+    if not isinstance(order, Load):
+        raise SystemExit(f"the agent's first order is {type(order).__name__}, not Load")
+    tail = LogTail(settings.log)
+    slots = max(1, order.recipe.slots)
+    marker = Marker(os.path.join(settings.folder, "running"), slots=slots)
+    sandbox = Sandbox(os.path.join(settings.folder, "slot-0"))
+    loaded = _load(order, settings, sock)
+    if loaded is None:
+        return
+    context = loaded[0]
+    tail.take()
+    sandbox.restore()
+    gc.collect()
+    gc.freeze()  # the context lives as long as the process: the collector need not look at it again
+    server = Server(sock, context=context, calls_allowed=order.recipe.calls_per_library)
+
+    def make_runner(slot: int) -> Runner:
+        own = sandbox if slot == 0 else Sandbox(os.path.join(settings.folder, f"slot-{slot}"))
+        if slots > 1:
+            own.enter_own()
+        return Runner(
+            settings,
+            slot=slot,
+            marker=marker,
+            sandbox=own,
+            tail=tail if slots == 1 else ThreadTail(settings.log),
+            context=context,
+            report=server.report,
+        )
+
+    server.send(loaded[1])
+    if slots == 1:
+        server.serve(make_runner(0), idle=lambda: marker.idle(0))
+    else:
+        server.serve_threads(make_runner, slots, idle=marker.idle)
+
+
+def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Loaded] | None:
+    """The context and what loading it took; None when it failed, which has then been said."""
+    ambient.enter_library(device=order.devices, objects=order.objects)
+    started = time.monotonic()
+    try:
+        context = load_context(order.recipe, order.objects)
+    except BaseException as error:  # sys.exit in a loader too
+        trace = error.__traceback__
+        text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
+        print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
+        failure = Failure(
+            kind=FailureKind.CONTEXT,
+            message=clean(f"the loader of {order.recipe.name} raised {type(error).__name__}: {error}"),
+            pilot=settings.pilot,
+            library=settings.library,
+            tail=clean("\n".join(text.splitlines()[-_TAIL_LINES:])),
+            log=settings.log,
+        )
+        sock.sendall(frames.pack([LoadFailed(failure=failure)]))
+        return None
+    ambient.enter_library(device=order.devices, context=context)
+    seconds = time.monotonic() - started
+    resident, peak = _memory()
+    return context, Loaded(
+        load_s=seconds, resident_bytes=resident, peak_bytes=peak, device_bytes=_device_memory(order.devices)
+    )
+
+
+def _memory() -> tuple[int, int]:
+    """This process's memory now and at most, in bytes."""
+    found = {"VmRSS:": 0, "VmHWM:": 0}
+    with open("/proc/self/status") as file:
+        for line in file:
+            name, _, rest = line.partition("\t")
+            if name in found:
+                found[name] = int(rest.split()[0]) * 1024
+    return found["VmRSS:"], max(found["VmHWM:"], found["VmRSS:"])
+
+
+def _device_memory(devices: tuple[str, ...]) -> int:
+    """Bytes that PyTorch holds on the fullest of this library's GPUs; 0 where there is none."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return 0
+    return max(
+        (int(torch.cuda.memory_reserved(index)) for index in range(min(len(devices), torch.cuda.device_count()))),
+        default=0,
+    )
+
+
+def _read_exactly(sock: socket.socket) -> bytes:
+    """One frame, and not a byte more. Ends the process if the agent is gone."""
+    head = _exactly(sock, frames.HEAD_BYTES)
+    return _exactly(sock, int.from_bytes(head, "little"))
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got = sock.recv_into(view)
+        if not got:
+            raise SystemExit(1)
+        view = view[got:]
+    return bytes(data)

@@ -1,0 +1,113 @@
+"""What a call prints, told by where it lies in the library's log file.
+
+With one slot, standard output and error are the log file itself, so that output of child processes and of C code is in
+it too, and a call's part is what the file grew by. With several slots the calls of all threads would mix: Python's own
+streams are then kept a thread and written in one piece when the call ends (output of child processes and C code still
+lands in the log, but belongs to no call).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from typing import TextIO
+
+from stoker.manager.protocol.calls import Printed
+
+
+class LogTail:
+    """One slot: what the log file grew by."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._end = os.fstat(1).st_size
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # A library that is killed leaves its last lines; odd characters never fail a call.
+                stream.reconfigure(line_buffering=True, encoding="utf-8", errors="backslashreplace")
+
+    def begin(self) -> None:
+        """A call begins."""
+
+    def take(self) -> Printed | None:
+        """What was printed since the last time."""
+        _flush(sys.stdout)
+        _flush(sys.stderr)
+        size = os.fstat(1).st_size
+        if size == self._end:
+            return None
+        start, self._end = self._end, size
+        return Printed(path=self._path, start=start, end=size) if size > start else None
+
+
+class ThreadTail:
+    """Several slots: Python's streams, a thread at a time."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        if not isinstance(sys.stdout, _Router):
+            sys.stdout = _Router(sys.stdout)
+            sys.stderr = _Router(sys.stderr)
+
+    def begin(self) -> None:
+        """A call begins in this thread."""
+        _local.text = io.StringIO()
+
+    def take(self) -> Printed | None:
+        """Write what this thread has printed, and say where."""
+        text: io.StringIO | None = getattr(_local, "text", None)
+        _local.text = None
+        data = text.getvalue().encode("utf-8", "backslashreplace") if text is not None else b""
+        if not data:
+            return None
+        with self._lock:
+            start = os.fstat(1).st_size
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(1, rest) :]
+        return Printed(path=self._path, start=start, end=start + len(data))
+
+
+_local = threading.local()
+
+
+class _Router(io.TextIOBase):
+    """A text stream that keeps what a call's thread writes, and passes on the rest."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Keep it if a call runs in this thread."""
+        kept: io.StringIO | None = getattr(_local, "text", None)
+        return (kept if kept is not None else self._stream).write(text)
+
+    def flush(self) -> None:
+        """Flush what is not kept."""
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        """The log file's."""
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # read-only here
+        """As the stream beneath."""
+        return self._stream.encoding
+
+
+def _flush(stream: TextIO | None) -> None:
+    """Flush, whatever a user has put in the stream's place."""
+    if stream is not None:
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass

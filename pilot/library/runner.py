@@ -1,0 +1,242 @@
+"""One slot: runs one call after another, and says of each how it ended.
+
+This is the hot path: a call that does nothing should cost its library a few tens of microseconds, so nothing here asks
+the system twice for what it can know, and every rarer path is in a function of its own.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.contexts import ambient, payloads
+from stoker.contexts.recipe import ObjectRef
+from stoker.errors import SerializationError
+from stoker.manager.protocol.calls import (
+    INLINE_LIMIT_BYTES,
+    CallEnd,
+    CallProgress,
+    CallSpec,
+    Failure,
+    FailureKind,
+    Payload,
+)
+from stoker.manager.protocol.to_library import Run
+from stoker.pilot.library.functions import Function
+from stoker.pilot.library.marker import Marker
+from stoker.pilot.library.printing import LogTail, ThreadTail
+from stoker.pilot.library.sandbox import Sandbox
+from stoker.pilot.library.settings import Settings
+
+_SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
+_now = time.perf_counter
+_clock_ns = time.monotonic_ns
+
+
+class Work(msgspec.Struct, frozen=True):
+    """A call with what its frame said of all its calls."""
+
+    spec: CallSpec
+    run: Run
+    function: Function
+
+
+class Runner:
+    """One slot. `report` takes a call's progress and answers nothing; `context` is what calls may be given."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        slot: int,
+        marker: Marker,
+        sandbox: Sandbox,
+        tail: LogTail | ThreadTail,
+        context: Any,
+        report: Callable[[CallProgress], None],
+    ) -> None:
+        self._settings = settings
+        self._slot = slot
+        self._marker = marker
+        self._sandbox = sandbox
+        self._tail = tail
+        self._context = context
+        self._report = report
+        self._hook: ambient.ProgressHook = self._progress
+        self._last = CallProgress(call=0)  # type: ignore[arg-type]
+        self.call = 0
+        """The call that runs, 0 when none does."""
+        self.begun = 0
+        """How many calls have begun: tells a watcher whether the same call still runs."""
+        self.evict = False
+        """Set from outside: the call is to end at its next progress report."""
+        self.ended_at = 0.0
+        """When the last call ended, on `time.perf_counter`."""
+
+    def run(self, work: Work) -> CallEnd | CallProgress:
+        """How a call ended; or its checkpoint, when it was evicted."""
+        spec = work.spec
+        call = spec.call
+        self._marker.begin(self._slot, call, _clock_ns())
+        self.evict = False
+        self.begun += 1
+        self.call = call
+        self._tail.begin()
+        started = _now()
+        payload: Payload = b""
+        failure: Failure | None = None
+        ok = False
+        try:
+            if work.run.options.folder:
+                self._sandbox.visit(work.run.options.folder)
+            function, takes_context = self._open_function(work)
+            args, kwargs = self._open_arguments(spec, work)
+            ambient.enter_call(hook=self._hook, folder=self._sandbox.path, state=spec.progress)
+            started = _now()
+            if takes_context:
+                result = function(self._context, *args, **kwargs)
+            else:
+                result = function(*args, **kwargs)
+            self.ended_at = ended = _now()
+            try:
+                payload = self._pack(call, result)
+                ok = True
+            except _NotMoved as error:
+                failure = error.failure
+            # A large result must not live until the next call has run.
+            del result, args, kwargs
+        except _NotMoved as error:
+            self.ended_at = ended = _now()
+            failure = error.failure
+        except ambient.Evicted as evicted:
+            self.ended_at = _now()
+            self._finish()
+            return msgspec.structs.replace(self._last, call=call, state=evicted.state)
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: a function ends, not its library
+            self.ended_at = ended = _now()
+            payload = self._pack_error(call, error)
+        printed = self._finish()
+        run_s = ended - started
+        work.function.took(run_s)
+        return CallEnd(call, ok, payload, run_s, failure, printed)
+
+    def _finish(self) -> Any:
+        ambient.leave_call()
+        self.call = 0
+        printed = self._tail.take()
+        self._sandbox.restore()
+        return printed
+
+    def _open_function(self, work: Work) -> tuple[Callable[..., Any], bool]:
+        try:
+            return work.function.open()
+        except BaseException as error:
+            raise _NotMoved(
+                self._failure(
+                    f"the function {work.function.name} could not be unpickled on {self._settings.pilot}:"
+                    f" {type(error).__name__}: {error}; what it imports must be installed there"
+                )
+            ) from error
+
+    def _open_arguments(self, spec: CallSpec, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        try:
+            data: Any = spec.payload
+            if isinstance(data, ObjectRef):
+                data = _map(work.run.objects.get(data.name) or data.source)
+            args, kwargs = payloads.loads(data)
+        except BaseException as error:
+            raise _NotMoved(
+                self._failure(
+                    f"the arguments of {work.function.name} could not be unpickled on {self._settings.pilot}:"
+                    f" {type(error).__name__}: {error}"
+                )
+            ) from error
+        return args, kwargs
+
+    def _pack(self, call: int, result: Any) -> Payload:
+        try:
+            if type(result) in _SMALL:
+                parts: list[Any] = [payloads.dumps(result, what="result")]
+            else:
+                parts = payloads.dump_parts(result, what="result")
+        except SerializationError as error:
+            raise _NotMoved(self._failure(str(error))) from error
+        except BaseException as error:
+            text = f"the result, a {type(result).__name__}, could not be pickled: {type(error).__name__}: {error}"
+            raise _NotMoved(self._failure(text)) from error
+        if len(parts) == 1 and len(parts[0]) <= INLINE_LIMIT_BYTES:
+            return parts[0] if type(parts[0]) is bytes else bytes(parts[0])
+        if sum(map(len, parts)) <= INLINE_LIMIT_BYTES:
+            return b"".join(parts)
+        return self._store(call, parts)
+
+    def _pack_error(self, call: int, error: BaseException) -> Payload:
+        if error.__traceback__ is not None:  # from the user's own frame on
+            error.__traceback__ = error.__traceback__.tb_next
+        data = payloads.dump_exception(error)
+        error.__traceback__ = None  # frames hold the arguments alive
+        if len(data) <= INLINE_LIMIT_BYTES:
+            return data
+        try:
+            return self._store(call, [data])
+        except _NotMoved:
+            return payloads.dump_exception(SerializationError(f"{type(error).__name__} of {len(data)} bytes was lost"))
+
+    def _store(self, call: int, parts: list[Any]) -> ObjectRef:
+        size = sum(map(len, parts))
+        name = f"result-{call:x}-{uuid.uuid4().hex[:12]}"
+        path = Path(self._settings.objects) / name
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+                for part in parts:
+                    rest = memoryview(part)
+                    while rest:
+                        rest = rest[file.write(rest) :]
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            text = f"a result of {size} bytes could not be written to {path}: {error}; make room there and run it again"
+            raise _NotMoved(self._failure(text)) from error
+        return ObjectRef(name=name, size_bytes=size, source=str(path))
+
+    def _failure(self, message: str) -> Failure:
+        return Failure(
+            kind=FailureKind.SERIALIZATION,
+            message=clean(message),
+            pilot=self._settings.pilot,
+            library=self._settings.library,
+            log=self._settings.log,
+        )
+
+    def _progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
+        self._last = CallProgress(call=self.call, done=done, total=total, metric=metric, state=state)  # type: ignore[arg-type]
+        if self.call:
+            self._report(self._last)
+        return self.evict
+
+
+class _NotMoved(Exception):
+    """Something of the call could not be brought here or sent away."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def _map(path: str) -> memoryview:
+    """A file's bytes, writable without changing the file, read as they are used."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(bytearray())
+        return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+
+
+def clean(text: str) -> str:
+    """Text that every peer can read: odd characters of user code must not break a frame."""
+    return text.encode("utf-8", "replace").decode()

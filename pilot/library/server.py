@@ -1,0 +1,285 @@
+"""The library's loop.
+
+With one slot, the main thread does everything by itself: it reads frames when it has nothing to run, runs calls in
+order, and sends their ends. No thread hands anything to another, which is what makes a call that does nothing cheap.
+
+That leaves a library deaf while a call runs. The *attendant* is a second thread that sleeps while calls are short; it
+ticks every 20 ms while the library is busy, and when it finds the same call still running it does the main thread's
+talking: it sends ends that wait, and reads frames (work is queued, calls are given back, an eviction is noted).
+
+An end is sent before the library waits for more work, when it is older than a millisecond, and before a call whose
+function is known to be slow or not known at all; so none waits for the call behind it, and short calls share frames.
+
+With several slots, calls run in threads and the main thread only reads.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from stoker.manager.protocol import wire
+from stoker.manager.protocol.calls import CallEnd, CallProgress
+from stoker.manager.protocol.to_agent import Ended, Evicted, GivenBack, Reports, Resized
+from stoker.manager.protocol.to_library import Evict, GiveBack, Load, Resize, Run, Stop
+from stoker.pilot.core.turns import FirstCome
+from stoker.pilot.library import frames
+from stoker.pilot.library.functions import Functions
+from stoker.pilot.library.runner import Runner, Work
+
+_PATIENCE_S = 0.001
+"""How long an end may wait for company, and how long the library is deaf between short calls."""
+_SLOW_S = 0.0005
+"""Calls of a function that takes longer do not share frames."""
+_TICK_S = 0.02
+_REPORT_S = 0.05
+"""Progress is reported at most this often."""
+_now = time.perf_counter
+
+
+class Server:
+    """Serves calls on one socket until told to stop, or until the library has served `calls_allowed` (0 = any)."""
+
+    def __init__(self, sock: socket.socket, *, context: Any, calls_allowed: int) -> None:
+        self._sock = sock
+        self._context = context
+        self._allowed = calls_allowed
+        self._reader = frames.FrameReader(sock)
+        self._decode = wire.to_library_decoder()
+        self._functions = Functions()
+        self._queue: FirstCome[Work] = FirstCome()
+        self._runners: list[Runner] = []
+        self._ends: deque[CallEnd] = deque()
+        self._oldest_end = 0.0
+        self._reports: dict[int, CallProgress] = {}
+        self._reported_at = 0.0
+        self._sending = threading.Lock()
+        self._reading = threading.Lock()
+        self._stopping = False
+        self._served = 0
+        self._idle: Callable[[], None] = _nothing
+        self._bell = threading.Event()
+        self._parked = True
+        self._resize_to = -1
+
+    def report(self, progress: CallProgress) -> None:
+        """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago."""
+        self._reports[progress.call] = progress
+        if _now() - self._reported_at > _REPORT_S:
+            self._send_waiting()
+
+    def serve(self, runner: Runner, *, idle: Callable[[], None]) -> None:
+        """Run calls in this thread. `idle` is called whenever there is nothing to run."""
+        self._runners = [runner]
+        self._idle = idle
+        threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
+        take, run, ends = self._queue.take, runner.run, self._ends
+        read_at = 0.0
+        while not self._over():
+            entry = take()
+            if entry is None:
+                self._idle()
+                self._send_waiting()
+                self._receive(block=True)
+                read_at = _now()
+                continue
+            if self._parked:
+                self._parked = False
+                self._bell.set()
+            work = entry[1]
+            if ends and not 0.0 < work.function.mean_s < _SLOW_S:
+                self._send_waiting()
+            self._note(run(work), runner)
+            now = runner.ended_at
+            if ends and now - self._oldest_end > _PATIENCE_S:
+                self._send_waiting()
+            if now - read_at > _PATIENCE_S:
+                self._receive(block=False)
+                read_at = now
+            if self._resize_to >= 0:
+                self._resize()
+        self._idle()
+        self._send_waiting()
+
+    def serve_threads(self, make_runner: Callable[[int], Runner], slots: int, *, idle: Callable[[int], None]) -> None:
+        """Run calls in `slots` threads; this one reads."""
+        work_came = threading.Condition()
+        threads: list[threading.Thread] = []
+
+        def worker(slot: int) -> None:
+            runner = make_runner(slot)
+            self._runners.append(runner)
+            while True:
+                with work_came:
+                    while (entry := self._queue.take()) is None:
+                        if self._over():
+                            return
+                        work_came.wait()
+                work = entry[1]
+                if self._ends and not 0.0 < work.function.mean_s < _SLOW_S:
+                    self._send_waiting()
+                self._note(run_result := runner.run(work), runner)
+                del run_result
+                if not len(self._queue):
+                    idle(slot)
+                if not len(self._queue) or runner.ended_at - self._oldest_end > _PATIENCE_S:
+                    self._send_waiting()
+                if self._over():
+                    with work_came:
+                        work_came.notify_all()
+                    self._sock.shutdown(socket.SHUT_RD)  # wakes the reader
+
+        for slot in range(slots):
+            threads.append(threading.Thread(target=worker, args=(slot,), name=f"stoker-slot-{slot}", daemon=True))
+            threads[-1].start()
+        while not self._over():
+            self._receive(block=True, over=self._over)
+            if self._resize_to >= 0:
+                self._resize()
+            with work_came:
+                work_came.notify(slots)
+        with work_came:
+            work_came.notify_all()
+        for thread in threads:
+            thread.join()
+        self._send_waiting()
+
+    def _over(self) -> bool:
+        return (self._stopping and not len(self._queue)) or 0 < self._allowed <= self._served
+
+    def _note(self, outcome: CallEnd | CallProgress, runner: Runner) -> None:
+        self._served += 1
+        self._reports.pop(outcome.call, None)
+        if isinstance(outcome, CallProgress):
+            self._send([Evicted(progress=outcome)])
+            return
+        if not self._ends:
+            self._oldest_end = runner.ended_at
+        self._ends.append(outcome)
+
+    # ---- talking
+
+    def send(self, message: Any) -> None:
+        """Send one message now."""
+        self._send([message])
+
+    def _send_waiting(self) -> None:
+        ends, out = self._ends, []
+        while ends:
+            try:
+                out.append(ends.popleft())
+            except IndexError:  # the other thread took it
+                break
+        messages: list[Any] = [Ended(out)] if out else []
+        if self._reports:
+            reports, self._reports = self._reports, {}
+            messages.append(Reports(list(reports.values())))
+            self._reported_at = _now()
+        if messages:
+            self._send(messages)
+
+    def _send(self, messages: list[Any]) -> None:
+        data = frames.pack(messages)
+        try:
+            with self._sending:
+                self._sock.sendall(data)
+        except OSError:
+            os._exit(1)  # the agent is gone; nobody is left to work for
+
+    def _receive(self, *, block: bool, over: Callable[[], bool] | None = None) -> None:
+        """Read what has come. In the attendant, or between short calls, without waiting."""
+        if not self._reading.acquire(blocking=block):
+            return
+        try:
+            if block and len(self._queue):  # the attendant has just read some
+                return
+            try:
+                here = self._reader.fill(block=block)
+            except BlockingIOError:
+                return
+            except OSError:
+                here = False
+            if not here:
+                if over is not None and over():
+                    return
+                os._exit(1)
+            while (frame := self._reader.next()) is not None:
+                for message in self._decode(frame).messages:
+                    self._handle(message)
+        finally:
+            self._reading.release()
+
+    def _handle(self, message: Load | Run | GiveBack | Evict | Resize | Stop) -> None:
+        match message:
+            case Run():
+                self._queue_calls(message)
+            case GiveBack(count=count, calls=calls):
+                back = self._queue.drop(calls) if calls else self._queue.give_back(count)
+                self._send([GivenBack(tuple(back))])  # type: ignore[arg-type]
+            case Evict(call=call):
+                for runner in self._runners:
+                    if runner.call == call:
+                        runner.evict = True
+                back = self._queue.drop([call])
+                if back:
+                    self._send([GivenBack(tuple(back))])  # type: ignore[arg-type]
+            case Resize(device_memory_bytes=size):
+                self._resize_to = size
+                if not any(runner.call for runner in self._runners):
+                    self._resize()
+            case Stop():
+                self._stopping = True
+                self._send([GivenBack(tuple(self._queue.give_back(len(self._queue))))])  # type: ignore[arg-type]
+            case Load():
+                pass  # it is loaded already: a second order changes nothing
+
+    def _queue_calls(self, message: Run) -> None:
+        calls = message.calls
+        if self._stopping:
+            self._send([GivenBack(tuple(spec.call for spec in calls))])
+            return
+        function = self._functions.find(message.function, message.function_blob)
+        if function is None:
+            self._send([GivenBack(tuple(spec.call for spec in calls), need_function=True)])
+            return
+        add = self._queue.add
+        for spec in calls:
+            add(spec.call, Work(spec, message, function))
+
+    def _resize(self) -> None:
+        """Between calls: tell the context, if it can be told, that it may hold this much memory of each device."""
+        size, self._resize_to = self._resize_to, -1
+        resize = getattr(self._context, "resize", None)
+        if callable(resize):
+            resize(size)
+        self._send([Resized(device_memory_bytes=size)])
+
+    # ---- the attendant
+
+    def _attend(self) -> None:
+        runner = self._runners[0]
+        while True:
+            self._bell.wait()
+            self._bell.clear()
+            seen = -1
+            while True:
+                time.sleep(_TICK_S)
+                begun, call = runner.begun, runner.call
+                if call and begun == seen:
+                    self._send_waiting()
+                    self._receive(block=False)
+                elif not call and begun == seen:  # nothing ran for a whole tick
+                    break
+                seen = begun
+            self._parked = True
+            if runner.begun != seen:  # a call began just now and did not ring
+                self._bell.set()
+
+
+def _nothing() -> None:
+    pass

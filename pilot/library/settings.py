@@ -1,0 +1,24 @@
+"""What a library process is told of itself: the first frame on its socket, before any message."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """One library's place on its pilot. Paths are absolute.
+
+    `folder` is its own on local disk, `log` the file that its output goes to, `objects` the session's folder for
+    large results, `search_path` is appended to `sys.path`.
+    """
+
+    pilot: str
+    library: int
+    folder: str
+    log: str
+    objects: str
+    search_path: tuple[str, ...] = ()
+
+
+decode = msgspec.msgpack.Decoder(Settings).decode
+encode = msgspec.msgpack.Encoder().encode

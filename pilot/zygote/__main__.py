@@ -1,0 +1,27 @@
+"""`python -P -m stoker.pilot.zygote SOCKET PARENT SCRATCH`: started by an agent, never by hand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+from stoker.pilot.zygote import processes
+from stoker.pilot.zygote.server import Server
+
+
+def main() -> None:
+    """Serve the agent on the inherited socket."""
+    number, parent, scratch = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    processes.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    os.set_inheritable(number, False)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # modules beside the user's program, where the pilot started there
+    Server(socket.socket(fileno=number), scratch=scratch).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The agent's end of a zygote."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from stoker.pilot.zygote.child import THREAD_VARIABLES
+from stoker.pilot.zygote.messages import LIMIT_BYTES, Fork, FromZygote, Kill, Preload, ToZygote
+
+_decode = msgspec.msgpack.Decoder[FromZygote](FromZygote).decode
+_encode = msgspec.msgpack.Encoder().encode
+_ENTRY_MODULES = ("stoker.pilot.library.main",)
+
+
+class Zygote:
+    """A zygote for one set of preloaded modules. It is made from the thread that it dies with."""
+
+    def __init__(self, preload: tuple[str, ...], *, log: Path, scratch: Path, environ: Mapping[str, str]) -> None:
+        """Start it. `scratch` is the folder that it removes if this process dies without a word. Raises OSError."""
+        self.preload = preload
+        self.log = log
+        self.ready = False
+        self.libraries: set[int] = set()
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        single = dict.fromkeys(THREAD_VARIABLES, "1")
+        single |= {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        with theirs, log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "stoker.pilot.zygote",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                    str(scratch),
+                ],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**environ, **single},
+                start_new_session=True,
+            )
+        self._sock.setblocking(False)
+        self._send(Preload(modules=(*_ENTRY_MODULES, *preload)))
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """For a poller."""
+        return self._sock.fileno()
+
+    def fork(self, order: Fork, sock: socket.socket) -> None:
+        """Ask for a library that talks over `sock`, which this process then no longer has. Raises OSError."""
+        with sock:
+            socket.send_fds(self._sock, [_encode(order)], [sock.fileno()])
+        self.libraries.add(order.library)
+
+    def kill(self, library: int, how: int = signal.SIGKILL) -> None:
+        """Send a signal to a library."""
+        self._send(Kill(library=library, signal=how))
+
+    def receive(self) -> list[FromZygote] | None:
+        """What it has said; None when it has ended."""
+        said: list[FromZygote] = []
+        while True:
+            try:
+                data = self._sock.recv(LIMIT_BYTES)
+            except BlockingIOError:
+                return said
+            except OSError:
+                data = b""
+            if not data:
+                return said or None
+            said.append(_decode(data))
+
+    def close(self) -> None:
+        """Let it end: it kills its libraries and removes the scratch folder by itself."""
+        self._sock.close()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within this time."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def destroy(self) -> None:
+        """Kill it, and with it its libraries."""
+        self._sock.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _send(self, message: ToZygote) -> None:
+        try:
+            self._sock.send(_encode(message))
+        except OSError:
+            pass  # it has ended: `receive` says so

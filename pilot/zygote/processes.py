@@ -1,0 +1,101 @@
+"""Linux process plumbing: dying with a parent, adopting orphans, and finding everything below a process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection, Iterable, Iterator
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl {option}: {os.strerror(error)}")
+
+
+def die_with_parent(how: int) -> None:
+    """Get this signal when the thread that made this process ends."""
+    _prctl(_PR_SET_PDEATHSIG, how)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, so that none slips away by forking twice."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process; none if it is gone."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except FileNotFoundError:
+        if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
+            return [child.pid for child in _psutil_children(pid)]  # a kernel without CONFIG_PROC_CHILDREN
+    except OSError:
+        pass
+    return found
+
+
+def _psutil_children(pid: int) -> list[psutil.Process]:
+    try:
+        return list(psutil.Process(pid).children())
+    except psutil.Error:
+        return []
+
+
+def tree(pid: int) -> Iterator[int]:
+    """A process and all its descendants, parents first."""
+    todo = [pid]
+    while todo:
+        one = todo.pop()
+        yield one
+        todo += children(one)
+
+
+def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> int:
+    """Send a signal to processes; returns how many there still were."""
+    sent = 0
+    for pid in pids:
+        try:
+            os.kill(pid, how)
+            sent += 1
+        except OSError:
+            continue
+    return sent
+
+
+def kill_strays(known: Collection[int], *, wait_s: float = 2.0) -> int:
+    """Kill every child of this process that is not in `known`, and theirs, until none is left; returns how many.
+
+    Works because this process adopts orphans: whatever a killed one leaves behind becomes a child of this process.
+    """
+    killed: set[int] = set()
+    until = time.monotonic() + wait_s
+    while True:
+        strays = [pid for pid in children(os.getpid()) if pid not in known]
+        kill_all(pid for stray in strays for pid in reversed(list(tree(stray))))
+        killed.update(strays)
+        for pid in strays:
+            reap(pid)
+        if not strays or time.monotonic() > until:
+            return len(killed)
+        time.sleep(0.001)
+
+
+def reap(pid: int) -> tuple[int, int, int] | None:
+    """Take a child's end if it has ended: pid, wait status, and its peak memory in bytes. `pid` -1 = any child."""
+    try:
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (ended, status, usage.ru_maxrss * 1024) if ended else None

@@ -1,0 +1,179 @@
+"""The zygote's loop: import, freeze, then fork on request and report ends.
+
+It stays single-threaded and runs no tensor operation: a thread pool that exists before a fork does not exist after it,
+and whoever waits for it waits forever. It survives whatever its children do (they are in sessions of their own and
+hold none of its sockets), and it holds on to nothing of theirs: descendants that a library leaves behind are adopted
+and killed. When the agent is gone it kills everything, removes the pilot's scratch folder and ends; the kernel tells it
+(a signal), and so does its socket. Until its imports are done it has no children and simply dies.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from types import FrameType
+
+import msgspec
+
+from stoker.pilot.zygote import child, processes
+from stoker.pilot.zygote.messages import (
+    LIMIT_BYTES,
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    FromZygote,
+    Kill,
+    Preload,
+    Preloaded,
+    ToZygote,
+)
+
+_decode = msgspec.msgpack.Decoder[ToZygote](ToZygote).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Server:
+    """One zygote."""
+
+    def __init__(self, sock: socket.socket, *, scratch: str) -> None:
+        self._sock = sock
+        self._scratch = scratch
+        self._libraries: dict[int, int] = {}
+        """Library by pid."""
+        self._threads = 1
+        self._over = False
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        """Serve until the agent is gone."""
+        self._sock.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _nothing)
+        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        poller.register(self._wake_read, select.POLLIN)
+        while not self._over:
+            poller.poll()
+            self._drain_wake()
+            self._reap()
+            self._receive()
+        self._clean()
+
+    def _end(self, _signal: int, _frame: FrameType | None) -> None:
+        self._over = True
+
+    def _drain_wake(self) -> None:
+        try:
+            while os.read(self._wake_read, 512):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _receive(self) -> None:
+        while not self._over:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, LIMIT_BYTES, 4)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, fds = b"", []
+            if not data:
+                self._over = True
+                return
+            match _decode(data):
+                case Preload(modules=modules):
+                    self._preload(modules)
+                case Fork() as order:
+                    self._fork(order, fds[0])
+                case Kill(library=library, signal=how):
+                    processes.kill_all([pid for pid, here in self._libraries.items() if here == library], how)
+
+    def _send(self, message: FromZygote) -> None:
+        self._sock.setblocking(True)  # the agent reads all the time; a packet is never dropped
+        try:
+            self._sock.send(_encode(message))
+        except OSError:
+            self._over = True
+        finally:
+            self._sock.setblocking(False)
+
+    def _preload(self, modules: tuple[str, ...]) -> None:
+        started = time.monotonic()
+        failed: dict[str, str] = {}
+        for name in modules:
+            module, _, attribute = name.partition(":")
+            try:
+                found = importlib.import_module(module)
+                if attribute:
+                    getattr(found, attribute)
+            except BaseException as error:  # sys.exit in a module is no reason to end
+                failed[name] = f"{type(error).__name__}: {error}"
+        child.set_threads(1)
+        gc.collect()
+        gc.freeze()
+        self._threads = len(os.listdir("/proc/self/task"))
+        # From now on there are children to clean up after: be told of the agent's end instead of being killed by it.
+        processes.adopt_orphans()
+        processes.die_with_parent(signal.SIGTERM)
+        seconds = time.monotonic() - started
+        self._send(Preloaded(failed=failed, seconds=seconds, threads=self._threads))
+
+    def _fork(self, order: Fork, sock: int) -> None:
+        if self._threads > 1:
+            order = msgspec.structs.replace(order, fresh=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(sock)
+            self._send(ForkFailed(library=order.library, reason=str(error)))
+            return
+        if pid == 0:
+            self._sock.close()
+            os.close(self._wake_read)
+            signal.set_wakeup_fd(-1)
+            os.close(self._wake_write)
+            child.become_library(order, sock, parent=parent)
+        os.close(sock)
+        self._libraries[pid] = order.library
+        self._send(Forked(library=order.library, pid=pid))
+
+    def _reap(self) -> None:
+        while (ended := processes.reap(-1)) is not None:
+            pid, status, peak = ended
+            library = self._libraries.pop(pid, None)
+            if library is None:
+                continue
+            orphans = processes.kill_strays(self._libraries)
+            code = os.waitstatus_to_exitcode(status)
+            self._send(
+                Exited(
+                    library=library,
+                    pid=pid,
+                    signal=max(0, -code),
+                    exit_code=max(0, code),
+                    peak_bytes=peak,
+                    orphans=orphans,
+                )
+            )
+
+    def _clean(self) -> None:
+        processes.kill_strays(())
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _nothing(_signal: int, _frame: FrameType | None) -> None:
+    """Only the wake-up matters."""
