@@ -1,0 +1,136 @@
+"""The manager's ROUTER socket: who may come in, who said what, who has left.
+
+CURVE keeps everybody out who does not have one of the session's two key pairs, before a byte of theirs is decoded;
+the pair that a peer used is its role (client or pilot) and goes with every frame of its (ZeroMQ's ZAP, RFC 27). The
+socket's monitor tells which connection broke, so that a killed pilot is noticed at once and not by its silence.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
+
+from stoker.errors import SessionError
+from stoker.manager.protocol.session import SessionFolder
+
+_ZAP = "inproc://zeromq.zap.01"
+_WATCHED = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+FRAME_LIMIT_BYTES = 64 * 1024 * 1024
+"""Larger frames are refused: payloads over 1 MB travel as objects."""
+
+
+class Role(enum.Enum):
+    """What a peer proved to be."""
+
+    CLIENT = "client"
+    """It has the session's client key."""
+    PILOT = "pilot"
+    """It has the session's pilot key."""
+
+
+class Doors:
+    """The socket, its gate keeper, and its monitor."""
+
+    def __init__(self, folder: SessionFolder, *, address: str = "", interface: str = "127.0.0.1") -> None:
+        """Listen on `address`, or on a free port of `interface`. Raises SessionError if that cannot be."""
+        self._context = zmq.Context()
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.bind(_ZAP)
+        self._roles = {z85.decode(folder.read_key(role.value).public): role for role in Role}
+        server = folder.read_key("server")
+        self.router = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.CURVE_SERVER, 1), (zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.SNDHWM, 0),
+            (zmq.RCVHWM, 0), (zmq.LINGER, 2000), (zmq.MAXMSGSIZE, FRAME_LIMIT_BYTES), (zmq.TCP_KEEPALIVE, 1),
+            (zmq.TCP_KEEPALIVE_IDLE, 10), (zmq.TCP_KEEPALIVE_INTVL, 5), (zmq.TCP_KEEPALIVE_CNT, 3),
+        ):  # fmt: skip
+            self.router.setsockopt(option, value)
+        self.router.setsockopt(zmq.CURVE_SECRETKEY, server.secret.encode())
+        self.router.setsockopt(zmq.CURVE_PUBLICKEY, server.public.encode())
+        self._monitor = self.router.get_monitor_socket(_WATCHED)
+        try:
+            if address:
+                self.router.bind(address)
+                self.address = address
+            else:
+                port = self.router.bind_to_random_port(
+                    f"tcp://{interface}", min_port=21000, max_port=21999, max_tries=500
+                )
+                self.address = f"tcp://{interface}:{port}"
+        except zmq.ZMQError as error:
+            self.close()
+            raise SessionError(f"the manager cannot listen on {address or interface}: {error}") from error
+        self.poller = zmq.Poller()
+        for socket in (self.router, self._zap, self._monitor):
+            self.poller.register(socket, zmq.POLLIN)
+        self._by_fd: dict[int, bytes] = {}
+        self._fds: dict[bytes, int] = {}
+        self.turned_away = 0
+
+    def left(self) -> Iterator[bytes]:
+        """Peers whose connection has broken since the last time. Ask before `frames`: order tells old from new."""
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart())
+            if event["event"] != zmq.EVENT_DISCONNECTED:
+                self.turned_away += 1
+                continue
+            peer = self._by_fd.pop(event["value"], None)
+            if peer is not None and self._fds.get(peer) == event["value"]:
+                del self._fds[peer]
+                yield peer
+
+    def frames(self, most: int = 2000) -> Iterator[tuple[Role, bytes, Any]]:
+        """Waiting frames: role, peer, bytes."""
+        router, again = self.router, zmq.Again
+        for _ in range(most):
+            try:
+                parts = router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except again:
+                return
+            if len(parts) != 2:
+                self.turned_away += 1
+                continue
+            peer, body = parts[0].bytes, parts[1]
+            role = Role(body.get("User-Id"))
+            fd = body.get(zmq.SRCFD)
+            if self._fds.get(peer) != fd:
+                self._fds[peer] = fd
+                self._by_fd[fd] = peer
+            yield role, peer, body.buffer
+
+    def gate(self) -> None:
+        """Answer whoever asks whether a peer may come in (ZAP)."""
+        while self._zap.poll(0):
+            version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
+            role = self._roles.get(credentials[0]) if mechanism == b"CURVE" and credentials else None
+            if role is None:
+                self._zap.send_multipart([version, request, b"400", b"not a key of this session", b"", b""])
+            else:
+                self._zap.send_multipart([version, request, b"200", b"OK", role.value.encode(), b""])
+
+    def send(self, peer: bytes, frame: bytes) -> bool:
+        """Send a frame; False if the peer is not connected."""
+        try:
+            self.router.send_multipart([peer, frame], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Send what is still to be sent (for two seconds at most) and close."""
+        if hasattr(self, "_monitor"):
+            self.router.disable_monitor()
+            self._monitor.close(0)
+        self._zap.close(0)
+        self.router.close()
+        self._context.term()

@@ -1,0 +1,288 @@
+"""The manager's one loop.
+
+A turn: wait until something comes or is due; drain every socket; give each frame to the core; write the turn's events
+to the journal with one write; then send one frame a peer. Nothing is delayed to form a batch: batches form by
+themselves while a turn is under way.
+
+Time is the wall clock, made never to go back, so that times in the journal and in stories mean the same after a
+restart.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from stoker.errors import ProtocolError, SessionError
+from stoker.manager.core.commands import (
+    AskAdvice,
+    Command,
+    EndManager,
+    RecordLoad,
+    RecordRuns,
+    RequestPilots,
+    SetTimer,
+    ToClient,
+    ToPilot,
+)
+from stoker.manager.core.core import Core
+from stoker.manager.core.events import (
+    ClientGone,
+    Event,
+    FromClient,
+    FromPilot,
+    ManagerRestarted,
+    PilotCut,
+    PilotLost,
+    TimerFired,
+)
+from stoker.manager.core.seams import Policies
+from stoker.manager.core.state import PilotState
+from stoker.manager.live.doors import Doors, Role
+from stoker.manager.live.history import History
+from stoker.manager.live.journal import Journal
+from stoker.manager.live.replay import replay
+from stoker.manager.protocol import to_client, to_pilot, wire
+from stoker.manager.protocol.ids import ClientId, PilotId
+from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.manager.protocol.to_manager import AskStatus, AskStory
+
+log = logging.getLogger("stoker.manager")
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """How long the manager waits for whom, in seconds."""
+
+    heartbeat_s: float = 5.0
+    silence_s: float = 15.0
+    pilot_back_s: float = 3.0
+    client_back_s: float = 5.0
+    first_client_s: float = 120.0
+    restart_s: float = 20.0
+    pilot_lease_s: float = 60.0
+
+
+class Server:
+    """A manager process: the core, its doors, journal and history."""
+
+    def __init__(
+        self,
+        folder: SessionFolder,
+        *,
+        session: str,
+        policies: Policies,
+        patience: Patience,
+        interface: str = "127.0.0.1",
+    ) -> None:
+        self.folder = folder
+        self.patience = patience
+        self._now = 0.0
+        self._due: list[tuple[float, str, str]] = []
+        self._heard: dict[str, float] = {}
+        self._absent: dict[str, float] = {}
+        """Who is cut off, and until when they may come back."""
+        self._ended = ""
+        self._read_client = wire.from_client()
+        self._read_pilot = wire.from_pilot()
+        before = folder.read() if folder.file.exists() else None
+        core = replay(folder.journal, session, policies) if folder.journal.exists() else None
+        self.journal = Journal(folder.journal)
+        self.doors = Doors(folder, address=before.address if before and core else "", interface=interface)
+        self.history = History()
+        now = self.clock()
+        self.core = core or Core(
+            session, policies, now=now, heartbeat_s=patience.heartbeat_s, lease_s=patience.pilot_lease_s
+        )
+        self._carry_out(self.core.start())
+        if core is not None:
+            self._come_back(now)
+        else:
+            self._absent["client "] = now + patience.first_client_s
+        if before is None or core is None:
+            server_key = folder.read_key("server").public
+            folder.write(SessionFile(session, wire.VERSION, self.doors.address, server_key, created_at=now))
+        log.info("session %s listens on %s", session, self.doors.address)
+
+    def clock(self) -> float:
+        """Seconds since the epoch, never going back."""
+        self._now = max(self._now, time.time())
+        return self._now
+
+    def run(self) -> str:
+        """Serve until the session is over; returns why."""
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(100_000, 50, 100)
+        if self.core.state.ending:
+            self._ended = self.core.state.ending
+        poll, doors = self.doors.poller.poll, self.doors
+        while not self._ended:
+            poll(self._wait_ms())
+            commands: list[Command] = []
+            now = self.clock()
+            for peer in doors.left():
+                self._left(peer.decode(), now, commands)
+            doors.gate()
+            for role, peer, data in doors.frames():
+                self._frame(role, peer, data, now, commands)
+            self._timers(now, commands)
+            self.journal.flush()
+            self._carry_out(commands)
+        log.info("session over: %s", self._ended)
+        return self._ended
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.journal.close()
+        self.history.close()
+        self.doors.close()
+
+    # ---- what comes in
+
+    def _frame(self, role: Role, peer: bytes, data: memoryview, now: float, commands: list[Command]) -> None:
+        state = self.core.state
+        try:
+            name = peer.decode()
+            if role is Role.PILOT:
+                frame = self._read_pilot(data)
+                event: Event = FromPilot(PilotId(name), frame.sequence, frame.messages)
+            else:
+                asked = self._read_client(data)
+                event = FromClient(ClientId(name), asked.sequence, asked.messages)
+        except (ProtocolError, UnicodeDecodeError) as error:
+            state.refuse("frame that is not in the protocol")
+            log.warning("refused a frame of %r: %s", peer, error)
+            return
+        key = f"{role.value} {name}"
+        self._heard[key] = now
+        if self._absent:
+            self._absent.pop(key, None)
+            if role is Role.CLIENT:
+                self._absent.pop("client ", None)
+        questions = isinstance(event, FromClient) and not event.sequence and _only_asks(event.messages)
+        self._give(event, now, commands, keep=not questions)
+
+    def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
+        if keep:
+            self.journal.write(now, event)
+        commands += self.core.handle(event, now)
+
+    def _left(self, peer: str, now: float, commands: list[Command]) -> None:
+        """A connection broke: its owner has a moment to come back."""
+        for role, patience in (("pilot", self.patience.pilot_back_s), ("client", self.patience.client_back_s)):
+            if f"{role} {peer}" in self._heard:
+                self._absent[f"{role} {peer}"] = now + patience
+                if role == "pilot":
+                    log.info("connection to pilot %s broke", peer)
+                    self._give(PilotCut(PilotId(peer)), now, commands)
+
+    # ---- what is due
+
+    def _wait_ms(self) -> int:
+        soonest = self._now + self.patience.heartbeat_s
+        if self._due:
+            soonest = min(soonest, self._due[0][0])
+        if self._absent:
+            soonest = min(soonest, *self._absent.values())
+        return max(0, min(5000, int((soonest - time.time()) * 1000) + 1))
+
+    def _timers(self, now: float, commands: list[Command]) -> None:
+        due, timers = self._due, self.core.state.timers
+        while due and due[0][0] <= now:
+            at, key, _ = heapq.heappop(due)
+            if timers.get(key) == at:
+                self._give(TimerFired(key), now, commands)
+        for key, until in list(self._absent.items()):
+            if until <= now:
+                del self._absent[key]
+                self._give_up(key, "did not come back", now, commands)
+        for key, heard in list(self._heard.items()):
+            if key.startswith("pilot ") and now - heard > self.patience.silence_s and key not in self._absent:
+                self._give_up(key, f"silent for {now - heard:.0f} s", now, commands)
+
+    def _give_up(self, key: str, why: str, now: float, commands: list[Command]) -> None:
+        role, _, name = key.partition(" ")
+        self._heard.pop(key, None)
+        log.warning("%s %s", key, why)
+        if not name:
+            self._ended = "no client ever came"
+        elif role == "pilot":
+            self._give(PilotLost(PilotId(name), why), now, commands)
+        else:
+            self._give(ClientGone(ClientId(name)), now, commands)
+
+    # ---- what goes out
+
+    def _carry_out(self, commands: Iterable[Command]) -> None:
+        frames: dict[str, list[object]] = {}
+        peer: str
+        advice: list[AskAdvice] = []
+        for command in commands:
+            match command:
+                case ToPilot(peer, message) | ToClient(peer, message):
+                    batch = frames.setdefault(peer, [])
+                    if isinstance(message, to_pilot.Ack | to_client.Ack) and batch and type(batch[-1]) is type(message):
+                        batch[-1] = message
+                    else:
+                        batch.append(message)
+                case SetTimer(at, key):
+                    heapq.heappush(self._due, (at, key, ""))
+                case AskAdvice():
+                    advice.append(command)
+                case RecordLoad() | RecordRuns():
+                    self.history.record(command)
+                case RequestPilots(count, kind):
+                    log.info("a policy wants %d more pilots of kind %r; the client's provider brings them", count, kind)
+                case EndManager(reason):
+                    self._ended = reason
+        for peer, messages in frames.items():
+            if not self.doors.send(peer.encode(), wire.encode(messages)):
+                log.info("nobody is connected as %s", peer)
+        for ask in advice:
+            self._advise(ask)
+
+    def _advise(self, ask: AskAdvice) -> None:
+        answer = self.history.answer(ask)
+        if answer is not None:
+            now, more = self.clock(), list[Command]()
+            self._give(answer, now, more)
+            self.journal.flush()
+            self._carry_out(more)
+
+    # ---- after a restart
+
+    def _come_back(self, now: float) -> None:
+        commands: list[Command] = []
+        state = self.core.state
+        for key, at in state.timers.items():
+            heapq.heappush(self._due, (at, key, ""))
+        for pilot in state.pilots.values():
+            if pilot.state is not PilotState.GONE:
+                self._absent[f"pilot {pilot.id}"] = now + self.patience.restart_s
+        for client in state.clients.values():
+            if not client.gone:
+                self._absent[f"client {client.id}"] = now + self.patience.restart_s
+        self._give(ManagerRestarted(), now, commands)
+        self.journal.flush()
+        self._carry_out(commands)
+        log.warning(
+            "came back from the journal: %d calls open, %d done, %d pilots",
+            len(state.calls),
+            state.done,
+            len(state.pilots),
+        )
+
+
+def _only_asks(messages: Sequence[object]) -> bool:
+    return bool(messages) and all(isinstance(message, AskStatus | AskStory) for message in messages)
+
+
+def check_folder(folder: SessionFolder) -> None:
+    """Raise SessionError unless the folder can hold a session."""
+    if not folder.key_file("server").exists():
+        raise SessionError(f"{folder.path} is not a session folder: it has no keys; `stoker.load()` makes one")
