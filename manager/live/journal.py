@@ -7,6 +7,7 @@ record that was cut off by a crash is dropped when the journal is opened again; 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 import zlib
@@ -31,8 +32,13 @@ class Journal:
         self.path = path
         self.sync = sync
         self._pending: list[bytes] = []
+        whole = sum(length for length, _, _ in _records(path)) if path.exists() else 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        whole = sum(length for length, _, _ in _records(path)) if os.fstat(self._fd).st_size else 0
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise SessionError(f"{path.parent} already has a manager; one session has one manager") from None
         if whole:
             os.ftruncate(self._fd, len(_MAGIC) + whole)
         else:

@@ -1,0 +1,131 @@
+"""A real manager process, and peers that speak the real protocol over real sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol import wire
+from stoker.manager.protocol.session import KeyPair, SessionFolder
+
+
+def until(true: Callable[[], Any], *, seconds: float = 10.0, what: str = "it") -> Any:
+    """Poll until something is true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = true()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{what} did not happen within {seconds} s")
+
+
+def key_pair() -> KeyPair:
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public.decode(), secret.decode())
+
+
+class Peer:
+    """A client or pilot that speaks the real protocol over a real socket, and keeps everything it hears."""
+
+    def __init__(self, folder: SessionFolder, role: str, name: str, *, key: KeyPair | None = None) -> None:
+        self.role, self.name = role, name
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        pair, there = key or folder.read_key(role), folder.read()
+        self.socket.routing_id = name.encode()
+        self.socket.linger = 0
+        self.socket.reconnect_ivl = 50
+        self.socket.curve_serverkey = there.server_key.encode()
+        self.socket.curve_publickey = pair.public.encode()
+        self.socket.curve_secretkey = pair.secret.encode()
+        self.socket.connect(there.address)
+        self.session = there.session
+        self.heard: list[Any] = []
+        self._read = wire.to_pilot_decoder() if role == "pilot" else wire.to_client_decoder()
+        self.sequence = 0
+
+    def send(self, *messages: Any, numbered: bool = True) -> bytes:
+        if numbered:
+            self.sequence += 1
+        frame = wire.encode(list(messages), sequence=self.sequence if numbered else 0)
+        self.socket.send(frame)
+        return frame
+
+    def listen(self, timeout_s: float = 0.0) -> list[Any]:
+        fresh: list[Any] = []
+        while self.socket.poll(int(timeout_s * 1000)):
+            fresh += self._read(self.socket.recv()).messages
+            timeout_s = 0
+        self.heard += fresh
+        return fresh
+
+    def hear(self, kind: type, *, seconds: float = 10.0, where: Callable[[Any], bool] = lambda _: True) -> Any:
+        """The next message of a kind, also one that came before but was not asked for yet."""
+
+        def found() -> Any:
+            for index, message in enumerate(self.heard):
+                if isinstance(message, kind) and where(message):
+                    return self.heard.pop(index)
+            self.listen(0.02)
+            return None
+
+        return until(found, seconds=seconds, what=f"{self.name} hearing {kind.__name__}")
+
+    def silent(self, seconds: float = 0.3) -> bool:
+        return not self.listen(seconds)
+
+    def close(self) -> None:
+        self.socket.close(0)
+        self._context.term()
+
+
+class Manager:
+    """A real manager process on a session folder."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        before = self.folder.file.stat().st_mtime_ns if self.folder.file.exists() else 0
+        log = self.folder.manager_log.stat().st_size if self.folder.manager_log.exists() else 0
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "stoker.manager.main", "--session", str(self.folder.path), "--name", "test",
+             "--heartbeat", "2"]
+        )  # fmt: skip
+        until(
+            lambda: (
+                self.folder.file.exists()
+                and (before == 0 or b"listens on" in self.folder.manager_log.read_bytes()[log:])
+            ),
+            what="manager listening",
+        )
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(5)
+
+    def ended(self, *, seconds: float = 15.0) -> int:
+        assert self.process is not None
+        return self.process.wait(seconds)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(5)
+
+
+def pilot_hello(session: str, **more: Any) -> say.PilotHello:
+    devices = (say.DeviceFacts("cpu:0", "cpu", 8 * 10**9),)  # type: ignore[arg-type]
+    return say.PilotHello(wire.VERSION, session, "here", os.getpid(), devices, **more)
