@@ -1,0 +1,57 @@
+"""`stoker run APP`: applications are the subpackages of `stoker.apps` with a module `cli` that has a `command`.
+
+They stand above this package, so they are looked up by name when they are wanted: the command line starts without
+importing what an application needs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+
+import click
+
+from stoker.errors import StokerError
+
+
+class Apps(click.Group):
+    """One subcommand an application."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
+        """Every application that is installed."""
+        apps = importlib.import_module("stoker.apps")
+        found = (module.name for module in pkgutil.iter_modules(apps.__path__) if module.ispkg)
+        return sorted(name for name in found if importlib.util.find_spec(f"stoker.apps.{name}.cli"))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The application's own command. Raises StokerError when something that it imports is not installed."""
+        name = cmd_name.replace("-", "_")
+        if name not in self.list_commands(ctx):
+            return None
+        try:
+            command: click.Command = importlib.import_module(f"stoker.apps.{name}.cli").command
+        except ModuleNotFoundError as error:
+            if error.name and error.name.startswith("stoker"):
+                raise
+            raise StokerError(
+                f'{name} needs the module {error.name}, which is not installed: pip install "stoker[models,demo]"'
+            ) from error
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, with the nearest name for one that is not there."""
+        names = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0].replace("-", "_") not in names:
+            close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.4)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+            ctx.fail(f"no application {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Apps)
+def run() -> None:
+    """Run an application: stoker run APP --help says what it takes."""

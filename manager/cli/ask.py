@@ -1,0 +1,110 @@
+"""Questions to a session's manager, as an observer: a client that submits nothing and that no session waits for.
+
+One DEALER socket with the session's client key. Its frames are unnumbered (see `protocol.reliable`): a question that
+is lost with a connection is not worth keeping, it is asked again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import zmq
+
+from stoker.errors import SessionError
+from stoker.manager.protocol import to_client, to_manager, wire
+from stoker.manager.protocol.session import SessionFolder
+
+TIMEOUT_S = 5.0
+"""A manager that handles its worst burst still answers within this."""
+
+A = TypeVar("A", bound=to_client.Status | to_client.Story | to_client.ClientWelcome)
+
+
+class SessionEndedError(SessionError):
+    """Nobody listens at the session's address: it is over, or its manager died and was not started again."""
+
+
+class Observer:
+    """A connection to a live manager, for one question or many. A context manager.
+
+    Raises SessionEndedError when nobody listens, SessionError when the manager does not answer in time or refuses.
+    """
+
+    def __init__(self, folder: SessionFolder, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.folder = folder
+        self.file = folder.read()
+        self._timeout_s = timeout_s
+        self._decode = wire.to_client_decoder()
+        if not is_listening(self.file.address):
+            raise SessionEndedError(f"session {self.file.session} is over: nobody listens at {self.file.address}")
+        key = folder.read_key("client")
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.identity = f"client-{uuid4().hex[:12]}".encode()
+        self._socket.curve_serverkey = self.file.server_key.encode()
+        self._socket.curve_publickey = key.public.encode()
+        self._socket.curve_secretkey = key.secret.encode()
+        self._socket.connect(self.file.address)
+
+    def __enter__(self) -> Observer:
+        try:
+            hello = to_manager.ClientHello(protocol=wire.VERSION, session=self.file.session, observer=True)
+            self._ask(hello, to_client.ClientWelcome)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._context.destroy(linger=0)
+
+    def status(self) -> to_client.Status:
+        """The whole session at this moment."""
+        return self._ask(to_manager.AskStatus(), to_client.Status)
+
+    def story(self, subject: str) -> to_client.Story:
+        """Why a call, pilot, library or context is where it is."""
+        return self._ask(to_manager.AskStory(subject), to_client.Story)
+
+    def _ask(self, question: Any, kind: type[A]) -> A:
+        self._socket.send(wire.encode([question]))
+        until = time.monotonic() + self._timeout_s
+        while (left := until - time.monotonic()) > 0 and self._socket.poll(int(left * 1000) + 1):
+            for message in self._decode(self._socket.recv()).messages:
+                if isinstance(message, kind):
+                    return message
+                if isinstance(message, to_client.ClientRefused):
+                    raise SessionError(f"the manager of session {self.file.session} refuses: {message.reason}")
+                if isinstance(message, to_client.SessionOver):
+                    raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
+        raise SessionError(
+            f"the manager of session {self.file.session} at {self.file.address} does not answer within"
+            f" {self._timeout_s:g} s; its log may say why: {self.folder.manager_log}",
+            session=self.file.session,
+            log=str(self.folder.manager_log),
+        )
+
+
+def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
+    """Whether something accepts connections at a ZeroMQ endpoint. It is not said to be a manager of ours."""
+    where = urlsplit(address)
+    if where.scheme == "ipc":
+        return os.path.exists(where.path or where.netloc)
+    try:
+        with socket.create_connection((where.hostname or "", where.port or 0), timeout=timeout_s):
+            return True
+    except (OSError, ValueError, OverflowError):
+        return False

@@ -1,0 +1,112 @@
+"""All output of the command line: the only module of it that prints.
+
+On a terminal a few words get colour and `--watch` redraws in place. On a pipe or in a batch log the same facts come as
+plain lines. With `--json` one document goes to stdout and nothing else does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+_STYLES = {"ok": "green", "warn": "yellow", "need": "bold red", "no": "dim"}
+_out = Console(highlight=False, soft_wrap=True)
+_err = Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+def is_terminal() -> bool:
+    """Whether a person watches."""
+    return _out.is_terminal
+
+
+def lines(texts: Iterable[str]) -> None:
+    """Lines that stay."""
+    with survive_closed_pipe():
+        for text in texts:
+            _out.print(_styled(text))
+
+
+def line(text: str = "") -> None:
+    """One line that stays."""
+    lines([text])
+
+
+def note(text: str) -> None:
+    """A line beside the output proper, on stderr: it does not get into a pipe."""
+    _err.print(Text(text, style="dim"))
+
+
+def error(text: str) -> None:
+    """What went wrong and what to do, on stderr."""
+    first, _, rest = text.partition("\n")
+    _err.print(Text(first, style="bold red"))
+    if rest:
+        _err.print(Text(rest))
+
+
+def json(value: Any) -> None:
+    """The one document of `--json`: structs, dicts and lists."""
+    with survive_closed_pipe():
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
+        sys.stdout.flush()
+
+
+def raw(data: bytes) -> None:
+    """Bytes as they are: what a call printed, a log."""
+    with survive_closed_pipe():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+class Redrawn:
+    """A block of lines that stands still: drawn over itself on a terminal, one after the other on a pipe."""
+
+    def __init__(self, live: Live | None) -> None:
+        self._live = live
+
+    def show(self, texts: Sequence[str]) -> None:
+        """Put these lines in the place of the last ones."""
+        if self._live is None:
+            lines([*texts, ""])
+        else:
+            self._live.update(Text("\n").join(_styled(text) for text in texts), refresh=True)
+
+
+@contextlib.contextmanager
+def redrawn() -> Iterator[Redrawn]:
+    """A place for lines that change."""
+    if not is_terminal():
+        yield Redrawn(None)
+        return
+    with Live(Text(), console=_out, auto_refresh=False, vertical_overflow="crop") as live:
+        yield Redrawn(live)
+
+
+@contextlib.contextmanager
+def survive_closed_pipe() -> Iterator[None]:
+    """`stoker logs | head` ends quietly: nobody reads any more."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What is buffered would be written again at exit, into the same closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
+
+
+def _styled(text: str) -> Text:
+    styled = Text(text)
+    word = text.split(maxsplit=1)[0] if text.strip() else ""
+    if word in _STYLES and text.startswith(f"  {word}"):
+        styled.stylize(_STYLES[word], 2, 2 + len(word))
+    elif word in ("session", "call", "pilot", "library", "context", "stoker") and not text.startswith(" "):
+        styled.stylize("bold")
+    return styled

@@ -1,0 +1,110 @@
+"""Doctor's look at what earlier sessions left: measurements, dead sessions, orphaned processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from stoker.errors import SessionError
+from stoker.manager.cli.ask import is_listening
+from stoker.manager.cli.finding import Finding, Level
+from stoker.manager.protocol.session import SessionFolder, home
+from stoker.units import show_bytes
+
+STORE = "performance.sqlite"
+_OURS = ("stoker.manager.main", "stoker.pilot.main")
+
+
+def store() -> Iterator[Finding]:
+    """The measurements of earlier runs."""
+    path = home() / STORE
+    if not path.exists():
+        yield Finding("store", Level.OK, f"no measurements yet: the first run makes {path}")
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2)) as db:
+            verdict = db.execute("PRAGMA quick_check").fetchone()[0]
+            count = db.execute("SELECT count(DISTINCT recipe) FROM measured").fetchone()[0]
+    except sqlite3.Error as error:
+        verdict, count = str(error), 0
+    if verdict == "ok":
+        yield Finding(
+            "store", Level.OK, f"measurements of {count} contexts in {path} ({show_bytes(path.stat().st_size)})"
+        )
+    else:
+        fix = f"move it away, it is made anew: mv {path} {path}.damaged"
+        yield Finding("store", Level.WARN, f"measurements cannot be read: {path}: {verdict}", fix)
+
+
+def sessions() -> Iterator[Finding]:
+    """Sessions that are known here: alive, over, or gone without a trace."""
+    alive: list[tuple[str, Path]] = []
+    over: list[tuple[str, Path]] = []
+    dangling: list[Path] = []
+    for link in sorted((home() / "sessions").glob("*")):
+        folder = SessionFolder(link.resolve())
+        try:
+            file = folder.read()
+        except SessionError:
+            dangling.append(link)
+            continue
+        (alive if is_listening(file.address) else over).append((file.session, folder.path))
+    names = f": {', '.join(name for name, _ in alive)}" if alive else ""
+    yield Finding("sessions", Level.OK, f"{len(alive)} live session{'s' * (len(alive) != 1)}{names}")
+    if over:
+        size = sum(_size(path) for _, path in over)
+        text = f"{len(over)} sessions that are over keep {show_bytes(size)} of journals and logs"
+        fix = "when you need them no more: rm -r " + " ".join(str(path) for _, path in over)
+        yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, fix)
+    if dangling:
+        fix = "rm " + " ".join(map(str, dangling))
+        yield Finding("sessions", Level.WARN, f"{len(dangling)} links to sessions whose folders are gone", fix)
+
+
+def processes() -> Iterator[Finding]:
+    """Managers and pilots of this user that run on although their session's folder is gone or nobody listens there."""
+    orphans = list(orphaned())
+    if orphans:
+        what = ", ".join(f"{each.kind} {each.pid} of {each.folder}" for each in orphans)
+        fix = "kill " + " ".join(str(each.pid) for each in orphans)
+        yield Finding("processes", Level.WARN, f"left behind: {what}", fix)
+    else:
+        yield Finding("processes", Level.OK, "no process was left behind")
+
+
+class Orphan(msgspec.Struct, frozen=True):
+    """A process of a session that is no more."""
+
+    pid: int
+    kind: str
+    folder: str
+
+
+def orphaned() -> Iterator[Orphan]:
+    """The orphans on this machine. A pilot still within its lease is one too: it will end by itself, but not yet."""
+    for process in psutil.process_iter(["pid", "cmdline", "uids"]):
+        command, uids = process.info["cmdline"] or [], process.info["uids"]
+        kind = next((part for part in command if part in _OURS), "")
+        if not kind or uids is None or uids.real != os.getuid() or "--session" not in command[:-1]:
+            continue
+        folder = SessionFolder(Path(command[command.index("--session") + 1]))
+        try:
+            alive = is_listening(folder.read().address)
+        except SessionError:
+            alive = False
+        if not alive and psutil.pid_exists(process.pid):
+            yield Orphan(process.pid, kind.split(".")[1], str(folder.path))
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total

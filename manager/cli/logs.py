@@ -1,0 +1,135 @@
+"""`stoker logs`: the files that a session writes, and what one call printed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import msgspec
+
+from stoker.errors import SessionError
+from stoker.manager.cli import console
+from stoker.manager.cli.sessions import story_of
+from stoker.manager.protocol.ids import parse_call
+from stoker.manager.protocol.session import SessionFolder, find_session
+from stoker.units import show_bytes
+
+_FOLLOW_EVERY_S = 0.2
+_PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d+)")
+
+
+class LogFile(msgspec.Struct, frozen=True):
+    """A log of the session: how people call it, and where it lies."""
+
+    name: str
+    path: Path
+
+
+@click.command()
+@click.argument("what", default="")
+@click.option("-f", "--follow", is_flag=True, help="Go on printing as it grows, until Ctrl-C.")
+@click.option("--session", default="", help="Id of the session, or its folder; the newest by default.")
+def logs(what: str, follow: bool, session: str) -> None:
+    """Print a log: of a call (c-12: exactly what it printed), a pilot, a library (lib-3), or the manager.
+
+    Without WHAT: which logs there are.
+    """
+    folder = find_session(session)
+    if not what:
+        if follow:
+            raise click.UsageError("--follow needs a log to follow: stoker logs manager -f")
+        _list(folder)
+    elif is_call(what):
+        _print_call(session, what)
+    else:
+        _print_file(find(folder, what).path, follow=follow)
+
+
+def is_call(what: str) -> bool:
+    """Whether this is how a call is written: `c-12`, `c-1.12`, `12`."""
+    try:
+        parse_call(what)
+    except ValueError:
+        return False
+    return True
+
+
+def files(folder: SessionFolder) -> list[LogFile]:
+    """Every log that is there: the manager's, and of each pilot its own and its libraries'."""
+    found = [LogFile("manager", folder.manager_log)] if folder.manager_log.exists() else []
+    for pilot in sorted((folder.path / "pilots").glob("*")):
+        found += [
+            LogFile(pilot.name if log.stem == "pilot" else f"{pilot.name}/{log.stem}", log)
+            for log in sorted(pilot.glob("*.log"), key=lambda log: (log.stem != "pilot", len(log.stem), log.stem))
+        ]
+    return found
+
+
+def find(folder: SessionFolder, what: str) -> LogFile:
+    """The log that is meant: by its name, or by a unique part of it. Raises SessionError with the nearest name."""
+    there = files(folder)
+    exact = [file for file in there if what in (file.name, file.name.rpartition("/")[2])]
+    matches = exact or [file for file in there if file.name.startswith(what)]
+    if len(matches) == 1:
+        return matches[0]
+    names = [file.name for file in there]
+    if matches:
+        raise SessionError(f"{what} could be {', '.join(file.name for file in matches)}; write one of them")
+    close = difflib.get_close_matches(what, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names) or 'none'}"
+    raise SessionError(f"no log of {what} in session folder {folder.path}; {hint}")
+
+
+def printed(texts: list[str]) -> list[tuple[Path, int, int]]:
+    """Where a call's output lies, from the lines of its story: a file and the first and last byte of it, each try."""
+    found = (_PRINTED.search(text) for text in texts)
+    return [(Path(hit["path"]), int(hit["start"]), int(hit["end"])) for hit in found if hit]
+
+
+def _list(folder: SessionFolder) -> None:
+    there = files(folder)
+    if not there:
+        console.line(f"session folder {folder.path} has no logs yet")
+        return
+    width = max(len(file.name) for file in there)
+    console.line(f"logs of the session in {folder.path}")
+    console.lines(f"  {file.name:<{width}}  {show_bytes(file.path.stat().st_size):>8}  {file.path}" for file in there)
+    console.note("print one: stoker logs manager; what a call printed: stoker logs c-0")
+
+
+def _print_call(session: str, what: str) -> None:
+    _, story, _ = story_of(session, what)
+    if not story.found:
+        raise SessionError(f"{story.subject}: {story.headline}")
+    places = printed([line.text for line in story.lines])
+    for path, start, end in places:
+        try:
+            with path.open("rb") as file:
+                file.seek(start)
+                console.raw(file.read(end - start))
+        except OSError as error:
+            raise SessionError(f"{story.subject} printed into {path}, which cannot be read here: {error}") from None
+    if not places:
+        console.note(f"{story.subject} printed nothing that was kept ({story.headline})")
+
+
+def _print_file(path: Path, *, follow: bool) -> None:
+    try:
+        for data in _grow(path, follow=follow):
+            console.raw(data)
+    except OSError as error:
+        raise SessionError(f"{path} cannot be read: {error}") from None
+
+
+def _grow(path: Path, *, follow: bool) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while True:
+            while data := file.read(1 << 20):
+                yield data
+            if not follow:
+                return
+            time.sleep(_FOLLOW_EVERY_S)

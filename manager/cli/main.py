@@ -1,0 +1,48 @@
+"""The command `stoker`: its subcommands, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+import stoker
+from stoker.errors import StokerError
+from stoker.manager.cli import console
+from stoker.manager.cli.apps import run
+from stoker.manager.cli.doctor import doctor
+from stoker.manager.cli.explain import explain
+from stoker.manager.cli.logs import logs
+from stoker.manager.cli.status import status
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(stoker.__version__, prog_name="stoker", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Stoker keeps models hot on GPUs that you do not own."""
+
+
+for command in (run, doctor, status, explain, logs):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0, 1 when it failed, 2 when it was called wrongly, 130 after Ctrl-C."""
+    try:
+        code = cli.main(arguments, prog_name="stoker", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.exceptions.Exit as exit_:
+        code = exit_.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = 130
+    except StokerError as error:
+        console.error(str(error))
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Which session is meant, and asking it: the live manager, or the journal when the session is over."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.errors import SessionError
+from stoker.manager.cli.ask import Observer, SessionEndedError
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol.session import SessionFolder, find_session
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a session said. `over` says in words that it has ended, and is empty for one that lives."""
+
+    status: to_client.Status
+    over: str = ""
+
+
+def status_of(name: str) -> tuple[SessionFolder, Answer]:
+    """The status of a session, live or over. Raises SessionError."""
+    folder = find_session(name)
+    try:
+        with Observer(folder) as observer:
+            return folder, Answer(observer.status())
+    except SessionEndedError as ended:
+        from stoker.manager.live.replay import status_of_ended_session
+
+        _need_journal(folder, ended)
+        return folder, Answer(status_of_ended_session(folder), over=str(ended))
+
+
+def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
+    """The story of a subject; and, of a session that is over, that it is. Raises SessionError.
+
+    A live manager forgets calls that ended well; its journal remembers them.
+    """
+    from stoker.manager.live.replay import story_of_ended_session
+
+    folder = find_session(name)
+    try:
+        with Observer(folder) as observer:
+            story = observer.story(subject)
+    except SessionEndedError as ended:
+        _need_journal(folder, ended)
+        return folder, story_of_ended_session(folder, subject), str(ended)
+    if not story.found and folder.journal.exists():
+        kept = story_of_ended_session(folder, subject)
+        story = kept if kept.found else story
+    return folder, story, ""
+
+
+def names_in(status: to_client.Status) -> list[str]:
+    """What can be asked about beside calls: pilots, contexts, libraries."""
+    return [
+        *(pilot.pilot for pilot in status.pilots),
+        *(context.name for context in status.contexts),
+        *(f"lib-{library.library}" for library in status.libraries),
+    ]
+
+
+def _need_journal(folder: SessionFolder, ended: SessionEndedError) -> None:
+    if not folder.journal.exists():
+        raise SessionError(f"{ended}, and it left no journal at {folder.journal}") from None
