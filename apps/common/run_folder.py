@@ -76,7 +76,7 @@ def open_run(
     """The run folder to work in, locked.
 
     With `folder`: that one, made when it is not there. Without: the newest unfinished run of `app` under `root` with
-    the same parameters, unless `fresh`; else a new one, `<prefix>-<date>-<time>`. Raises ConfigError when `folder` holds
+    the same parameters, unless `fresh`; else a new one, `<prefix>-<date>-<time>`. Raises ConfigError when `folder` has
     another run (saying what differs), a finished one or no run at all, and when another process is working in it.
     """
     # What a run is compared by is what its file will say, so both sides go through JSON.

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.apps.common.session_facts import ContextFacts
+from stoker.manager.cli.console import survive_closed_pipe
 from stoker.units import show_seconds
 
 _LINE_EVERY_S = 10.0
@@ -41,12 +42,14 @@ class Screen:
 
     def line(self, text: str = "", *, style: str = "") -> None:
         """One line that stays."""
-        self._console.print(Text(text, style=style))
+        with survive_closed_pipe():
+            self._console.print(Text(text, style=style))
 
     def json(self, value: Any) -> None:
         """The one document of `--json`, on stdout."""
-        sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-        sys.stdout.flush()
+        with survive_closed_pipe():
+            sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
 
     @contextlib.contextmanager
     def progress(

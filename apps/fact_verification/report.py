@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from stoker.apps.common.hints import count
 from stoker.apps.common.session_facts import ContextFacts
 from stoker.apps.fact_verification.claims import LABELS
 from stoker.apps.fact_verification.prompts import Prompt
@@ -96,11 +97,11 @@ def cost_lines(attempt: Attempt) -> list[str]:
     kept = f" ({attempt.kept} more were there from before)" if attempt.kept else ""
     if not attempt.made:
         return [f"nothing was left to infer{kept}"]
-    hot = f", {_count(facts.found_hot, 'call')} found it hot" if facts.found_hot else ""
+    hot = f", {count(facts.found_hot, 'call')} found it hot" if facts.found_hot else ""
     lines = [
         f"{attempt.made} inferences{kept} in {show_seconds(attempt.wall_s)}, {attempt.rate:.1f}/s on"
-        f" {_count(facts.devices, 'device')}: device time {show_seconds(attempt.infer_s)} inferring,"
-        f" {show_seconds(facts.load_total_s)} loading ({_count(facts.loads, 'load')}{hot})"
+        f" {count(facts.devices, 'device')}: device time {show_seconds(attempt.infer_s)} inferring,"
+        f" {show_seconds(facts.load_total_s)} loading ({count(facts.loads, 'load')}{hot})"
     ]
     if facts.loads and facts.found_hot:
         alone = facts.load_s * attempt.calls
@@ -156,7 +157,3 @@ def summary(
 
 def _p(chance: float) -> str:
     return f"{chance:.2g}" if chance >= 0.001 else "less than 0.001"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -25,6 +25,7 @@ class Scorer(Protocol):
 class Question(msgspec.Struct, frozen=True):
     """One call's work: `texts` to be answered with one of `words`, `tensor_batch` of them in one tensor."""
 
+    number: int
     texts: tuple[str, ...]
     words: tuple[str, ...]
     tensor_batch: int = 1
@@ -33,6 +34,7 @@ class Question(msgspec.Struct, frozen=True):
 class Scores(msgspec.Struct, frozen=True):
     """What a call brings back: a row of log-likelihoods a text, when it began (epoch), how long it took."""
 
+    number: int
     rows: list[list[float]]
     started_at: float
     infer_s: float
@@ -44,4 +46,5 @@ def verify(model: Scorer, question: Question) -> Scores:
     started_at, begun = time.time(), time.perf_counter()
     rows = model.label_scores(list(question.texts), list(question.words), batch_size=question.tensor_batch)
     infer_s = time.perf_counter() - begun
-    return Scores(rows=rows, started_at=started_at, infer_s=infer_s, worker=f"{socket.gethostname()}:{os.getpid()}")
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    return Scores(number=question.number, rows=rows, started_at=started_at, infer_s=infer_s, worker=worker)

@@ -1,0 +1,111 @@
+"""Runs the calls of a sweep and hands each result on as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import stoker
+from stoker.apps.common.session_facts import ContextFacts, context_facts
+
+if TYPE_CHECKING:
+    from stoker.manager.executor.apps import StokerApp
+    from stoker.manager.executor.loading import Session
+
+
+_PATIENCE_S = 5.0
+T = TypeVar("T")
+
+
+class Stopped(BaseException):
+    """Somebody wants the run to stop: Ctrl-C, or the SIGTERM that `scancel` and `timeout` send.
+
+    Not a KeyboardInterrupt, on which `stoker.map` says how to go on in a program; a run says how to go on with a run.
+    """
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Inside the block the first SIGINT or SIGTERM raises Stopped. Later ones are ignored while everything ends, for
+    five seconds; then they kill.
+    """
+    stopped_at: list[float] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del frame
+        if not stopped_at:
+            stopped_at.append(time.monotonic())
+            raise Stopped
+        if time.monotonic() - stopped_at[0] > _PATIENCE_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    before: dict[signal.Signals, Any] = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, stop)
+    except ValueError:  # not the main thread: whoever called us has its own way to stop
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_calls(jobs: Sequence[tuple[StokerApp, Iterable[Any]]]) -> Iterator[Any]:
+    """The results of every job's calls, as they come. A job is an app and what each of its calls is given.
+
+    The jobs run side by side, each through `stoker.map`, which bounds what is in flight. Raises what a call raised.
+    """
+    if len(jobs) == 1:
+        yield from _results(*jobs[0])
+        return
+    # Each job is pulled by a thread of its own, so that one whose context still loads holds no other up.
+    come: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+
+    def pull(app: StokerApp, items: Iterable[Any]) -> None:
+        try:
+            for result in _results(app, items):
+                come.put(("result", result))
+            come.put(("end", None))
+        except BaseException as error:
+            come.put(("error", error))
+
+    for number, job in enumerate(jobs):
+        threading.Thread(target=pull, args=job, daemon=True, name=f"stoker-sweep-{number}").start()
+    left = len(jobs)
+    while left:
+        kind, value = come.get()
+        if kind == "error":
+            raise value
+        if kind == "end":
+            left -= 1
+        else:
+            yield value
+
+
+def in_batches(items: Sequence[T], size: int) -> Iterator[tuple[T, ...]]:
+    """The items, `size` at a time."""
+    return (tuple(items[start : start + size]) for start in range(0, len(items), size))
+
+
+def _results(app: StokerApp, items: Iterable[Any]) -> Iterator[Any]:
+    return iter(stoker.map(app, items, ordered=False))
+
+
+def session_line(session: Session) -> str:
+    """`stoker 0.1.0 · site local · 1 pilot, 2 devices · session k3v9`."""
+    return f"stoker {stoker.__version__} · site {session.executor.site.name} · session {session.id}"
+
+
+def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFacts]:
+    """What to ask for the facts of these contexts in a session."""
+    return lambda: context_facts(session.status(), keys=keys)

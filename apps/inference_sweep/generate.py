@@ -1,0 +1,51 @@
+"""What runs beside a model: some filled prompts in, what the model wrote out."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Protocol
+
+import msgspec
+
+
+class Writer(Protocol):
+    """What a causal LM context offers to this application."""
+
+    def generate(self, prompts: list[str], *, max_new_tokens: int, batch_size: int, temperature: float) -> list[str]:
+        """What the model writes after each prompt."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One call's work: texts that share their generation parameters, `tensor_batch` of them in one tensor."""
+
+    number: int
+    texts: tuple[str, ...]
+    max_new_tokens: int
+    temperature: float
+    tensor_batch: int = 1
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What a call brings back: a text a prompt, when it began (epoch), how long it took."""
+
+    number: int
+    texts: list[str]
+    started_at: float
+    infer_s: float
+    worker: str
+
+
+def generate(model: Writer, request: Request) -> Written:
+    """Has the model write. Only the inference is timed."""
+    started_at, begun = time.time(), time.perf_counter()
+    texts = model.generate(
+        list(request.texts),
+        max_new_tokens=request.max_new_tokens,
+        batch_size=request.tensor_batch,
+        temperature=request.temperature,
+    )
+    infer_s = time.perf_counter() - begun
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    return Written(number=request.number, texts=list(texts), started_at=started_at, infer_s=infer_s, worker=worker)

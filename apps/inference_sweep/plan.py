@@ -1,0 +1,235 @@
+"""A sweep file, checked, and the combinations that it comes to.
+
+    data = "questions.jsonl"            rows: .jsonl, .csv or .parquet; the path is from this file's folder
+    id = "id"                           the column that names a row; without one it is the row's number
+
+    [[models]]
+    name = "small"
+    path = "models/small"               a folder, a GGUF file or a hub name; empty: SmolLM2-135M-Instruct
+    dtype = "auto"
+
+    [[prompts]]
+    name = "plain"
+    text = "Q: {question}\\nA:"          {column} is that column of the row
+
+    [parameters]                        every combination of these is tried
+    max_new_tokens = [16, 64]
+    temperature = [0.0, 0.7]
+
+One combination is one model, one prompt and one value of each parameter. What a combination makes of a row is
+identified by the combination's digest and the row's id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.apps.common.datafile import Row, read_rows
+from stoker.apps.common.names import refuse_unknown
+from stoker.errors import ConfigError
+
+EXAMPLE = Path(__file__).parent / "data" / "sweep.toml"
+PARAMETERS: dict[str, tuple[type, float, Any]] = {"max_new_tokens": (int, 1, 32), "temperature": (float, 0.0, 0.0)}
+"""What can be swept: its type, its least value, and what it is when it is not given."""
+_PLACES = re.compile(r"\{([^{}]+)\}")
+
+
+class Model(msgspec.Struct, frozen=True):
+    """One model of the sweep."""
+
+    name: str
+    path: str = ""
+    dtype: str = "auto"
+
+
+class Template(msgspec.Struct, frozen=True):
+    """One prompt of the sweep: a text with columns in braces."""
+
+    name: str
+    text: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it wants, each once."""
+        return tuple(dict.fromkeys(_PLACES.findall(self.text)))
+
+    def fill(self, fields: Mapping[str, Any]) -> str:
+        """The text for one row. A column's value is put in as it is; braces in it are left alone."""
+        return _PLACES.sub(lambda place: str(fields[place[1]]), self.text)
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One row of the data, named."""
+
+    id: str
+    fields: dict[str, Any]
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """A sweep file, read and checked against its data."""
+
+    file: str
+    models: tuple[Model, ...]
+    prompts: tuple[Template, ...]
+    parameters: tuple[dict[str, Any], ...]
+    items: tuple[Item, ...]
+
+
+class Combination(msgspec.Struct, frozen=True):
+    """One model, one prompt, one value of each parameter."""
+
+    model: Model
+    prompt: Template
+    parameters: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """For people: `small, plain, max_new_tokens 16, temperature 0.0`."""
+        return ", ".join([self.model.name, self.prompt.name, *(f"{key} {one}" for key, one in self.parameters.items())])
+
+    @property
+    def digest(self) -> str:
+        """12 hex digits of what is asked of which model."""
+        what = (self.model.path, self.model.dtype, self.prompt.text, sorted(self.parameters.items()))
+        return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
+
+
+def combinations(sweep: Sweep) -> list[Combination]:
+    """Every combination, model by model."""
+    return [
+        Combination(model=model, prompt=prompt, parameters=parameters)
+        for model, prompt, parameters in itertools.product(sweep.models, sweep.prompts, sweep.parameters)
+    ]
+
+
+def digest_items(items: Sequence[Item]) -> str:
+    """16 hex digits that stand for the rows."""
+    return hashlib.sha256(repr([(item.id, sorted(item.fields.items())) for item in items]).encode()).hexdigest()[:16]
+
+
+def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep:
+    """The sweep of a file, over `data` when it is given, and the first `limit` rows (0: all).
+
+    Raises ConfigError naming file, table and key; unknown keys with the nearest that exists.
+    """
+    try:
+        whole = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file", file=str(path)) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", file=str(path)) from None
+    refuse_unknown(whole, ["data", "id", "models", "prompts", "parameters"], file=path, where="top")
+    models = [
+        Model(**{**table, "path": _model_path(table.get("path", ""), folder=path.parent)})
+        for table in _tables(whole, "models", Model, file=path)
+    ]
+    prompts = [Template(**table) for table in _tables(whole, "prompts", Template, file=path)]
+    parameters = _grid(whole.get("parameters", {}), file=path)
+    source = data or path.parent / _text(whole, "data", file=path, where="top", empty=False)
+    items = _items(source, column=_text(whole, "id", file=path, where="top", empty=True), limit=limit)
+    for prompt in prompts:
+        for column in prompt.columns:
+            _check_column(column, items, prompt=prompt.name, file=source)
+    return Sweep(
+        file=str(path),
+        models=tuple(models),
+        prompts=tuple(prompts),
+        parameters=tuple(parameters),
+        items=tuple(item for item, _ in items),
+    )
+
+
+def _tables(whole: Mapping[str, Any], name: str, kind: type[msgspec.Struct], *, file: Path) -> list[dict[str, Any]]:
+    tables = whole.get(name, [])
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{file}: {name} is missing; write at least one [[{name}]]", file=str(file), key=name)
+    required = {field.name for field in msgspec.structs.fields(kind) if field.required}
+    seen = set()
+    for number, table in enumerate(tables, start=1):
+        where = f"{name} {number}"
+        refuse_unknown(table, kind.__struct_fields__, file=file, where=where)
+        for field in kind.__struct_fields__:
+            if field in required or field in table:
+                _text(table, field, file=file, where=where, empty=field not in required)
+        if table["name"] in seen:
+            raise ConfigError(f"{file}: {where}: {table['name']} stands there twice", file=str(file), key="name")
+        seen.add(table["name"])
+    return tables
+
+
+def _text(table: Mapping[str, Any], key: str, *, file: Path, where: str, empty: bool) -> str:
+    value = table.get(key, "")
+    if not isinstance(value, str) or not (value.strip() or empty):
+        problem = "is missing" if key not in table else f"must be text, and is {value!r:.40}"
+        raise ConfigError(f"{file}: {where}: {key} {problem}", file=str(file), key=key)
+    return value
+
+
+def _model_path(path: str, *, folder: Path) -> str:
+    """A path from the sweep file's folder; what is not there may be a hub name."""
+    return str((folder / path).absolute()) if path and (folder / path).exists() else path
+
+
+def _grid(table: Any, *, file: Path) -> list[dict[str, Any]]:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: parameters must be a table, [parameters]", file=str(file), key="parameters")
+    refuse_unknown(table, PARAMETERS, file=file, where="parameters")
+    axes: list[list[Any]] = []
+    for name, (kind, least, default) in PARAMETERS.items():
+        given = table.get(name, default)
+        values = given if isinstance(given, list) else [given]
+        for value in values:
+            number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+            if not number or value < least:
+                what = "a whole number" if kind is int else "a number"
+                raise ConfigError(
+                    f"{file}: parameters: {name} is {value!r:.40}; it must be {what}, {least} or more",
+                    file=str(file), key=name,
+                )  # fmt: skip
+        if not values or len(set(values)) < len(values):
+            problem = "twice the same value" if values else "no value"
+            raise ConfigError(f"{file}: parameters: {name} has {problem}", file=str(file), key=name)
+        axes.append([kind(value) for value in values])
+    return [dict(zip(PARAMETERS, values, strict=True)) for values in itertools.product(*axes)]
+
+
+def _items(source: Path, *, column: str, limit: int) -> list[tuple[Item, Row]]:
+    items: list[tuple[Item, Row]] = []
+    seen: dict[str, str] = {}
+    for row in itertools.islice(read_rows(source), limit or None):
+        name = row.number if not column else row.fields.get(column)
+        if not isinstance(name, str | int) or name == "":
+            raise ConfigError(
+                f"{source}: {row.place}: {column} must name the row, and is {name!r:.40}",
+                file=str(source), line=row.number, key=column,
+            )  # fmt: skip
+        if str(name) in seen:
+            raise ConfigError(
+                f"{source}: {row.place}: {column} {name} was already used in {seen[str(name)]}",
+                file=str(source), line=row.number, key=column,
+            )  # fmt: skip
+        seen[str(name)] = row.place
+        items.append((Item(id=str(name), fields=row.fields), row))
+    if not items:
+        raise ConfigError(f"{source}: holds no rows", file=str(source))
+    return items
+
+
+def _check_column(column: str, items: Sequence[tuple[Item, Row]], *, prompt: str, file: Path) -> None:
+    for item, row in items:
+        if item.fields.get(column) in (None, ""):
+            has = ", ".join(map(str, item.fields))
+            raise ConfigError(
+                f"{file}: {row.place}: {column} is missing, and the prompt {prompt} wants it (the row has {has})",
+                file=str(file), line=row.number, key=column,
+            )  # fmt: skip

@@ -1,0 +1,248 @@
+"""One sweep, from its file to its results.
+
+Every model is a context of its own. The calls of all models are offered to the session at once, so contexts that fit a
+device together are hot on it side by side, and those that don't are loaded one after another: that is the manager's
+business, not this program's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import stoker
+from stoker.apps.common.calls import Stopped, facts_of, in_batches, run_calls, session_line, stop_on_signals
+from stoker.apps.common.hints import columns, command, count, say_kept
+from stoker.apps.common.record_log import Record, RecordLog
+from stoker.apps.common.row_file import write_rows
+from stoker.apps.common.run_folder import open_run, read_options
+from stoker.apps.common.screen import Screen
+from stoker.apps.common.session_facts import ContextFacts
+from stoker.apps.inference_sweep.generate import Request, Written, generate
+from stoker.apps.inference_sweep.plan import EXAMPLE, Combination, Item, Sweep, combinations, digest_items, read_sweep
+from stoker.contexts.causal_lm import causal_lm
+from stoker.contexts.recipe import Recipe
+from stoker.errors import ConfigError, StokerError
+from stoker.units import show_seconds
+
+APP = "inference_sweep"
+INTERRUPTED = 130
+KEY = ("combination", "id")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of one sweep. Empty texts are not given; `limit` 0 is every row."""
+
+    sweep: str = ""
+    data: str = ""
+    limit: int = 0
+    batch_size: int = 8
+    tensor_batch: int = 1
+    format: str = "parquet"
+    site: str = ""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call to be made."""
+
+    combination: Combination
+    items: tuple[Item, ...]
+
+
+def run(
+    given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
+) -> int:
+    """Does the sweep. 0, or 130 after Ctrl-C (the results so far are kept).
+
+    Raises StokerError for input that cannot be used, and for a call that failed (the results so far are kept then too).
+    """
+    options = _resolve(read_options(resume, app=APP) if resume else {}, given)
+    file = Path(options.sweep) if options.sweep else EXAMPLE
+    sweep = read_sweep(file, data=Path(options.data) if options.data else None, limit=options.limit)
+    combined = combinations(sweep)
+    total = len(combined) * len(sweep.items)
+    recipes = {model.name: causal_lm(model.path, dtype=model.dtype) for model in sweep.models}
+    folder = open_run(
+        Path("runs"),
+        app=APP,
+        prefix="sweep",
+        parameters={
+            "combinations": {one.name: one.digest for one in combined},
+            "models": {name: ", ".join(part.name for part in recipe.objects) for name, recipe in recipes.items()},
+            "rows": digest_items(sweep.items),
+            "tensor_batch": options.tensor_batch,
+        },
+        options=msgspec.to_builtins(options),
+        folder=resume or out,
+        fresh=fresh,
+    )
+    with contextlib.closing(folder), folder.log(key=KEY) as log, stop_on_signals():
+        try:
+            screen.line(
+                f"inference sweep · {file.name} · {count(len(sweep.models), 'model')} x {count(len(sweep.prompts), 'prompt')}"
+                f" x {count(len(sweep.parameters), 'parameter set')} x {count(len(sweep.items), 'row')} = {total:,} inferences"
+            )
+            if folder.resumed:
+                screen.line(f"  going on with {folder.path}: {len(log)} of {total} are there")
+            facts, lines = _infer(options, combined, recipes, sweep, log=log, screen=screen)
+            summary = {"inferences": total, "models": len(recipes), **facts}
+            folder.write_json("summary.json", summary)
+            rows = make_rows(combined, sweep.items, log)
+            results = folder.finish(
+                name=f"results.{options.format}", write=lambda path: write_rows(rows, path, kind=options.format)
+            )
+        except Stopped:
+            say_kept(screen, folder=folder.path, kept=len(log), total=total, app=APP)
+            return INTERRUPTED
+        except BaseException:
+            if len(log):
+                say_kept(screen, folder=folder.path, kept=len(log), total=total, app=APP)
+            raise
+    if json:
+        screen.json({**summary, "run": str(folder.path), "results": str(results)})
+        return 0
+    screen.line()
+    for line in [*lines, f"  results  {results}"]:
+        screen.line(line)
+    if not options.sweep:
+        screen.line()
+        for line in columns([(command(APP, "--sweep FILE"), f"your sweep; start from a copy of {EXAMPLE}")]):
+            screen.line(line)
+    return 0
+
+
+def plan_calls(
+    combined: Sequence[Combination], items: Sequence[Item], log: RecordLog, *, batch_size: int
+) -> list[Call]:
+    """The calls that are still to be made."""
+    calls: list[Call] = []
+    for combination in combined:
+        left = [item for item in items if (combination.digest, item.id) not in log]
+        calls.extend(Call(combination=combination, items=batch) for batch in in_batches(left, batch_size))
+    return calls
+
+
+def make_records(call: Call, written: Written) -> list[Record]:
+    """What the log keeps of one call. Raises StokerError when it brought back another number of texts."""
+    if len(written.texts) != len(call.items):
+        raise StokerError(
+            f"{call.combination.name}: {len(call.items)} rows went out and {len(written.texts)} came back"
+        )
+    return [
+        {
+            "combination": call.combination.digest,
+            "id": item.id,
+            "output": text,
+            "infer_s": round(written.infer_s / len(call.items), 6),
+            "started_at": round(written.started_at, 3),
+            "worker": written.worker,
+        }
+        for item, text in zip(call.items, written.texts, strict=True)
+    ]
+
+
+def make_rows(combined: Sequence[Combination], items: Sequence[Item], log: RecordLog) -> list[dict[str, Any]]:
+    """The final rows, combination by combination in the order of the data. The log must be complete."""
+    rows: list[dict[str, Any]] = []
+    for combination in combined:
+        for item in items:
+            record = log.get((combination.digest, item.id))
+            if record is None:
+                raise StokerError(f"{log.path}: has no result for row {item.id} with {combination.name}; run again")
+            rows.append(
+                {
+                    "model": combination.model.name,
+                    "prompt": combination.prompt.name,
+                    **combination.parameters,
+                    "id": item.id,
+                    "input": combination.prompt.fill(item.fields),
+                    "output": record["output"],
+                    "infer_s": record["infer_s"],
+                    "started_at": record["started_at"],
+                    "worker": record["worker"],
+                }
+            )
+    return rows
+
+
+def _infer(
+    options: Options,
+    combined: Sequence[Combination],
+    recipes: dict[str, Recipe],
+    sweep: Sweep,
+    *,
+    log: RecordLog,
+    screen: Screen,
+) -> tuple[dict[str, Any], list[str]]:
+    """Makes the missing results; the facts of it, for programs and as lines."""
+    calls = plan_calls(combined, sweep.items, log, batch_size=options.batch_size)
+    kept, infer_s, begun, facts = len(log), 0.0, time.perf_counter(), ContextFacts()
+    by_model: dict[str, ContextFacts] = {}
+    if calls:
+        with stoker.load(options.site or None) as session:
+            screen.line(session_line(session))
+            ask = facts_of(session, {recipe.key for recipe in recipes.values()})
+            jobs = []
+            for name, recipe in recipes.items():
+                mine = [number for number, call in enumerate(calls) if call.combination.model.name == name]
+                if mine:
+                    requests = [_request(number, calls[number], options) for number in mine]
+                    jobs.append((stoker.app(context=recipe)(generate), requests))
+            total = len(combined) * len(sweep.items)
+            with screen.progress(total=total, done=kept, noun="inferences", facts=ask) as progress:
+                written: Written
+                for written in run_calls(jobs):
+                    progress.advance(log.append(make_records(calls[written.number], written)))
+                    infer_s += written.infer_s
+            facts = ask()
+            by_model = {name: facts_of(session, {recipe.key})() for name, recipe in recipes.items()}
+    wall_s, made = time.perf_counter() - begun, len(log) - kept
+    if not made:
+        return {"attempt": {"inferences": 0, "kept": kept}}, [f"  nothing was left to infer: {kept} were there"]
+    lines = [
+        f"  {made} inferences in {show_seconds(wall_s)}, {made / wall_s:.1f}/s on {facts.devices} devices: device time"
+        f" {show_seconds(infer_s)} inferring, {show_seconds(facts.load_total_s)} loading"
+    ]
+    lines += [
+        f"    {name}: {one.calls} calls, {one.loads} loads of {show_seconds(one.load_s)}, {one.found_hot} found it hot"
+        for name, one in by_model.items()
+    ]
+    return {
+        "attempt": {
+            "wall_s": wall_s,
+            "inferences": made,
+            "kept": kept,
+            "calls": len(calls),
+            "infer_device_s": infer_s,
+            "load_device_s": facts.load_total_s,
+            "loads": facts.loads,
+            "devices": facts.devices,
+        }
+    }, lines
+
+
+def _request(number: int, call: Call, options: Options) -> Request:
+    parameters = call.combination.parameters
+    return Request(
+        number=number,
+        texts=tuple(call.combination.prompt.fill(item.fields) for item in call.items),
+        max_new_tokens=parameters["max_new_tokens"],
+        temperature=parameters["temperature"],
+        tensor_batch=options.tensor_batch,
+    )
+
+
+def _resolve(stored: dict[str, Any], given: dict[str, Any]) -> Options:
+    here = dict(given)
+    for name in ("sweep", "data", "site"):
+        if here.get(name):
+            here[name] = str(Path(here[name]).absolute())
+    try:
+        return msgspec.convert({**stored, **here}, Options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the run's options cannot be read: {error}") from None
