@@ -1,0 +1,168 @@
+"""`@stoker.app`: a Parsl `python_app` whose function gets a hot context as its first argument."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from parsl.app.python import PythonApp
+from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
+from parsl.dataflow.futures import AppFuture
+from parsl.errors import NoDataFlowKernelError
+
+from stoker.contexts.factory import RecipeFactory, as_recipe
+from stoker.contexts.recipe import Recipe
+from stoker.errors import ConfigError, SessionError
+from stoker.manager.executor.executor import StokerExecutor
+from stoker.manager.executor.packing import bare
+from stoker.manager.executor.prepared import SPECIFICATION, AppWants
+from stoker.manager.executor.wants import read_wants
+from stoker.units import show_seconds
+
+HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.load("site.toml")
+      ...                          # call it here"""
+
+
+def app(
+    function: object = None,
+    /,
+    *,
+    context: Recipe | None = None,
+    batch_size: int | None = None,
+    timeout: str | float | None = None,
+    priority: int = 0,
+    deadline: str | float | None = None,
+    variants: Sequence[Recipe] = (),
+    stream: bool = False,
+    cache: bool = False,
+    ignore_for_cache: Sequence[str] | None = None,
+    executors: Sequence[str] | None = None,
+) -> Callable[[Callable[..., Any]], StokerApp]:
+    """Make a function into an app: calling it returns a future at once, and it runs where its context is hot.
+
+    - `context`: a recipe. The function gets the loaded context as its first argument; callers leave it out.
+    - `batch_size`: how many items `stoker.map` puts into one call, unless it is told otherwise.
+    - `timeout`: ends a call that runs longer (`"10 min"`). `deadline`: when a call should be done, from its submission.
+    - `priority`: higher runs first. `variants`: other contexts that can serve its calls, best first.
+    - `cache`, `ignore_for_cache`: Parsl's memoization; the context is part of what is remembered.
+    - `executors`: labels of Parsl executors (default: every StokerExecutor that is loaded).
+
+    Everything that Parsl's `python_app` knows works: futures as arguments, `inputs`, `outputs`, `stdout`, `walltime`.
+    Raises ConfigError or RecipeError for an option that cannot be meant.
+    """
+    if function is not None:
+        what = getattr(function, "__name__", None) or "..."
+        if isinstance(function, Recipe | RecipeFactory):
+            raise ConfigError(f"@stoker.app takes its options by name: @stoker.app(context={what})")
+        raise ConfigError(f"@stoker.app wants its parentheses: write @stoker.app() above {what}")
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
+        raise ConfigError(f"batch_size: {batch_size!r} is not a whole number of at least 1")
+    recipe = None if context is None else as_recipe(context)
+    given = {"context": recipe, "timeout_s": timeout, "deadline_s": deadline, "variants": variants}
+    wants = read_wants({**given, "priority": priority, "stream": stream}, takes_context=True)
+
+    def decorate(function: Callable[..., Any]) -> StokerApp:
+        return StokerApp(
+            function,
+            specification=AppWants(wants),
+            batch_size=batch_size,
+            cache=cache,
+            ignore_for_cache=ignore_for_cache,
+            executors=executors,
+        )
+
+    return decorate
+
+
+class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
+    """What `@stoker.app(...)` makes of a function."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        specification: AppWants,
+        batch_size: int | None,
+        cache: bool,
+        ignore_for_cache: Sequence[str] | None,
+        executors: Sequence[str] | None,
+    ) -> None:
+        if not callable(function):
+            raise ConfigError(f"@stoker.app decorates a function; it got {function!r}")
+        if isinstance(function, PythonApp):
+            raise ConfigError(f"{function.__name__} is an app already; use one decorator")
+        if specification.wants.takes_context:
+            _check_takes_context(function)
+        super().__init__(function, cache=cache, ignore_for_cache=ignore_for_cache)
+        self.specification = specification
+        self.batch_size = batch_size
+        self.kwargs[SPECIFICATION] = specification
+        self._labels = list(executors) if executors is not None else None
+        self._found: tuple[DataFlowKernel, list[str]] | None = None
+        self.__doc__ = function.__doc__
+        self.__module__ = function.__module__
+        self.__wrapped__ = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> AppFuture:
+        """Submit a call; its future. Raises SessionError before a site is loaded."""
+        kernel = loaded_kernel(self.__name__)
+        if self._labels is not None:
+            self.executors = self._labels
+        elif self._found is None or self._found[0] is not kernel:
+            labels = [executor.label for executor in stoker_executors(kernel, self.__name__)]
+            self._found = (kernel, labels)
+            self.executors = labels
+        return super().__call__(*args, **kwargs)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function as it was written."""
+        return bare(self.func)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: the instance travels as the first argument after the context."""
+        if instance is None:
+            return self
+        return lambda *args, **kwargs: self(instance, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        wants = self.specification.wants
+        facts = [f"context {wants.recipe.name}" if wants.takes_context else "no context"]
+        if wants.options.limit_s:
+            facts.append(f"timeout {show_seconds(wants.options.limit_s)}")
+        if wants.options.priority:
+            facts.append(f"priority {wants.options.priority}")
+        return f"<app {self.__name__}: {', '.join(facts)}>"
+
+
+def loaded_kernel(name: str) -> DataFlowKernel:
+    """Parsl's loaded kernel. Raises SessionError, which names the app and shows how to load a site."""
+    try:
+        return DataFlowKernelLoader.dfk()
+    except NoDataFlowKernelError:
+        raise SessionError(f"{name} was called before a site was loaded. Load one first:\n\n{HOW_TO_LOAD}\n") from None
+
+
+def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
+    """The loaded StokerExecutors. Raises SessionError if there is none."""
+    found = [executor for executor in kernel.executors.values() if isinstance(executor, StokerExecutor)]
+    if not found:
+        labels = ", ".join(label for label in kernel.executors if label != "_parsl_internal")
+        raise SessionError(
+            f"{name} wants a StokerExecutor, but Parsl was loaded with {labels} only; add one to its Config:\n\n"
+            "  Config(executors=[stoker.StokerExecutor()])\n"
+        )
+    return found
+
+
+def _check_takes_context(function: Callable[..., Any]) -> None:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return
+    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+        name = getattr(function, "__name__", repr(function))
+        raise ConfigError(
+            f"{name} has a context but no parameter for it: the first one gets it, as in def {name}(model, ...)"
+        )

@@ -1,0 +1,108 @@
+"""An executor's blocks: which to drain, what their failures mean, how they end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import sysconfig
+import time
+from typing import TYPE_CHECKING
+
+from parsl.jobs.error_handlers import _get_error
+from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
+from parsl.providers import LocalProvider
+from parsl.providers.base import ExecutionProvider
+
+from stoker.config import Site
+from stoker.manager.protocol.session import SessionFolder
+
+if TYPE_CHECKING:
+    from stoker.manager.executor.executor import StokerExecutor
+
+logger = logging.getLogger(__name__)
+
+PILOT_END_S = 5.0
+"""How long pilots on this machine have to end by themselves."""
+
+
+def on_failed_blocks(executor: StokerExecutor, status: dict[str, JobStatus]) -> None:
+    """Give up when the first blocks have all failed and none of them ever brought a pilot."""
+    if executor.seen_blocks or not status:
+        return
+    enough = max(1, getattr(executor.provider, "init_blocks", 1))
+    failed = [job for job in status.values() if job.state in (JobState.FAILED, JobState.MISSING)]
+    if len(status) >= enough and len(failed) == len(status):
+        answer = executor.ask_status()
+        if answer is None or not (answer.pilots or answer.lost_pilots):
+            executor.set_bad_state_and_fail_all(_get_error(status))
+
+
+def choose(executor: StokerExecutor, wanted: int, *, idle_only: bool) -> list[str]:
+    """Up to `wanted` blocks to drain: those with the fewest running calls first, and of these the youngest."""
+    active = [block for block, job in executor.status_facade.items() if job.state not in TERMINAL_STATES]
+    answer = executor.ask_status()
+    running = dict.fromkeys(active, 0)
+    if answer is not None:
+        block_of = {pilot.pilot: pilot.block for pilot in answer.pilots}
+        for library in answer.libraries:
+            block = block_of.get(library.pilot)
+            if block in running:
+                running[block] += library.running
+    elif idle_only:
+        return []
+    order = sorted(active, key=lambda block: (running[block], -int(block)))
+    return [block for block in order if not idle_only or not running[block]][:wanted]
+
+
+def end_all(executor: StokerExecutor) -> None:
+    """Wait until the pilots of this machine have ended by themselves, then cancel every job that is left."""
+    provider = executor.provider
+    jobs = dict(executor.blocks_to_job_id)
+    if provider is None or not jobs:
+        return
+    until = time.monotonic() + (PILOT_END_S if isinstance(provider, LocalProvider) else 0)
+    try:
+        left = _not_ended(provider, list(jobs.values()))
+        while left and time.monotonic() < until:
+            time.sleep(0.02)
+            left = _not_ended(provider, left)
+        if left:
+            provider.cancel(left)
+    except Exception:  # a provider that fails now must not keep the manager from being ended
+        logger.exception("jobs %s could not be cancelled; look for them in the batch system", sorted(jobs.values()))
+
+
+def _not_ended(provider: ExecutionProvider, jobs: list[object]) -> list[object]:
+    return [job for job, status in zip(jobs, provider.status(jobs), strict=True) if not status.terminal]
+
+
+def remove_objects(folder: SessionFolder) -> None:
+    """Large arguments and results are of no use without their session."""
+    shutil.rmtree(folder.objects, ignore_errors=True)
+
+
+def show(job: JobStatus) -> str:
+    """A block's state for `stoker status`: `running`, `pending: QOSMaxGRESPerUser`."""
+    state = job.state.name.lower()
+    return f"{state}: {job.message}" if job.message else state
+
+
+def workers_per_node(site: Site) -> int:
+    """Calls that a pilot runs at once. A GPU site's number is not known before a pilot has come: one."""
+    devices = site.pilot.devices
+    if devices.startswith("cpu:"):
+        return int(devices[4:])
+    return 1 if devices == "gpu" else len(os.sched_getaffinity(0))
+
+
+def python_path() -> str:
+    """What this program can import beyond its environment: a pilot should be able to import it too."""
+    inside = {os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths = []
+    for entry in sys.path:
+        path = os.path.realpath(entry or os.getcwd())
+        if os.path.isdir(path) and path not in inside and not path.startswith(os.path.join(sys.base_prefix, "lib")):
+            paths.append(path)
+    return os.pathsep.join(dict.fromkeys([*paths, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))

@@ -1,0 +1,303 @@
+"""StokerExecutor: what Parsl sees of Stoker.
+
+Parsl's `python_app` gives a function and its arguments, we give a future. Blocks (batch jobs) come from any Parsl
+provider; a block runs one pilot a node. Where Parsl's own executor (HTEX) and ours differ, and why:
+
+- A block that fails counts against the executor only while no pilot has ever come: pilots on borrowed machines are
+  killed all day, and the calls that they ran are run again.
+- Initial blocks start with the executor, not a second later with Parsl's first look at its strategy.
+- Scaling in drains: pilots finish what they run and end by themselves; `drain_s` later the job is cancelled.
+- Calls run in the folder that the program was started in, as Parsl's users expect, unless they want a context.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import Any
+
+from parsl.data_provider.staging import Staging
+from parsl.executors.errors import BadStateException
+from parsl.executors.status_handling import BlockProviderExecutor
+from parsl.jobs.states import JobState, JobStatus
+from parsl.monitoring.radios.base import RadioConfig
+from parsl.monitoring.radios.filesystem import FilesystemRadio
+from parsl.providers import LocalProvider
+from parsl.providers.base import ExecutionProvider
+
+from stoker.config import Site, load_site
+from stoker.errors import SessionError
+from stoker.manager.executor import blocks, garbage
+from stoker.manager.executor.futures import CallFuture
+from stoker.manager.executor.link import Link
+from stoker.manager.executor.packing import pack_arguments
+from stoker.manager.executor.prepared import SPECIFICATION, AppWants, Preparer
+from stoker.manager.executor.processes import ManagerProcess, make_folder, new_session_id, register, unregister
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.to_client import Status
+from stoker.manager.protocol.to_manager import EndSession, ReleaseBlock, WantPilots
+
+logger = logging.getLogger(__name__)
+
+START_LIMIT_S = 60.0
+STATUS_LIMIT_S = 2.0
+END_LIMIT_S = 10.0
+
+
+class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is untyped
+    """A Parsl executor whose pilots keep contexts hot between calls.
+
+    - `site`: a site file, a Site, or None for this machine. `provider`: any Parsl provider; it overrides the site's.
+    - `working_dir`: where calls without a context run (default: the folder of the program).
+    - `drain_s`: how long a block that is scaled in may go on with the calls that it runs.
+    - `block_error_handler`: as Parsl's; True is described above, False ignores failed blocks.
+
+    Resource specifications take the keys of `stoker.manager.executor.wants.KEYS`.
+    """
+
+    def __init__(
+        self,
+        site: str | os.PathLike[str] | Site | None = None,
+        label: str = "stoker",
+        provider: ExecutionProvider | None = None,
+        *,
+        working_dir: str | None = None,
+        storage_access: Sequence[Staging] | None = None,
+        drain_s: float = 60.0,
+        block_error_handler: bool | Callable[[BlockProviderExecutor, dict[str, JobStatus]], None] = True,
+        remote_monitoring_radio: RadioConfig | None = None,
+    ) -> None:
+        self.site = load_site(site)
+        pilot = self.site.pilot
+        super().__init__(
+            provider=provider
+            or LocalProvider(
+                init_blocks=pilot.init_blocks,
+                min_blocks=max(pilot.min_blocks, min(1, pilot.init_blocks)),
+                max_blocks=pilot.max_blocks,
+            ),
+            block_error_handler=blocks.on_failed_blocks if block_error_handler is True else block_error_handler,
+        )
+        self.label = label
+        self.working_dir = working_dir
+        self.storage_access = storage_access
+        self.drain_s = drain_s
+        self.remote_monitoring_radio = remote_monitoring_radio or FilesystemRadio()
+        self.folder: SessionFolder | None = None
+        self.seen_blocks: set[str] = set()
+        self._manager: ManagerProcess | None = None
+        self._link: Link | None = None
+        self._preparer = Preparer()
+        self._call_folder = ""
+        self._early: list[str] | None = None
+        self._draining: dict[str, float] = {}
+        self._said_blocks: dict[str, str] = {}
+        self._calm = False
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        where = f"session {self._link.session.session}" if self._link else "not started"
+        return f"StokerExecutor(label={self.label!r}, site={self.site.name!r}, provider={self.provider!r})  # {where}"
+
+    @property
+    def link(self) -> Link:
+        """The connection to the manager. Raises SessionError before the executor is started."""
+        if self._link is None:
+            raise SessionError(f"executor {self.label!r} is not started; parsl.load(Config(executors=[...])) starts it")
+        return self._link
+
+    @property
+    def preparer(self) -> Preparer:
+        """What is known of the functions that were called."""
+        return self._preparer
+
+    # ---- start and end
+
+    def start(self) -> None:
+        """Start the manager, connect to it, and start the initial blocks. Raises SessionError."""
+        super().start()
+        self._call_folder = os.path.abspath(self.working_dir or os.getcwd())
+        self.folder = SessionFolder(Path(self.run_dir) / self.label)
+        make_folder(self.folder)
+        patience = self.site.session
+        self._manager = ManagerProcess(
+            self.folder,
+            on_lost=self._manager_lost,
+            options=[
+                *("--name", new_session_id()),
+                *("--heartbeat", f"{patience.heartbeat_s:g}"),
+                *("--pilot-lease", f"{patience.lease_s:g}"),
+            ],
+        )
+        try:
+            self._manager.wait_listening(START_LIMIT_S)
+            register(self.folder)
+            self._link = Link(self.folder)
+            self._start_blocks()
+            self._link.wait_joined(START_LIMIT_S)
+        except BaseException:
+            self.shutdown()
+            raise
+        garbage.calm()
+        self._calm = True
+
+    def shutdown(self) -> None:
+        """End the session: calls that are left are cancelled, pilots and manager end, nothing is left behind."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._calm:
+            garbage.restore()
+        if self._manager is not None:
+            self._manager.expect_end()
+        if self._link is not None and not self._link.wait_finished(0):
+            self._link.tell(EndSession("the program is done"))
+            self._link.wait_finished(END_LIMIT_S if self._manager_is_up() else 0)
+        blocks.end_all(self)
+        if self._manager is not None:
+            self._manager.end(grace_s=END_LIMIT_S / 2)
+        if self._link is not None:
+            self._link.close()
+            unregister(self._link.folder, self._link.session.session)
+            blocks.remove_objects(self._link.folder)
+        super().shutdown()
+
+    def _start_blocks(self) -> None:
+        if self.provider is not None and self.provider.init_blocks > 0:
+            self._ensure_script_dir()
+            self._early = self.scale_out_facade(self.provider.init_blocks)
+
+    def _ensure_script_dir(self) -> None:
+        """Without Parsl's kernel nobody has told the provider where its scripts go."""
+        if getattr(self.provider, "script_dir", "") is None:
+            self.provider.script_dir = str(Path(self.run_dir) / "submit_scripts")
+            Path(self.provider.script_dir).mkdir(parents=True, exist_ok=True)
+
+    def _manager_is_up(self) -> bool:
+        return self._manager is not None and self._manager.is_running()
+
+    def _manager_lost(self, error: SessionError) -> None:
+        logger.error("%s", error)
+        self.set_bad_state_and_fail_all(error)
+
+    # ---- calls
+
+    def submit(
+        self, func: Callable[..., Any], resource_specification: Mapping[str, Any] | None, *args: Any, **kwargs: Any
+    ) -> CallFuture:
+        """Submit a call; its future. Raises SpecificationError, SerializationError, and in bad state its reason."""
+        if self.bad_state_is_set:
+            raise self.executor_exception
+        link = self.link
+        prepared = self._preparer.function(func)
+        wants = self._preparer.wants(resource_specification)
+        folder = ""
+        if isinstance(resource_specification, AppWants):
+            kwargs.pop(SPECIFICATION, None)
+        else:
+            spec = prepared.parsl_spec(args, kwargs)
+            if spec is not None:
+                wants = self._preparer.paper_wants(spec)
+                args, kwargs = prepared.with_parsl_spec(args, kwargs, {**spec, "context": wants.recipe.name})
+            elif wants.recipe.key == "bare":
+                folder = self._call_folder
+        job = prepared.job(func, wants, folder=folder)
+        payload = pack_arguments(args, kwargs, name=prepared.name, objects=link.folder.objects)
+        future = CallFuture(link)
+        future.call = link.submit(job, payload, future, features=wants.features)
+        return future
+
+    def outstanding(self) -> int:
+        """Calls that have not ended."""
+        return len(self._link.waiting) if self._link else 0
+
+    @property
+    def tasks(self) -> dict[Any, Any]:
+        """Calls that have not ended, by id."""
+        return dict[Any, Any](self._link.waiting) if self._link else {}
+
+    def monitor_resources(self) -> bool:
+        """No: a library serves many calls, so what its process uses says nothing of one of them."""
+        return False
+
+    def set_bad_state_and_fail_all(self, exception: Exception) -> None:
+        """Fail every call that waits, and every later one, for this reason."""
+        logger.error("executor %s cannot go on: %s", self.label, exception)
+        self._executor_exception = exception
+        self._executor_bad_state.set()
+        if self._link is not None:
+            self._link.fail_all(BadStateException(self, exception))
+
+    def ask_status(self, timeout_s: float = STATUS_LIMIT_S) -> Status | None:
+        """The session at this moment; None if the manager does not answer in time."""
+        if self._link is None or self._stopped:
+            return None
+        try:
+            return self._link.ask_status().result(timeout_s)
+        except (FutureTimeoutError, SessionError, BadStateException):
+            return None
+
+    # ---- blocks
+
+    @property
+    def workers_per_node(self) -> int:
+        """Calls that a pilot runs at once: what its devices say, or a guess from this machine."""
+        return blocks.workers_per_node(self.site)
+
+    def scale_out_facade(self, n: int) -> list[str]:
+        """Start blocks. Parsl's first order of the initial blocks finds them started."""
+        early, self._early = self._early, None
+        if early is not None and n == self.provider.init_blocks and len(self._status) == n:
+            return early
+        started: list[str] = super().scale_out_facade(n)
+        self.tell_blocks()
+        return started
+
+    def scale_in(self, blocks_wanted: int, max_idletime: float | None = None) -> list[str]:
+        """Drain blocks, idle ones first (with `max_idletime` only those); `drain_s` later their jobs are cancelled."""
+        chosen = blocks.choose(self, blocks_wanted, idle_only=max_idletime is not None)
+        for block in chosen:
+            self._draining[block] = time.monotonic() + self.drain_s
+            self.link.tell(ReleaseBlock(block))
+        return chosen
+
+    def status(self) -> dict[str, JobStatus]:
+        """The state of every block; one that has ended although no pilot ever came from it is MISSING."""
+        status: dict[str, JobStatus] = super().status()
+        answer = self.ask_status()
+        if answer is not None:
+            self.seen_blocks.update(pilot.block for pilot in answer.pilots)
+            for block, job in status.items():
+                if job.state is JobState.COMPLETED and block not in self.seen_blocks and not answer.lost_pilots:
+                    job.state = JobState.MISSING
+                    job.message = job.message or "the job ended before its pilot reached the manager"
+        self._finish_draining()
+        self.tell_blocks()
+        return status
+
+    def tell_blocks(self) -> None:
+        """Say to the manager, for `stoker status`, how the blocks are."""
+        said = {block: blocks.show(job) for block, job in self._status.items()}
+        if said != self._said_blocks and self._link is not None and not self._stopped:
+            self._said_blocks = said
+            self._link.tell(WantPilots(said))
+
+    def _finish_draining(self) -> None:
+        for block, until in list(self._draining.items()):
+            if time.monotonic() >= until:
+                del self._draining[block]
+                if block in self.blocks_to_job_id:
+                    self.provider.cancel([self.blocks_to_job_id[block]])
+
+    def _get_launch_command(self, block_id: str) -> str:
+        """The shell command of a pilot. Nothing secret is in it: the keys lie in the session folder."""
+        path = blocks.python_path()
+        words = ["env", f"PYTHONPATH={path}"] if path else []
+        words += [sys.executable, "-P", "-m", "stoker.pilot.main"]
+        return shlex.join([*words, "--session", str(self.link.folder.path), "--block", block_id])

@@ -1,0 +1,80 @@
+"""From how a call ended to what its future holds: a value, the user's own exception, or one of Stoker's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stoker.contexts import payloads
+from stoker.contexts.recipe import ObjectRef
+from stoker.errors import (
+    CallCancelledError,
+    CallDroppedError,
+    CallError,
+    CallTimeoutError,
+    ContextError,
+    NoDeviceError,
+    PoisonCallError,
+    SerializationError,
+    StokerError,
+)
+from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Payload
+from stoker.manager.protocol.ids import show_call, show_library
+
+_KINDS: dict[FailureKind, Callable[..., StokerError]] = {
+    FailureKind.CONTEXT: ContextError,
+    FailureKind.NO_DEVICE: NoDeviceError,
+    FailureKind.POISON: PoisonCallError,
+    FailureKind.TIMEOUT: CallTimeoutError,
+    FailureKind.MEMORY: CallError,
+    FailureKind.SERIALIZATION: SerializationError,
+    FailureKind.DROPPED: CallDroppedError,
+    FailureKind.CANCELLED: CallCancelledError,
+    FailureKind.DIED: CallError,
+}
+
+
+def outcome(end: CallEnd) -> Any:
+    """The call's result. Raises what it raised, or the StokerError that says why there is none."""
+    if end.ok:
+        return _open(end.payload, end)
+    if end.failure is not None:
+        raise failure_error(end.failure, call=end.call)
+    raise payloads.load_exception(_bytes(end.payload))
+
+
+def failure_error(failure: Failure, *, call: int) -> StokerError:
+    """The error of a failure, with its evidence as facts."""
+    facts: dict[str, Any] = {"call": show_call(call)}
+    for name in ("pilot", "signal", "exit_code", "tail", "log"):
+        if getattr(failure, name):
+            facts[name] = getattr(failure, name)
+    if failure.library:
+        facts["library"] = show_library(failure.library)
+    if failure.kind is FailureKind.DROPPED:
+        facts["reason"] = failure.message
+    where = f" on {failure.pilot}" if failure.pilot and failure.pilot not in failure.message else ""
+    lines = [f"call {facts['call']}{where}: {failure.message}"]
+    if failure.tail and failure.tail not in failure.message:
+        lines += ["its last lines:", *("  " + line for line in failure.tail.rstrip().splitlines()[-20:])]
+    lines.append(f"  why it went this way: stoker explain {facts['call']}")
+    if failure.log:
+        lines.append(f"  what it printed: stoker logs {facts['call']}")
+    return _KINDS[failure.kind]("\n".join(lines), **facts)
+
+
+def _open(payload: Payload, end: CallEnd) -> Any:
+    try:
+        return payloads.loads(_bytes(payload))
+    except Exception as error:
+        raise SerializationError(
+            f"call {show_call(end.call)}: its result cannot be unpickled here: {error!r}; "
+            "the modules that define it must be importable in this program too",
+            what="result",
+            call=show_call(end.call),
+        ) from error
+
+
+def _bytes(payload: Payload) -> bytes:
+    return Path(payload.source).read_bytes() if isinstance(payload, ObjectRef) else payload

@@ -1,0 +1,474 @@
+"""The client's end of the wire: one socket, one thread that reads it, and submits that go out from whoever submits.
+
+How a call leaves. `submit` puts it in a queue and, while few calls are in flight, sends the queue itself: a caller who
+waits for one result at a time pays no thread switch on the way out. While many are in flight it wakes the I/O thread
+instead, and what has piled up until that thread runs leaves as one frame: consecutive calls of the same job are one
+`Submit`. Nothing waits to form a batch; batches form because the interpreter runs one thread at a time.
+
+Why the lock. A ZeroMQ socket may be used from several threads if each use is fenced; `_lock` is the fence, held for a
+send or for a drain, never while a future is settled. The I/O thread sleeps in `poll(2)` on the socket's file
+descriptor, which is edge-triggered: a send by another thread may swallow the edge of a frame that came in meanwhile, so
+whoever sends looks at ZMQ_EVENTS afterwards and wakes the I/O thread when there is something to read.
+
+What survives. Frames are numbered and kept until the manager has them in its journal. When a connection comes back,
+the hello goes first, and after the welcome everything unacknowledged goes again, in order. Results are numbered too:
+those that were had already are dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import uuid4
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from stoker.contexts.recipe import Recipe
+from stoker.errors import ProtocolError, SessionError
+from stoker.manager.protocol import to_client, to_manager, wire
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Features, Payload
+from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId, RecipeKey
+from stoker.manager.protocol.reliable import Outbox
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.to_pilot import FunctionBlob
+
+logger = logging.getLogger(__name__)
+
+DIRECT_BELOW = 8
+"""With fewer calls in flight than this, the submitting thread sends by itself."""
+FRAME_CALLS = 2_000
+FRAME_BYTES = 8_000_000
+"""A frame is closed at this many calls or bytes of arguments, so that the manager stays responsive."""
+COPY_BELOW = 65_536
+"""Smaller frames are copied for ZeroMQ: that costs less than sharing them does."""
+RECEIVED_DELAY_S = 0.2
+"""Received goes along with the next frame, or alone after this long."""
+
+
+class Waiter(Protocol):
+    """Who waits for a call. Called on the I/O thread, exactly once a call."""
+
+    def settle(self, end: CallEnd) -> bool:
+        """The call has ended. True: call `flush` when all ends that came together have been settled."""
+
+    def fail(self, call: CallId, error: Exception) -> None:
+        """The call will have no end: its session is over or the manager did not take it."""
+
+    def flush(self) -> None:
+        """All ends that came together have been settled."""
+
+    def report(self, progress: CallProgress) -> None:
+        """The running call says how far it is."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Job:
+    """What calls of one submission have in common. Calls of the same Job object travel together."""
+
+    function: FunctionBlob
+    recipe: Recipe
+    options: CallOptions
+    variants: tuple[Recipe, ...] = ()
+
+
+class Link:
+    """A client's connection to its manager. Every method may be called from any thread; none of them blocks.
+
+    With `observer`, the client asks and never submits; the session does not depend on it.
+    """
+
+    def __init__(self, folder: SessionFolder, *, observer: bool = False) -> None:
+        self.folder = folder
+        self.session = folder.read()
+        self.waiting: dict[CallId, Waiter] = {}
+        self._observer = observer
+        self._client = ClientId(f"client-{uuid4().hex[:12]}")
+        self._queue: deque[tuple[Job, CallSpec] | Any] = deque()
+        self._outbox = Outbox()
+        self._known: set[str] = set()
+        self._asked: dict[type, deque[tuple[Any, Future[Any]]]] = {to_client.Status: deque(), to_client.Story: deque()}
+        self._questions: deque[Any] = deque()
+        self._received = self._received_said = 0
+        self._received_due = 0.0
+        self._base = 0
+        self._sequence = itertools.count()
+        self._joined = threading.Event()
+        self._over: Exception | None = None
+        self._finished = threading.Event()
+        self._stop = False
+        self._woken = False
+        self._lock = threading.Lock()
+        self._decode = wire.to_client_decoder()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._open()
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_DISCONNECTED
+        )
+        self._socket.connect(self.session.address)
+        self._thread = threading.Thread(target=self._run, name="stoker-link", daemon=True)
+        self._thread.start()
+
+    def _open(self) -> zmq.Socket[bytes]:
+        keys = self.folder.read_key("client")
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.ROUTING_ID, self._client.encode()),
+            (zmq.CURVE_SERVERKEY, self.session.server_key.encode()),
+            (zmq.CURVE_PUBLICKEY, keys.public.encode()),
+            (zmq.CURVE_SECRETKEY, keys.secret.encode()),
+            (zmq.SNDHWM, 0),
+            (zmq.RCVHWM, 0),
+            (zmq.LINGER, 0),
+            (zmq.RECONNECT_IVL, 50),
+            (zmq.RECONNECT_IVL_MAX, 1000),
+            (zmq.HEARTBEAT_IVL, 5000),
+            (zmq.HEARTBEAT_TIMEOUT, 15000),
+        ):
+            socket.setsockopt(option, value)
+        return socket
+
+    # ---- what the rest of the client calls
+
+    def wait_joined(self, timeout_s: float) -> None:
+        """Wait until the manager has said welcome. Raises SessionError."""
+        self._joined.wait(timeout_s)
+        if self._over is not None:
+            raise self._over
+        if not self._joined.is_set():
+            raise SessionError(
+                f"session {self.session.session}: its manager at {self.session.address} did not answer within "
+                f"{timeout_s:.0f} s; read {self.folder.manager_log}",
+                session=self.session.session,
+                log=str(self.folder.manager_log),
+            )
+
+    def submit(self, job: Job, payload: Payload, waiter: Waiter, *, features: Features | None = None) -> CallId:
+        """Send a call; `waiter` hears of its end. Raises SessionError when the session is over."""
+        if self._over is not None:
+            raise self._over
+        call = CallId(self._base | next(self._sequence))
+        self.waiting[call] = waiter
+        self._queue.append((job, CallSpec(call, payload, features)))
+        if len(self.waiting) < DIRECT_BELOW:
+            self._send_now()
+        elif not self._woken:
+            self.wake()
+        return call
+
+    def submit_many(self, job: Job, payloads: Iterable[Payload], waiter: Waiter) -> list[CallId]:
+        """Send calls of one job, with one waiter for all of them. Raises SessionError when the session is over."""
+        if self._over is not None:
+            raise self._over
+        base, sequence = self._base, self._sequence
+        specs = [CallSpec(CallId(base | next(sequence)), payload) for payload in payloads]
+        calls = [spec.call for spec in specs]
+        self.waiting.update(dict.fromkeys(calls, waiter))
+        self._queue.extend([(job, spec) for spec in specs])
+        self._send_now()
+        return calls
+
+    def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
+        """Nobody waits for these calls any more; their waiters hear nothing."""
+        gone = [call for call in calls if self.waiting.pop(call, None) is not None]
+        if gone and self._over is None:
+            self.tell(to_manager.Cancel(gone, running))
+
+    def tell(self, message: Any) -> None:
+        """Send one message, after everything that was submitted before it."""
+        self._queue.append(message)
+        self._send_now()
+
+    def ask_status(self) -> Future[to_client.Status]:
+        """The session at this moment, when the manager answers."""
+        return self._ask(to_client.Status, to_manager.AskStatus())
+
+    def ask_story(self, subject: str) -> Future[to_client.Story]:
+        """Why a call, pilot, library or context is where it is, when the manager answers."""
+        return self._ask(to_client.Story, to_manager.AskStory(subject))
+
+    def fail_all(self, error: Exception) -> None:
+        """The session is over for this client: every call that waits, and every later one, fails with this error."""
+        self._over = self._over or error
+        self._joined.set()
+        for call, waiter in _popped(self.waiting):
+            waiter.fail(call, error)
+            waiter.flush()
+        for asked in self._asked.values():
+            while asked:
+                asked.popleft()[1].set_exception(error)
+
+    def wait_finished(self, timeout_s: float) -> bool:
+        """Wait until the manager says that the session is over. False if it did not."""
+        return self._finished.wait(timeout_s)
+
+    def close(self) -> None:
+        """Stop the thread and close the socket. What still waits fails."""
+        self.fail_all(SessionError("the session was closed before this call ended", session=self.session.session))
+        self._stop = True
+        self.wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def wake(self) -> None:
+        """Make the I/O thread look around."""
+        self._woken = True
+        try:
+            os.eventfd_write(self._wake_fd, 1)
+        except OSError:  # closed: there is no thread to wake
+            pass
+
+    # ---- sending
+
+    def _ask(self, kind: type, message: Any) -> Future[Any]:
+        """Questions are answered in order; they travel unnumbered, so that they need not be kept in the journal."""
+        future: Future[Any] = Future()
+        if self._over is not None:
+            future.set_exception(self._over)
+            return future
+        with self._lock:
+            self._asked[kind].append((message, future))
+            self._questions.append(message)
+        self._send_now()
+        return future
+
+    def _send_now(self) -> None:
+        """Send the queue from this thread, unless another one is at the socket: then the I/O thread will."""
+        if not self._lock.acquire(blocking=False):
+            self.wake()
+            return
+        try:
+            self._flush()
+            more = not self._socket.closed and self._readable()
+        finally:
+            self._lock.release()
+        if more:
+            self.wake()
+
+    def _readable(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _flush(self) -> None:
+        """Send everything in the queue. The caller holds the lock."""
+        if not self._joined.is_set() or self._socket.closed:
+            return
+        while self._queue:
+            self._send_frame(self._next_batch())
+        if self._questions:
+            self._socket.send(wire.encode(list(self._questions)))
+            self._questions.clear()
+
+    def _next_batch(self) -> list[Any]:
+        messages: list[Any] = []
+        job: Job | None = None
+        specs: list[CallSpec] = []
+        count = size = 0
+        queue = self._queue
+        while queue and count < FRAME_CALLS and size < FRAME_BYTES:
+            entry = queue.popleft()
+            if type(entry) is not tuple:
+                messages.append(entry)
+                job = None
+                continue
+            if entry[1].call not in self.waiting:  # cancelled before it left
+                continue
+            if entry[0] is not job:
+                job = entry[0]
+                specs = []
+                self._define(job, messages)
+                messages.append(to_manager.Submit(job.function.key, RecipeKey(job.recipe.key), specs, job.options))
+            specs.append(entry[1])
+            count += 1
+            payload = entry[1].payload
+            size += len(payload) if type(payload) is bytes else 0
+        return messages
+
+    def _define(self, job: Job, messages: list[Any]) -> None:
+        for recipe in (job.recipe, *job.variants):
+            if recipe.key not in self._known:
+                self._known.add(recipe.key)
+                messages.append(to_manager.DefineRecipe(recipe))
+        function = job.function
+        if function.key not in self._known:
+            self._known.add(function.key)
+            messages.append(to_manager.DefineFunction(function.key, function.name, function.blob))
+
+    def _send_frame(self, messages: list[Any]) -> None:
+        if self._received > self._received_said:
+            messages.append(to_manager.Received(self._received))
+            self._received_said = self._received
+        sequence = self._outbox.next()
+        frame = wire.encode(messages, sequence=sequence)
+        self._outbox.keep(sequence, frame)
+        self._socket.send(frame, 0, len(frame) < COPY_BELOW)
+
+    # ---- the I/O thread
+
+    def _run(self) -> None:
+        poll = select.poll()
+        for fd in (self._socket.FD, self._monitor.FD, self._wake_fd):
+            poll.register(fd, select.POLLIN)
+        try:
+            while not self._stop:
+                self._turn()
+                wait_s = self._received_due - time.monotonic() if self._received > self._received_said else None
+                poll.poll(None if wait_s is None else max(0, int(wait_s * 1000)))
+        except Exception as error:
+            logger.exception("the link to session %s failed", self.session.session)
+            self.fail_all(SessionError(f"the link to the manager failed: {error!r}", session=self.session.session))
+        finally:
+            self._close_sockets()
+
+    def _turn(self) -> None:
+        self._woken = False
+        try:
+            os.eventfd_read(self._wake_fd)
+        except BlockingIOError:
+            pass
+        self._watch()
+        for data in self._drain():
+            self._take(data)
+        with self._lock:
+            self._flush()
+            late = self._received > self._received_said and time.monotonic() >= self._received_due
+            if late and self._joined.is_set():
+                self._send_frame([])
+            again = self._readable()
+        if again:
+            self.wake()
+
+    def _drain(self) -> list[bytes]:
+        frames = []
+        with self._lock:
+            try:
+                while True:
+                    frames.append(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return frames
+
+    def _watch(self) -> None:
+        """What has happened to the connection."""
+        while True:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                hello = to_manager.ClientHello(wire.VERSION, self.session.session, self._received, self._observer)
+                with self._lock:
+                    self._socket.send(wire.encode([hello]))
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._joined.clear()
+            else:
+                self.fail_all(
+                    SessionError(
+                        f"the manager of session {self.session.session} refused this client's key; "
+                        f"is {self.folder.path} the session's own folder?",
+                        session=self.session.session,
+                    )
+                )
+
+    def _take(self, data: bytes) -> None:
+        try:
+            messages = self._decode(data).messages
+        except ProtocolError as error:
+            logger.warning("a frame of the manager was refused: %s", error)
+            return
+        for message in messages:
+            self._handle(message)
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case to_client.Results():
+                self._results(message)
+            case to_client.Ack():
+                with self._lock:
+                    self._outbox.acked(message.sequence)
+            case to_client.Progress():
+                for report in message.reports:
+                    waiter = self.waiting.get(report.call)
+                    if waiter is not None:
+                        waiter.report(report)
+            case to_client.ClientWelcome():
+                self._welcome(message)
+            case to_client.Rejected():
+                self._rejected(message.reason, message.calls)
+            case to_client.Status() | to_client.Story():
+                asked = self._asked[type(message)]
+                if asked:
+                    asked.popleft()[1].set_result(message)
+            case to_client.ClientRefused():
+                self.fail_all(SessionError(f"the manager refused this client: {message.reason}"))
+            case to_client.SessionOver():
+                self._finished.set()
+                self.fail_all(
+                    SessionError(
+                        f"session {self.session.session} is over: {message.reason or 'it was ended'}; "
+                        "load a new one with stoker.load() and submit what is missing again",
+                        session=self.session.session,
+                    )
+                )
+
+    def _welcome(self, message: to_client.ClientWelcome) -> None:
+        with self._lock:
+            self._base = message.number << CLIENT_SHIFT
+            for frame in self._outbox.unacked():
+                self._socket.send(frame)
+            self._questions = deque(message for asked in self._asked.values() for message, _ in asked)
+            self._joined.set()
+
+    def _results(self, message: to_client.Results) -> None:
+        seen = self._received - message.first
+        if seen < 0:  # predecessors were lost with a connection; the next hello brings them again
+            return
+        ends = message.ends[seen:] if seen else message.ends
+        if self._received == self._received_said:
+            self._received_due = time.monotonic() + RECEIVED_DELAY_S
+        self._received += len(ends)
+        pop = self.waiting.pop
+        touched: set[Waiter] = set()
+        for end in ends:
+            waiter = pop(end.call, None)
+            if waiter is not None and waiter.settle(end):
+                touched.add(waiter)
+        for waiter in touched:
+            waiter.flush()
+
+    def _rejected(self, reason: str, calls: Sequence[CallId]) -> None:
+        logger.warning("the manager did not accept a message: %s", reason)
+        for call in calls:
+            waiter = self.waiting.pop(call, None)
+            if waiter is not None:
+                waiter.fail(call, ProtocolError(f"the manager did not accept this call: {reason}"))
+                waiter.flush()
+
+    def _close_sockets(self) -> None:
+        with self._lock:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(0)
+        self._context.term()
+        os.close(self._wake_fd)
+        self._wake_fd = -1
+
+
+def _popped(waiting: dict[CallId, Waiter]) -> Iterable[tuple[CallId, Waiter]]:
+    """Empty a dictionary that other threads use."""
+    while True:
+        try:
+            yield waiting.popitem()
+        except KeyError:
+            return

@@ -1,0 +1,182 @@
+"""`stoker.load`: Parsl with one StokerExecutor, as a `with` block or until `stop()`.
+
+What it builds differs from Parsl's defaults where that costs: no log record a state change (`initialize_logging=False`
+is worth a factor of five in calls a second; Stoker keeps its own log in the session folder), no usage tracking, and no
+retries (a lost pilot never costs one, so what is left to retry is the user's own exceptions).
+"""
+
+from __future__ import annotations
+
+import atexit
+import html
+import logging
+import os
+import sys
+import threading
+from types import TracebackType
+from typing import Any
+
+import parsl
+from parsl.config import Config
+from parsl.dataflow.dflow import DataFlowKernelLoader
+
+from stoker import __version__
+from stoker.config import Site
+from stoker.errors import ConfigError, SessionError
+from stoker.manager.executor.executor import StokerExecutor
+from stoker.manager.executor.mapping import interrupt_open
+from stoker.manager.protocol.to_client import Status, Story
+
+_current: Session | None = None
+_lock = threading.Lock()
+
+
+def load(
+    site: str | os.PathLike[str] | Site | None = None,
+    *,
+    provider: Any = None,
+    label: str = "stoker",
+    run_dir: str = "runinfo",
+    retries: int = 0,
+    working_dir: str | None = None,
+    drain_s: float = 60.0,
+    **options: Any,
+) -> Session:
+    """Load a site and start its pilots: `with stoker.load("site.toml") as session: ...`.
+
+    Without a site: this machine. `options` go to `parsl.config.Config`; sessions keep their folders in `run_dir`.
+    In a notebook, without `with`: `session = stoker.load()`, and `session.stop()` at the end.
+    Raises SessionError when a session is loaded already or cannot start, ConfigError for a wrong site or option.
+    """
+    global _current
+    with _lock:
+        _refuse_second()
+        executor = StokerExecutor(site, label=label, provider=provider, working_dir=working_dir, drain_s=drain_s)
+        defaults: dict[str, Any] = {"initialize_logging": False, "usage_tracking": 0, "strategy": "simple"}
+        try:
+            config = Config(executors=[executor], run_dir=run_dir, retries=retries, **{**defaults, **options})
+        except TypeError as error:
+            raise ConfigError(f"stoker.load: {error}; options go to parsl.config.Config") from None
+        kernel = parsl.load(config)
+        _current = Session(kernel, executor)
+    return _current
+
+
+def current() -> Session | None:
+    """The session that `stoker.load` has loaded, if there is one."""
+    return _current
+
+
+def _refuse_second() -> None:
+    if _current is not None:
+        raise SessionError(
+            f"session {_current.id} is loaded already; leave its `with` block or call its stop() first",
+            session=_current.id,
+        )
+    if DataFlowKernelLoader._dfk is not None:
+        raise SessionError(
+            "Parsl is loaded already; either put a stoker.StokerExecutor() into that Config, or end it first with "
+            "parsl.dfk().cleanup()"
+        )
+
+
+class Session:
+    """A loaded site. `id` names it for `stoker status` and the like, `folder` is where it keeps its files."""
+
+    def __init__(self, kernel: Any, executor: StokerExecutor) -> None:
+        self.executor = executor
+        self.id = executor.link.session.session
+        self.folder = executor.link.folder.path
+        self._kernel = kernel
+        self._over = False
+        self._log = _keep_log(os.fspath(self.folder / "client.log"))
+        atexit.register(self.stop)
+
+    def status(self, timeout_s: float = 5.0) -> Status:
+        """Pilots, contexts, queues and rates at this moment. Raises SessionError if the manager does not answer."""
+        if self._over:
+            raise SessionError(f"session {self.id} was stopped; stoker.load() loads a new one", session=self.id)
+        return self.executor.link.ask_status().result(timeout_s)
+
+    def explain(self, subject: str, timeout_s: float = 5.0) -> Story:
+        """Why a call (`c-12`), pilot, library or context is where it is."""
+        return self.executor.link.ask_story(subject).result(timeout_s)
+
+    def stop(self) -> None:
+        """End the session: calls that are left are cancelled, pilots end, Parsl is cleared. Twice is no error."""
+        global _current
+        if self._over:
+            return
+        self._over = True
+        atexit.unregister(self.stop)
+        try:
+            if not self._kernel.cleanup_called:
+                self._kernel.cleanup()
+        finally:
+            self.executor.shutdown()
+            if DataFlowKernelLoader._dfk is self._kernel:
+                DataFlowKernelLoader.clear()
+            if _current is self:
+                _current = None
+            logging.getLogger("stoker").removeHandler(self._log)
+            self._log.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            for said in interrupt_open():
+                sys.stderr.write(f"\n{said}\n")
+        self.stop()
+
+    def __repr__(self) -> str:
+        site = self.executor.site.name
+        if self._over:
+            return f"<session {self.id} on site {site}: stopped>"
+        status = self.executor.ask_status(0.5)
+        if status is None:
+            return f"<session {self.id} on site {site}>"
+        return f"<session {self.id} on site {site}: {_line(status)}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        status = None if self._over else self.executor.ask_status(1.0)
+        if status is None:
+            return f"<code>{html.escape(repr(self))}</code>"
+        rows = "".join(
+            f"<tr><td>{html.escape(context.name)}</td><td>{context.hot} hot, {context.loading} loading</td>"
+            f"<td>{context.running} running, {context.queued} queued</td><td>{context.ended} done</td></tr>"
+            for context in status.contexts
+        )
+        head = f"stoker {__version__} · site {self.executor.site.name} · session {self.id} · {_line(status)}"
+        return f"<p>{html.escape(head)}</p><table>{rows}</table>"
+
+
+def _line(status: Status) -> str:
+    pilots, devices = len(status.pilots), sum(len(pilot.devices) for pilot in status.pilots)
+    here = f"{pilots} pilot{'s' * (pilots != 1)}, {devices} device{'s' * (devices != 1)}"
+    return f"{here}; {status.done} calls done, {status.running} running, {status.queued} queued"
+
+
+def _keep_log(path: str) -> logging.Handler:
+    """Stoker's own log of this client: everything into the session folder, warnings to the terminal as well."""
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setLevel(logging.INFO)
+    logger = logging.getLogger("stoker")
+    logger.addHandler(handler)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    if not logging.getLogger().handlers and len(logger.handlers) == 1:
+        _to_terminal(logger)
+    return handler
+
+
+def _to_terminal(logger: logging.Logger) -> None:
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setLevel(logging.WARNING)
+    terminal.setFormatter(logging.Formatter("stoker: %(message)s"))
+    logger.addHandler(terminal)

@@ -1,0 +1,306 @@
+"""`stoker.map`: many calls of one function, streamed.
+
+It goes around Parsl's kernel, straight to the link: no task record, no future and no callback a call. Items are pulled
+when there is room (`window` calls and WINDOW_BYTES of arguments in flight, and as many results not yet taken), packed
+and sent in bulk; results come back in bulk on a queue and are unpickled by whoever consumes them.
+
+Two questions that the name does not answer:
+
+- What does the function get? With `batch_size=None` each item as it is; with `batch_size=n` (any n, 1 too) a list of up
+  to n items, so that what it gets does not depend on the number. The default is what `@stoker.app(batch_size=...)`
+  says. One result comes back for each call: for each item, or for each batch.
+- When is an error raised? Where its result would have come: in order with `ordered`, else when it arrives. The calls
+  that are left are cancelled then, as they are when the loop ends early or Ctrl-C stops it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from types import TracebackType
+from typing import Any
+
+from parsl.app.python import PythonApp
+
+from stoker.errors import ConfigError
+from stoker.manager.executor.apps import StokerApp, loaded_kernel, stoker_executors
+from stoker.manager.executor.executor import StokerExecutor
+from stoker.manager.executor.failures import outcome
+from stoker.manager.executor.packing import pack_arguments
+from stoker.manager.executor.progress import Bar, Follow
+from stoker.manager.executor.wants import Wants
+from stoker.manager.protocol.calls import CallEnd, CallProgress, Payload
+from stoker.manager.protocol.ids import CallId
+
+WINDOW = 2_000
+WINDOW_BYTES = 256_000_000
+CHUNK = 500
+"""Calls that are packed before they are sent."""
+PATIENCE_S = 0.02
+"""Slow inputs: what has been packed is sent after this long."""
+
+_PLAIN = Wants()
+
+
+def map(
+    function: Callable[..., Any],
+    items: Iterable[Any],
+    *,
+    batch_size: int | None = None,
+    ordered: bool = True,
+    progress: bool | Follow = False,
+    window: int | None = None,
+) -> Stream:
+    """Call `function` on every item; iterate over the results as they come.
+
+    `function` is an app or a plain function. With `batch_size=n` it gets lists of up to n items, and there is one
+    result a list. `items` may be endless: at most `window` calls (default 2,000) are in flight. `progress=True` shows
+    a bar; a callable gets `(done, total)`, total None if `items` has no length. Raises SessionError before a site is loaded,
+    ConfigError for an option that cannot be meant.
+    """
+    size = batch_size if batch_size is not None else getattr(function, "batch_size", None)
+    for name, number in (("batch_size", size), ("window", window)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise ConfigError(f"stoker.map: {name}: {number!r} is not a whole number of at least 1")
+    if not callable(function):
+        raise ConfigError(f"stoker.map: {function!r} is not a function; write stoker.map(function, items)")
+    if not isinstance(items, Iterable):
+        raise ConfigError(f"stoker.map: {items!r} cannot be iterated over; write stoker.map(function, items)")
+    name = getattr(function, "__name__", type(function).__name__)
+    executor = stoker_executors(loaded_kernel(f"stoker.map({name}, ...)"), "stoker.map")[0]
+    total = len(items) if isinstance(items, Sized) else None
+    if total is not None and size is not None:
+        total = -(-total // size)
+    inputs = iter(items) if size is None else _batches(iter(items), size)
+    follow = Bar(name, total, executor.ask_status) if progress is True else progress or None
+    return Stream(executor, function, inputs, ordered=ordered, window=window or WINDOW, total=total, follow=follow)
+
+
+class Stream(Iterator[Any]):
+    """The results of a `map`. `taken` counts those that were handed over. `close()` cancels what is left."""
+
+    def __init__(
+        self,
+        executor: StokerExecutor,
+        function: Callable[..., Any],
+        inputs: Iterator[Any],
+        *,
+        ordered: bool,
+        window: int,
+        total: int | None,
+        follow: Follow | None,
+    ) -> None:
+        wants = _PLAIN
+        if isinstance(function, PythonApp):
+            wants = function.specification.wants if isinstance(function, StokerApp) else _PLAIN
+            function = function.func
+        self._link = executor.link
+        self._prepared = executor.preparer.function(function)
+        self._job = self._prepared.job(function, wants, folder="")
+        self._inputs = inputs
+        self._ordered = ordered
+        self._window = window
+        self._total = total
+        self._follow = follow
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._arrived: deque[Any] = deque()
+        self._sent: dict[CallId, tuple[int, int]] = {}  # place in order, bytes
+        self._bytes = 0
+        self._places = itertools.count()
+        self._next = 0
+        self._ready: dict[int, Any] = {}
+        self._exhausted = False
+        self._closed = False
+        self.taken = 0
+        _open_streams.add(self)
+
+    # ---- for the link, on its thread
+
+    def settle(self, end: CallEnd) -> bool:
+        """A call has ended."""
+        self._arrived.append(end)
+        return True
+
+    def fail(self, call: CallId, error: Exception) -> None:
+        """A call will have no end."""
+        self._arrived.append((call, error))
+
+    def flush(self) -> None:
+        """Ring once for all that came together."""
+        self._bell.put(None)
+
+    def report(self, progress: CallProgress) -> None:
+        """Reports of running calls are not shown."""
+
+    # ---- for the consumer
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._take()
+        except StopIteration:
+            self._finish()
+            raise
+        except KeyboardInterrupt as stop:
+            said = self.interrupted()
+            stop.add_note(said)
+            sys.stderr.write(f"\n{said}\n")
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Cancel the calls that are left. Later results are not taken."""
+        if not self._closed:
+            self._finish()
+            self._link.cancel(list(self._sent))
+            self._sent.clear()
+            self._ready.clear()
+
+    def interrupted(self) -> str:
+        """Stop, and say what is kept and how to go on."""
+        left = "" if self._total is None else f" of {self._total:,}"
+        done = len(self._ready) + len(self._arrived)
+        also = f", {done:,} more had come" if done else ""
+        self.close()
+        return f"stoker.map stopped: {self.taken:,}{left} results were taken{also}; to go on, map the items after these"
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
+
+    def __repr__(self) -> str:
+        total = "" if self._total is None else f" of {self._total:,}"
+        return f"<map of {self._prepared.name}: {self.taken:,}{total} results taken, {len(self._sent):,} in flight>"
+
+    def _take(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        while True:
+            if self._arrived:
+                self._collect()
+            self._fill()
+            if self._next in self._ready:
+                end = self._ready.pop(self._next)
+                self._next += 1
+                if type(end) is tuple:
+                    raise end[1]
+                value = outcome(end)
+                self.taken += 1
+                if self._follow is not None:
+                    self._follow(self.taken, self._total)
+                return value
+            if not self._sent and self._exhausted and not self._arrived:
+                raise StopIteration
+            self._wait()
+
+    def _wait(self) -> None:
+        """Until something has arrived. Rings of what was collected meanwhile are stale: they go first."""
+        while not self._bell.empty():
+            self._bell.get_nowait()
+        if self._arrived:
+            return
+        if self._follow is None:
+            self._bell.get()
+            return
+        try:
+            self._bell.get(timeout=1.0)
+        except queue.Empty:
+            self._follow(self.taken, self._total)
+
+    def _collect(self) -> None:
+        arrived = self._arrived
+        while arrived:
+            end = arrived.popleft()
+            call = end[0] if type(end) is tuple else end.call
+            sent = self._sent.pop(call, None)
+            if sent is not None:
+                self._bytes -= sent[1]
+                self._ready[sent[0] if self._ordered else self._next + len(self._ready)] = end
+
+    def _fill(self) -> None:
+        """Send calls while there is room, but not one by one while results can be handed over."""
+        room = self._room()
+        if self._exhausted or not room or (room < CHUNK and room < self._window // 4 and self._sent):
+            return
+        started = time.monotonic()
+        while room and not self._exhausted:
+            packed: list[Payload] = []
+            sizes = 0
+            failed: Exception | None = None
+            while len(packed) < min(room, CHUNK) and sizes < WINDOW_BYTES // 16:
+                try:
+                    payload = self._pack(next(self._inputs))
+                except StopIteration:
+                    self._exhausted = True
+                    break
+                except Exception as error:  # raised where its result would have come
+                    self._exhausted = True
+                    failed = error
+                    break
+                sizes += _size(payload)
+                packed.append(payload)
+                if time.monotonic() - started > PATIENCE_S:
+                    break
+            self._send(packed)
+            if failed is not None:
+                place = next(self._places)
+                self._ready[place if self._ordered else self._next + len(self._ready)] = (None, failed)
+            if self._arrived or self._next in self._ready:
+                return
+            started = time.monotonic()
+            room = self._room()
+
+    def _room(self) -> int:
+        if self._bytes >= WINDOW_BYTES:
+            return 0
+        return min(self._window - len(self._sent), 2 * self._window - len(self._sent) - len(self._ready))
+
+    def _pack(self, item: Any) -> Payload:
+        return pack_arguments((item,), {}, name=self._prepared.name, objects=self._link.folder.objects)
+
+    def _send(self, packed: list[Payload]) -> None:
+        if packed:
+            for call, payload in zip(self._link.submit_many(self._job, packed, self), packed, strict=True):
+                size = _size(payload)
+                self._sent[call] = (next(self._places), size)
+                self._bytes += size
+
+    def _finish(self) -> None:
+        self._closed = True
+        _open_streams.discard(self)
+        if isinstance(self._follow, Bar):
+            self._follow.close()
+
+
+_open_streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+
+def interrupt_open() -> list[str]:
+    """Stop every open stream, because Ctrl-C came while their consumer was at work; what to say of each."""
+    return [stream.interrupted() for stream in list(_open_streams)]
+
+
+def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while batch := list(itertools.islice(items, size)):
+        yield batch
+
+
+def _size(payload: Payload) -> int:
+    return len(payload) if isinstance(payload, bytes) else payload.size_bytes

@@ -1,0 +1,141 @@
+"""What is known of a function after its first call, so that the next ones cost little.
+
+A `Prepared` holds the function's bytes and the `Job` of each specification that it was called with. It is kept with the
+function object, weakly: when the program drops the function, this goes too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from parsl.dataflow.memoization import id_for_memo
+
+from stoker.contexts.recipe import Recipe
+from stoker.manager.executor.link import Job
+from stoker.manager.executor.packing import FunctionCache, bare, name_of
+from stoker.manager.executor.wants import Wants, read_parsl_spec, read_wants
+
+SPECIFICATION = "parsl_resource_specification"
+PARSL_SPEC = "parsl_spec"
+_RECIPES_KEPT = 32
+
+
+class AppWants(dict[str, Any]):
+    """The specification of a Stoker app, as Parsl hands it on: already read, and no argument of the function."""
+
+    def __init__(self, wants: Wants) -> None:
+        super().__init__()
+        self.wants = wants
+
+
+@id_for_memo.register(AppWants)  # type: ignore[untyped-decorator]  # parsl is untyped
+def _id_for_memo(specification: AppWants, output_ref: bool = False) -> bytes:  # noqa: ARG001
+    """A call's context is part of what it computes, its priority is not."""
+    return specification.wants.recipe.key.encode()
+
+
+class Prepared:
+    """One function: how it is called. It does not hold the function, whose going makes it go."""
+
+    def __init__(self, function: Callable[..., Any], cache: FunctionCache) -> None:
+        self.name = name_of(bare(function))
+        self._cache = cache
+        self._jobs: dict[Any, tuple[Any, Job]] = {}
+        self._spec_place = _place_of_parsl_spec(bare(function))
+
+    def job(self, function: Callable[..., Any], wants: Wants, *, folder: str) -> Job:
+        """The job of calls that want this. One Job object for each Wants object, so that its calls travel together."""
+        known = self._jobs.get((id(wants), folder))
+        if known is not None and known[0] is wants:
+            return known[1]
+        job = Job(
+            function=self._cache.blob(bare(function), takes_context=wants.takes_context),
+            recipe=wants.recipe,
+            options=wants.options_now(folder=folder),
+            variants=wants.variants,
+        )
+        if not wants.deadline_s:
+            if len(self._jobs) > 256:
+                self._jobs.clear()
+            self._jobs[id(wants), folder] = (wants, job)
+        return job
+
+    def parsl_spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The paper's `parsl_spec` among the arguments, or None."""
+        if PARSL_SPEC in kwargs:
+            return kwargs[PARSL_SPEC]
+        place = self._spec_place
+        return args[place] if place is not None and place < len(args) else None
+
+    def with_parsl_spec(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], stand_in: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with `stand_in` for `parsl_spec`: the loader has travelled with the recipe."""
+        if PARSL_SPEC in kwargs:
+            return args, {**kwargs, PARSL_SPEC: stand_in}
+        place = self._spec_place or 0
+        return (*args[:place], stand_in, *args[place + 1 :]), kwargs
+
+
+class Preparer:
+    """Finds what is known of a function and of a specification."""
+
+    def __init__(self) -> None:
+        self._functions: weakref.WeakKeyDictionary[Any, Prepared] = weakref.WeakKeyDictionary()
+        self._cache = FunctionCache()
+        self._plain = Wants()
+        self._paper: list[tuple[list[Any], Recipe, Wants]] = []
+
+    def function(self, function: Callable[..., Any]) -> Prepared:
+        """What is known of a function."""
+        try:
+            known = self._functions.get(function)
+            if known is None:
+                known = self._functions[function] = Prepared(function, self._cache)
+            return known
+        except TypeError:  # neither hashable nor weakly referable
+            return Prepared(function, self._cache)
+
+    def wants(self, specification: Mapping[str, Any] | None) -> Wants:
+        """What a specification says. Raises SpecificationError."""
+        if not specification and not isinstance(specification, AppWants):
+            return self._plain
+        return specification.wants if isinstance(specification, AppWants) else read_wants(specification)
+
+    def paper_wants(self, spec: Any) -> Wants:
+        """What the paper's `parsl_spec` says. A recipe is made once for equal specifications."""
+        context = spec.get("context") if isinstance(spec, Mapping) else None
+        if isinstance(context, list | tuple):
+            for known, _, wants in self._paper:
+                if _same(known, context):
+                    return wants
+        recipe = read_parsl_spec(spec)
+        wants = Wants(recipe=recipe)
+        if isinstance(context, list | tuple):
+            del self._paper[_RECIPES_KEPT:]
+            self._paper.insert(0, (_copy(context), recipe, wants))
+        return wants
+
+
+def _copy(context: Any) -> list[Any]:
+    """A copy that later changes of the caller's lists do not reach."""
+    copies: dict[type, Callable[[Any], Any]] = {list: list, tuple: list, dict: dict}
+    return [copies.get(type(part), lambda same: same)(part) for part in context]
+
+
+def _same(known: list[Any], context: Any) -> bool:
+    try:
+        return bool(known == _copy(context))
+    except Exception:  # arrays compare to arrays: such a recipe is made anew, and its digest finds it again
+        return False
+
+
+def _place_of_parsl_spec(function: Callable[..., Any]) -> int | None:
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return None
+    return names.index(PARSL_SPEC) if PARSL_SPEC in names else None

@@ -1,0 +1,151 @@
+"""The manager's process, seen from the client that owns it: started, watched, started again, ended.
+
+The manager is in a process session of its own, so that Ctrl-C at the terminal reaches the program and not its manager.
+If it dies it is started again in the same folder, where it finds its journal; the user sees one line. A manager that
+dies again and again, or before it ever listened, takes the session down with its log's last lines as the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from zmq import curve_keypair
+
+from stoker.errors import SessionError
+from stoker.manager.protocol.session import KeyPair, SessionFolder, home
+
+logger = logging.getLogger("stoker")
+
+RESTARTS = 5
+RESTART_WINDOW_S = 60.0
+"""More deaths than this within the window end the session."""
+
+
+def make_folder(folder: SessionFolder) -> None:
+    """Make a session folder and its keys."""
+    folder.make()
+    for role in ("server", "client", "pilot"):
+        public, secret = curve_keypair()
+        folder.write_key(role, KeyPair(public=public.decode(), secret=secret.decode()))
+
+
+def new_session_id() -> str:
+    """Four characters that are easy to say and to type, of no session that is there: `k3v9`."""
+    while True:
+        name = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz23456789") for _ in range(4))
+        if not (home() / "sessions" / name).is_symlink():
+            return name
+
+
+def register(folder: SessionFolder) -> None:
+    """Link the session into the user's state folder, where `stoker status` finds it."""
+    links = home() / "sessions"
+    links.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for old in links.iterdir():
+        if not (old / "session.json").exists():
+            old.unlink(missing_ok=True)
+    link = links / folder.read().session
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.path)
+
+
+def unregister(folder: SessionFolder, session: str) -> None:
+    """Take the session's link away."""
+    link = home() / "sessions" / session
+    if link.is_symlink() and os.readlink(link) == str(folder.path):
+        link.unlink(missing_ok=True)
+
+
+class ManagerProcess:
+    """The manager of one session. `on_lost` is told, on the watching thread, when it cannot be kept running."""
+
+    def __init__(
+        self,
+        folder: SessionFolder,
+        *,
+        on_lost: Callable[[SessionError], None],
+        options: Sequence[str] = (),
+        command: Sequence[str] = (sys.executable, "-P", "-m", "stoker.manager.main"),
+    ) -> None:
+        self._folder = folder
+        self._on_lost = on_lost
+        self._command = [*command, "--session", str(folder.path), *options]
+        self._stopping = False
+        self._lock = threading.Lock()
+        self._deaths: deque[float] = deque(maxlen=RESTARTS)
+        self._process = self._start()
+        threading.Thread(target=self._watch, name="stoker-manager-watch", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the manager that runs now."""
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        """Whether there is a manager just now."""
+        return self._process.poll() is None
+
+    def wait_listening(self, timeout_s: float) -> None:
+        """Wait until the manager has written `session.json`. Raises SessionError with its log's last lines."""
+        until = time.monotonic() + timeout_s
+        while not self._folder.file.exists():
+            if self._process.poll() is not None and not self._folder.file.exists():
+                raise self._error(f"the manager ended with exit code {self._process.returncode} before it listened")
+            if time.monotonic() > until:
+                raise self._error(f"the manager did not listen within {timeout_s:.0f} s")
+            time.sleep(0.005)
+
+    def expect_end(self) -> None:
+        """Let the manager end: do not start it again."""
+        with self._lock:
+            self._stopping = True
+
+    def end(self, *, grace_s: float) -> None:
+        """Wait for the manager to end; after `grace_s` terminate it, and kill it if that does not help."""
+        self.expect_end()
+        for stop in (None, self._process.terminate, self._process.kill):
+            if stop is not None:
+                stop()
+            try:
+                self._process.wait(grace_s if stop is None else 2.0)
+                return
+            except subprocess.TimeoutExpired:
+                continue
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with open(self._folder.manager_log, "ab") as log:
+            return subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
+            )
+
+    def _watch(self) -> None:
+        while True:
+            code = self._process.wait()
+            if self._stopping:
+                return
+            listened = self._folder.file.exists()
+            self._deaths.append(time.monotonic())
+            often = len(self._deaths) == RESTARTS and self._deaths[-1] - self._deaths[0] < RESTART_WINDOW_S
+            if often or not listened:
+                again = " again and again" if often else ""
+                self._on_lost(self._error(f"the manager ended with exit code {code}{again}"))
+                return
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            logger.warning("the manager %s; it is started again with its journal (%s)", how, self._folder.manager_log)
+            with self._lock:
+                if not self._stopping:
+                    self._process = self._start()
+
+    def _error(self, what: str) -> SessionError:
+        log = self._folder.manager_log
+        lines = log.read_text(errors="replace").splitlines()[-15:] if log.exists() else []
+        text = "".join(f"\n  {line}" for line in lines) or " (it is empty)"
+        return SessionError(f"{what}; the end of {log}:{text}", log=str(log))

@@ -1,0 +1,83 @@
+"""One progress bar for `stoker.map(..., progress=True)`: rate, hot contexts, time left.
+
+On a terminal it is a bar that stands still; on a pipe the same facts come as a line every ten seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stoker.manager.protocol.to_client import Status
+from stoker.units import show_seconds
+
+Follow = Callable[[int, int | None], None]
+"""Gets how many results were taken, of how many (None = not known)."""
+
+REDRAW_S = 0.1
+LINE_S = 10.0
+STATUS_S = 3.0
+
+
+class Bar:
+    """Shows how far a map is. Called with every result; draws seldom."""
+
+    def __init__(self, name: str, total: int | None, ask_status: Callable[[float], Status | None]) -> None:
+        self._name = name
+        self._total = total
+        self._ask_status = ask_status
+        self._started = self._drawn = time.monotonic()
+        self._asked = 0.0
+        self._hot = ""
+        self._done = 0
+        self._live: Progress | None = None
+        self._task: Any = None
+        console = Console(stderr=True)
+        if console.is_terminal:
+            self._live = Progress(
+                TextColumn("  {task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}  {task.fields[hot]}  left"),
+                TimeRemainingColumn(compact=True),
+                console=console,
+                auto_refresh=False,
+            )
+            self._task = self._live.add_task(name, total=total, rate="", hot="")
+            self._live.start()
+
+    def __call__(self, done: int, total: int | None) -> None:  # noqa: ARG002
+        """Results taken, of how many."""
+        self._done = done
+        now = time.monotonic()
+        if now - self._drawn >= (REDRAW_S if self._live is not None else LINE_S):
+            self._draw(now)
+
+    def close(self) -> None:
+        """Draw the end."""
+        self._draw(time.monotonic(), last=True)
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _draw(self, now: float, *, last: bool = False) -> None:
+        self._drawn = now
+        if not last and now - self._asked > STATUS_S:
+            self._asked = now
+            status = self._ask_status(0.2)
+            if status is not None:
+                hot = sum(context.hot for context in status.contexts)
+                loading = sum(context.loading for context in status.contexts)
+                self._hot = f"hot {hot}" + (f" · loading {loading}" if loading else "")
+        elapsed = now - self._started
+        rate = f"{self._done / elapsed:,.1f}/s" if elapsed > 0.5 else ""
+        if self._live is not None:
+            self._live.update(self._task, completed=self._done, rate=rate, hot=self._hot, refresh=True)
+        else:
+            of = "" if self._total is None else f"/{self._total}"
+            sys.stderr.write(f"{self._name} {self._done}{of}  {rate}  {self._hot}  {show_seconds(elapsed)}\n")

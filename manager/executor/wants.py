@@ -1,0 +1,173 @@
+"""What a call asks for: the keys of `parsl_resource_specification`, of `@stoker.app`, and of the paper's `parsl_spec`.
+
+A specification is checked where it comes in: an unknown key, a wrong type or a wrong unit raises before anything is
+sent, names the key and lists the valid ones.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from parsl.executors.errors import InvalidResourceSpecification
+
+from stoker.contexts.factory import as_recipe, recipe_of
+from stoker.contexts.recipe import BARE, Recipe
+from stoker.errors import ConfigError, RecipeError
+from stoker.manager.protocol.calls import CallOptions, Features, Objective
+from stoker.manager.protocol.ids import RecipeKey
+from stoker.units import parse_seconds
+
+KEYS = {
+    "context": "the recipe of the context that the call wants",
+    "priority": "a whole number; higher runs first (default 0)",
+    "timeout_s": 'ends a call that runs longer: seconds, or a text such as "10 min"',
+    "deadline_s": "when the call should be done, from now: seconds or a text",
+    "latency_s": "how long it may take, once submitted: seconds or a text",
+    "ttft_s": "time to first token: seconds or a text",
+    "tpot_s": "time per output token: seconds or a text",
+    "features": "what policies may know: {'items': 1, 'input_length': 512, 'expected_output': 64}",
+    "variants": "recipes of other contexts that can serve the call too, best first",
+    "gang": "(smallest, largest) number of libraries that run it together",
+    "stream": "whether its progress reports are wanted: True or False",
+}
+"""Every key of a specification, and what it is."""
+
+
+class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ignore[misc]  # parsl is untyped
+    """A specification that cannot be meant; Parsl's InvalidResourceSpecification too. Facts: `key`, `invalid_keys`."""
+
+    def __str__(self) -> str:
+        return str(Exception.__str__(self))
+
+
+class Wants(msgspec.Struct, frozen=True):
+    """What a specification says. `deadline_s` counts from when the call is submitted (0 = none)."""
+
+    recipe: Recipe = BARE
+    options: CallOptions = CallOptions()
+    variants: tuple[Recipe, ...] = ()
+    features: Features | None = None
+    deadline_s: float = 0.0
+    takes_context: bool = False
+
+    def options_now(self, *, folder: str) -> CallOptions:
+        """The options of a call that is submitted now and, without a context, runs in `folder`."""
+        options = self.options
+        if self.deadline_s:
+            objective = msgspec.structs.replace(options.objective, deadline_at=time.time() + self.deadline_s)
+            options = msgspec.structs.replace(options, objective=objective)
+        return msgspec.structs.replace(options, folder=folder) if folder else options
+
+
+def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False) -> Wants:
+    """What a specification says. Raises SpecificationError, naming the key."""
+    unknown = sorted(str(key) for key in specification if key not in KEYS)
+    if unknown:
+        raise _unknown(unknown)
+    recipe = None if specification.get("context") is None else _recipe("context", specification["context"])
+    variants = specification.get("variants") or ()
+    if isinstance(variants, Recipe) or not isinstance(variants, Sequence):
+        raise _wrong("variants", variants, "a list of recipes")
+    variants = tuple(_recipe("variants", variant) for variant in variants)
+    return Wants(
+        recipe=recipe or BARE,
+        variants=variants,
+        features=_features(specification.get("features")),
+        deadline_s=_seconds(specification, "deadline_s"),
+        takes_context=takes_context and recipe is not None,
+        options=CallOptions(
+            priority=_whole(specification, "priority"),
+            objective=Objective(
+                latency_s=_seconds(specification, "latency_s"),
+                ttft_s=_seconds(specification, "ttft_s"),
+                tpot_s=_seconds(specification, "tpot_s"),
+            ),
+            stream=bool(specification.get("stream", False)),
+            variants=tuple(RecipeKey(variant.key) for variant in variants),
+            gang=_gang(specification.get("gang", (1, 1))),
+            limit_s=_seconds(specification, "timeout_s"),
+        ),
+    )
+
+
+def read_parsl_spec(spec: Any) -> Recipe:
+    """The recipe of the paper's `parsl_spec = {'context': [loader, [args], {kwargs}]}` (Figure 5).
+
+    Raises SpecificationError, and RecipeError for a loader that the arguments do not fit.
+    """
+    form = "{'context': [loader, [arguments], {keyword arguments}]}"
+    if not isinstance(spec, Mapping) or "context" not in spec:
+        raise _wrong("parsl_spec", spec, form)
+    context = spec["context"]
+    if isinstance(context, Recipe):
+        return context
+    if not isinstance(context, Sequence) or not 1 <= len(context) <= 3 or not callable(context[0]):
+        raise _wrong("parsl_spec", spec, form)
+    loader = context[0]
+    args: Any = context[1] if len(context) > 1 else []
+    kwargs: Any = context[2] if len(context) > 2 else {}
+    if isinstance(args, str) or not isinstance(args, Sequence) or not isinstance(kwargs, Mapping):
+        raise _wrong("parsl_spec", spec, form)
+    return recipe_of(loader, tuple(args), dict(kwargs))
+
+
+def _unknown(unknown: list[str]) -> SpecificationError:
+    nearest = difflib.get_close_matches(unknown[0], KEYS, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else "what a call needs of a device, its context says"
+    valid = "\n".join(f"  {key:11} {text}" for key, text in KEYS.items())
+    what = f"{unknown[0]} is not a key" if len(unknown) == 1 else f"{', '.join(unknown)} are not keys"
+    message = f"parsl_resource_specification: {what}; {hint}\nthe keys are\n{valid}"
+    return SpecificationError(message, key=unknown[0], invalid_keys=set(unknown))
+
+
+def _wrong(key: str, value: Any, want: str) -> SpecificationError:
+    shown = repr(value)
+    return SpecificationError(
+        f"{key}: {shown if len(shown) < 80 else shown[:77] + '...'} is not {want}", key=key, invalid_keys={key}
+    )
+
+
+def _recipe(key: str, value: Any) -> Recipe:
+    try:
+        return as_recipe(value)
+    except RecipeError as error:
+        raise SpecificationError(f"{key}: {error}", key=key, invalid_keys={key}) from None
+
+
+def _seconds(specification: Mapping[str, Any], key: str) -> float:
+    value = specification.get(key)
+    if value is None:
+        return 0.0
+    try:
+        return parse_seconds(value)
+    except ConfigError as error:
+        raise SpecificationError(f"{key}: {error}", key=key, invalid_keys={key}) from None
+
+
+def _whole(specification: Mapping[str, Any], key: str) -> int:
+    value = specification.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _wrong(key, value, "a whole number")
+    return value
+
+
+def _gang(value: Any) -> tuple[int, int]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = (value, value)
+    match value:
+        case (int() as least, int() as most) if 1 <= least <= most:
+            return least, most
+    raise _wrong("gang", value, "(smallest, largest), both at least 1")
+
+
+def _features(value: Any) -> Features | None:
+    if value is None or isinstance(value, Features):
+        return value
+    try:
+        return Features(**value)
+    except TypeError:
+        raise _wrong("features", value, KEYS["features"]) from None
