@@ -1,0 +1,187 @@
+"""Loading a model, and keeping a converted copy so that the next load takes a second.
+
+A GGUF file takes long to load: its weights are dequantized and its tokenizer is rebuilt, every time. A *snapshot* is
+what comes of that, as `save_pretrained` writes it: weights in one safetensors file in the dtype that is computed in,
+which is mapped into memory rather than read, so that libraries of one machine share its pages.
+
+Made once: a lock file lets one process convert while others wait. Made whole: it is written into a draft folder and
+renamed, so a crash leaves a draft, which the next one to convert removes. A snapshot that can't be loaded is moved
+aside and made again. A disk that is full or closed costs the snapshot, never the load.
+
+A snapshot's name holds the digest of what it was made from and the dtype, so it is never of another model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stoker.contexts import ambient
+from stoker.contexts.engine import CausalLM
+from stoker.contexts.objects import object_of
+from stoker.contexts.state import snapshot_folder
+from stoker.units import show_seconds
+
+log = logging.getLogger(__name__)
+
+_FORMAT = 1
+_FACTS = "stoker-snapshot.json"
+Loaded = tuple[Any, Any]
+"""A model and its tokenizer."""
+
+
+def load_model(
+    path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0
+) -> CausalLM:
+    """The model at `path` (a folder, a `.gguf` file, or a hub name) on this library's device.
+
+    `name` is the cache name of what lies at `path`; without one it is computed. Raises whatever Transformers raises
+    for a model that it can't read.
+    """
+    import torch
+
+    began = time.monotonic()
+    if threads:
+        torch.set_num_threads(threads)
+    _be_quiet()
+    device = ambient.device()
+    wanted = _dtype(dtype, path=path, device=device)
+    if snapshot and _worth_it(path):
+        (model, tokenizer), how = _through_snapshot(path, dtype=wanted, device=device, name=name)
+    else:
+        (model, tokenizer), how = _read(path, dtype=wanted, device=device), "as it is"
+    origin = f"{how}, {show_seconds(time.monotonic() - began)}"
+    log.info("model %s on %s in %s: %s", path, device, model.dtype, origin)
+    return CausalLM(model, tokenizer, name=Path(path).name, origin=origin)
+
+
+def snapshot_path(name: str, *, dtype: str) -> Path:
+    """Where the snapshot of the object `name` in this dtype lies, or would lie."""
+    kind, _, digest = name.partition(".")[0].partition("-")
+    return snapshot_folder() / f"{kind}-{digest[:40]}-{dtype.removeprefix('torch.')}-{_FORMAT}"
+
+
+def make_snapshot(place: Path, load: Callable[[], Loaded], *, source: str) -> bool:
+    """Make a snapshot at `place` of what `load` returns, unless it is there. Whether this process has made it.
+
+    Raises OSError where it can't be written; `place` is then as before.
+    """
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if _is_snapshot(place):
+        return False
+    with _lock(place.with_name(place.name + ".lock")):
+        if _is_snapshot(place):
+            return False
+        for left in place.parent.glob(f".{place.name}.*"):
+            log.warning("removing %s, which a process that died has left", left)
+            shutil.rmtree(left, ignore_errors=True)
+        draft = place.with_name(f".{place.name}.{os.getpid()}")
+        began = time.monotonic()
+        try:
+            draft.mkdir(mode=0o700)
+            model, tokenizer = load()
+            _save(model, tokenizer, draft)
+            took_s = time.monotonic() - began
+            (draft / _FACTS).write_text(json.dumps({"source": source, "made_s": round(took_s, 3)}))
+            draft.rename(place)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+    log.info("made the snapshot %s of %s in %s; the next load uses it", place, source, show_seconds(took_s))
+    return True
+
+
+def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple[Loaded, str]:
+    place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
+    for _ in range(2):
+        try:
+            made = make_snapshot(place, lambda: _read(path, dtype=dtype, device="cpu"), source=path)
+        except OSError as error:
+            log.warning("no snapshot of %s in %s: %s; it is loaded without one", path, place.parent, error)
+            break
+        facts = _is_snapshot(place) or {}
+        took = show_seconds(float(facts.get("made_s", 0.0)))
+        how = f"snapshot, just made in {took}" if made else f"snapshot, made earlier in {took}"
+        try:
+            return _read(str(place), dtype=dtype, device=device), how
+        except Exception as error:
+            aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
+            log.warning("the snapshot %s can't be loaded (%s); moved to %s, made again", place, error, aside.name)
+            with contextlib.suppress(OSError):
+                place.rename(aside)
+    return _read(path, dtype=dtype, device=device), "without a snapshot"
+
+
+def _is_snapshot(place: Path) -> dict[str, Any] | None:
+    try:
+        facts = json.loads((place / _FACTS).read_text())
+    except (OSError, ValueError):
+        return None
+    return facts if isinstance(facts, dict) else None
+
+
+def _save(model: Any, tokenizer: Any, folder: Path) -> None:
+    # A model that came from GGUF holds plain weights, but refuses to be saved while it thinks that it is quantized.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _read(path: str, *, dtype: Any, device: str) -> Loaded:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    place, more = path, dict[str, Any]()
+    if path.endswith(".gguf"):
+        place, more["gguf_file"] = os.path.split(os.path.abspath(path))
+    if os.path.exists(path):
+        more["local_files_only"] = True
+    tokenizer = AutoTokenizer.from_pretrained(place, **more)
+    if device != "cpu":
+        more["device_map"] = {"": device}
+    model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **more)
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def _worth_it(path: str) -> bool:
+    """Whether a snapshot would load faster than what is there: a folder of safetensors is as good as one already."""
+    if path.endswith(".gguf"):
+        return os.path.isfile(path)
+    return os.path.isdir(path) and not any(Path(path).glob("*.safetensors"))
+
+
+def _dtype(dtype: str, *, path: str, device: str) -> Any:
+    import torch
+
+    if dtype != "auto":
+        return getattr(torch, dtype)
+    if device == "cpu":
+        return torch.float32
+    return torch.bfloat16 if path.endswith(".gguf") else "auto"
+
+
+def _be_quiet() -> None:
+    """No progress bars in a library's log."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """One process at a time. Where a file system has no locks, the rename alone decides who was first."""
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            log.warning("no lock on %s (%s); two processes may convert at once, one of the results is kept", path, error)
+        yield
