@@ -36,18 +36,13 @@ def results_table(made: Sequence[PromptFigures]) -> list[str]:
     """Accuracy with its interval, the share right of each label, speed; one line a prompt."""
     wide = max(len("prompt"), *(len(one.name) for one in made))
     best = best_of(made)
-    lines = [
-        f"  {'prompt':{wide}}   accuracy (95 %)     "
-        + "  ".join(f"{name:>10}" for name in SHORT)
-        + "   claims/s a device"
-    ]
+    heads = "".join(f"{name:>12}" for name in SHORT)
+    lines = [f"  {'prompt':{wide}}   {'accuracy (95 %)':22}{heads}   claims/s a device"]
     for one in made:
-        recalls = "  ".join("         –" if share is None else f"{share * 100:10.1f}" for share in one.recalls)
+        shares = "".join(f"{'–':>12}" if share is None else f"{share * 100:12.1f}" for share in one.recalls)
+        accuracy = f"{one.accuracy * 100:5.1f} %  ({one.low * 100:.1f}-{one.high * 100:.1f})"
         mark = "   best" if one is best and len(made) > 1 else ""
-        interval = f"({one.low * 100:.1f}-{one.high * 100:.1f})"
-        lines.append(
-            f"  {one.name:{wide}}   {one.accuracy * 100:5.1f} %  {interval:11} {recalls}   {one.rate:17.1f}{mark}"
-        )
+        lines.append(f"  {one.name:{wide}}   {accuracy:22}{shares}   {one.rate:17.1f}{mark}")
     return lines
 
 

@@ -83,10 +83,7 @@ def run(
     )
     with contextlib.closing(folder), folder.log(key=KEY) as log, stop_on_signals():
         try:
-            screen.line(
-                f"inference sweep · {file.name} · {count(len(sweep.models), 'model')} x {count(len(sweep.prompts), 'prompt')}"
-                f" x {count(len(sweep.parameters), 'parameter set')} x {count(len(sweep.items), 'row')} = {total:,} inferences"
-            )
+            screen.line(_headline(sweep, name=file.name, total=total))
             if folder.resumed:
                 screen.line(f"  going on with {folder.path}: {len(log)} of {total} are there")
             facts, lines = _infer(options, combined, recipes, sweep, log=log, screen=screen)
@@ -114,6 +111,12 @@ def run(
         for line in columns([(command(APP, "--sweep FILE"), f"your sweep; start from a copy of {EXAMPLE}")]):
             screen.line(line)
     return 0
+
+
+def _headline(sweep: Sweep, *, name: str, total: int) -> str:
+    models, prompts = count(len(sweep.models), "model"), count(len(sweep.prompts), "prompt")
+    sets, rows = count(len(sweep.parameters), "parameter set"), count(len(sweep.items), "row")
+    return f"inference sweep · {name} · {models} x {prompts} x {sets} x {rows} = {total:,} inferences"
 
 
 def plan_calls(

@@ -1,0 +1,212 @@
+import json
+
+import pyarrow.parquet
+import pytest
+
+from stoker.apps.common.record_log import RecordLog
+from stoker.apps.common.session_facts import ContextFacts, context_facts
+from stoker.apps.fact_verification import report
+from stoker.apps.fact_verification.claims import LABELS, Claim, Label
+from stoker.apps.fact_verification.prompts import Prompt
+from stoker.apps.fact_verification.results import (
+    KEY,
+    best_of,
+    compare,
+    figures,
+    make_records,
+    make_rows,
+    write_results,
+    write_timeline,
+)
+from stoker.apps.fact_verification.run import plan
+from stoker.apps.fact_verification.verify import Question, Scores, verify
+from stoker.errors import StokerError
+from stoker.manager.protocol.to_client import (
+    ContextStatus,
+    DeviceStatus,
+    LibraryStatus,
+    PilotStatus,
+    Status,
+)
+
+GOOD, BAD = Prompt(name="good", text="g {claim}"), Prompt(name="bad", text="b {claim}")
+CLAIMS = [Claim(id=str(n), claim=f"claim {n}", label=LABELS[n % 3], evidence="", place="") for n in range(30)]
+
+
+def scores(prompt, claims, *, number=0):
+    """Good is right but for every tenth claim, bad always says the same; both like REFUTES five nats too much."""
+    rows = []
+    for claim in claims:
+        row = [-9.0, -4.0, -9.0]
+        if prompt is GOOD:
+            row[LABELS.index(claim.label) if int(claim.id) % 10 else 0] += 3.0
+        else:
+            row[0] += int(claim.id) / 100
+        rows.append(row)
+    return Scores(number=number, rows=rows, started_at=100.0 + number, infer_s=0.5 * len(claims), worker="n1:1")
+
+
+@pytest.fixture
+def log(tmp_path):
+    with RecordLog(tmp_path / "log", key=KEY) as log:
+        for number, call in enumerate(plan([GOOD, BAD], CLAIMS, log, batch_size=8)):
+            log.append(make_records(call.prompt, call.claims, scores(call.prompt, call.claims, number=number)))
+        yield log
+
+
+def test_the_plan_makes_what_is_missing_and_nothing_else(tmp_path):
+    with RecordLog(tmp_path / "log", key=KEY) as log:
+        calls = plan([GOOD, BAD], CLAIMS, log, batch_size=8)
+        assert [(call.prompt.name, len(call.claims)) for call in calls] == [
+            ("good", 8), ("good", 8), ("good", 8), ("good", 6), ("bad", 8), ("bad", 8), ("bad", 8), ("bad", 6),
+        ]  # fmt: skip
+        for call in (calls[1], calls[6]):
+            log.append(make_records(call.prompt, call.claims, scores(call.prompt, call.claims)))
+        left = plan([GOOD, BAD], CLAIMS, log, batch_size=8)
+        asked = [(call.prompt.name, claim.id) for call in left for claim in call.claims]
+        there = [
+            (prompt.name, claim.id) for prompt in (GOOD, BAD) for claim in CLAIMS if (prompt.digest, claim.id) in log
+        ]
+        assert len(asked) == 44
+        assert sorted([*asked, *there]) == sorted((name, claim.id) for name in ("good", "bad") for claim in CLAIMS)
+
+
+def test_rows_are_in_order_whatever_order_the_calls_ended_in(tmp_path, log):
+    rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
+    with RecordLog(tmp_path / "other", key=KEY) as other:
+        for number, call in reversed(list(enumerate(plan([GOOD, BAD], CLAIMS, other, batch_size=8)))):
+            other.append(make_records(call.prompt, call.claims, scores(call.prompt, call.claims, number=number)))
+        assert make_rows([GOOD, BAD], CLAIMS, other, calibrate=True) == rows
+    assert [(row.prompt, row.claim_id) for row in rows] == [(p, c.id) for p in ("good", "bad") for c in CLAIMS]
+
+
+def test_figures_of_answers_raw_and_calibrated(log):
+    good, bad = figures(make_rows([GOOD, BAD], CLAIMS, log, calibrate=True))
+    # Claims 0, 10 and 20 say SUPPORTS; claim 0 is one.
+    assert (good.right, good.raw_right) == (28, 10)
+    assert good.matrix == [[10, 0, 0], [1, 9, 0], [1, 0, 9]]
+    assert good.recalls == [1.0, 0.9, 0.9]
+    assert good.low < 28 / 30 < good.high
+    assert good.rate == pytest.approx(2.0)
+    assert bad.raw_right == 10
+    raw_good, raw_bad = figures(make_rows([GOOD, BAD], CLAIMS, log, calibrate=False))
+    assert (raw_good.right, raw_bad.right) == (10, 10)
+    assert best_of([bad, good]) is good
+
+
+def test_a_label_that_no_claim_has(tmp_path):
+    claims = [claim for claim in CLAIMS if claim.label is not Label.REFUTES]
+    with RecordLog(tmp_path / "log", key=KEY) as log:
+        log.append(make_records(GOOD, claims, scores(GOOD, claims)))
+        made = figures(make_rows([GOOD], claims, log, calibrate=True))
+    assert made[0].recalls[1] is None
+    assert "–" in "\n".join(report.results_table(made))
+
+
+def test_a_missing_result_and_a_short_call_are_errors(tmp_path):
+    with RecordLog(tmp_path / "log", key=KEY) as log:
+        log.append(make_records(GOOD, CLAIMS[:29], scores(GOOD, CLAIMS[:29])))
+        with pytest.raises(StokerError, match="no result for claim 29 with good"):
+            make_rows([GOOD], CLAIMS, log, calibrate=True)
+    with pytest.raises(StokerError, match="a call of 3 claims brought back 2 rows"):
+        make_records(GOOD, CLAIMS[:3], scores(GOOD, CLAIMS[:2]))
+
+
+def test_the_final_file_both_ways(tmp_path, log):
+    rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
+    write_results(rows, tmp_path / "a.parquet", kind="parquet")
+    write_results(rows, tmp_path / "a.jsonl", kind="jsonl")
+    table = pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pylist()
+    assert table == [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert len(table) == 60
+    assert table[0]["prompt"] == "good"
+    assert table[0]["correct"] is True
+
+
+def test_the_timeline_has_a_bar_a_call(tmp_path, log):
+    write_timeline(make_rows([GOOD, BAD], CLAIMS, log, calibrate=True), tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    bars = [event for event in events if event["ph"] == "X"]
+    assert [bar["args"]["claims"] for bar in bars] == [8, 8, 8, 6] * 2
+    assert bars[0]["dur"] == 4_000_000
+    assert [bar["ts"] for bar in bars] == [(100 + number) * 1_000_000 for number in range(8)]
+
+
+def attempt(**more):
+    facts = ContextFacts(hot=2, pilots=1, devices=2, loads=2, load_total_s=0.8, calls=8)
+    return report.Attempt(
+        **{"wall_s": 15.0, "made": 60, "kept": 0, "calls": 8, "infer_s": 30.0, "facts": facts, **more}
+    )
+
+
+def test_the_report_says_what_was_measured(log):
+    rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
+    made = figures(rows)
+    head, good, bad = report.results_table(made)
+    assert len(head) >= len(bad)
+    assert "93.3 %  (78.7-98.2)" in good
+    assert good.endswith("   best")
+    # Columns stand under their heads.
+    for name, share in zip(report.SHORT, ("100.0", "90.0", "90.0"), strict=True):
+        assert good[: head.index(name) + len(name)].endswith(share)
+    verdict = "\n".join(report.verdict(rows, made, calibrated=True))
+    assert "ahead of bad by more than chance (McNemar p = less than 0.001)" in verdict
+    assert "always saying" not in verdict
+    assert "uncalibrated 33.3, 33.3 %" in verdict
+    cost = "\n".join(report.cost_lines(attempt()))
+    assert "60 inferences in 15 s, 4.0/s on 2 devices" in cost
+    assert "30 s inferring, 0.8 s loading (2 loads, 6 calls found it hot)" in cost
+    assert "had each of the 8 calls loaded its context, the loads would have been 3.2 s of device time" in cost
+    tables = report.confusion_tables(made)
+    assert len(tables) == 8
+    assert tables[2].split()[-3:] == ["1", "9", "0"]
+
+
+def test_the_report_is_honest_about_chance(log):
+    rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=False)
+    verdict = "\n".join(report.verdict(rows, figures(rows), calibrated=False))
+    assert "but bad got as many right" in verdict
+    assert "no better than always saying SUPPORTS (33.3 %)" in verdict
+    assert "calibrated" not in verdict
+    calibrated = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
+    assert compare(calibrated, "good", "bad") < 0.001
+
+
+def test_the_report_of_a_resumed_run():
+    assert "(40 more were there from before)" in report.cost_lines(attempt(made=20, kept=40))[0]
+    assert report.cost_lines(attempt(made=0, kept=60)) == ["nothing was left to infer (60 more were there from before)"]
+
+
+def test_verify_asks_for_the_words_and_times_itself():
+    class Toy:
+        def label_scores(self, prompts, labels, *, batch_size=1):
+            return [[float(len(prompt) + len(label) + batch_size) for label in labels] for prompt in prompts]
+
+    made = verify(Toy(), Question(number=7, texts=("a", "bb"), words=(" x", " yy"), tensor_batch=3))
+    assert made.number == 7
+    assert made.rows == [[6.0, 7.0], [7.0, 8.0]]
+    assert made.infer_s >= 0.0
+    assert made.worker
+
+
+def test_facts_are_of_the_contexts_asked_for():
+    def one(key, **more):
+        facts = {"hot": 0, "loading": 0, "queued": 0, "running": 0, "loads": 0, "ended": 0, "load_s": 0.0}
+        zero = {"load_total_s": 0.0, "run_s": 0.0, "run_total_s": 0.0, "memory_bytes": 0, "waits_for": ""}
+        return ContextStatus(key=key, name=f"llm-{key}", **{**facts, **zero, **more})
+
+    devices = tuple(DeviceStatus(f"cpu:{n}", "cpu", 1, 0, ()) for n in range(2))
+    pilots = (
+        PilotStatus("p1", "h", "b", "here", devices, "/", 0, 0.0, 0.0),
+        PilotStatus("p0", "h", "b", "gone", devices, "/", 0, 0.0, 0.0),
+    )
+    libraries = (
+        LibraryStatus(1, "llm-a", "loading", "", "p1", ("cpu:1",), 0, 0, 0, 0),
+        LibraryStatus(2, "llm-b", "loading", "", "p1", ("cpu:0",), 0, 0, 0, 0),
+    )
+    contexts = (one("a", hot=1, loading=1, loads=1, load_total_s=0.4, ended=5), one("b", loading=1, loads=9))
+    status = Status("s", 1.0, 0, 0, 0, 0, 0.0, 0.0, pilots, libraries, contexts, {}, 0, 0, {})
+    facts = context_facts(status, keys={"a"})
+    assert (facts.names, facts.hot, facts.loading, facts.loading_on) == (("llm-a",), 1, 1, ("cpu:1",))
+    assert (facts.pilots, facts.devices, facts.loads, facts.load_s, facts.found_hot) == (1, 2, 1, 0.4, 4)
+    assert context_facts(status, keys=()).loads == 0
