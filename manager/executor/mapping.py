@@ -60,8 +60,8 @@ def map(
 
     `function` is an app or a plain function. With `batch_size=n` it gets lists of up to n items, and there is one
     result a list. `items` may be endless: at most `window` calls (default 2,000) are in flight. `progress=True` shows
-    a bar; a callable gets `(done, total)`, total None if `items` has no length. Raises SessionError before a site is loaded,
-    ConfigError for an option that cannot be meant.
+    a bar; a callable gets `(done, total)`, total None if `items` has no length. Raises SessionError before a site is
+    loaded, ConfigError for an option that cannot be meant.
     """
     size = batch_size if batch_size is not None else getattr(function, "batch_size", None)
     for name, number in (("batch_size", size), ("window", window)):

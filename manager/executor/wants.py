@@ -86,7 +86,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
                 ttft_s=_seconds(specification, "ttft_s"),
                 tpot_s=_seconds(specification, "tpot_s"),
             ),
-            stream=bool(specification.get("stream", False)),
+            stream=_truth(specification, "stream"),
             variants=tuple(RecipeKey(variant.key) for variant in variants),
             gang=_gang(specification.get("gang", (1, 1))),
             limit_s=_seconds(specification, "timeout_s"),
@@ -152,6 +152,13 @@ def _whole(specification: Mapping[str, Any], key: str) -> int:
     value = specification.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int):
         raise _wrong(key, value, "a whole number")
+    return value
+
+
+def _truth(specification: Mapping[str, Any], key: str) -> bool:
+    value = specification.get(key, False)
+    if not isinstance(value, bool):
+        raise _wrong(key, value, "True or False")
     return value
 
 

@@ -1,0 +1,134 @@
+"""A manager's socket that does what the test says, for the client's side of the protocol; and a home of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from stoker.manager.executor.link import Link
+from stoker.manager.executor.processes import make_folder
+from stoker.manager.protocol import to_client, to_manager, wire
+from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.session import SessionFile, SessionFolder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Tests leave the user's state folder alone."""
+    home = tmp_path_factory.mktemp("home")
+    before = os.environ.get("STOKER_HOME")
+    os.environ["STOKER_HOME"] = str(home)
+    yield home
+    if before is None:
+        del os.environ["STOKER_HOME"]
+    else:
+        os.environ["STOKER_HOME"] = before
+
+
+def until(true: Callable[[], Any], *, limit_s: float = 10.0) -> Any:
+    """Wait until something is true; its value."""
+    end = time.monotonic() + limit_s
+    while not (value := true()):
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.002)
+    return value
+
+
+@pytest.fixture(name="until")
+def _until() -> Callable[..., Any]:
+    return until
+
+
+class Router:
+    """The manager's end of one link, by hand: `frames` are those that came, in order, as (sequence, messages)."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self.folder = folder
+        self.frames: list[tuple[int, list[Any]]] = []
+        self.sent = 0
+        self._context = zmq.Context()
+        self._read = wire.from_client()
+        self._peer = b""
+        self._address = "tcp://127.0.0.1:*"
+        self.listen()
+        folder.write(SessionFile("test", wire.VERSION, self._address, folder.read_key("server").public))
+
+    def listen(self) -> None:
+        self.socket = self._context.socket(zmq.ROUTER)
+        self.socket.linger = 0
+        self.socket.curve_server = True
+        self.socket.curve_secretkey = self.folder.read_key("server").secret.encode()
+        self.socket.bind(self._address)
+        self._address = self.socket.last_endpoint.decode()
+
+    def hang_up(self) -> None:
+        """Break the connection, as a killed manager does."""
+        self.socket.close(0)
+
+    def hear(self, wanted: type, *, count: int = 1) -> list[Any]:
+        """Messages of this type, once so many of them have come (since the last look)."""
+
+        def look() -> Any:
+            while self.socket.poll(0):
+                self._peer, data = self.socket.recv_multipart()
+                frame = self._read(data)
+                self.frames.append((frame.sequence, frame.messages))
+            return len(self.all(wanted)) >= count
+
+        until(look)
+        return self.all(wanted)
+
+    def all(self, wanted: type) -> list[Any]:
+        return [message for _, messages in self.frames for message in messages if isinstance(message, wanted)]
+
+    def say(self, *messages: Any) -> None:
+        self.socket.send_multipart([self._peer, wire.encode(list(messages))])
+
+    def welcome(self, *, number: int = 0) -> None:
+        self.hear(to_manager.ClientHello)
+        self.say(to_client.ClientWelcome("test", number))
+
+    def calls(self, count: int) -> list[Any]:
+        """The specs of so many calls, once they have come."""
+
+        def look() -> Any:
+            self.hear(to_manager.ClientHello)
+            return sum(len(message.calls) for message in self.all(to_manager.Submit)) >= count
+
+        until(look)
+        return [spec for message in self.all(to_manager.Submit) for spec in message.calls]
+
+    def answer(self, ends: list[CallEnd], *, first: int | None = None) -> None:
+        self.say(to_client.Results(self.sent if first is None else first, ends))
+        self.sent += len(ends)
+
+    def close(self) -> None:
+        self.socket.close(0)
+        self._context.term()
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[Router]:
+    folder = SessionFolder(tmp_path / "session")
+    make_folder(folder)
+    router = Router(folder)
+    yield router
+    router.close()
+
+
+@pytest.fixture
+def link(router: Router) -> Iterator[Link]:
+    """A link that its router has welcomed."""
+    link = Link(router.folder)
+    try:
+        router.welcome()
+        link.wait_joined(10)
+        yield link
+    finally:
+        link.close()

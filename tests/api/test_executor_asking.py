@@ -1,0 +1,273 @@
+"""What a call may ask for, how functions and arguments are packed, how ends become values and errors."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import pickle
+import weakref
+
+import pytest
+from parsl import python_app
+from parsl.dataflow.memoization import id_for_memo
+from parsl.executors.errors import InvalidResourceSpecification
+
+import stoker
+from stoker import errors
+from stoker.contexts import payloads
+from stoker.contexts.recipe import BARE, ObjectRef
+from stoker.manager.executor import failures, garbage
+from stoker.manager.executor.packing import FunctionCache, bare, name_of, pack_arguments
+from stoker.manager.executor.prepared import AppWants, Preparer
+from stoker.manager.executor.wants import KEYS, SpecificationError, read_parsl_spec, read_wants
+from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Features
+
+
+def load_model(path, *, size=1):
+    return {"model": (path, size)}
+
+
+recipe = stoker.context(load_model)("a path")
+
+
+def double(x):
+    return 2 * x
+
+
+# ---- specifications
+
+
+def test_a_specification_says_everything_that_it_can():
+    wants = read_wants(
+        {
+            "context": recipe,
+            "priority": 3,
+            "timeout_s": "10 min",
+            "deadline_s": 60,
+            "latency_s": 1.5,
+            "ttft_s": 0.2,
+            "tpot_s": "50 ms",
+            "features": {"items": 4, "input_length": 100},
+            "variants": [recipe],
+            "gang": (2, 4),
+            "stream": True,
+        }
+    )
+    assert wants.recipe is recipe
+    assert wants.features == Features(items=4, input_length=100)
+    assert wants.deadline_s == 60
+    options = wants.options
+    assert (options.priority, options.limit_s, options.gang, options.stream) == (3, 600.0, (2, 4), True)
+    assert (options.objective.latency_s, options.objective.ttft_s, options.objective.tpot_s) == (1.5, 0.2, 0.05)
+    assert options.variants == (recipe.key,)
+
+
+def test_a_deadline_counts_from_the_submission():
+    wants = read_wants({"deadline_s": 100})
+    first = wants.options_now(folder="").objective.deadline_at
+    assert wants.options.objective.deadline_at == 0
+    assert wants.options_now(folder="").objective.deadline_at >= first
+
+
+@pytest.mark.parametrize(
+    ("specification", "words"),
+    [
+        ({"cores": 1}, ["cores", "priority", "timeout_s"]),
+        ({"prioritty": 1}, ["did you mean priority?"]),
+        ({"priority": "high"}, ["priority", "'high'", "whole number"]),
+        ({"priority": True}, ["priority"]),
+        ({"timeout_s": "10 parsecs"}, ["timeout_s", "10 parsecs"]),
+        ({"context": load_model}, ["context", "load_model"]),
+        ({"context": stoker.context(load_model)}, ["load_model"]),
+        ({"context": 7}, ["context", "7"]),
+        ({"variants": recipe}, ["variants"]),
+        ({"variants": [load_model]}, ["variants"]),
+        ({"gang": (3, 2)}, ["gang", "(3, 2)"]),
+        ({"features": {"tokens": 3}}, ["features"]),
+    ],
+)
+def test_a_wrong_specification_is_refused_by_name(specification, words):
+    with pytest.raises(SpecificationError) as caught:
+        read_wants(specification)
+    assert isinstance(caught.value, InvalidResourceSpecification)
+    assert isinstance(caught.value, errors.ConfigError)
+    assert next(iter(specification)) in caught.value.invalid_keys
+    for word in words:
+        assert word in str(caught.value)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert again.key == caught.value.key
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_key_of_a_specification_is_checked(key):
+    with pytest.raises(errors.ConfigError, match=key):
+        read_wants({key: object()})
+
+
+@pytest.mark.parametrize(
+    ("context", "key_of"),
+    [
+        ([load_model, ["a path"], {}], ("a path", {})),
+        ([load_model, ["a path"]], ("a path", {})),
+        ((load_model, ("a path",), {"size": 2}), ("a path", {"size": 2})),
+    ],
+)
+def test_the_papers_specification(context, key_of):
+    made = read_parsl_spec({"context": context})
+    assert made.key == stoker.contexts.recipe_of(load_model, (key_of[0],), key_of[1]).key
+
+
+@pytest.mark.parametrize(
+    "spec", [None, {}, {"context": []}, {"context": load_model}, {"context": ["path"]}, {"context": [load_model, "path"]}]
+)
+def test_a_wrong_paper_specification_shows_the_form(spec):
+    with pytest.raises(SpecificationError, match="loader, "):
+        read_parsl_spec(spec)
+
+
+def test_equal_paper_specifications_make_one_recipe_and_changed_ones_another():
+    preparer = Preparer()
+    spec = {"context": [load_model, ["a"], {}]}
+    first = preparer.paper_wants(spec)
+    assert preparer.paper_wants({"context": [load_model, ["a"], {}]}) is first
+    spec["context"][1][0] = "b"
+    assert preparer.paper_wants(spec).recipe.key != first.recipe.key
+
+
+# ---- packing
+
+
+def test_a_function_is_pickled_once_and_forgotten_with_the_function():
+    cache = FunctionCache()
+
+    def local(x):
+        return x
+
+    first = cache.blob(local, takes_context=False)
+    assert cache.blob(local, takes_context=False) is first
+    assert cache.blob(local, takes_context=True).key != first.key
+    assert payloads.loads(first.blob)[0](7) == 7
+    preparer = Preparer()
+    prepared = preparer.function(local)
+    prepared.job(local, preparer.wants({}), folder="")
+    gone = weakref.ref(local)
+    del local, prepared
+    gc.collect()
+    assert gone() is None
+
+
+def test_equal_functions_have_one_key():
+    def make():
+        def inner(x):
+            return x + 1
+
+        return inner
+
+    cache = FunctionCache()
+    assert cache.blob(make(), takes_context=False).key == cache.blob(make(), takes_context=False).key
+
+
+def test_parsls_wrapper_is_taken_off_and_others_are_not():
+    app = python_app(double)
+    assert bare(app.func) is double
+
+    @functools.wraps(double)
+    def wrapper(x):
+        return double(x) + 1
+
+    assert bare(wrapper) is wrapper
+    assert bare(len) is len
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(double, "double"), (functools.partial(double, 1), "double"), (len, "len"), (lambda: 0, "<lambda>")],
+)
+def test_names_of_functions(function, name):
+    assert name_of(function).endswith(name)
+
+
+def test_what_cannot_be_pickled_is_named():
+    lock = __import__("threading").Lock()
+    with pytest.raises(errors.SerializationError, match=r"double: .*lock"):
+        pack_arguments((1, lock), {}, name="double", objects=None)
+    with pytest.raises(errors.SerializationError, match="function .*lambda"):
+        FunctionCache().blob(lambda: lock, takes_context=False)
+
+
+def test_large_arguments_become_objects_that_hold_them(tmp_path):
+    data = os.urandom(1_200_000)
+    small = pack_arguments(("x",), {}, name="f", objects=tmp_path)
+    assert payloads.loads(small) == (("x",), {})
+    large = pack_arguments((data,), {}, name="f", objects=tmp_path)
+    assert isinstance(large, ObjectRef)
+    assert pack_arguments((data,), {}, name="f", objects=tmp_path) == large
+    assert [path.name for path in tmp_path.iterdir()] == [large.name]
+    assert payloads.loads((tmp_path / large.name).read_bytes()) == ((data,), {})
+    assert (tmp_path / large.name).stat().st_mode & 0o077 == 0
+
+
+def test_a_context_is_part_of_what_is_memoized_and_a_priority_is_not():
+    one = AppWants(read_wants({"context": recipe, "priority": 1}))
+    two = AppWants(read_wants({"context": recipe, "priority": 2}))
+    assert id_for_memo(one) == id_for_memo(two) != id_for_memo(AppWants(read_wants({})))
+
+
+def test_calls_of_one_specification_share_a_job():
+    preparer = Preparer()
+    prepared = preparer.function(double)
+    plain = preparer.wants({})
+    assert prepared.job(double, plain, folder="/a") is prepared.job(double, plain, folder="/a")
+    assert prepared.job(double, plain, folder="/b").options.folder == "/b"
+    assert prepared.job(double, plain, folder="/a").recipe is BARE
+    late = preparer.wants({"deadline_s": 10})
+    assert prepared.job(double, late, folder="") is not prepared.job(double, late, folder="")
+
+
+# ---- ends
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_every_kind_of_failure_has_an_error_with_its_evidence(kind):
+    failure = Failure(kind, "it went wrong", pilot="n014-0a1b", library=3, signal=9, exit_code=0, tail="last words", log="l")
+    with pytest.raises(errors.StokerError) as caught:
+        failures.outcome(CallEnd(7, False, b"", 0.0, failure))
+    error = caught.value
+    assert isinstance(error, errors.CallError | errors.SerializationError)
+    assert (error.call, error.pilot, error.library, error.signal) == ("c-7", "n014-0a1b", "lib-3", 9)
+    for word in ("c-7", "n014-0a1b", "it went wrong", "last words", "stoker explain c-7", "stoker logs c-7"):
+        assert word in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.facts) == (type(error), str(error), error.facts)
+
+
+def test_an_exception_comes_back_as_itself_with_the_remote_traceback():
+    try:
+        double(None)
+    except TypeError as error:
+        data = payloads.dump_exception(error)
+    with pytest.raises(TypeError) as caught:
+        failures.outcome(CallEnd(1, False, data))
+    assert "return 2 * x" in str(caught.value.__cause__)
+
+
+def test_a_result_that_cannot_be_opened_here_says_so():
+    with pytest.raises(errors.SerializationError, match="c-1: its result"):
+        failures.outcome(CallEnd(1, True, b"\x80\x05cno_such_module_anywhere\nthing\n."))
+
+
+def test_the_collector_is_calm_while_a_session_is_loaded_and_as_before_afterwards():
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(701, 11, 12)
+        garbage.calm()
+        garbage.calm()
+        assert gc.get_threshold() == garbage.THRESHOLDS
+        garbage.restore()
+        assert gc.get_threshold() == garbage.THRESHOLDS
+        garbage.restore()
+        assert gc.get_threshold() == (701, 11, 12)
+    finally:
+        gc.set_threshold(*before)

@@ -1,0 +1,274 @@
+"""The client's end of the wire against a manager's socket that is played by hand."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+import weakref
+from typing import Any
+
+import pytest
+
+from stoker.contexts.recipe import BARE, Recipe
+from stoker.errors import CallCancelledError, ProtocolError, SessionError
+from stoker.manager.executor.futures import CallFuture
+from stoker.manager.executor.link import Job, Link
+from stoker.manager.executor.processes import make_folder
+from stoker.manager.protocol import to_client, to_manager
+from stoker.manager.protocol.calls import CallEnd, CallOptions, Failure, FailureKind
+from stoker.manager.protocol.ids import CallId, FunctionKey
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.to_pilot import FunctionBlob
+
+
+def job(name: str = "f", recipe: Recipe = BARE) -> Job:
+    return Job(FunctionBlob(FunctionKey(name), name, b"function"), recipe, CallOptions())
+
+
+def submit(link: Link, job: Job, payload: bytes = b"x") -> CallFuture:
+    future = CallFuture(link)
+    future.call = link.submit(job, payload, future)
+    return future
+
+
+def done(call: CallId, value: Any = None) -> CallEnd:
+    return CallEnd(call, True, pickle.dumps(value, 5))
+
+
+def test_hello_names_session_and_comes_first(link, router):
+    sequence, messages = router.frames[0]
+    assert sequence == 0
+    assert messages == [to_manager.ClientHello(1, "test", 0, False)]
+
+
+def test_definitions_go_once_and_before_the_calls_that_need_them(link, router):
+    recipe = Recipe(key="k", name="llm-k")
+    first, second = job("f", recipe), job("f", recipe)
+    submit(link, first)
+    submit(link, second)
+    router.calls(2)
+    sent = [type(message) for _, messages in router.frames[1:] for message in messages]
+    assert sent[:3] == [to_manager.DefineRecipe, to_manager.DefineFunction, to_manager.Submit]
+    assert sent.count(to_manager.DefineFunction) == sent.count(to_manager.DefineRecipe) == 1
+
+
+def test_calls_in_bulk_of_one_job_are_one_submit(link, router):
+    a, b = job("a"), job("b")
+    sink = CallFuture(link)
+    link.submit_many(a, [b"1"] * 100, sink)
+    router.calls(100)
+    link.submit_many(b, [b"2"] * 10, sink)
+    router.calls(110)
+    assert [(s.function, len(s.calls)) for s in router.all(to_manager.Submit)] == [("a", 100), ("b", 10)]
+
+
+def test_call_ids_carry_the_client_number(router):
+    link = Link(router.folder)
+    try:
+        router.welcome(number=3)
+        link.wait_joined(10)
+        assert submit(link, job()).call == 3 << 40
+    finally:
+        link.close()
+
+
+def test_results_settle_futures_and_are_acknowledged(link, router):
+    futures = [submit(link, job()) for _ in range(3)]
+    calls = [spec.call for spec in router.calls(3)]
+    router.answer([done(call, index) for index, call in enumerate(calls)])
+    assert [future.result(10) for future in futures] == [0, 1, 2]
+    assert router.hear(to_manager.Received)[-1].total == 3
+
+
+def test_results_that_were_had_are_dropped_and_a_gap_is_not_taken(link, router):
+    one, two = submit(link, job()), submit(link, job())
+    first, second = (spec.call for spec in router.calls(2))
+    router.answer([done(first, "right")])
+    assert one.result(10) == "right"
+    router.answer([done(second, "from the future")], first=5)
+    router.answer([done(first, "again"), done(second, "right too")], first=0)
+    assert two.result(10) == "right too"
+    assert one.result() == "right"
+
+
+def test_after_a_broken_connection_hello_first_then_what_was_not_acknowledged(link, router, until):
+    submit(link, job("a"))
+    router.calls(1)
+    router.say(to_client.Ack(1))
+    answered = submit(link, job("b"))
+    call = router.calls(2)[1].call
+    router.answer([done(call)])
+    answered.result(10)
+    router.hang_up()
+    until(lambda: not link._joined.is_set())
+    late = submit(link, job("c"))
+    router.frames.clear()
+    router.listen()
+    hello = router.hear(to_manager.ClientHello)[0]
+    assert hello.received == 1
+    assert router.all(to_manager.Submit) == []
+    router.frames.clear()
+    router.say(to_client.ClientWelcome("test", 0))
+    calls = until(lambda: _heard(router, "c"))
+    assert [message.function for message in router.all(to_manager.Submit)] == ["b", "c"]
+    assert [sequence for sequence, _ in router.frames] == list(range(2, 2 + len(router.frames)))
+    router.say(to_client.Results(1, [done(calls[0].call, "made it")]))
+    assert late.result(10) == "made it"
+
+
+def _heard(router, function):
+    while router.socket.poll(0):
+        router._peer, data = router.socket.recv_multipart()
+        frame = router._read(data)
+        router.frames.append((frame.sequence, frame.messages))
+    return next((message.calls for message in router.all(to_manager.Submit) if message.function == function), None)
+
+
+def test_cancelling_a_future_tells_the_manager_and_later_ends_are_ignored(link, router):
+    future = submit(link, job())
+    call = router.calls(1)[0].call
+    assert future.cancel()
+    assert router.hear(to_manager.Cancel)[0].calls == [call]
+    other = submit(link, job())
+    router.answer([done(call, "too late"), done(router.calls(2)[1].call, "fine")])
+    assert other.result(10) == "fine"
+    assert future.cancelled()
+    assert not other.cancel()
+
+
+def test_a_call_that_is_cancelled_before_it_left_is_not_sent(router):
+    link = Link(router.folder)
+    try:
+        gone, kept = submit(link, job("gone")), submit(link, job("kept"))
+        gone.cancel()
+        router.welcome()
+        router.calls(1)
+        assert [message.function for message in router.all(to_manager.Submit)] == ["kept"]
+        assert not kept.done()
+    finally:
+        link.close()
+
+
+def test_many_threads_submit_at_once(link, router):
+    jobs = [job(str(number)) for number in range(8)]
+    futures: list[CallFuture] = []
+    threads = [
+        threading.Thread(target=lambda one=one: [futures.append(submit(link, one)) for _ in range(250)]) for one in jobs
+    ]
+    for thread in threads:
+        thread.start()
+    calls = [spec.call for spec in router.calls(2000)]
+    for thread in threads:
+        thread.join()
+    assert len(set(calls)) == 2000
+    assert [sequence for sequence, _ in router.frames[1:]] == list(range(1, len(router.frames)))
+    router.answer([done(call, call) for call in calls])
+    assert all(future.result(10) == future.call for future in futures)
+    assert not link.waiting
+
+
+def test_no_wake_up_is_lost_between_sending_and_receiving(link, router):
+    """Sends from other threads swallow the edge of frames that come in meanwhile; each must still be read."""
+    for turn in range(500):
+        future = submit(link, job())
+        router.answer([done(router.calls(turn + 1)[-1].call, turn)])
+        link.tell(to_manager.WantPilots({}))
+        assert future.result(5) == turn
+
+
+def test_a_callback_may_submit(link, router):
+    second: list[CallFuture] = []
+    first = submit(link, job())
+    first.add_done_callback(lambda _: second.append(submit(link, job())))
+    router.answer([done(router.calls(1)[0].call)])
+    first.result(10)
+    router.answer([done(router.calls(2)[1].call, "chained")])
+    assert second[0].result(10) == "chained"
+
+
+def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, router):
+    future = submit(link, job())
+    router.calls(1)
+    router.say(to_client.SessionOver("stoker down"))
+    with pytest.raises(SessionError, match="stoker down"):
+        future.result(10)
+    with pytest.raises(SessionError, match="stoker down"):
+        submit(link, job())
+    assert link.wait_finished(1)
+    with pytest.raises(SessionError):
+        link.ask_status().result(1)
+
+
+def test_a_rejected_call_fails_with_the_reason(link, router):
+    future, other = submit(link, job()), submit(link, job())
+    call = router.calls(2)[0].call
+    router.say(to_client.Rejected("no such context", (call,)))
+    with pytest.raises(ProtocolError, match="no such context"):
+        future.result(10)
+    assert not other.done()
+
+
+def test_questions_are_answered_in_order_and_asked_again_after_a_break(link, router, until):
+    story = link.ask_story("c-1")
+    router.hear(to_manager.AskStory)
+    assert all(0 == sequence for sequence, messages in router.frames if isinstance(messages[0], to_manager.AskStory))
+    router.hang_up()
+    until(lambda: not link._joined.is_set())
+    router.frames.clear()
+    router.listen()
+    router.welcome()
+    assert router.hear(to_manager.AskStory)[0].subject == "c-1"
+    router.say(to_client.Story("c-1", True, "headline", ()))
+    assert story.result(10).headline == "headline"
+
+
+def test_a_client_with_another_key_is_refused(router, tmp_path):
+    other = SessionFolder(tmp_path / "other")
+    make_folder(other)
+    other.write(router.folder.read())
+    other.write_key("client", router.folder.read_key("client"))
+    stranger = router.folder.read()
+    server = other.read_key("server").public
+    other.write(type(stranger)(stranger.session, stranger.protocol, stranger.address, server))
+    link = Link(other)
+    try:
+        with pytest.raises(SessionError):
+            link.wait_joined(0.5)
+    finally:
+        link.close()
+
+
+def test_a_frame_that_is_not_in_the_protocol_changes_nothing(link, router):
+    future = submit(link, job())
+    call = router.calls(1)[0].call
+    router.socket.send_multipart([router._peer, b"\xc1 not a frame"])
+    router.socket.send_multipart([router._peer, b""])
+    router.answer([done(call, "still here")])
+    assert future.result(10) == "still here"
+
+
+def test_nothing_is_kept_of_a_future_that_is_done(link, router):
+    class Value:
+        pass
+
+    future = submit(link, job())
+    kept = weakref.ref(future)
+    router.answer([CallEnd(router.calls(1)[0].call, False, b"", 0.0, Failure(FailureKind.CANCELLED, "why"))])
+    with pytest.raises(CallCancelledError):
+        future.result(10)
+    del future
+    router.answer([done(submit(link, job()).call)])
+    router.calls(2)
+    gc.collect()
+    assert kept() is None
+
+
+def test_closing_fails_what_waits(router):
+    link = Link(router.folder)
+    router.welcome()
+    link.wait_joined(10)
+    future = submit(link, job())
+    link.close()
+    with pytest.raises(SessionError, match="closed"):
+        future.result(1)

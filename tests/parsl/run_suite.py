@@ -1,0 +1,72 @@
+"""Run the suite that ships in Parsl's wheel with our executor as its `--config`; arguments go to pytest.
+
+    python tests/parsl/run_suite.py              all of it
+    python tests/parsl/run_suite.py --quick      the part that CI runs
+    python tests/parsl/run_suite.py -k memoize   what pytest selects
+
+What is left out, and why, stands in DESELECTED.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import parsl
+
+SUITE = Path(parsl.__file__).parent / "tests"
+CONFIG = Path(__file__).with_name("stoker_config.py")
+
+DESELECTED = {
+    "test_error_handling/test_resource_spec.py::test_resource": (
+        "it lists by class the executors that may refuse a specification; ours refuses too, and "
+        "tests/parsl/test_ported_cases.py says which error it gives"
+    ),
+}
+
+QUICK = [
+    "test_bash_apps/test_basic.py",
+    "test_bash_apps/test_memoize.py",
+    "test_bash_apps/test_stdout.py",
+    "test_error_handling",
+    "test_python_apps",
+    "test_regression/test_97_parallelism_0.py",
+    "test_regression/test_1653.py",
+    "test_staging/test_file.py",
+]
+
+
+def command(arguments: list[str]) -> list[str]:
+    """The pytest command line; files and folders are meant inside of the suite."""
+    quick = "--quick" in arguments
+    rest = [argument for argument in arguments if argument != "--quick"]
+    places = [SUITE / part for part in QUICK] if quick else [SUITE]
+    return [
+        *(sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", f"--rootdir={SUITE.parent.parent}"),
+        *("-p", "no:randomly", "-p", "no:cacheprovider", "-k", "not cleannet"),
+        *("--config", str(CONFIG)),
+        *(f"--deselect=parsl/tests/{name}" for name in DESELECTED),
+        *rest,
+        *(str(place) for place in places if place.exists()),
+    ]
+
+
+def run(arguments: list[str], *, folder: str, limit_s: float | None = None) -> subprocess.CompletedProcess[str]:
+    """Run it in `folder`, with the scripts of this environment on PATH."""
+    scripts = sysconfig.get_path("scripts")
+    environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "PARSL_TESTING": "true"}
+    return subprocess.run(
+        command(arguments), cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        timeout=limit_s, check=False,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        done = run(sys.argv[1:], folder=scratch)
+    sys.stdout.write(done.stdout)
+    sys.exit(done.returncode)

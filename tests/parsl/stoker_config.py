@@ -1,0 +1,16 @@
+"""Parsl's own test suite on our executor: `pytest PARSL/tests --config tests/parsl/stoker_config.py`."""
+
+from parsl.config import Config
+from parsl.providers import LocalProvider
+
+from stoker import StokerExecutor
+
+
+def fresh_config() -> Config:
+    """One pilot of this machine, a library slot a core."""
+    return Config(
+        executors=[StokerExecutor(label="stoker", provider=LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1))],
+        initialize_logging=False,
+        strategy="simple",
+        strategy_period=1,
+    )
