@@ -132,13 +132,16 @@ class Progress:
             return f"context {names}   hot, {times} of {show_seconds(facts.load_s)}"
         return ""
 
+    def look(self) -> None:
+        """Asks for the facts, once. A session that ends under us or is too busy to answer costs a look, not the run."""
+        with contextlib.suppress(Exception):
+            self._facts = self._ask() or self._facts
+
     def watch(self, stop: threading.Event, line: Callable[[str], None] | None) -> None:
         """Asks for the facts until `stop`; with `line`, writes plain lines."""
         said, last = "", time.monotonic()
         while not stop.wait(_LOOK_EVERY_S):
-            # A session that ends under us, or one too busy to answer, costs a look and not the run.
-            with contextlib.suppress(Exception):
-                self._facts = self._ask() or self._facts
+            self.look()
             if line is None:
                 continue
             waiting = self.waiting()

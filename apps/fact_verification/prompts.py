@@ -52,10 +52,16 @@ class Prompt(msgspec.Struct, frozen=True):
         """Whether the text has a place for evidence."""
         return "{evidence}" in self.text
 
+    @property
+    def prefix(self) -> str:
+        """What stands before the first place: the same for every claim."""
+        found = _PLACES.search(self.text)
+        return self.text[: found.start()] if found else self.text
+
     def fill(self, claim: Claim) -> str:
-        """The text for one claim. Braces in claims are left alone."""
+        """What follows the prefix, for one claim. Braces in claims are left alone."""
         values = {"claim": claim.claim, "evidence": claim.evidence}
-        return _PLACES.sub(lambda place: values.get(place[1], place[0]), self.text)
+        return _PLACES.sub(lambda place: values.get(place[1], place[0]), self.text[len(self.prefix) :])
 
 
 def read_prompts(path: Path) -> list[Prompt]:

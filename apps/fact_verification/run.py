@@ -151,6 +151,7 @@ def _infer(
             questions = (
                 Question(
                     number=number,
+                    prefix=call.prompt.prefix,
                     texts=tuple(call.prompt.fill(claim) for claim in call.claims),
                     words=call.prompt.answers,
                     tensor_batch=options.tensor_batch,

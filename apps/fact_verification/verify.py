@@ -18,14 +18,17 @@ import msgspec
 class Scorer(Protocol):
     """What a causal LM context offers to this application."""
 
-    def label_scores(self, prompts: list[str], labels: list[str], *, batch_size: int = 1) -> list[list[float]]:
-        """The log-likelihood of each label after each prompt."""
+    def label_scores(
+        self, prompts: list[str], labels: list[str], *, batch_size: int = 1, prefix: str = ""
+    ) -> list[list[float]]:
+        """The log-likelihood of each label after `prefix` and each prompt."""
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One call's work: `texts` to be answered with one of `words`, `tensor_batch` of them in one tensor."""
+    """One call's work: `prefix` and each of `texts` to be answered with one of `words`, `tensor_batch` in a tensor."""
 
     number: int
+    prefix: str
     texts: tuple[str, ...]
     words: tuple[str, ...]
     tensor_batch: int = 1
@@ -44,7 +47,9 @@ class Scores(msgspec.Struct, frozen=True):
 def verify(model: Scorer, question: Question) -> Scores:
     """Scores every word after every text. Only the inference is timed: a load is over before this is called."""
     started_at, begun = time.time(), time.perf_counter()
-    rows = model.label_scores(list(question.texts), list(question.words), batch_size=question.tensor_batch)
+    rows = model.label_scores(
+        list(question.texts), list(question.words), batch_size=question.tensor_batch, prefix=question.prefix
+    )
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"
     return Scores(number=question.number, rows=rows, started_at=started_at, infer_s=infer_s, worker=worker)

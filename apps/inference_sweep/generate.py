@@ -13,15 +13,21 @@ import msgspec
 class Writer(Protocol):
     """What a causal LM context offers to this application."""
 
-    def generate(self, prompts: list[str], *, max_new_tokens: int, batch_size: int, temperature: float) -> list[str]:
-        """What the model writes after each prompt."""
+    def generate(
+        self, prompts: list[str], *, max_new_tokens: int, batch_size: int, temperature: float, seed: int
+    ) -> list[str]:
+        """What the model writes after each prompt; draws depend on the seed and the prompt's place in the call."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One call's work: texts that share their generation parameters, `tensor_batch` of them in one tensor."""
+    """One call's work: texts that share their generation parameters, `tensor_batch` of them in one tensor.
+
+    `seeds` has one a text: what is drawn for a row must not depend on which call it is in.
+    """
 
     number: int
     texts: tuple[str, ...]
+    seeds: tuple[int, ...]
     max_new_tokens: int
     temperature: float
     tensor_batch: int = 1
@@ -40,12 +46,17 @@ class Written(msgspec.Struct, frozen=True):
 def generate(model: Writer, request: Request) -> Written:
     """Has the model write. Only the inference is timed."""
     started_at, begun = time.time(), time.perf_counter()
-    texts = model.generate(
-        list(request.texts),
-        max_new_tokens=request.max_new_tokens,
-        batch_size=request.tensor_batch,
-        temperature=request.temperature,
-    )
+    alone = request.temperature > 0
+    groups = [([text], seed) for text, seed in zip(request.texts, request.seeds, strict=True)]
+    texts: list[str] = []
+    for prompts, seed in groups if alone else [(list(request.texts), 0)]:
+        texts += model.generate(
+            prompts,
+            max_new_tokens=request.max_new_tokens,
+            batch_size=request.tensor_batch,
+            temperature=request.temperature,
+            seed=seed,
+        )
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"
-    return Written(number=request.number, texts=list(texts), started_at=started_at, infer_s=infer_s, worker=worker)
+    return Written(number=request.number, texts=texts, started_at=started_at, infer_s=infer_s, worker=worker)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,7 @@ def _request(number: int, call: Call, options: Options) -> Request:
     return Request(
         number=number,
         texts=tuple(call.combination.prompt.fill(item.fields) for item in call.items),
+        seeds=tuple(zlib.crc32(item.id.encode()) for item in call.items),
         max_new_tokens=parameters["max_new_tokens"],
         temperature=parameters["temperature"],
         tensor_batch=options.tensor_batch,

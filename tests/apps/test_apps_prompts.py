@@ -15,9 +15,9 @@ def test_the_shipped_templates():
 
 
 def test_filling_leaves_braces_of_claims_alone():
-    prompt = Prompt(name="a", text="{evidence}|{claim}|{")
+    prompt = Prompt(name="a", text="{ {evidence}|{claim}|{")
     claim = Claim(id="1", claim="say {evidence}", label=Label.SUPPORTS, evidence="{claim}", place="")
-    assert prompt.fill(claim) == "{claim}|say {evidence}|{"
+    assert (prompt.prefix, prompt.fill(claim)) == ("{ ", "{claim}|say {evidence}|{")
 
 
 def test_a_digest_is_of_what_is_asked(tmp_path):

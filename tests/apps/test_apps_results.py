@@ -179,10 +179,11 @@ def test_the_report_of_a_resumed_run():
 
 def test_verify_asks_for_the_words_and_times_itself():
     class Toy:
-        def label_scores(self, prompts, labels, *, batch_size=1):
+        def label_scores(self, prompts, labels, *, batch_size=1, prefix=""):
+            prompts = [prefix + prompt for prompt in prompts]
             return [[float(len(prompt) + len(label) + batch_size) for label in labels] for prompt in prompts]
 
-    made = verify(Toy(), Question(number=7, texts=("a", "bb"), words=(" x", " yy"), tensor_batch=3))
+    made = verify(Toy(), Question(number=7, prefix="p", texts=("", "b"), words=(" x", " yy"), tensor_batch=3))
     assert made.number == 7
     assert made.rows == [[6.0, 7.0], [7.0, 8.0]]
     assert made.infer_s >= 0.0

@@ -94,8 +94,8 @@ def test_models_of_one_name(files):
 
 def test_what_is_left_and_what_comes_of_it(files, tmp_path):
     class Toy:
-        def generate(self, prompts, *, max_new_tokens, batch_size, temperature):
-            return [f"{prompt}!{max_new_tokens},{temperature},{batch_size}" for prompt in prompts]
+        def generate(self, prompts, *, max_new_tokens, batch_size, temperature, seed):
+            return [f"{prompt}!{max_new_tokens},{temperature},{batch_size},{seed}" for prompt in prompts]
 
     sweep = read_sweep(files())
     combined = combinations(sweep)
@@ -105,7 +105,9 @@ def test_what_is_left_and_what_comes_of_it(files, tmp_path):
         for number, call in enumerate(calls[:2]):
             texts = tuple(call.combination.prompt.fill(item.fields) for item in call.items)
             parameters = call.combination.parameters
-            log.append(make_records(call, generate(Toy(), Request(number, texts, **parameters, tensor_batch=2))))
+            log.append(
+                make_records(call, generate(Toy(), Request(number, texts, (5, 6), **parameters, tensor_batch=2)))
+            )
         with pytest.raises(StokerError, match="no result for row 2 with small, plain, max_new_tokens 8"):
             make_rows(combined, sweep.items, log)
         assert [call.combination.digest for call in plan_calls(combined, sweep.items, log, batch_size=8)] == [
@@ -113,6 +115,7 @@ def test_what_is_left_and_what_comes_of_it(files, tmp_path):
         ]
         rows = make_rows(combined[:2], sweep.items, log)
     assert [(row["id"], row["temperature"]) for row in rows] == [("2", 0.0), ("3", 0.0), ("2", 0.7), ("3", 0.7)]
-    assert rows[3]["output"] == "Q: How? (sea)\nA:!4,0.7,2"
+    assert rows[3]["output"] == "Q: How? (sea)\nA:!4,0.7,2,6"
+    assert rows[1]["output"] == "Q: How? (sea)\nA:!4,0.0,2,0"
     with pytest.raises(StokerError, match="2 rows went out and 1 came back"):
         make_records(calls[0], Written(0, ["x"], 0.0, 0.0, "w"))

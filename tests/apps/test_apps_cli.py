@@ -1,0 +1,138 @@
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from stoker.apps.common.calls import Stopped, in_batches, stop_on_signals
+from stoker.apps.common.hints import columns, command
+from stoker.apps.common.screen import Progress, Screen
+from stoker.apps.common.session_facts import ContextFacts
+from stoker.apps.fact_verification.cli import command as facts
+from stoker.apps.inference_sweep.cli import command as sweep
+from stoker.errors import ConfigError, RecipeError
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--batch-size", "0"], "0 is not in the range x>=1"),
+        (["--awareness", "some"], "'some' is not one of 'none', 'disk', 'full'"),
+        (["--format", "xlsx"], "'xlsx' is not one of"),
+        (["--all", "--limit", "5"], "--all and --limit say different things"),
+        (["--resume", "a", "--fresh"], "leave --out and --fresh away"),
+        (["--limt", "5"], "--limit"),
+    ],
+)
+def test_options_that_cannot_be_meant(here, arguments, says):
+    result = CliRunner().invoke(facts, arguments)
+    assert result.exit_code == 2
+    assert says in result.output
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "says"),
+    [
+        (["--claims", "no.csv"], ConfigError, "no.csv: no such file"),
+        (["--prompts", "no.toml"], ConfigError, "no.toml: no such file"),
+        (["--model", "./no-model"], RecipeError, "no-model"),
+        (["--resume", "."], ConfigError, "is not a run folder"),
+        (["--claims", "bad.csv"], ConfigError, "line 2: label is 'PERHAPS'"),
+        (["--claims", "some.csv", "--prompts", "evidence.toml"], ConfigError, "line 3: claim 3 has no evidence"),
+    ],
+)
+def test_input_that_cannot_be_used_changes_nothing(here, arguments, kind, says):
+    (here / "bad.csv").write_text("claim,label\nA.,PERHAPS\n")
+    (here / "some.csv").write_text("claim,label,evidence\nA.,SUPPORTS,x\nB.,SUPPORTS,\n")
+    (here / "evidence.toml").write_text("[[prompts]]\nname = 'e'\ntext = '{evidence} {claim}'\n")
+    before = sorted(path.name for path in here.iterdir())
+    result = CliRunner().invoke(facts, arguments)
+    assert isinstance(result.exception, kind)
+    assert says in str(result.exception)
+    assert sorted(path.name for path in here.iterdir()) == before
+
+
+def test_a_bad_sweep_changes_nothing(here):
+    (here / "s.toml").write_text("[[modls]]\n")
+    result = CliRunner().invoke(sweep, ["--sweep", "s.toml"])
+    assert isinstance(result.exception, ConfigError)
+    assert "modls is not a setting; did you mean models?" in str(result.exception)
+    assert [path.name for path in here.iterdir()] == ["s.toml"]
+
+
+def test_hints_go_through_make_when_the_run_did(monkeypatch):
+    monkeypatch.delenv("MAKELEVEL", raising=False)
+    assert command("app", "--all", through_make=True) == "stoker run app --all"
+    monkeypatch.setenv("MAKELEVEL", "1")
+    assert command("app", "--all", through_make=True) == 'make run ARGS="--all"'
+    assert command("app", "--all") == "stoker run app --all"
+    assert columns([("a", "x"), ("long", "y")]) == ["  next: a      x", "        long   y"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_stops_and_the_second_lets_everything_end(number):
+    before = signal.getsignal(number)
+    with stop_on_signals():
+        with pytest.raises(Stopped):
+            signal.raise_signal(number)
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_batches():
+    assert list(in_batches([1, 2, 3, 4, 5], 2)) == [(1, 2), (3, 4), (5,)]
+    assert list(in_batches([], 2)) == []
+
+
+def test_json_goes_to_stdout_alone(capsys):
+    screen = Screen(json_only=True, terminal=False)
+    screen.line("for people")
+    screen.json({"claims": 3})
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"claims": 3}
+    assert err == "for people\n"
+
+
+def test_progress_says_what_it_waits_for():
+    facts = ContextFacts(names=("llm-a",), loading=2, loading_on=("cpu:0", "cpu:1"), pilots=1, devices=2)
+    progress = Progress(total=600, done=212, noun="claims", facts=lambda: facts)
+    progress.look()
+    assert progress.waiting() == "context llm-a   loading on cpu:0, cpu:1 …"
+    assert progress.numbers() == "212/600   hot 0/2"
+    facts = ContextFacts(names=("llm-a",), hot=2, loads=2, load_total_s=0.8, pilots=3, devices=2)
+    progress.look()
+    assert progress.waiting() == "context llm-a   hot, 2 loads of 0.4 s"
+    assert progress.numbers() == "212/600   hot 2/2   3 pilots"
+    facts = ContextFacts(waits_for="no pilot yet")
+    progress.look()
+    assert progress.waiting() == "waiting for the first pilot: no pilot yet"
+    progress.advance(8)
+    progress.end()
+    assert (progress.numbers(), progress.waiting()) == ("220/600", "")
+
+
+def test_a_status_that_fails_costs_a_look():
+    def fails():
+        raise RuntimeError("busy")
+
+    progress = Progress(total=1, done=0, noun="claims", facts=fails)
+    progress.look()
+    assert progress.waiting() == ""
+
+
+def test_the_commands_start_without_a_gpu_library():
+    code = (
+        "import sys, stoker.apps.fact_verification.cli, stoker.apps.inference_sweep.cli\n"
+        "print(sorted({'torch', 'transformers', 'parsl', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
