@@ -74,7 +74,7 @@ class Runner:
         self.call = 0
         """The call that runs, 0 when none does."""
         self.begun = 0
-        """How many calls have begun: tells a watcher whether the same call still runs."""
+        """How many calls have begun, counted by whoever runs them: tells a watcher whether the same one still runs."""
         self.evict = False
         """Set from outside: the call is to end at its next progress report."""
         self.ended_at = 0.0
@@ -86,7 +86,6 @@ class Runner:
         call = spec.call
         self._marker.begin(self._slot, call, _clock_ns())
         self.evict = False
-        self.begun += 1
         self.call = call
         self._tail.begin()
         started = _now()

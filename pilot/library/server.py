@@ -88,6 +88,7 @@ class Server:
                 self._receive(block=True)
                 read_at = _now()
                 continue
+            runner.begun += 1  # before looking whether the attendant sleeps: it looks in the opposite order
             if self._parked:
                 self._parked = False
                 self._bell.set()
@@ -121,14 +122,11 @@ class Server:
                             return
                         work_came.wait()
                 work = entry[1]
-                if self._ends and not 0.0 < work.function.mean_s < _SLOW_S:
-                    self._send_waiting()
-                self._note(run_result := runner.run(work), runner)
-                del run_result
+                self._note(runner.run(work), runner)
+                del entry, work
                 if not len(self._queue):
                     idle(slot)
-                if not len(self._queue) or runner.ended_at - self._oldest_end > _PATIENCE_S:
-                    self._send_waiting()
+                self._send_waiting()
                 if self._over():
                     with work_came:
                         work_came.notify_all()
@@ -196,7 +194,7 @@ class Server:
         if not self._reading.acquire(blocking=block):
             return
         try:
-            if block and len(self._queue):  # the attendant has just read some
+            if block and (len(self._queue) or self._over()):  # the attendant has just read something
                 return
             try:
                 here = self._reader.fill(block=block)

@@ -98,6 +98,10 @@ class Zygote:
             return False
         return True
 
+    def stop(self) -> None:
+        """Kill it; `receive` then says that it has ended."""
+        self._process.kill()
+
     def destroy(self) -> None:
         """Kill it, and with it its libraries."""
         self._sock.close()

@@ -1,0 +1,182 @@
+"""What an agent has: one object that its parts (`orders`, `starting`, `talk`, `ending`, `watch`) work on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from stoker.manager.protocol.ids import DeviceId, LibraryId
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.to_manager import Heartbeat, LibraryFacts, LibraryUse, PilotHello
+from stoker.manager.protocol.wire import VERSION
+from stoker.pilot.agent.library import Library
+from stoker.pilot.agent.link import ManagerLink
+from stoker.pilot.agent.scratch import Scratch
+from stoker.pilot.agent.usage import cpu_seconds, resident_bytes
+from stoker.pilot.agent.wires import Wires
+from stoker.pilot.agent.zygotes import Zygotes
+from stoker.pilot.cache import ObjectCache
+from stoker.pilot.core.ledger import Ledger
+from stoker.pilot.core.library import State
+from stoker.pilot.devices import Device
+
+log = logging.getLogger("stoker.pilot")
+
+GRACE_S = 2.0
+"""How long calls that run may still take when the pilot is told to go at once (a signal from the batch system)."""
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What a pilot was started with."""
+
+    pilot: str
+    block: str = ""
+    lease_s: float = 60.0
+    grace_s: float = GRACE_S
+
+
+class Agent:
+    """The state of one agent. Everything happens in its loop's thread, but for `later`, which any thread may call."""
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        session: SessionFolder,
+        devices: tuple[Device, ...],
+        scratch: Scratch,
+        cache: ObjectCache,
+    ) -> None:
+        self.options = options
+        self.session = session
+        self.logs = session.pilot(options.pilot)
+        self.devices: dict[DeviceId, Device] = {device.facts.device: device for device in devices}
+        self.ledger = Ledger({device.facts.device: device.facts.memory_bytes for device in devices})
+        self.scratch = scratch
+        self.cache = cache
+        self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path)
+        self.link = ManagerLink(session, pilot=options.pilot)
+        self.wires = Wires()
+        self.search_path = (os.getcwd(),)
+        """Where libraries look for modules last: beside the user's program, where the pilot was started there."""
+        self.libraries: dict[LibraryId, Library] = {}
+        self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()
+        """What libraries were that have ended, until the manager surely knows."""
+        self.lease_s = options.lease_s
+        self.heartbeat_s = 5.0
+        self.welcomed_at = 0.0
+        self.leaving = ""
+        """Why the pilot ends; empty while it does not."""
+        self.leave_by = float("inf")
+        self.farewell = True
+        """Whether the manager is to be told of the end (not when it refused the pilot)."""
+        self.exit_code = 0
+        self._done: deque[Callable[[], None]] = deque()
+        # Writing to the second (a signal, another thread) ends the loop's wait.
+        self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def later(self, action: Callable[[], None]) -> None:
+        """Have the loop do this: how other threads hand in what they have done."""
+        self._done.append(action)
+        try:
+            os.write(self.wake_write, b"x")
+        except OSError:  # full: the loop wakes anyway
+            pass
+
+    def take_done(self) -> None:
+        """Do what other threads have handed in."""
+        try:
+            while os.read(self.wake_read, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        while self._done:
+            self._done.popleft()()
+
+    def leave(self, reason: str, *, within_s: float, code: int = 0) -> None:
+        """Begin to end. Called again it can only make it sooner."""
+        if not self.leaving:
+            log.info("leaving: %s", reason)
+            self.exit_code = code
+        self.leaving = self.leaving or reason
+        self.leave_by = min(self.leave_by, time.monotonic() + within_s)
+
+    def hello(self, environ: Mapping[str, str] = os.environ) -> PilotHello:
+        """What this pilot is and holds, as far as the manager's books go (see `link`)."""
+        before = self.link.before()
+        held = [
+            LibraryFacts(
+                library=number,
+                recipe=library.state.recipe.key,  # type: ignore[arg-type]
+                devices=library.state.devices,
+                ready=library.state.state in (State.READY, State.DRAINING) and number not in before.ready,
+                calls=tuple(dict.fromkeys((*before.left.get(number, ()), *library.state.held))),
+            )
+            for number, library in self.libraries.items()
+        ]
+        held += [
+            msgspec.structs.replace(
+                facts,
+                ready=facts.ready and number not in before.ready,
+                calls=tuple(dict.fromkeys((*before.left.get(number, ()), *before.gone[number]))),
+            )
+            for number, facts in self.gone.items()
+            if number in before.gone
+        ]
+        return PilotHello(
+            protocol=VERSION,
+            session=self.link.session.session,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            devices=tuple(device.facts for device in self.devices.values()),
+            block=self.options.block,
+            libraries=tuple(held),
+            objects=tuple(self.cache.names()),
+            ends_in_s=_walltime_left(environ),
+            folder=str(self.logs),
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        """Measured memory of libraries, and of the cache."""
+        uses = []
+        for number, library in self.libraries.items():
+            if library.pid:
+                library.resident_bytes = resident_bytes(library.pid)
+                uses.append(
+                    LibraryUse(
+                        library=number,
+                        memory_bytes=library.resident_bytes,
+                        device_bytes=library.device_bytes,
+                        cpu_s=cpu_seconds(library.pid),
+                    )
+                )
+        return Heartbeat(
+            libraries=tuple(uses), cache_bytes=self.cache.used_bytes(), refused_frames=self.link.refused_frames
+        )
+
+    def find(self, number: int) -> Library | None:
+        """A library that has not ended."""
+        return self.libraries.get(LibraryId(number))
+
+    def devices_of(self, library: Library) -> tuple[Device, ...]:
+        """A library's devices."""
+        return tuple(self.devices[device] for device in library.state.devices)
+
+    def log_file(self, number: int) -> Path:
+        """A library's log."""
+        return self.logs / f"lib-{number}.log"
+
+
+def _walltime_left(environ: Mapping[str, str]) -> float:
+    """Seconds until the batch system ends this job; 0 where it does not say."""
+    try:
+        return max(0.0, float(environ.get("SLURM_JOB_END_TIME", 0)) - time.time())
+    except ValueError:
+        return 0.0

@@ -1,0 +1,155 @@
+"""The agent's handle on one library: its state, its socket, and why it is being ended."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import ProtocolError
+from stoker.manager.protocol import wire
+from stoker.manager.protocol.calls import Failure
+from stoker.manager.protocol.to_agent import ToAgent
+from stoker.manager.protocol.to_pilot import RunCalls, StartLibrary
+from stoker.pilot.cache import Pin
+from stoker.pilot.core.library import LibraryState
+from stoker.pilot.library import frames, marker
+from stoker.pilot.zygote.client import Zygote
+
+_decode = wire.to_agent_decoder()
+
+
+class Library:
+    """One library, from its order until its end has been told."""
+
+    def __init__(self, order: StartLibrary, *, folder: Path, log: str) -> None:
+        self.order = order
+        self.state = LibraryState(order.library, order.recipe, order.devices)
+        self.folder = folder
+        self.log = log
+        self.zygote: Zygote | None = None
+        self.pid = 0
+        self.pins: list[Pin] = []
+        self.waiting: list[RunCalls] = []
+        """Orders that wait until it is ready."""
+        self.cause: Failure | None = None
+        """Why the agent ends it, when that is a failure."""
+        self.told_to_end = False
+        self.exited: tuple[int, int, int] | None = None
+        """Signal, exit code and peak memory, once its process has ended."""
+        self.cancelling: set[int] = set()
+        """Calls to stop even if they run."""
+        self.ordered_at = time.monotonic()
+        self.started_at = 0.0
+        self.hello_at = 0.0
+        self.fetch_s = 0.0
+        self.resident_bytes = 0
+        self.device_bytes = 0
+        self.closed_at = 0.0
+        """When its socket closed, while its process lives on."""
+        self.has_limits = False
+        self._socket: socket.socket | None = None
+        self._reader: frames.FrameReader | None = None
+        self._unsent = bytearray()
+
+    # ---- its socket
+
+    def connect(self) -> socket.socket:
+        """Make its socket pair; returns the library's end."""
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        ours.setblocking(False)
+        self._socket, self._reader = ours, frames.FrameReader(ours)
+        return theirs
+
+    def fileno(self) -> int:
+        """For a poller; -1 when it has no socket."""
+        return self._socket.fileno() if self._socket is not None else -1
+
+    @property
+    def unsent(self) -> bool:
+        """Whether bytes wait for room in the socket."""
+        return bool(self._unsent)
+
+    def send(self, messages: list[Any]) -> None:
+        """Send messages in one frame, as far as there is room; the rest goes with `push`."""
+        self.send_bytes(frames.pack(messages))
+
+    def send_bytes(self, data: bytes | bytearray) -> None:
+        """Send a frame."""
+        if self._unsent:
+            self._unsent += data
+            return
+        sent = self._try(data)
+        if sent < len(data):
+            self._unsent += memoryview(data)[sent:]
+
+    def push(self) -> None:
+        """Send what waits."""
+        sent = self._try(self._unsent)
+        del self._unsent[:sent]
+
+    def _try(self, data: bytes | bytearray) -> int:
+        if self._socket is None:
+            return len(data)
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:  # it has ended; its end is told elsewhere
+            return len(data)
+
+    def receive(self) -> tuple[list[ToAgent], bool]:
+        """What it has said, and whether its socket is still open. Raises ProtocolError for other bytes."""
+        out: list[ToAgent] = []
+        if self._reader is None:
+            return out, False
+        while True:
+            try:
+                here = self._reader.fill(block=False)
+            except BlockingIOError:
+                return out, True
+            except OSError:
+                here = False
+            if not here:
+                return out, False
+            while (frame := self._reader.next()) is not None:
+                try:
+                    out += _decode(frame).messages
+                except ProtocolError:
+                    if out:
+                        return out, False
+                    raise
+
+    def hang_up(self) -> None:
+        """Close its socket."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    # ---- its calls
+
+    def running(self) -> list[tuple[int, int]]:
+        """Calls that it runs, each with its start in nanoseconds of CLOCK_MONOTONIC."""
+        return [(call, at) for call, at in marker.running(self.folder / "running") if call in self.state.held]
+
+    def take_back_waiting(self, count: int) -> list[int]:
+        """Calls that were not even sent to it, newest first."""
+        out: list[int] = []
+        while self.waiting and len(out) < count:
+            last = self.waiting[-1]
+            out.append(last.calls.pop().call)
+            if not last.calls:
+                self.waiting.pop()
+        return out
+
+    def drop_waiting(self, calls: set[int]) -> list[int]:
+        """Those of `calls` that were not even sent to it."""
+        out: list[int] = []
+        for order in self.waiting:
+            out += [spec.call for spec in order.calls if spec.call in calls]
+            order.calls[:] = [spec for spec in order.calls if spec.call not in calls]
+        self.waiting = [order for order in self.waiting if order.calls]
+        return out

@@ -1,0 +1,184 @@
+"""What the manager orders, and what is done about it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import assert_never
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.manager.protocol.to_library import Evict, GiveBack, Resize, Run, Stop
+from stoker.manager.protocol.to_manager import CallsEnded, CallsReturned, LibraryGone, LibraryResized
+from stoker.manager.protocol.to_pilot import (
+    Ack,
+    CancelCalls,
+    EvictCall,
+    Exit,
+    PilotRefused,
+    PilotWelcome,
+    ResizeLibrary,
+    RunCalls,
+    StartLibrary,
+    StopLibrary,
+    TakeBack,
+    ToPilot,
+)
+from stoker.pilot.agent import ending, starting
+from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.library import Library
+from stoker.pilot.core.library import State
+
+log = logging.getLogger("stoker.pilot")
+
+
+def handle(agent: Agent, message: ToPilot) -> None:
+    """Carry out one order."""
+    match message:
+        case RunCalls():
+            run(agent, message)
+        case Ack(sequence=sequence):
+            agent.link.acked(sequence)
+        case StartLibrary():
+            starting.order(agent, message)
+        case StopLibrary(library=number, drain=drain, reason=reason):
+            stop(agent, number, drain=drain, reason=reason)
+        case TakeBack(library=number, count=count):
+            _take_back(agent, number, count)
+        case CancelCalls():
+            _cancel(agent, message)
+        case EvictCall(library=number, call=call):
+            library = agent.libraries.get(number)
+            if library is not None:
+                agent.wires.tell(library, Evict(call=call))
+        case ResizeLibrary(library=number, device_memory_bytes=size):
+            _resize(agent, number, size)
+        case PilotWelcome(heartbeat_s=heartbeat_s, lease_s=lease_s):
+            agent.heartbeat_s, agent.lease_s = max(0.1, heartbeat_s), lease_s
+            agent.welcomed_at = time.monotonic()
+        case PilotRefused(reason=reason):
+            agent.farewell = False
+            agent.leave(f"the manager refused this pilot: {reason}", within_s=0.0, code=3)
+        case Exit(reason=reason, drain=drain):
+            drain_all(agent, reason, within_s=float("inf") if drain else 0.0)
+        case _:
+            assert_never(message)
+
+
+def run(agent: Agent, order: RunCalls) -> None:
+    """Give a library calls, or refuse them."""
+    library = agent.libraries.get(order.library)
+    refused = ""
+    if library is None:
+        refused = f"lib-{order.library} is not on this pilot"
+    elif library.told_to_end or library.state.state is State.DRAINING:
+        refused = f"lib-{order.library} is about to end"
+    elif agent.leaving:
+        refused = f"the pilot is leaving: {agent.leaving}"
+    if library is None or refused:
+        agent.link.post(CallsReturned(order.library, tuple(spec.call for spec in order.calls), refused=refused))
+        return
+    limit_s = order.options.limit_s
+    library.state.hold([spec.call for spec in order.calls], limit_s=limit_s)
+    library.has_limits |= limit_s > 0
+    if library.state.state is State.READY:
+        pass_on(agent, library, order)
+    else:
+        library.waiting.append(order)
+
+
+def pass_on(agent: Agent, library: Library, order: RunCalls) -> None:
+    """Hand an order's calls to the library's process."""
+    objects: dict[str, str] = {}
+    for spec in order.calls:
+        if type(spec.payload) is ObjectRef:
+            objects[spec.payload.name] = spec.payload.source or str(agent.session.objects / spec.payload.name)
+    agent.wires.tell(
+        library,
+        Run(
+            function=order.function,
+            calls=order.calls,
+            options=order.options,
+            function_blob=order.function_blob,
+            gang=order.gang,
+            objects=objects,
+        ),
+    )
+
+
+def stop(agent: Agent, number: int, *, drain: bool, reason: str) -> None:
+    """End a library."""
+    library = agent.find(number)
+    if library is None:
+        agent.link.post(LibraryGone(library=number))  # type: ignore[arg-type]
+        return
+    log.info("lib-%d is told to end: %s", number, reason)
+    if not drain or library.state.state not in (State.READY, State.DRAINING):
+        ending.kill(agent, library)
+    elif not library.told_to_end:
+        library.told_to_end = True
+        library.state.move(State.DRAINING)
+        agent.wires.tell(library, Stop())
+
+
+def drain_all(agent: Agent, reason: str, *, within_s: float) -> None:
+    """Begin to leave: running calls may finish within this time, others are given back."""
+    agent.leave(reason, within_s=within_s)
+    for number in list(agent.libraries):
+        stop(agent, number, drain=within_s > 0, reason=reason)
+
+
+def _take_back(agent: Agent, number: int, count: int) -> None:
+    library = agent.find(number)
+    if library is None:
+        return
+    if library.state.state in (State.READY, State.DRAINING):
+        agent.wires.tell(library, GiveBack(count=count))
+        return
+    back = library.state.returned(library.take_back_waiting(count))  # type: ignore[arg-type]
+    agent.link.post(CallsReturned(library.state.library, tuple(back)))
+
+
+def _cancel(agent: Agent, order: CancelCalls) -> None:
+    library = agent.libraries.get(order.library)
+    if library is None:
+        return
+    held = library.state.held
+    strange = tuple(call for call in order.calls if call not in held)
+    here = tuple(call for call in order.calls if call in held)
+    dropped = library.state.returned(library.drop_waiting(set(here)))  # type: ignore[arg-type]
+    if strange or dropped:
+        agent.link.post(CallsReturned(order.library, (*strange, *dropped)))
+    rest = tuple(call for call in here if call in held)
+    if rest and library.state.state in (State.READY, State.DRAINING):
+        agent.wires.tell(library, GiveBack(calls=rest))
+        if order.running:
+            library.cancelling.update(rest)
+
+
+def _resize(agent: Agent, number: int, size: int) -> None:
+    library = agent.find(number)
+    if library is None:
+        return
+    try:
+        if size > agent.ledger.held(library.state.library):
+            agent.ledger.resize(library.state.library, memory_bytes=size)  # first the room, then its use
+    except ValueError as error:
+        log.warning("lib-%d is not resized: %s", number, error)
+        agent.link.post(LibraryResized(library.state.library, agent.ledger.held(library.state.library)))
+        return
+    agent.wires.tell(library, Resize(device_memory_bytes=size))
+
+
+def time_out(agent: Agent, library: Library, call: int, *, limit_s: float, ran_s: float) -> None:
+    """A call ran too long: it ends as failed, and its library, which nothing else can stop, with it."""
+    failure = Failure(
+        kind=FailureKind.TIMEOUT,
+        message=f"the call ran for {ran_s:.1f} s on {agent.options.pilot}; its limit is {limit_s:g} s",
+        pilot=agent.options.pilot,
+        library=library.state.library,
+        log=library.log,
+    )
+    ended = library.state.ended([call])  # type: ignore[list-item]
+    agent.link.post(CallsEnded(library.state.library, [CallEnd(one, ok=False, failure=failure) for one in ended]))
+    ending.kill(agent, library, cause=failure)

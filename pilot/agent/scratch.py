@@ -1,0 +1,66 @@
+"""The pilot's private folder on local disk: made closed, removed at the end, and swept if a pilot was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from stoker.errors import SessionError
+
+_LOCK = "alive"
+
+
+def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Path:
+    """Where this user's pilots and caches lie on this host: `given`, else below the job's or the system's scratch.
+
+    Raises SessionError if somebody else made it.
+    """
+    parent = given or environ.get("STOKER_SCRATCH") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
+    base = Path(parent).absolute() / f"stoker-{os.getuid()}"
+    try:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = base.lstat()
+        if facts.st_uid != os.getuid() or base.is_symlink():
+            raise SessionError(f"{base} belongs to somebody else; give --scratch a folder of your own")
+        base.chmod(0o700)
+    except OSError as error:
+        raise SessionError(f"no scratch folder could be made at {base}: {error}; give --scratch another one") from error
+    return base
+
+
+class Scratch:
+    """One pilot's folder. It is locked while the pilot lives, so that others know a dead one's by trying."""
+
+    def __init__(self, base: Path, *, pilot: str) -> None:
+        sweep(base)
+        self.path = base / f"pilot-{pilot}"
+        self.path.mkdir(mode=0o700)
+        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def library(self, number: int) -> Path:
+        """A library's folder, made if need be."""
+        folder = self.path / f"lib-{number}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def remove_library(self, number: int) -> None:
+        """Remove a library's folder."""
+        shutil.rmtree(self.path / f"lib-{number}", ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove all of it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def sweep(base: Path) -> None:
+    """Remove folders of pilots that died without a word."""
+    for folder in base.glob("pilot-*"):
+        with suppress(OSError), (folder / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,199 @@
+"""What libraries and zygotes say, and what is done about it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import assert_never
+
+from stoker.errors import ProtocolError
+from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.to_agent import (
+    Ended,
+    Evicted,
+    GivenBack,
+    Hello,
+    Loaded,
+    LoadFailed,
+    Reports,
+    Resized,
+    ToAgent,
+)
+from stoker.manager.protocol.to_manager import (
+    CallEvicted,
+    CallsEnded,
+    CallsProgress,
+    CallsReturned,
+    LibraryNews,
+    LibraryPhase,
+    LibraryReady,
+    LibraryResized,
+)
+from stoker.pilot.agent import ending, orders
+from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.library import Library
+from stoker.pilot.core.library import State
+from stoker.pilot.zygote.client import Zygote
+from stoker.pilot.zygote.messages import Exited, Forked, ForkFailed, Preloaded
+
+log = logging.getLogger("stoker.pilot")
+
+
+def from_library(agent: Agent, library: Library) -> None:
+    """Read what a library has said."""
+    try:
+        said, is_open = library.receive()
+    except ProtocolError as error:  # user code wrote to its socket
+        said, is_open = [], True
+        log.warning("lib-%d: %s", library.state.library, error)
+        cause = Failure(
+            kind=FailureKind.DIED,
+            message=f"lib-{library.state.library} wrote bytes to its socket that are no message: {error}",
+            pilot=agent.options.pilot,
+            library=library.state.library,
+            log=library.log,
+        )
+        ending.kill(agent, library, cause=cause)
+        agent.wires.unwatch(library)
+    for message in said:
+        _message(agent, library, message)
+    if not is_open:
+        # Its process has ended, or is about to: the zygote tells. If it only closed the socket, it is killed.
+        agent.wires.unwatch(library)
+        library.closed_at = library.closed_at or time.monotonic()
+
+
+def _message(agent: Agent, library: Library, message: ToAgent) -> None:
+    state, number, post = library.state, library.state.library, agent.link.post
+    match message:
+        case Ended(ends=ends):
+            here = set(state.ended([end.call for end in ends]))
+            if here:
+                post(CallsEnded(number, ends if len(here) == len(ends) else [end for end in ends if end.call in here]))
+        case GivenBack(calls=calls, need_function=need):
+            post(CallsReturned(number, tuple(state.returned(calls)), need_function=need))
+        case Reports(reports=reports):
+            post(CallsProgress(number, reports))
+        case Evicted(progress=progress):
+            if state.returned([progress.call]):
+                post(CallEvicted(number, progress))
+        case Hello(pid=pid):
+            library.pid = pid
+            library.hello_at = time.monotonic()
+            if state.state is State.STARTING:
+                state.move(State.LOADING)
+                post(LibraryNews(number, LibraryPhase.LOADING))
+        case Loaded():
+            _loaded(agent, library, message)
+        case LoadFailed(failure=failure):
+            library.cause = library.cause or failure
+        case Resized(device_memory_bytes=size):
+            try:
+                agent.ledger.resize(number, memory_bytes=size)
+            except ValueError as error:
+                log.warning("lib-%d: %s", number, error)
+            post(LibraryResized(number, agent.ledger.held(number)))
+        case _:
+            assert_never(message)
+
+
+def _loaded(agent: Agent, library: Library, message: Loaded) -> None:
+    state = library.state
+    if state.state is not State.LOADING:
+        return
+    state.move(State.READY)
+    library.resident_bytes, library.device_bytes = message.resident_bytes, message.device_bytes
+    ready = LibraryReady(
+        library=state.library,
+        start_s=library.hello_at - library.started_at,
+        load_s=message.load_s,
+        resident_bytes=message.resident_bytes,
+        peak_bytes=message.peak_bytes,
+        device_bytes=message.device_bytes,
+        fetch_s=library.fetch_s,
+    )
+    log.info(
+        "lib-%d (%s) ready: %.3f s to start, %.2f s to load",
+        state.library,
+        state.recipe.name,
+        ready.start_s,
+        ready.load_s,
+    )
+    agent.link.post(ready)
+    _settle_reservation(agent, library)
+    waiting, library.waiting = library.waiting, []
+    for order in waiting:
+        orders.pass_on(agent, library, order)
+
+
+def _settle_reservation(agent: Agent, library: Library) -> None:
+    """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room."""
+    needs = library.state.recipe.needs
+    devices = agent.devices_of(library)
+    on_cpu = not devices[0].cuda
+    if needs.device_memory_bytes or (on_cpu and needs.memory_bytes):
+        return
+    number = library.state.library
+    took = library.resident_bytes // len(devices) if on_cpu else library.device_bytes
+    room = min(agent.ledger.free(device.facts.device) for device in devices) + agent.ledger.held(number)
+    agent.ledger.resize(number, memory_bytes=min(took, room))
+
+
+def from_zygote(agent: Agent, zygote: Zygote) -> None:
+    """Read what a zygote has said."""
+    said = zygote.receive()
+    if said is None:
+        _zygote_died(agent, zygote)
+        return
+    for message in said:
+        match message:
+            case Preloaded(failed=failed, seconds=seconds, threads=threads):
+                zygote.ready = True
+                for module, why in failed.items():
+                    log.warning("%s could not be preloaded, libraries import it themselves: %s", module, why)
+                if threads > 1:
+                    log.warning("%s started threads when imported: libraries start afresh", ", ".join(zygote.preload))
+                log.info("zygote %d imported %s in %.2f s", zygote.pid, ", ".join(zygote.preload) or "itself", seconds)
+            case Forked(library=number, pid=pid):
+                library = agent.find(number)
+                if library is not None:
+                    library.pid = pid
+            case ForkFailed(library=number, reason=reason):
+                _ended(agent, zygote, number, cause=f"its process could not be made: {reason}")
+            case Exited(library=number, orphans=orphans):
+                if orphans:
+                    log.warning("lib-%d left %d processes behind; they were killed", number, orphans)
+                _ended(agent, zygote, number, exited=(message.signal, message.exit_code, message.peak_bytes))
+            case _:
+                assert_never(message)
+
+
+def _ended(
+    agent: Agent, zygote: Zygote, number: int, *, exited: tuple[int, int, int] | None = None, cause: str = ""
+) -> None:
+    zygote.libraries.discard(number)
+    library = agent.find(number)
+    if library is None:
+        return
+    library.exited = exited
+    from_library(agent, library)  # its last words
+    if cause:
+        library.cause = library.cause or Failure(
+            kind=FailureKind.CONTEXT, message=cause, pilot=agent.options.pilot, library=number
+        )
+    ending.finish(agent, library)
+
+
+def _zygote_died(agent: Agent, zygote: Zygote) -> None:
+    log.warning("zygote %d (%s) died", zygote.pid, ", ".join(zygote.preload) or "plain")
+    agent.wires.unwatch(zygote)
+    numbers = list(zygote.libraries)
+    agent.zygotes.forget(zygote)
+    what = f"importing {', '.join(zygote.preload)}" if zygote.preload and not zygote.ready else "serving"
+    for number in numbers:
+        _ended(
+            agent,
+            zygote,
+            number,
+            cause=f"the zygote that it is forked from died while {what}; see {zygote.log}",
+        )

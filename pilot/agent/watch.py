@@ -1,0 +1,128 @@
+"""Limits: of memory, of loading time, of a call's time. Looked at every quarter of a second, where there are any."""
+
+from __future__ import annotations
+
+import time
+
+from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.pilot.agent import ending, orders
+from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.library import Library
+from stoker.pilot.agent.usage import over_limit, tail
+from stoker.pilot.core.library import State
+from stoker.pilot.devices.gpu import used_by_process
+from stoker.pilot.zygote.processes import tree
+from stoker.units import show_bytes, show_seconds
+
+EVERY_S = 0.25
+_DEVICE_EVERY_S = 1.0
+_DEVICE_OWN_BYTES = 700_000_000
+"""What a CUDA context takes by itself, which no user declares."""
+
+
+def look(agent: Agent) -> None:
+    """Look at every library once."""
+    for library in list(agent.libraries.values()):
+        if library.told_to_end:
+            continue
+        if library.state.state in (State.STARTING, State.LOADING):
+            _loading(agent, library)
+        if library.pid and not library.told_to_end:
+            _memory(agent, library)
+        if library.has_limits or library.cancelling:
+            _calls(agent, library)
+        if library.closed_at and time.monotonic() - library.closed_at > 1.0:
+            ending.kill(agent, library)
+            library.told_to_end = False  # nobody told it to close its socket
+
+
+def look_at_devices(agent: Agent) -> None:
+    """What each library uses of its GPUs, and whether that is more than it declared."""
+    for device in agent.devices.values():
+        if not device.uuid:
+            return
+        used = used_by_process(device)
+        for library in list(agent.libraries.values()):
+            if device.facts.device in library.state.devices and library.pid:
+                mine = sum(used.get(pid, 0) for pid in tree(library.pid))
+                library.device_bytes = max(mine, library.device_bytes if not mine else 0)
+                declared = library.state.recipe.needs.device_memory_bytes
+                if declared and mine > declared + _DEVICE_OWN_BYTES and not library.told_to_end:
+                    _too_large(agent, library, f"memory of {device.facts.device}", taken=mine, declared=declared)
+
+
+def memory_limit(agent: Agent, library: Library) -> int:
+    """Bytes of host memory that a library may take; 0 = any. On CPU devices their memory is host memory."""
+    limit = max(library.order.memory_bytes, library.state.recipe.needs.memory_bytes)
+    devices = agent.devices_of(library)
+    if not devices[0].cuda:
+        limit = max(limit, library.state.recipe.needs.device_memory_bytes * len(devices))
+    return limit
+
+
+def _memory(agent: Agent, library: Library) -> None:
+    limit = memory_limit(agent, library)
+    if not limit:
+        return
+    taken = over_limit(library.pid, limit)
+    if taken:
+        _too_large(agent, library, "memory", taken=taken, declared=limit)
+
+
+def _too_large(agent: Agent, library: Library, what: str, *, taken: int, declared: int) -> None:
+    ending.kill(
+        agent,
+        library,
+        cause=Failure(
+            kind=FailureKind.MEMORY,
+            message=(
+                f"lib-{library.state.library} ({library.state.recipe.name}) on {agent.options.pilot} took"
+                f" {show_bytes(taken)} of {what} and declares {show_bytes(declared)}; declare more, or load less"
+            ),
+            pilot=agent.options.pilot,
+            library=library.state.library,
+            tail=tail(library.log),
+            log=library.log,
+        ),
+    )
+
+
+def _loading(agent: Agent, library: Library) -> None:
+    limit_s = library.state.recipe.needs.load_limit_s
+    if not limit_s or time.monotonic() - library.started_at < limit_s:
+        return
+    cause = Failure(
+        kind=FailureKind.CONTEXT,
+        message=(
+            f"{library.state.recipe.name} did not load within {show_seconds(limit_s)} on {agent.options.pilot};"
+            " raise load_limit if it may take longer"
+        ),
+        pilot=agent.options.pilot,
+        library=library.state.library,
+        tail=tail(library.log),
+        log=library.log,
+    )
+    if not library.pid and library.zygote is not None:  # stuck in an import, before there is a process
+        library.cause = cause
+        library.zygote.stop()
+        return
+    ending.kill(agent, library, cause=cause)
+
+
+def _calls(agent: Agent, library: Library) -> None:
+    for call, started_ns in library.running():
+        limit_s = library.state.held.get(call, 0.0)  # type: ignore[call-overload]
+        ran_s = (time.monotonic_ns() - started_ns) / 1e9
+        cancelled = call in library.cancelling
+        if not cancelled and not (0 < limit_s < ran_s):
+            continue
+        if (call, started_ns) not in library.running():  # it was being written, or has just ended
+            continue
+        if cancelled:
+            what = f"a call that ran on lib-{library.state.library} was cancelled, and its library ended with it"
+            cause = Failure(kind=FailureKind.CANCELLED, message=what, pilot=agent.options.pilot)
+            ending.kill(agent, library, cause=cause)
+        else:
+            orders.time_out(agent, library, call, limit_s=limit_s, ran_s=ran_s)
+        return
+    library.cancelling.intersection_update(library.state.held)

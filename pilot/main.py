@@ -1,0 +1,84 @@
+"""`stoker-pilot`: be one pilot of a session, until it ends, lets this pilot go, or is gone.
+
+Started by a provider inside a batch job, or on this machine by the executor. Nothing secret is on its command line:
+the session folder holds the keys, readable by its owner alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+
+from stoker.errors import ConfigError, StokerError
+from stoker.manager.protocol.session import SessionFolder
+from stoker.pilot.agent.agent import Agent, Options
+from stoker.pilot.agent.loop import Loop
+from stoker.pilot.agent.scratch import Scratch, base_folder
+from stoker.pilot.cache import ObjectCache
+from stoker.pilot.devices import find_devices
+from stoker.pilot.zygote import processes
+from stoker.units import parse_bytes, show_bytes
+
+log = logging.getLogger("stoker.pilot")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a pilot; returns its exit code: 0 when it was let go, 2 when it found no manager, 3 when it was refused."""
+    given = _parser().parse_args(arguments)
+    try:
+        agent, code = _make(given), 0
+        code = Loop(agent).run()
+    except StokerError as error:
+        print(f"stoker-pilot: {error}", file=sys.stderr)  # noqa: T201  # the one line that a batch log needs
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="stoker-pilot", description=__doc__.splitlines()[0])
+    parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
+    parser.add_argument("--block", default="", help="the batch job (block) that this pilot is part of")
+    parser.add_argument("--devices", default="auto", help="auto, gpu, cpu, or cpu:N (default: %(default)s)")
+    parser.add_argument("--cache-size", default="50 GB", help="bound of the object cache (default: %(default)s)")
+    parser.add_argument("--scratch", default="", metavar="DIR", help="local disk for the cache and calls' folders")
+    parser.add_argument("--grace", type=float, default=2.0, metavar="S", help="for running calls, when told to go")
+    return parser
+
+
+def _make(given: argparse.Namespace) -> Agent:
+    os.umask(0o077)
+    session = SessionFolder(given.session)
+    session.read()
+    pilot = f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(2)}"
+    logs = session.pilot(pilot)
+    try:
+        logs.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise ConfigError(f"{logs} cannot be made: {error}; pilots must see the session folder") from error
+    logging.basicConfig(
+        filename=logs / "pilot.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    devices = find_devices(given.devices)
+    base = base_folder(given.scratch)
+    cache = ObjectCache(base / "cache", bound_bytes=parse_bytes(given.cache_size))
+    processes.adopt_orphans()
+    scratch = Scratch(base, pilot=pilot)
+    try:
+        options = Options(pilot=pilot, block=given.block, grace_s=given.grace)
+        agent = Agent(options, session=session, devices=devices, scratch=scratch, cache=cache)
+    except BaseException:
+        scratch.remove()
+        raise
+    for device in devices:
+        facts = device.facts
+        log.info("%s: %s, %s, %d cores", facts.device, facts.kind, show_bytes(facts.memory_bytes), facts.cores)
+    return agent
+
+
+if __name__ == "__main__":
+    sys.exit(main())
