@@ -34,9 +34,7 @@ def store() -> Iterator[Finding]:
     except sqlite3.Error as error:
         verdict, count = str(error), 0
     if verdict == "ok":
-        yield Finding(
-            "store", Level.OK, f"measurements of {count} contexts in {path} ({show_bytes(path.stat().st_size)})"
-        )
+        yield Finding("store", Level.OK, f"measurements of {_count(count, 'context', 'contexts')} in {path}")
     else:
         fix = f"move it away, it is made anew: mv {path} {path}.damaged"
         yield Finding("store", Level.WARN, f"measurements cannot be read: {path}: {verdict}", fix)
@@ -56,15 +54,20 @@ def sessions() -> Iterator[Finding]:
             continue
         (alive if is_listening(file.address) else over).append((file.session, folder.path))
     names = f": {', '.join(name for name, _ in alive)}" if alive else ""
-    yield Finding("sessions", Level.OK, f"{len(alive)} live session{'s' * (len(alive) != 1)}{names}")
+    yield Finding("sessions", Level.OK, _count(len(alive), "live session", "live sessions") + names)
     if over:
         size = sum(_size(path) for _, path in over)
-        text = f"{len(over)} sessions that are over keep {show_bytes(size)} of journals and logs"
+        text = f"{_count(len(over), 'session that is over keeps', 'sessions that are over keep')} {show_bytes(size)} of logs and journals"
         fix = "when you need them no more: rm -r " + " ".join(str(path) for _, path in over)
         yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, fix)
     if dangling:
         fix = "rm " + " ".join(map(str, dangling))
-        yield Finding("sessions", Level.WARN, f"{len(dangling)} links to sessions whose folders are gone", fix)
+        yield Finding(
+            "sessions",
+            Level.WARN,
+            _count(len(dangling), "link to a session whose folder is gone", "links to sessions whose folders are gone"),
+            fix,
+        )
 
 
 def processes() -> Iterator[Finding]:
@@ -100,6 +103,10 @@ def orphaned() -> Iterator[Orphan]:
             alive = False
         if not alive and psutil.pid_exists(process.pid):
             yield Orphan(process.pid, kind.split(".")[1], str(folder.path))
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def _size(folder: Path) -> int:

@@ -59,8 +59,9 @@ def is_call(what: str) -> bool:
 
 
 def files(folder: SessionFolder) -> list[LogFile]:
-    """Every log that is there: the manager's, and of each pilot its own and its libraries'."""
-    found = [LogFile("manager", folder.manager_log)] if folder.manager_log.exists() else []
+    """Every log that is there: the manager's, the client's, and of each pilot its own and its libraries'."""
+    own = (LogFile("manager", folder.manager_log), LogFile("client", folder.path / "client.log"))
+    found = [file for file in own if file.path.exists()]
     for pilot in sorted((folder.path / "pilots").glob("*")):
         found += [
             LogFile(pilot.name if log.stem == "pilot" else f"{pilot.name}/{log.stem}", log)

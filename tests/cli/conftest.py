@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from live.peers import Manager, Peer, key_pair, pilot_hello
+
+from stoker.errors import StokerError
+from stoker.manager.cli.main import cli
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol import wire
+from stoker.manager.protocol.session import SessionFolder, home
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SessionFolder:
+    """A session folder with keys, which `stoker` finds as the newest session once session.json is there."""
+    folder = SessionFolder(tmp_path / "session")
+    folder.make()
+    for role in ("server", "client", "pilot"):
+        folder.write_key(role, key_pair())
+    links = home() / "sessions"
+    links.mkdir(parents=True)
+    (links / "test").symlink_to(folder.path)
+    return folder
+
+
+@pytest.fixture
+def manager(folder: SessionFolder) -> Iterator[Manager]:
+    manager = Manager(folder)
+    yield manager
+    manager.close()
+
+
+@pytest.fixture
+def client(manager: Manager) -> Iterator[Peer]:
+    peer = Peer(manager.folder, "client", "client-1")
+    peer.send(say.ClientHello(wire.VERSION, peer.session), numbered=False)
+    yield peer
+    peer.close()
+
+
+@pytest.fixture
+def pilot(manager: Manager) -> Iterator[Peer]:
+    peer = Peer(manager.folder, "pilot", "n014-ab12")
+    peer.send(pilot_hello(peer.session), numbered=False)
+    yield peer
+    peer.close()
+
+
+@pytest.fixture
+def stoker() -> Callable[..., Result]:
+    """Run the command line in this process: `stoker("status", "--json")`. A StokerError is in `exception`."""
+
+    def run(*arguments: str) -> Result:
+        result = CliRunner().invoke(cli, list(arguments))
+        if result.exception and not isinstance(result.exception, StokerError | SystemExit):
+            raise result.exception
+        return result
+
+    return run

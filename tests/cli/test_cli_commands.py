@@ -1,0 +1,167 @@
+"""The commands that need no session: version, help, run, doctor; and how any of them fails."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import Result
+from live.peers import Manager
+
+import stoker as package
+from stoker.manager.cli import doctor, leftovers, machine, software
+from stoker.manager.cli.finding import Finding, Level
+from stoker.manager.protocol.session import SessionFile, SessionFolder, home
+
+Stoker = Callable[..., Result]
+
+
+def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stoker.manager.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_version_is_the_packages(stoker: Stoker) -> None:
+    assert stoker("--version").output == f"stoker {package.__version__}\n"
+    assert importlib.metadata.version("stoker") == package.__version__
+
+
+def test_help_lists_every_command(stoker: Stoker) -> None:
+    shown = stoker("--help").output
+    for command in ("run", "doctor", "status", "explain", "logs"):
+        assert f"\n  {command} " in shown
+
+
+def test_run_finds_the_applications(stoker: Stoker) -> None:
+    shown = stoker("run", "--help").output
+    assert "fact_verification" in shown
+    assert "inference_sweep" in shown
+    assert " common " not in shown
+    assert stoker("run", "fact_verification", "--help").exit_code == 0
+    assert stoker("run", "fact-verification", "--help").exit_code == 0
+
+
+def test_an_unknown_application_names_the_nearest(stoker: Stoker) -> None:
+    result = stoker("run", "fact_verifcation")
+    assert result.exit_code == 2
+    assert "no application 'fact_verifcation'; did you mean fact_verification?" in result.output
+    assert "there are fact_verification, inference_sweep" in stoker("run", "zzzzzz").output
+
+
+def test_exit_codes_and_where_errors_go() -> None:
+    unknown = command_line("statsu")
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert "status" in unknown.stderr
+    nothing = command_line("status")
+    assert (nothing.returncode, nothing.stdout) == (1, "")
+    assert "Traceback" not in nothing.stderr
+    assert nothing.stderr.count("\n") == 1
+
+
+def test_the_command_line_starts_without_heavy_imports() -> None:
+    script = (
+        "import sys; from stoker.manager.cli import main;"
+        "print(*sorted({'torch', 'transformers', 'parsl', 'pyarrow', 'sqlalchemy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "\n", done.stderr
+
+
+def test_doctor_finds_this_machine_fit(stoker: Stoker) -> None:
+    result = stoker("doctor")
+    assert result.exit_code == 0, result.output
+    assert "could not be checked" not in result.output
+    assert f"Python {sys.version.split()[0]}" in result.output
+    told = msgspec.json.decode(stoker("doctor", "--json").output, type=dict[str, list[Finding]])["findings"]
+    topics = {finding.topic for finding in told}
+    assert topics >= {"python", "packages", "devices", "disk", "files", "sockets", "clock", "store", "sessions"}
+
+
+def test_doctor_fails_when_something_needed_is_missing(stoker: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        importlib.metadata,
+        "requires",
+        lambda name: ["msgspec>=0.1", "no-such-package>=2", "rich<1", "nope; extra == 'x'"],
+    )
+    result = stoker("doctor")
+    assert result.exit_code == 1
+    assert "need  missing: no-such-package >=2, rich <1" in result.output
+    assert 'pip install "no-such-package >=2" "rich <1"' in result.output
+
+
+def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlucky() -> list[Finding]:
+        raise OSError("no such luck")
+
+    monkeypatch.setattr(doctor, "CHECKS", (unlucky,))
+    assert [finding.text for finding in doctor.examine()] == ["unlucky could not be checked: OSError: no such luck"]
+
+
+@pytest.mark.parametrize(
+    ("version", "bounds", "met"),
+    [
+        ("1.2.3", ">=1.2", True),
+        ("1.2", ">=1.2.0", True),
+        ("1.10", ">=1.9,<2", True),
+        ("2.0", ">=1.9,<2", False),
+        ("2.13.0+cpu", "==2.13.0", True),
+        ("", ">=1", False),
+        ("1.0", "", True),
+    ],
+)
+def test_versions_against_bounds(version: str, bounds: str, met: bool) -> None:
+    assert software.satisfied(version, bounds) is met
+
+
+def test_what_torch_was_built_for_is_read_and_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    for line, built in (("cuda: Optional[str] = '12.8'", "12.8"), ("cuda: Optional[str] = None", "")):
+        (torch / "version.py").write_text(f"debug = False\n{line}\n")
+        assert machine._torch_cuda() == built
+
+
+def test_measurements_that_are_damaged_are_said() -> None:
+    home().mkdir(parents=True)
+    path = home() / leftovers.STORE
+    assert next(leftovers.store()).level is Level.OK
+    path.write_bytes(b"not a database at all, whatever it says" * 100)
+    damaged = next(leftovers.store())
+    assert damaged.level is Level.WARN
+    assert damaged.fix == f"move it away, it is made anew: mv {path} {path}.damaged"
+    path.unlink()
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE measured (recipe TEXT)")
+        db.execute("INSERT INTO measured VALUES ('a')")
+    db.close()
+    assert "measurements of 1 context in" in next(leftovers.store()).text
+
+
+def test_sessions_alive_over_and_dangling(manager: Manager, tmp_path: Path) -> None:
+    over = SessionFolder(tmp_path / "over")
+    over.make()
+    over.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
+    (home() / "sessions" / "k1").symlink_to(over.path)
+    (home() / "sessions" / "k0").symlink_to(tmp_path / "nowhere")
+    texts = [finding.text for finding in leftovers.sessions()]
+    assert texts[0] == "1 live session: test"
+    assert texts[1].startswith("1 session that is over keeps ")
+    assert texts[2].startswith("1 link to a session whose folder is gone")
+
+
+def test_a_manager_whose_folder_is_gone_is_an_orphan(manager: Manager) -> None:
+    assert manager.process is not None
+    mine = str(manager.folder.path)
+    assert mine not in [orphan.folder for orphan in leftovers.orphaned()]
+    os.rename(manager.folder.file, manager.folder.path / "hidden")
+    assert manager.process.pid in [orphan.pid for orphan in leftovers.orphaned() if orphan.folder == mine]

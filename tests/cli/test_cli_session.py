@@ -1,0 +1,229 @@
+"""The command line against a real manager process, and against what is left of one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import Result
+from live.peers import Manager, Peer, key_pair
+
+from stoker.contexts.recipe import BARE
+from stoker.errors import SessionError
+from stoker.manager.cli import ask
+from stoker.manager.cli.ask import Observer, SessionEndedError
+from stoker.manager.protocol import to_client, to_pilot, wire
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallSpec, Printed
+from stoker.manager.protocol.session import SessionFile, SessionFolder
+
+Stoker = Callable[..., Result]
+
+
+def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> None:
+    """One call from submission to its end, with the pilot played by hand."""
+    number = client.hear(to_client.ClientWelcome).number
+    call = number << 40 | 7
+    client.send(
+        say.DefineRecipe(BARE),
+        say.DefineFunction("f1", "verify", b"blob"),  # type: ignore[arg-type]
+        say.Submit("f1", "bare", [CallSpec(call, b"arguments")]),  # type: ignore[arg-type]
+    )
+    start = pilot.hear(to_pilot.StartLibrary)
+    pilot.send(say.LibraryReady(start.library, 0.1, 0.2, resident_bytes=1_000_000))
+    pilot.hear(to_pilot.RunCalls)
+    pilot.send(say.CallsEnded(start.library, [CallEnd(call, True, b"result", 0.01, None, printed)]))
+    client.hear(to_client.Results)
+
+
+def test_status_of_a_live_session(stoker: Stoker, client: Peer, pilot: Peer) -> None:
+    run_a_call(client, pilot)
+    result = stoker("status")
+    assert result.exit_code == 0
+    assert result.output.startswith("session test · up ")
+    assert "1 calls done, 0 running, 0 queued" in result.output
+    assert "n014-ab12  cpu:0" in result.output
+    told = msgspec.json.decode(stoker("status", "--json").output)
+    assert told["over"] == ""
+    assert told["status"]["done"] == 1
+    assert [pilot["pilot"] for pilot in told["status"]["pilots"]] == ["n014-ab12"]
+
+
+def test_asking_changes_nothing_and_outlives_the_client_rule(manager: Manager, client: Peer, stoker: Stoker) -> None:
+    """An observer that leaves does not end the session, and none is counted as a client."""
+    client.hear(to_client.ClientWelcome)
+    for _ in range(3):
+        assert stoker("status").exit_code == 0
+    with Observer(manager.folder) as observer:
+        assert observer.status().refused == {}
+    assert manager.process is not None
+    assert manager.process.poll() is None
+
+
+def test_explain_a_pilot_and_a_call(stoker: Stoker, client: Peer, pilot: Peer) -> None:
+    run_a_call(client, pilot)
+    about_pilot = stoker("explain", "n014-ab12")
+    assert about_pilot.exit_code == 0, about_pilot.exception
+    assert about_pilot.output.startswith("n014-ab12  here")
+    about_call = stoker("explain", "c-7")
+    assert about_call.exit_code == 0, about_call.exception
+    assert about_call.output.startswith("call c-7  verify  wants bare")
+    assert "submitted" in about_call.output
+    told = msgspec.json.decode(stoker("explain", "c-7", "--json").output)
+    assert told["story"]["found"] is True
+
+
+def test_explain_of_nothing_names_what_is_nearest(stoker: Stoker, client: Peer, pilot: Peer) -> None:
+    pilot.hear(to_pilot.PilotWelcome)
+    result = stoker("explain", "n014-ab21")
+    assert isinstance(result.exception, SessionError)
+    assert "did you mean n014-ab12?" in str(result.exception)
+    assert isinstance(stoker("explain", "c-99").exception, SessionError)
+
+
+def test_logs_of_a_call_are_exactly_what_it_printed(
+    stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer
+) -> None:
+    log = folder.pilot("n014-ab12") / "lib-1.log"
+    log.parent.mkdir()
+    log.write_bytes("before\nmäßig\nafter\n".encode())
+    run_a_call(client, pilot, printed=Printed(str(log), 7, 15))
+    result = stoker("logs", "c-7")
+    assert result.exit_code == 0, result.exception
+    assert result.stdout == "mäßig\n"
+    assert stoker("logs", "lib-1").stdout == "before\nmäßig\nafter\n"
+
+
+def test_a_session_that_is_over_tells_from_its_journal(
+    stoker: Stoker, manager: Manager, client: Peer, pilot: Peer
+) -> None:
+    run_a_call(client, pilot)
+    client.send(say.EndSession("done"))
+    manager.ended()
+    result = stoker("status")
+    assert result.exit_code == 0, result.exception
+    assert "session test is over" in result.output
+    assert "1 calls done" in result.output
+    about_call = stoker("explain", "c-7")
+    assert about_call.exit_code == 0, about_call.exception
+    assert "call c-7  verify" in about_call.output
+
+
+def test_a_killed_manager_counts_as_over(stoker: Stoker, manager: Manager, client: Peer) -> None:
+    client.hear(to_client.ClientWelcome)
+    manager.kill()
+    assert "is over" in stoker("status").output
+
+
+def test_a_session_that_left_nothing_says_so(stoker: Stoker, folder: SessionFolder) -> None:
+    folder.write(SessionFile("gone", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
+    result = stoker("status")
+    assert isinstance(result.exception, SessionError)
+    assert "left no journal" in str(result.exception)
+
+
+def test_no_session_says_how_to_start_one(stoker: Stoker) -> None:
+    for command in (["status"], ["explain", "c-1"], ["logs"]):
+        result = stoker(*command)
+        assert isinstance(result.exception, SessionError)
+        assert "stoker.load()" in str(result.exception)
+
+
+def test_a_manager_that_does_not_answer_is_a_clear_error(
+    stoker: Stoker, folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        folder.write(SessionFile("test", wire.VERSION, f"tcp://127.0.0.1:{silent.getsockname()[1]}", key_pair().public))
+        with pytest.raises(SessionError, match=r"does not answer within 0\.2 s; its log may say why: .*manager\.log"):
+            Observer(folder, timeout_s=0.2).__enter__()
+
+
+def test_a_neighbours_key_gets_no_answer(manager: Manager) -> None:
+    manager.folder.write_key("client", key_pair())
+    with pytest.raises(SessionError, match="does not answer"):
+        Observer(manager.folder, timeout_s=0.3).__enter__()
+
+
+def test_a_session_of_another_protocol_is_refused_with_the_reason(manager: Manager) -> None:
+    file = manager.folder.read()
+    manager.folder.write(msgspec.structs.replace(file, session="other"))
+    with pytest.raises(SessionError, match="this is session test"):
+        Observer(manager.folder).__enter__()
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://127.0.0.1:99999", "tcp://nowhere.invalid:80", "junk"])
+def test_nobody_listens_there(address: str) -> None:
+    assert not ask.is_listening(address)
+
+
+def test_an_ended_session_is_told_apart(folder: SessionFolder) -> None:
+    folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
+    with pytest.raises(SessionEndedError, match="session test is over"):
+        Observer(folder)
+
+
+def test_logs_lists_and_follows(stoker: Stoker, manager: Manager, tmp_path: Path) -> None:
+    listed = stoker("logs")
+    assert "manager  " in listed.output
+    assert str(manager.folder.manager_log) in listed.output
+    assert "listens on" in stoker("logs", "manager").output
+    missing = stoker("logs", "managr")
+    assert "did you mean manager?" in str(missing.exception)
+    assert stoker("logs", "-f").exit_code == 2
+    grown = manager.folder.pilot("n1") / "pilot.log"
+    grown.parent.mkdir()
+    grown.write_text("one\n")
+    command = [sys.executable, "-m", "stoker.manager.cli.main", "logs", "n1", "-f"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ.copy()) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"one\n"
+        with grown.open("a") as file:
+            file.write("two\n")
+        assert following.stdout.readline() == b"two\n"
+        following.kill()
+
+
+def test_watch_on_a_pipe_ends_with_its_session(manager: Manager, client: Peer) -> None:
+    client.hear(to_client.ClientWelcome)
+    command = [sys.executable, "-c", WATCH]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ.copy()) as watching:
+        assert watching.stdout is not None
+        assert watching.stdout.readline().startswith(b"session test \xc2\xb7 up")
+        client.send(say.EndSession("done"))
+        rest, _ = watching.communicate(timeout=10)
+    assert "session test is over" in rest.decode()
+    assert watching.returncode == 0
+
+
+WATCH = """
+from stoker.manager.cli import main, status
+status._WATCH_EVERY_ON_A_PIPE_S = 0.1
+main.main(["status", "--watch"])
+"""
+
+
+def test_a_closed_pipe_ends_quietly(manager: Manager) -> None:
+    big = manager.folder.pilot("n1") / "pilot.log"
+    big.parent.mkdir()
+    big.write_bytes(b"line\n" * 1_000_000)
+    script = f"{sys.executable} -m stoker.manager.cli.main logs n1 | head -1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=20)
+    assert done.stdout == b"line\n"
+    assert done.stderr == b""
+
+
+def test_ctrl_c_ends_a_watch_without_a_trace(manager: Manager) -> None:
+    command = [sys.executable, "-m", "stoker.manager.cli.main", "status", "--watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ.copy()) as watching:
+        assert watching.stdout is not None
+        watching.stdout.readline()
+        watching.send_signal(2)
+        _, said = watching.communicate(timeout=10)
+    assert watching.returncode == 130
+    assert said.strip() == b""
