@@ -1,8 +1,8 @@
 """A causal language model as a context: `generate` and `label_scores`.
 
 Scoring labels ("true", "false") is what verification wants, and is much cheaper than generating: one pass over the
-prompt gives the log-likelihood of every label of one token; labels of more tokens take one more pass over just their
-tokens, all labels together. What prompts have in common at their beginning is computed once (`prefixes.py`), within a
+prompt gives the log-likelihood of every label of one token; labels of more tokens add just their tokens to that pass,
+all labels together (`forward.py`). What prompts have in common at their beginning is computed once (`prefixes.py`), within a
 call and from call to call, so the cost of a prompt is the cost of what is its own.
 
 Results do not depend on the batch size, beyond rounding (`forward.py` says why); random draws are seeded a prompt, by
@@ -125,20 +125,16 @@ class CausalLM:
     # ---- scoring
 
     def _score(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
-        batch = self._runner.prefill(rows)
-        first = torch.log_softmax(batch.logits, dim=-1)
-        scores = [[float(first[row, tail[0]]) for tail in some] for row, some in enumerate(tails)]
-        # Labels that begin alike need their common tokens read once: what is read is each label but its last token.
-        reads = sorted({(row, tail[:-1]) for row, some in enumerate(tails) for tail in some if len(tail) > 1})
-        if reads:
-            logits = self._runner.extend(batch, [row for row, _ in reads], [ids for _, ids in reads])
-            later = torch.log_softmax(logits, dim=-1)
-            place = {read: index for index, read in enumerate(reads)}
-            for row, some in enumerate(tails):
-                for label, tail in enumerate(some):
-                    if len(tail) > 1:
-                        steps = later[place[row, tail[:-1]]]
-                        scores[row][label] += sum(float(steps[at, token]) for at, token in enumerate(tail[1:]))
+        # The last token of a label is never read: what matters of it is how likely it was.
+        logits, after = self._runner.prefill_with_tails(rows, [[tail[:-1] for tail in some] for some in tails])
+        first = torch.log_softmax(logits, dim=-1)
+        scores: list[list[float]] = []
+        for row, some in enumerate(tails):
+            scores.append([float(first[row, tail[0]]) for tail in some])
+            for label, tail in enumerate(some):
+                if len(tail) > 1:
+                    steps = torch.log_softmax(after[row][label], dim=-1)
+                    scores[row][label] += sum(float(steps[at, token]) for at, token in enumerate(tail[1:]))
         return scores
 
     def _score_whole(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:

@@ -2,12 +2,19 @@
 
 Rows are padded on the right. A token of a causal model sees only what stands before it, so padding after a row's end
 changes nothing in it, and the same row gives the same numbers (up to rounding) in every batch. Positions are counted
-from the row's own start; only when a row goes on after its padding (labels, generated tokens) is the padding masked.
+from the row's own start; only what stands after a row's padding (labels, generated tokens) needs it masked.
+
+A prompt and all its labels are one pass (`prefill_with_tails`): the labels stand side by side after the prompt, each
+at the positions that follow it, and a mask lets each see the prompt and itself but not the others. It is the tree
+attention of speculative decoding (SpecInfer, arXiv:2305.09781), and costs as many tokens as there are, where a row a
+label would copy the prompt's keys for each. An architecture that does not take such a mask is found out by comparing
+the two on a few tokens, once.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +22,8 @@ import torch
 from transformers import DynamicCache
 
 from stoker.contexts.prefixes import PrefixCache, common_length
+
+log = logging.getLogger(__name__)
 
 Ids = tuple[int, ...]
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
@@ -42,32 +51,44 @@ class Runner:
         """Whether a prefix can be cut out of the model's cache (not so with sliding windows or recurrent layers)."""
         self.prefixes: PrefixCache[Layers] = PrefixCache(limit_bytes=limit_bytes, cut=_cut)
         self._few_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._trees: bool | None = None
 
     def share(self, ids: Ids) -> None:
         """Compute a beginning that many rows are known to have, unless it is there."""
         if self.shares and self.prefixes.wants(ids):
-            layers = _layers(self._prefill([ids]).cache)
+            layers = _layers(self._prefill([ids], tails=None)[0].cache)
             self.prefixes.keep(ids, layers, _size(layers))
 
     def prefill(self, rows: Sequence[Ids]) -> Batch:
         """Compute these prompts. Each has at least one token."""
-        batch = self._prefill(rows)
-        if self.shares:
-            layers = _cut(_layers(batch.cache), batch.lengths[0]) if len(rows) > 1 else _layers(batch.cache)
-            self.prefixes.saw(rows[0], layers, _size(layers))
+        batch, _ = self._prefill(rows, tails=None)
         return batch
 
-    def extend(self, batch: Batch, sources: Sequence[int], rows: Sequence[Ids]) -> torch.Tensor:
-        """Logits `[rows, longest, vocabulary]` after each token of `rows`, each read after the prompt of its source.
+    def prefill_with_tails(
+        self, rows: Sequence[Ids], tails: Sequence[Sequence[Ids]]
+    ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
+        """Logits after each prompt `[rows, vocabulary]`, and after each token of each of its tails `[tokens, vocabulary]`.
 
-        The batch stays as it is: several continuations of one prompt share what was computed of it.
+        Every tail (a label without its last token; it may be empty) is read after its own prompt alone.
         """
-        cache = DynamicCache()
-        index = torch.tensor(list(sources), device=self.device)
+        if not any(tail for some in tails for tail in some):
+            return self.prefill(rows).logits, [[torch.empty(0)] * len(some) for some in tails]
+        if self._trees is None:
+            self._trees = self._takes_trees(rows[0][:8])
+        if self._trees:
+            batch, after = self._prefill(rows, tails=tails)
+            return batch.logits, after
+        batch = self.prefill(rows)
+        return batch.logits, self._extend(batch, tails)
+
+    def _extend(self, batch: Batch, tails: Sequence[Sequence[Ids]]) -> list[list[torch.Tensor]]:
+        """Logits after each token of each tail, with a row a tail."""
+        reads = [(row, tail) for row, some in enumerate(tails) for tail in some if tail]
+        cache, index = DynamicCache(), torch.tensor([row for row, _ in reads], device=self.device)
         for number, (keys, values) in enumerate(_all_rows(batch.cache)):
             cache.update(keys.index_select(0, index), values.index_select(0, index), number)
-        lengths = [batch.lengths[source] for source in sources]
-        ids, longest = self._padded(rows)
+        lengths = [batch.lengths[row] for row, _ in reads]
+        ids, longest = self._padded([tail for _, tail in reads])
         output = self.model(
             input_ids=ids,
             attention_mask=self._mask(lengths, batch.width, longest),
@@ -75,7 +96,8 @@ class Runner:
             past_key_values=cache,
             use_cache=True,
         )
-        return output.logits.float()
+        logits = iter(output.logits.float())
+        return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
 
     def whole(self, rows: Sequence[Ids]) -> torch.Tensor:
         """Logits `[rows, longest, vocabulary]` of whole rows, without any cache: for models that share nothing."""
@@ -83,30 +105,62 @@ class Runner:
         mask = self._mask([len(row) for row in rows], longest, 0)
         return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
 
-    def _prefill(self, rows: Sequence[Ids]) -> Batch:
+    def _prefill(
+        self, rows: Sequence[Ids], *, tails: Sequence[Sequence[Ids]] | None, keep: bool = True
+    ) -> tuple[Batch, list[list[torch.Tensor]]]:
         lengths = [len(row) for row in rows]
         cache, start = DynamicCache(), 0
-        if self.shares:
+        if self.shares and keep:
             prefix, start = self.prefixes.find(rows)
             if prefix is not None:
                 for number, (keys, values) in enumerate(prefix.kv):
                     wide = (len(rows), -1, -1, -1)
                     cache.update(keys[:, :, :start].expand(wide), values[:, :, :start].expand(wide), number)
         ids, longest = self._padded([row[start:] for row in rows])
-        last = torch.tensor([length - start - 1 for length in lengths], device=self.device)
-        few: dict[str, Any] = {}
+        positions = (start + self._arange(longest)).expand(len(rows), -1)
+        inputs: dict[str, Any] = {}
+        wanted = last = torch.tensor([length - start - 1 for length in lengths], device=self.device)
+        tree = None
+        if tails is not None:
+            tree = _Tree(tails, start=start, longest=longest, lengths=lengths)
+            ids = torch.cat([ids, torch.tensor(tree.ids, device=self.device)], dim=1)
+            positions = torch.cat([positions, torch.tensor(tree.positions, device=self.device)], dim=1)
+            inputs["attention_mask"] = tree.mask(dtype=self.model.dtype).to(self.device)
+            wanted = torch.cat([last, longest + self._arange(tree.width)])
+        kept = self._arange(ids.shape[1])
         if self._few_logits:
-            kept, last = torch.unique(last, return_inverse=True)
-            few = {"logits_to_keep": kept}
+            kept = torch.unique(wanted)
+            inputs["logits_to_keep"] = kept
         output = self.model(
-            input_ids=ids,
-            position_ids=(start + self._arange(longest)).expand(len(rows), -1),
-            past_key_values=cache,
-            use_cache=True,
-            **few,
+            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **inputs
         )
-        logits = output.logits[self._arange(len(rows)), last].float()
-        return Batch(logits=logits, cache=output.past_key_values, lengths=lengths, width=start + longest)
+        where = torch.searchsorted(kept, last)
+        logits = output.logits[self._arange(len(rows)), where].float()
+        cache = output.past_key_values
+        if tree is not None:
+            cache.crop(-tree.width)
+        batch = Batch(logits=logits, cache=cache, lengths=lengths, width=start + longest)
+        if self.shares and keep:
+            layers = _layers(cache)
+            if len(rows) > 1:
+                layers = _cut(layers, lengths[0])
+            self.prefixes.saw(rows[0], layers, _size(layers))
+        return batch, tree.split(output.logits[:, -tree.width :].float()) if tree is not None else []
+
+    def _takes_trees(self, ids: Ids) -> bool:
+        """Whether the model reads tails side by side as it reads them alone."""
+        tails = [[ids[:2], (), ids[-2:]]]
+        try:
+            _, together = self._prefill([ids], tails=tails, keep=False)
+            apart = self._extend(self._prefill([ids], tails=None, keep=False)[0], tails)
+        except Exception as error:
+            log.warning("this architecture takes no tree mask (%s); labels are read one a row", error)
+            return False
+        off = max(float((one - other).abs().max()) for one, other in zip(together[0], apart[0], strict=True) if len(one))
+        limit = 1e-2 if self.model.dtype == torch.float32 else 0.5
+        if off > limit:
+            log.warning("this architecture does not heed a tree mask (off by %.2g); labels are read one a row", off)
+        return off <= limit
 
     def _padded(self, rows: Sequence[Ids]) -> tuple[torch.Tensor, int]:
         longest = max(map(len, rows))
@@ -122,6 +176,51 @@ class Runner:
 
     def _arange(self, size: int) -> torch.Tensor:
         return torch.arange(size, device=self.device)
+
+
+class _Tree:
+    """Tails of each row, side by side after the row's prompt: their tokens, positions, and who sees whom."""
+
+    def __init__(self, tails: Sequence[Sequence[Ids]], *, start: int, longest: int, lengths: list[int]) -> None:
+        self._tails = [list(dict.fromkeys(tail for tail in some if tail)) for some in tails]
+        self._wanted = tails
+        self._start, self._longest, self._lengths = start, longest, lengths
+        self.width = max(sum(map(len, some)) for some in self._tails)
+        self.ids = [_fill([token for tail in some for token in tail], self.width) for some in self._tails]
+        self.positions = [
+            _fill([length + at for tail in some for at in range(len(tail))], self.width)
+            for some, length in zip(self._tails, lengths, strict=True)
+        ]
+
+    def mask(self, *, dtype: torch.dtype) -> torch.Tensor:
+        """What is added to attention scores, `[rows, 1, new tokens, all tokens]`: 0 where a token is seen."""
+        new, everything = self._longest + self.width, self._start + self._longest + self.width
+        seen = torch.ones(new, everything, dtype=torch.bool).tril(self._start).repeat(len(self._tails), 1, 1)
+        block = self._start + self._longest
+        for row, (some, length) in enumerate(zip(self._tails, self._lengths, strict=True)):
+            seen[row, self._longest :, length:] = False
+            at = 0
+            for tail in some:
+                end = at + len(tail)
+                within = torch.ones(len(tail), len(tail), dtype=torch.bool).tril()
+                seen[row, self._longest + at : self._longest + end, block + at : block + end] = within
+                at = end
+        return torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)[:, None]
+
+    def split(self, logits: torch.Tensor) -> list[list[torch.Tensor]]:
+        """Logits `[rows, width, vocabulary]` by row and tail, in the order in which the tails were given."""
+        found = []
+        for row, (some, wanted) in enumerate(zip(self._tails, self._wanted, strict=True)):
+            at, by_tail = 0, {(): torch.empty(0)}
+            for tail in some:
+                by_tail[tail] = logits[row, at : at + len(tail)]
+                at += len(tail)
+            found.append([by_tail[tail] for tail in wanted])
+        return found
+
+
+def _fill(items: list[int], width: int) -> list[int]:
+    return items + [0] * (width - len(items))
 
 
 def shared_beginning(rows: Sequence[Ids]) -> Ids:
