@@ -57,7 +57,8 @@ def sessions() -> Iterator[Finding]:
     yield Finding("sessions", Level.OK, _count(len(alive), "live session", "live sessions") + names)
     if over:
         size = sum(_size(path) for _, path in over)
-        text = f"{_count(len(over), 'session that is over keeps', 'sessions that are over keep')} {show_bytes(size)} of logs and journals"
+        keep = _count(len(over), "session that is over keeps", "sessions that are over keep")
+        text = f"{keep} {show_bytes(size)} of logs and journals"
         fix = "when you need them no more: rm -r " + " ".join(str(path) for _, path in over)
         yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, fix)
     if dangling:

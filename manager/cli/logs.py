@@ -12,10 +12,10 @@ import click
 import msgspec
 
 from stoker.errors import SessionError
-from stoker.manager.cli import console
+from stoker.manager.cli import console, sessions
 from stoker.manager.cli.sessions import story_of
 from stoker.manager.protocol.ids import parse_call
-from stoker.manager.protocol.session import SessionFolder, find_session
+from stoker.manager.protocol.session import SessionFolder
 from stoker.units import show_bytes
 
 _FOLLOW_EVERY_S = 0.2
@@ -38,7 +38,7 @@ def logs(what: str, follow: bool, session: str) -> None:
 
     Without WHAT: which logs there are.
     """
-    folder = find_session(session)
+    folder = sessions.find(session)
     if not what:
         if follow:
             raise click.UsageError("--follow needs a log to follow: stoker logs manager -f")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import msgspec
 
 from stoker.errors import SessionError
@@ -19,7 +22,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 def status_of(name: str) -> tuple[SessionFolder, Answer]:
     """The status of a session, live or over. Raises SessionError."""
-    folder = find_session(name)
+    folder = find(name)
     try:
         with Observer(folder) as observer:
             return folder, Answer(observer.status())
@@ -37,7 +40,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
     """
     from stoker.manager.live.replay import story_of_ended_session
 
-    folder = find_session(name)
+    folder = find(name)
     try:
         with Observer(folder) as observer:
             story = observer.story(subject)
@@ -48,6 +51,23 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
         kept = story_of_ended_session(folder, subject)
         story = kept if kept.found else story
     return folder, story, ""
+
+
+def find(name: str = "") -> SessionFolder:
+    """The session that is meant: one of this user's that lives, else one that ended and was started from this folder.
+
+    Raises SessionError.
+    """
+    try:
+        return find_session(name)
+    except SessionError:
+        ended = sorted(Path.cwd().glob("runinfo/*/*/session.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        for file in ended:
+            folder = SessionFolder(file.parent)
+            with contextlib.suppress(SessionError):
+                if folder.read().session.startswith(name):
+                    return folder
+        raise
 
 
 def names_in(status: to_client.Status) -> list[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
 from stoker.manager.cli import console
 from stoker.manager.cli.ask import Observer, SessionEndedError
-from stoker.manager.cli.sessions import status_of
-from stoker.manager.protocol.session import find_session
+from stoker.manager.cli.sessions import find, status_of
 from stoker.manager.protocol.to_client import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus, Status
 from stoker.units import show_bytes, show_seconds
 
@@ -42,7 +41,7 @@ def status(session: str, as_json: bool, watch: bool) -> None:
 def _watch(session: str) -> None:
     every_s = _WATCH_EVERY_S if console.is_terminal() else _WATCH_EVERY_ON_A_PIPE_S
     try:
-        with Observer(find_session(session)) as observer, console.redrawn() as place:
+        with Observer(find(session)) as observer, console.redrawn() as place:
             while True:
                 place.show(render(observer.status()))
                 time.sleep(every_s)
@@ -56,7 +55,7 @@ def render(status: Status, *, over: bool = False) -> list[str]:
     out += _table(
         [
             ("pilots", _pilots(status)),
-            *(("contexts" if not n else "", _context(c)) for n, c in enumerate(status.contexts)),
+            *(("contexts" if not n else "", text) for n, text in enumerate(_contexts(status.contexts))),
             *((("losses", _losses(status)),) if _losses(status) else ()),
             *((("refused", _refused(status)),) if status.refused else ()),
         ]
@@ -93,17 +92,20 @@ def _pilots(status: Status) -> str:
     return " · ".join(parts)
 
 
-def _context(context: ContextStatus) -> str:
-    parts = [context.name.ljust(14), f"{context.hot} hot" + (f", {context.loading} loading" * bool(context.loading))]
+def _contexts(contexts: Sequence[ContextStatus]) -> list[str]:
+    width = max((len(context.name) for context in contexts), default=0)
+    return ["   ".join([context.name.ljust(width), *_facts(context)]) for context in contexts]
+
+
+def _facts(context: ContextStatus) -> Iterator[str]:
+    yield f"{context.hot} hot" + (f", {context.loading} loading" if context.loading else "")
     if context.memory_bytes:
-        parts.append(f"{show_bytes(context.memory_bytes)} each")
+        yield f"{show_bytes(context.memory_bytes)} each"
     if context.loads:
-        loads = f"{context.loads} load{'s' * (context.loads != 1)}"
-        parts.append(f"{loads} of {show_seconds(context.load_s)}")
-        parts.append(f"used {context.ended / context.loads:,.0f} times a load")
+        yield f"{context.loads} load{'s' * (context.loads != 1)} of {show_seconds(context.load_s)}"
+        yield f"used {context.ended / context.loads:,.0f} times a load"
     if context.queued:
-        parts.append(f"{context.queued:,} queued")
-    return "   ".join(parts)
+        yield f"{context.queued:,} queued"
 
 
 def _losses(status: Status) -> str:

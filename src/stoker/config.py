@@ -8,9 +8,8 @@
 
     [pilot]
     devices = "auto"              "auto": every GPU that is granted, else one CPU device a core; "gpu", "cpu", "cpu:4"
-    memory = "0"                  host memory that its libraries may promise; 0: nine tenths of what the machine has
     cache_size = "20 GB"          bound of the object cache on the pilot's disk
-    scratch = ""                  folder for that cache and for calls; empty: the system's temporary folder
+    scratch = ""                  local disk for that cache and for calls; empty: the system's temporary folder
     init_blocks = 1               pilots to start at once, and how few and how many there may be
     min_blocks = 0
     max_blocks = 1
@@ -88,10 +87,9 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a pilot takes of its node, and how many pilots there are. Sizes in bytes; 0 = what the node has."""
+    """What a pilot takes of its node, and how many pilots there are. Sizes in bytes."""
 
     devices: Devices = "auto"
-    memory_bytes: Size = msgspec.field(default=Size(0), name="memory")
     cache_bytes: Size = msgspec.field(default=Size(20_000_000_000), name="cache_size")
     scratch: str = ""
     init_blocks: Count = 1

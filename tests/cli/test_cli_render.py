@@ -59,7 +59,7 @@ def test_a_busy_session_says_all_of_it() -> None:
         " · 38.2 calls/s · done in about 22 min",
         "",
         "  pilots    1 here · block 1: pending: Priority",
-        "  contexts  llm-7f3a         1 hot, 1 loading   7.1 GB each   4 loads of 9.1 s   used 612 times a load"
+        "  contexts  llm-7f3a   1 hot, 1 loading   7.1 GB each   4 loads of 9.1 s   used 612 times a load"
         "   51,200 queued",
         "  losses    9 pilots, 61 calls run again, 0 results lost",
         "  refused   2 a frame that is not in the protocol",

@@ -115,6 +115,21 @@ def test_a_session_that_is_over_tells_from_its_journal(
     assert "call c-7  verify" in about_call.output
 
 
+def test_an_ended_session_is_found_from_the_folder_that_it_was_started_in(
+    stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in ("000", "001"):
+        folder = SessionFolder(tmp_path / "runinfo" / number / "stoker")
+        folder.make()
+        folder.write(SessionFile(f"k{number}", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
+        folder.manager_log.write_text(f"log of {number}")
+        os.utime(folder.file, (int(number) + 1, int(number) + 1))
+    assert stoker("logs", "manager").output == "log of 001"
+    assert stoker("logs", "manager", "--session", "k000").output == "log of 000"
+    assert isinstance(stoker("logs", "--session", "zz").exception, SessionError)
+
+
 def test_a_killed_manager_counts_as_over(stoker: Stoker, manager: Manager, client: Peer) -> None:
     client.hear(to_client.ClientWelcome)
     manager.kill()

@@ -44,10 +44,7 @@ def test_a_site_that_was_loaded_loads_again_as_itself() -> None:
 
 
 def test_units_are_read() -> None:
-    site = parse_site(
-        '[pilot]\nmemory = "4 GiB"\ncache_size = "1.5 TB"\n[session]\nheartbeat = "500 ms"\nlease = "1h30m"', file="a"
-    )
-    assert site.pilot.memory_bytes == 4 * 2**30
+    site = parse_site('[pilot]\ncache_size = "1.5 TB"\n[session]\nheartbeat = "500 ms"\nlease = "1h30m"', file="a")
     assert site.pilot.cache_bytes == 1_500_000_000_000
     assert site.session.heartbeat_s == 0.5
     assert site.session.lease_s == 5400
@@ -59,10 +56,11 @@ FAULTS = {
     '[pilot]\nheartbeat = "5 s"': "line 2: [pilot] heartbeat is not a setting; did you mean heartbeat in [session]?",
     "max_blocks = 3": "line 1: max_blocks is not a setting; did you mean max_blocks in [pilot]?",
     "\nqqq = 1": "line 2: qqq is not a setting; there are name, engine, provider, pilot, session, policy",
-    '[pilot]\nmemory = "4 gigs"': "line 2: [pilot] memory: '4 gigs' is not a size; write a number and one of B, kB,"
-    " MB, GB, TB, KiB, MiB, GiB, TiB",
-    "[pilot]\nmemory = true": "line 2: [pilot] memory: true is not a size; write a number and a unit, in quotes",
-    "[pilot]\nmemory = nan": "line 2: [pilot] memory: nan is not a size",
+    '[pilot]\ncache_size = "4 gigs"': "line 2: [pilot] cache_size: '4 gigs' is not a size; write a number and one of"
+    " B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
+    "[pilot]\ncache_size = true": "line 2: [pilot] cache_size: true is not a size; write a number and a unit,"
+    " in quotes",
+    "[pilot]\ncache_size = nan": "line 2: [pilot] cache_size: nan is not a size",
     '[session]\nlease = "soon"': "line 2: [session] lease: 'soon' is not a duration; write a number and one of ms, s,"
     " m, min, h, d (as in 1h30m)",
     '[session]\nlease = "1 s"': "line 2: [session] lease = 1 s must be at least two heartbeats (5 s each)",
@@ -79,11 +77,11 @@ FAULTS = {
     "[pilot]\ninit_blocks = 3": "line 2: [pilot] init_blocks = 3 is more than max_blocks = 1",
     '[pilot]\nscratch = "here"': "line 2: [pilot] scratch = 'here' must be an absolute path, or start with ~",
     "pilot = 3": "line 1: pilot is a table: write [pilot] on a line of its own, and its settings below",
-    'pilot = { memory = "x y" }': "line 1: [pilot] memory: 'x y' is not a size; write a number and one of B, kB, MB,"
-    " GB, TB, KiB, MiB, GiB, TiB",
+    'pilot = { cache_size = "x y" }': "line 1: [pilot] cache_size: 'x y' is not a size; write a number and one of"
+    " B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
     'name = "two words"': "line 1: name: up to 40 letters, digits, dots, dashes and underscores",
     'name = "a"\nname = "b"': "line 2: not TOML: Cannot overwrite a value",
-    '# fine\n[pilot]\nmemory = "4 GB': "line 3: not TOML: Illegal character '\\n'",
+    '# fine\n[pilot]\ncache_size = "4 GB': "line 3: not TOML: Illegal character '\\n'",
 }
 
 
@@ -98,14 +96,14 @@ def test_a_fault_is_one_line_that_says_where_and_what_to_do(text: str) -> None:
 
 
 def test_the_line_is_right_below_multi_line_strings_and_lists() -> None:
-    text = 'name = """\n[pilot]\nmemory = 3\n"""\n'
+    text = 'name = """\n[pilot]\ncache_size = 3\n"""\n'
     with pytest.raises(ConfigError, match="line 1: name"):
         parse_site(text, file="s")
     text = "unknown = [\n  { a = 1 },\n  [2],\n]\n"
     with pytest.raises(ConfigError, match="line 1: unknown is not"):
         parse_site(text, file="s")
-    text = "# [pilot]\n[pilot] # ]\n# memory = 3\nscratch = '''\nmemory = [\n'''\nmemory = 'x'\n"
-    with pytest.raises(ConfigError, match=r"line 7: \[pilot\] memory"):
+    text = "# [pilot]\n[pilot] # ]\n# cache_size = 3\nscratch = '''\ncache_size = [\n'''\ncache_size = 'x'\n"
+    with pytest.raises(ConfigError, match=r"line 7: \[pilot\] cache_size"):
         parse_site(text, file="s")
 
 
@@ -129,9 +127,9 @@ def test_what_cannot_be_read_says_so(tmp_path: Path) -> None:
 
 def test_the_error_survives_pickling() -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_site("[pilot]\nmemory = true", file="site.toml")
+        parse_site("[pilot]\ncache_size = true", file="site.toml")
     again = pickle.loads(pickle.dumps(caught.value))
-    assert (str(again), again.line, again.key) == (str(caught.value), 2, "memory")
+    assert (str(again), again.line, again.key) == (str(caught.value), 2, "cache_size")
     assert not isinstance(again, UnitError)
 
 
