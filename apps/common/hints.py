@@ -37,3 +37,10 @@ def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
 def count(number: int, noun: str) -> str:
     """`1 call`, `2 calls`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def show_minutes(seconds: float) -> str:
+    """A wait that is only guessed: `a minute`, `7 min`, `3 h`."""
+    if seconds < 55:
+        return "a minute"
+    return f"{max(1, round(seconds / 60))} min" if seconds < 5400 else f"{round(seconds / 3600)} h"

@@ -23,7 +23,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     claims: str = ""
     prompts: str = ""
-    limit: int = 200
+    limit: int = 300
     seed: int = 0
     batch_size: int = 16
     tensor_batch: int = 1

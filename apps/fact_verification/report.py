@@ -77,8 +77,8 @@ def verdict(rows: Sequence[ResultRow], made: Sequence[PromptFigures], *, calibra
     constant = LABELS[[sum(row) for row in best.matrix].index(common)].value
     if best.low <= common / total:
         lines.append(
-            f"no better than always saying {constant} ({common / total * 100:.1f} %): with this model and these prompts"
-            " the accuracy checks the plumbing and says nothing of the claims"
+            f"no better than always saying {constant} ({common / total * 100:.1f} %): with this model and these"
+            " prompts the accuracy is a check of the plumbing"
         )
     if calibrated:
         raw = ", ".join(f"{one.raw_right / total * 100:.1f}" for one in made)

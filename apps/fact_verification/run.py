@@ -12,7 +12,7 @@ import msgspec
 
 import stoker
 from stoker.apps.common.calls import Stopped, facts_of, in_batches, run_calls, session_line, stop_on_signals
-from stoker.apps.common.hints import columns, command, count, say_kept
+from stoker.apps.common.hints import columns, command, count, say_kept, show_minutes
 from stoker.apps.common.record_log import RecordLog
 from stoker.apps.common.run_folder import open_run, read_options
 from stoker.apps.common.screen import Screen
@@ -182,8 +182,8 @@ def _next_steps(options: Options, attempt: report.Attempt, *, everything: int, p
     if options.limit and options.limit < everything:
         about = ""
         if attempt.made:
-            left = everything * prompts / attempt.rate
-            about = f" (about {max(1, round(left / 60))} min)"
+            each_s = attempt.infer_s / attempt.made / max(1, attempt.facts.devices)
+            about = f" (about {show_minutes(attempt.facts.load_s + everything * prompts * each_s)} here)"
         which = "every shipped claim" if not options.claims else f"all {everything:,} claims of the file"
         steps.append((_command("--all"), which + about))
     if not options.model or not options.claims:
