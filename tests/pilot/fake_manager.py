@@ -1,0 +1,293 @@
+"""A manager for tests: a real ROUTER with CURVE that a test drives by hand, and pilots as real processes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import zmq
+import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
+
+from stoker.contexts import payloads
+from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.manager.protocol import wire
+from stoker.manager.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallOptions, CallSpec
+from stoker.manager.protocol.reliable import Inbox
+from stoker.manager.protocol.session import KeyPair, SessionFile, SessionFolder
+from stoker.manager.protocol.to_manager import (
+    CallsEnded,
+    CallsReturned,
+    Heartbeat,
+    LibraryGone,
+    LibraryReady,
+    PilotHello,
+)
+from stoker.manager.protocol.to_pilot import Ack, Exit, FunctionBlob, PilotWelcome, RunCalls, StartLibrary
+
+WAIT_S = 30.0
+
+
+def recipe(loader: Callable[..., Any] | None = None, *args: Any, **more: Any) -> Recipe:
+    """A recipe around a loader; its key is new for each content."""
+    blob = payloads.dumps((loader, args, {})) if loader is not None else b""
+    key = hashlib.sha256(blob + repr(sorted(more.items())).encode()).hexdigest()[:12]
+    return Recipe(key=key, name=f"test-{key[:4]}", loader=blob, **more)
+
+
+def function(call: Callable[..., Any], *, takes_context: bool = False) -> FunctionBlob:
+    """A function as it travels."""
+    blob = payloads.dumps((call, takes_context))
+    return FunctionBlob(key=hashlib.sha256(blob).hexdigest(), name=call.__name__, blob=blob)
+
+
+class FakeManager:
+    """The manager's side of one pilot."""
+
+    def __init__(self, folder: Path, *, acks: bool = True) -> None:
+        self.folder = SessionFolder(folder / "session")
+        self.folder.make()
+        self.base = folder
+        self.keys: dict[str, KeyPair] = {}
+        for role in ("server", "client", "pilot"):
+            public, secret = zmq.curve_keypair()
+            self.keys[role] = KeyPair(public.decode(), secret.decode())
+            self.folder.write_key(role, self.keys[role])
+        self.acks = acks
+        self.said: list[Any] = []
+        self.hellos: list[PilotHello] = []
+        self.heartbeats: list[Heartbeat] = []
+        self.peer = b""
+        self.inbox = Inbox()
+        self.welcomes = True
+        self._decode = wire.from_pilot()
+        self._context = zmq.Context()
+        self._auth = ThreadAuthenticator(self._context)
+        self._auth.start()
+        self._auth.configure_curve(domain="*", location=zmq.auth.CURVE_ALLOW_ANY)
+        self._endpoint = "tcp://127.0.0.1:*"
+        self.listen()
+        self.pilots: list[subprocess.Popen[bytes]] = []
+        self._calls = 0
+        self._sent_functions: set[tuple[int, str]] = set()
+
+    def listen(self) -> None:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.linger = 0
+        socket.router_handover = True
+        socket.sndhwm = socket.rcvhwm = 0
+        socket.curve_server = True
+        socket.curve_publickey = self.keys["server"].public.encode()
+        socket.curve_secretkey = self.keys["server"].secret.encode()
+        until = time.monotonic() + 5
+        while True:
+            try:
+                socket.bind(self._endpoint)
+                break
+            except zmq.ZMQError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
+        self._endpoint = socket.last_endpoint.decode()
+        self.socket = socket
+        server = self.keys["server"].public
+        self.folder.write(SessionFile(session="test", protocol=wire.VERSION, address=self._endpoint, server_key=server))
+
+    def hang_up(self) -> None:
+        self.socket.close()
+
+    # ---- pilots
+
+    def start_pilot(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        pilot = subprocess.Popen(
+            [sys.executable, "-m", "stoker.pilot.main", "--session", str(self.folder.path), "--scratch",
+             str(self.base / "scratch"), *(arguments or ("--devices", "cpu:2"))],
+            env={**os.environ, **environment},
+            cwd=self.base,
+        )  # fmt: skip
+        self.pilots.append(pilot)
+        return pilot
+
+    def close(self) -> None:
+        """End every pilot and see that nothing is left."""
+        trees = [descendants(pilot.pid) for pilot in self.pilots]
+        for pilot in self.pilots:
+            if pilot.poll() is None:
+                pilot.send_signal(signal.SIGTERM)
+        for pilot, tree in zip(self.pilots, trees, strict=True):
+            try:
+                pilot.wait(15)
+            finally:
+                pilot.kill()
+                pilot.wait()
+            assert gone(tree), f"left behind: {[psutil.Process(pid).cmdline() for pid in tree if psutil.pid_exists(pid)]}"
+        self.socket.close()
+        self._auth.stop()
+        self._context.term()
+        left = list((self.base / "scratch").glob("stoker-*/pilot-*"))
+        assert not left, left
+        shutil.rmtree(self.base / "scratch", ignore_errors=True)
+
+    # ---- talking
+
+    def send(self, *messages: Any) -> None:
+        self.socket.send_multipart([self.peer, wire.encode(list(messages))])
+
+    def receive(self, timeout_s: float) -> bool:
+        """Take one frame, if one comes."""
+        if not self.socket.poll(timeout_s * 1000):
+            return False
+        peer, data = self.socket.recv_multipart()
+        frame = self._decode(data)
+        self.peer = peer
+        if not self.inbox.accept(frame.sequence):
+            return True
+        for message in frame.messages:
+            if isinstance(message, PilotHello):
+                self.hellos.append(message)
+                if self.welcomes:
+                    self.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20))
+            elif isinstance(message, Heartbeat):
+                self.heartbeats.append(message)
+            else:
+                self.said.append(message)
+        if frame.sequence and self.acks:
+            self.send(Ack(frame.sequence))
+        return True
+
+    def until(self, found: Callable[[], Any], *, what: str = "", wait_s: float = WAIT_S) -> Any:
+        """Receive until `found()` is true; returns it."""
+        end = time.monotonic() + wait_s
+        while True:
+            got = found()
+            if got:
+                return got
+            if time.monotonic() > end:
+                raise AssertionError(f"waited {wait_s} s for {what or found}; it said {self.said}\n{self.logs()}")
+            self.receive(0.05)
+
+    def wait_for(self, kind: type, *, wait_s: float = WAIT_S, **fields: Any) -> Any:
+        """The first message of this kind with these fields, now or soon."""
+
+        def search() -> Any:
+            for message in self.said:
+                if type(message) is kind and all(getattr(message, name) == value for name, value in fields.items()):
+                    return message
+            return None
+
+        return self.until(search, what=f"{kind.__name__} {fields}", wait_s=wait_s)
+
+    def hello(self) -> PilotHello:
+        return self.until(lambda: self.hellos and self.hellos[-1], what="hello")
+
+    def logs(self) -> str:
+        return "\n".join(f"{path}:\n{path.read_text()[-3000:]}" for path in self.folder.path.glob("pilots/*/*.log"))
+
+    # ---- libraries and calls
+
+    def start(self, made: Recipe, *, library: int = 1, devices: tuple[str, ...] = ("cpu:0",), **more: Any) -> None:
+        if not self.peer:
+            self.hello()
+        self.send(StartLibrary(library=library, recipe=made, devices=devices, **more))  # type: ignore[arg-type]
+
+    def ready(self, made: Recipe, *, library: int = 1, **more: Any) -> LibraryReady:
+        self.start(made, library=library, **more)
+        return self.wait_for(LibraryReady, library=library)
+
+    def run(
+        self,
+        call: Callable[..., Any] | FunctionBlob,
+        arguments: list[tuple[Any, ...]],
+        *,
+        library: int = 1,
+        options: CallOptions | None = None,
+        takes_context: bool = False,
+        blob: bool | None = None,
+    ) -> list[int]:
+        """Send calls; returns their ids."""
+        sent = call if isinstance(call, FunctionBlob) else function(call, takes_context=takes_context)
+        specs = []
+        for one in arguments:
+            self._calls += 1
+            specs.append(CallSpec(call=self._calls, payload=self._payload(one)))  # type: ignore[arg-type]
+        fresh = (library, sent.key) not in self._sent_functions if blob is None else blob
+        self._sent_functions.add((library, sent.key))
+        self.send(
+            RunCalls(
+                library=library,  # type: ignore[arg-type]
+                function=sent.key,
+                calls=specs,
+                options=options or CallOptions(),
+                function_blob=sent if fresh else None,
+            )
+        )
+        return [spec.call for spec in specs]
+
+    def _payload(self, arguments: tuple[Any, ...]) -> bytes | ObjectRef:
+        data = payloads.dumps((arguments, {}))
+        if len(data) <= INLINE_LIMIT_BYTES:
+            return data
+        path = self.folder.objects / f"args-{self._calls}"
+        path.write_bytes(data)
+        return ObjectRef(name=path.name, size_bytes=len(data), source=str(path))
+
+    def ends(self) -> dict[int, CallEnd]:
+        return {end.call: end for message in self.said if type(message) is CallsEnded for end in message.ends}
+
+    def returned(self) -> list[int]:
+        return [call for message in self.said if type(message) is CallsReturned for call in message.calls]
+
+    def results(self, calls: list[int], *, wait_s: float = WAIT_S) -> list[Any]:
+        """What these calls returned, or the exception or failure with which they ended."""
+        self.until(lambda: set(calls) <= set(self.ends()), what=f"calls {calls[:3]}...", wait_s=wait_s)
+        ends = self.ends()
+        out: list[Any] = []
+        for call in calls:
+            end = ends[call]
+            data: Any = end.payload
+            if isinstance(data, ObjectRef):
+                data = Path(data.source).read_bytes()
+            out.append(payloads.loads(data) if end.ok else end.failure or payloads.load_exception(data))
+        return out
+
+    def gone(self, library: int = 1, *, wait_s: float = WAIT_S) -> LibraryGone:
+        return self.wait_for(LibraryGone, library=library, wait_s=wait_s)
+
+    def exit(self) -> None:
+        self.send(Exit(reason="test is over"))
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and everything below it."""
+    try:
+        top = psutil.Process(pid)
+        return [pid, *(child.pid for child in top.children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def gone(pids: list[int], *, wait_s: float = 5.0) -> bool:
+    """Whether none of these processes lives, soon."""
+    until = time.monotonic() + wait_s
+    while any(alive(pid) for pid in pids):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,291 @@
+"""Calls through a real pilot: results, errors, output, folders, large values, giving back."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_manager import FakeManager, function, recipe
+
+from stoker.manager.protocol.calls import CallOptions, FailureKind
+from stoker.manager.protocol.to_manager import CallEvicted, CallsProgress, CallsReturned, LibraryReady, LibraryResized
+from stoker.manager.protocol.to_pilot import CancelCalls, EvictCall, ResizeLibrary, TakeBack
+
+
+def _load(start: int) -> dict[str, int]:
+    print("loading")
+    return {"start": start}
+
+
+def _add(context: dict[str, int], more: int) -> int:
+    return context["start"] + more
+
+
+def _sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def test_context_is_loaded_once_and_given_to_calls(served: FakeManager) -> None:
+    ready = served.ready(recipe(_load, 40))
+    assert ready.resident_bytes > 1e6 and ready.peak_bytes >= ready.resident_bytes
+    assert ready.start_s < 5
+    assert served.results(served.run(_add, [(n,) for n in range(100)], takes_context=True)) == list(range(40, 140))
+
+
+def test_variables_of_a_dict_context(served: FakeManager) -> None:
+    def ask() -> tuple[int, str]:
+        import stoker.contexts.ambient as ambient
+
+        return ambient.load_variable_from_serverless("start"), ambient.device()
+
+    served.ready(recipe(_load, 7))
+    assert served.results(served.run(ask, [()])) == [(7, "cpu")]
+
+
+def test_an_error_comes_back_as_itself_and_the_library_lives(served: FakeManager) -> None:
+    def bad(how: str) -> None:
+        if how == "exit":
+            raise SystemExit(3)
+        if how == "interrupt":
+            raise KeyboardInterrupt
+        raise ValueError(f"{how} is not a label")
+
+    served.ready(recipe())
+    raised, ended, interrupted = served.results(served.run(bad, [("MAYBE",), ("exit",), ("interrupt",)]))
+    assert isinstance(raised, ValueError) and "MAYBE" in str(raised)
+    assert "bad" in str(raised.__cause__)
+    assert isinstance(ended, BaseException) and isinstance(interrupted, BaseException)
+    assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
+
+
+@pytest.mark.parametrize("what", ["result", "argument", "function"])
+def test_what_cannot_be_pickled_is_named(served: FakeManager, what: str) -> None:
+    def lock() -> Any:
+        import threading
+
+        return threading.Lock()
+
+    served.ready(recipe())
+    if what == "result":
+        (failure,) = served.results(served.run(lock, [()]))
+    elif what == "function":
+        import msgspec
+
+        (failure,) = served.results(served.run(msgspec.structs.replace(function(lock), blob=b"\x80junk"), [()]))
+    else:
+        from stoker.manager.protocol.calls import CallSpec
+        from stoker.manager.protocol.to_pilot import RunCalls
+
+        blob = function(lock)
+        served.send(RunCalls(1, blob.key, [CallSpec(77, b"\x80junk")], function_blob=blob))  # type: ignore[arg-type]
+        (failure,) = served.results([77])
+    assert failure.kind is FailureKind.SERIALIZATION
+    assert what in failure.message
+    assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
+
+
+def test_printed_output_is_found_by_call(served: FakeManager) -> None:
+    def talk(word: str) -> None:
+        print(word)
+        os.system(f"echo {word} from a child")
+
+    def silent() -> None:
+        return None
+
+    served.ready(recipe(_load, 1))
+    calls = served.run(talk, [("one",), ("two",)])
+    quiet = served.run(silent, [()])
+    served.results(calls + quiet)
+    ends = served.ends()
+    texts = []
+    for call in calls:
+        printed = ends[call].printed
+        assert printed is not None
+        texts.append(Path(printed.path).read_bytes()[printed.start : printed.end].decode())
+    assert texts == ["one\none from a child\n", "two\ntwo from a child\n"]
+    assert ends[quiet[0]].printed is None
+
+
+def test_each_call_has_an_empty_folder(served: FakeManager) -> None:
+    def look(how: str) -> list[str]:
+        here = sorted(os.listdir("."))
+        Path("file").write_text("x")
+        Path("deep/er").mkdir(parents=True)
+        Path("deep/er/still").write_text("x")
+        if how == "leave":
+            os.chdir("/")
+        if how == "destroy":
+            import shutil
+
+            shutil.rmtree(os.getcwd())
+        return here
+
+    def where() -> str:
+        return os.getcwd()
+
+    served.ready(recipe())
+    calls = served.run(look, [("stay",), ("leave",), ("destroy",), ("stay",), ("stay",)])
+    assert served.results(calls) == [[]] * 5
+    first, second = served.results(served.run(where, [(), ()]))
+    assert first == second and first.startswith(str(served.base / "scratch"))
+
+
+def test_a_named_folder_is_used_and_kept(served: FakeManager, tmp_path: Path) -> None:
+    def write() -> str:
+        Path("kept").write_text("here")
+        return os.getcwd()
+
+    served.ready(recipe())
+    options = CallOptions(folder=str(tmp_path / "work"))
+    assert served.results(served.run(write, [()], options=options)) == [str(tmp_path / "work")]
+    assert (tmp_path / "work" / "kept").read_text() == "here"
+    assert served.results(served.run(write, [()]))[0] != str(tmp_path / "work")
+
+
+def test_fifty_megabytes_there_and_back(served: FakeManager) -> None:
+    import numpy
+
+    def double(data: Any, raw: bytes) -> tuple[Any, bytes]:
+        data *= 2
+        return data, raw[::-1]
+
+    served.ready(recipe())
+    data = numpy.arange(6_250_000, dtype=numpy.float64)
+    raw = bytes(range(256)) * 8000
+    ((back, turned),) = served.results(served.run(double, [(data, raw)]))
+    assert numpy.array_equal(back, data * 2) and turned == raw[::-1]
+    end = next(iter(served.ends().values()))
+    assert end.payload.size_bytes > 50_000_000  # type: ignore[union-attr]
+
+
+def test_many_inline_payloads_in_one_frame(served: FakeManager) -> None:
+    def size(data: bytes) -> bytes:
+        return data[:500_000]
+
+    served.ready(recipe())
+    results = served.results(served.run(size, [(bytes([n]) * 900_000,) for n in range(40)]))
+    assert [result[:1] for result in results] == [bytes([n]) for n in range(40)]
+
+
+def test_calls_that_came_while_loading_run_after_it(served: FakeManager) -> None:
+    def slow_load() -> int:
+        time.sleep(0.5)
+        return 5
+
+    served.start(recipe(slow_load))
+    calls = served.run(lambda context: context, [(), (), ()], takes_context=True)
+    served.send(TakeBack(library=1, count=1))  # type: ignore[arg-type]
+    back = served.wait_for(CallsReturned)
+    assert back.calls == (calls[-1],)
+    assert served.results(calls[:-1]) == [5, 5]
+
+
+def test_a_long_call_delays_neither_results_nor_orders(served: FakeManager) -> None:
+    served.ready(recipe())
+    begun = time.monotonic()
+    calls = served.run(_sleep, [(0.0,), (3.0,), (0.0,), (0.0,), (0.0,)])
+    assert served.results(calls[:1]) == [0.0]
+    served.send(TakeBack(library=1, count=2))  # type: ignore[arg-type]
+    assert served.wait_for(CallsReturned).calls == (calls[4], calls[3])  # newest first
+    more = served.run(_sleep, [(0.0,)])
+    assert time.monotonic() - begun < 2.5
+    assert served.results([calls[1], calls[2], *more]) == [3.0, 0.0, 0.0]
+
+
+def test_taking_back_from_an_idle_library_is_answered(served: FakeManager) -> None:
+    served.ready(recipe())
+    served.send(TakeBack(library=1, count=5))  # type: ignore[arg-type]
+    assert served.wait_for(CallsReturned).calls == ()
+
+
+def test_a_function_that_was_not_sent_is_asked_for(served: FakeManager) -> None:
+    served.ready(recipe())
+    calls = served.run(_sleep, [(0.0,), (0.0,)], blob=False)
+    back = served.wait_for(CallsReturned)
+    assert back.need_function and back.calls == tuple(calls)
+    again = served.run(_sleep, [(0.0,)], blob=True)
+    assert served.results(again) == [0.0]
+
+
+def test_calls_for_no_library_are_refused(served: FakeManager) -> None:
+    calls = served.run(_sleep, [(0.0,)], library=9)
+    back = served.wait_for(CallsReturned, library=9)
+    assert back.calls == tuple(calls) and "lib-9" in back.refused
+
+
+def test_cancelling_what_waits_and_what_runs(served: FakeManager) -> None:
+    served.ready(recipe())
+    calls = served.run(_sleep, [(30.0,), (0.0,), (0.0,)])
+    served.send(CancelCalls(library=1, calls=(calls[1],)))  # type: ignore[arg-type]
+    assert served.wait_for(CallsReturned).calls == (calls[1],)
+    served.send(CancelCalls(library=1, calls=(calls[0],), running=True))  # type: ignore[arg-type]
+    gone = served.gone()
+    assert gone.running == (calls[0],) and gone.unstarted == (calls[2],)
+    assert gone.failure is not None and gone.failure.kind is FailureKind.CANCELLED
+
+
+def test_progress_and_eviction_keep_a_checkpoint(served: FakeManager) -> None:
+    def count(to: int) -> int:
+        import time
+
+        from stoker.contexts import ambient
+
+        start = ambient.saved_state(0)
+        for n in range(start, to):
+            ambient.progress(n, to, state=n)
+            time.sleep(0.01)
+        return start
+
+    served.ready(recipe())
+    (call,) = served.run(count, [(100_000,)])
+    served.wait_for(CallsProgress)
+    served.send(EvictCall(library=1, call=call))  # type: ignore[arg-type]
+    evicted = served.wait_for(CallEvicted)
+    assert evicted.progress.call == call and evicted.progress.done > 0
+    from stoker.contexts import payloads
+
+    assert payloads.loads(evicted.progress.state) == evicted.progress.done
+    assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
+
+
+def test_resizing_tells_the_context(served: FakeManager) -> None:
+    def load() -> Any:
+        class Context:
+            size = 0
+
+            def resize(self, size: int) -> None:
+                self.size = size
+
+        return Context()
+
+    made = recipe(load)
+    served.start(made, device_memory_bytes=10**9)
+    served.wait_for(LibraryReady)
+    served.send(ResizeLibrary(library=1, device_memory_bytes=2 * 10**9))  # type: ignore[arg-type]
+    assert served.wait_for(LibraryResized).device_memory_bytes == 2 * 10**9
+    assert served.results(served.run(lambda context: context.size, [()], takes_context=True)) == [2 * 10**9]
+    served.said.clear()
+    served.send(ResizeLibrary(library=1, device_memory_bytes=10**15))  # type: ignore[arg-type]
+    assert served.wait_for(LibraryResized).device_memory_bytes == 2 * 10**9
+
+
+def test_slots_run_side_by_side_each_with_its_own_folder_and_output(served: FakeManager) -> None:
+    def meet(name: str) -> str:
+        Path(name).write_text(name)
+        print(f"I am {name}")
+        time.sleep(0.3)
+        return ",".join(sorted(os.listdir(".")))
+
+    served.ready(recipe(slots=4))
+    begun = time.monotonic()
+    calls = served.run(meet, [("a",), ("b",), ("c",), ("d",)])
+    assert served.results(calls) == ["a", "b", "c", "d"]
+    assert time.monotonic() - begun < 1.0
+    for call, name in zip(calls, "abcd", strict=True):
+        printed = served.ends()[call].printed
+        assert printed is not None
+        assert Path(printed.path).read_bytes()[printed.start : printed.end] == f"I am {name}\n".encode()

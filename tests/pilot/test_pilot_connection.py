@@ -1,0 +1,109 @@
+"""A manager that goes away and comes back: contexts stay hot, nothing is lost, nothing is said twice."""
+
+from __future__ import annotations
+
+import time
+
+from fake_manager import FakeManager, recipe
+
+from stoker.manager.protocol.to_pilot import Ack, PilotRefused, PilotWelcome, StopLibrary
+
+
+def _pid() -> int:
+    import os
+
+    return os.getpid()
+
+
+def _sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def test_results_of_an_absent_manager_come_when_it_is_back(served: FakeManager) -> None:
+    served.ready(recipe())
+    (pid,) = served.results(served.run(_pid, [()]))
+    quick, slow, last = served.run(_sleep, [(0.2,), (1.5,), (0.0,)])
+    time.sleep(0.1)
+    served.hang_up()
+    time.sleep(0.6)  # the first one ends while nobody listens
+    before = len(served.hellos)
+    served.listen()
+    served.until(lambda: len(served.hellos) > before, what="a second hello")
+    hello = served.hellos[-1]
+    assert [facts.library for facts in hello.libraries] == [1]
+    # It counts as held until the manager has its end for good.
+    assert hello.libraries[0].calls == (quick, slow, last) and hello.libraries[0].ready
+    assert served.results([quick, slow, last]) == [0.2, 1.5, 0.0]
+    assert served.results(served.run(_pid, [()])) == [pid]
+
+
+def test_unacknowledged_frames_come_again_and_the_hello_speaks_of_before_them(served: FakeManager) -> None:
+    served.acks = False
+    served.ready(recipe())
+    calls = served.run(_sleep, [(0.0,), (0.0,)])
+    assert served.results(calls) == [0.0, 0.0]
+    served.send(StopLibrary(library=1, reason="test"))  # type: ignore[arg-type]
+    served.gone()
+    said = list(served.said)
+    before = len(served.hellos)
+    served.hang_up()
+    served.said.clear()
+    served.inbox.last = 0
+    served.listen()
+    served.until(lambda: len(served.hellos) > before)
+    (facts,) = served.hellos[-1].libraries
+    assert facts.library == 1 and not facts.ready and facts.calls == tuple(calls)
+    served.until(lambda: len(served.said) >= len(said))
+    assert served.said == said
+    served.send(Ack(served.inbox.last))
+    before = len(served.hellos)
+    served.hang_up()
+    served.listen()
+    served.until(lambda: len(served.hellos) > before)
+    assert served.hellos[-1].libraries == ()
+
+
+def test_a_hello_that_is_not_answered_is_said_again(manager: FakeManager) -> None:
+    manager.welcomes = False
+    manager.start_pilot()
+    manager.hello()
+    manager.until(lambda: len(manager.hellos) > 1, wait_s=10)
+    manager.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20))
+
+
+def test_a_refused_pilot_ends(manager: FakeManager) -> None:
+    manager.welcomes = False
+    pilot = manager.start_pilot()
+    manager.hello()
+    manager.send(PilotRefused(reason="the session is over"))
+    assert pilot.wait(10) == 3
+
+
+def test_a_pilot_without_its_manager_ends_after_the_lease(served: FakeManager) -> None:
+    served.ready(recipe())
+    served.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=1.0))
+    served.results(served.run(_sleep, [(0.0,)]))
+    served.hang_up()
+    assert served.pilots[0].wait(10) == 2
+    served.listen()
+
+
+def test_rubbish_is_refused_and_counted(served: FakeManager) -> None:
+    served.ready(recipe())
+    served.socket.send_multipart([served.peer, b"\x93\x01\x02"])
+    served.socket.send_multipart([served.peer, b""])
+    served.until(lambda: [h for h in served.heartbeats if h.refused_frames == 2])
+    assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
+
+
+def test_no_session_is_said_in_one_line(manager: FakeManager) -> None:
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "stoker.pilot.main", "--session", str(manager.base / "nowhere")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and "nowhere" in done.stderr and "Traceback" not in done.stderr

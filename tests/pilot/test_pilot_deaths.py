@@ -1,0 +1,328 @@
+"""What dies, and what the manager hears of it; and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from fake_manager import FakeManager, alive, descendants, gone, recipe
+
+from stoker.contexts.recipe import Awareness, Needs
+from stoker.manager.protocol.calls import CallOptions, FailureKind
+from stoker.manager.protocol.to_manager import LibraryGone, LibraryReady, PilotLeaving
+from stoker.manager.protocol.to_pilot import Exit, StopLibrary
+
+
+def _nothing() -> None:
+    return None
+
+
+def _pid() -> int:
+    return os.getpid()
+
+
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def test_killed_in_a_call(served: FakeManager) -> None:
+    def die(how: int) -> None:
+        print("last words", flush=True)
+        os.kill(os.getpid(), how)
+
+    served.ready(recipe())
+    good = served.run(_nothing, [(), ()])
+    bad = served.run(die, [(signal.SIGSEGV,)])
+    rest = served.run(_nothing, [()])
+    left = served.gone()
+    assert left.running == tuple(bad) and left.unstarted == tuple(rest)
+    assert left.failure is not None and left.failure.kind is FailureKind.DIED
+    assert left.failure.signal == signal.SIGSEGV and "last words" in left.failure.tail
+    assert Path(left.failure.log).exists() and "SIGSEGV" in left.failure.message
+    assert served.results(good) == [None, None]
+
+
+def test_exit_in_a_call(served: FakeManager) -> None:
+    def leave() -> None:
+        os._exit(7)
+
+    served.ready(recipe())
+    calls = served.run(leave, [()])
+    left = served.gone()
+    assert left.running == tuple(calls) and left.failure is not None
+    assert left.failure.exit_code == 7 and left.failure.signal == 0
+
+
+def test_killed_when_idle_then_started_again(served: FakeManager) -> None:
+    served.ready(recipe())
+    (pid,) = served.results(served.run(_pid, [()]))
+    os.kill(pid, signal.SIGKILL)
+    left = served.gone()
+    assert left.failure is not None and left.failure.signal == signal.SIGKILL and not left.loading
+    assert left.running == () == left.unstarted
+    served.ready(recipe(), library=2)
+    assert served.results(served.run(_nothing, [()], library=2)) == [None]
+
+
+def _raises() -> None:
+    print("about to fail")
+    raise RuntimeError("no weights here")
+
+
+def _exits() -> None:
+    raise SystemExit(4)
+
+
+def _exits_hard() -> None:
+    os._exit(4)
+
+
+def _dies() -> None:
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
+def _talks() -> int:
+    for _ in range(40_000):
+        print("x" * 99)
+    return 5
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [(_raises, "RuntimeError: no weights here"), (_exits, "SystemExit"), (_exits_hard, "exit code 4"), (_dies, "SIGABRT")],
+)
+def test_a_loader_that_fails(served: FakeManager, loader: Any, said: str) -> None:
+    served.start(recipe(loader))
+    calls = served.run(_nothing, [()])
+    left = served.gone()
+    assert left.loading and left.failure is not None and left.failure.kind is FailureKind.CONTEXT
+    assert said in left.failure.message
+    assert left.unstarted == tuple(calls) and left.running == ()
+    if loader is _raises:
+        assert "in _raises" in left.failure.tail
+    served.ready(recipe(), library=2)
+
+
+def test_a_loader_that_prints_megabytes(served: FakeManager) -> None:
+    served.ready(recipe(_talks))
+    assert served.results(served.run(lambda context: context, [()], takes_context=True)) == [5]
+
+
+def test_a_loader_that_hangs(served: FakeManager) -> None:
+    served.start(recipe(_sleep, 60.0, needs=Needs(load_limit_s=0.5)))
+    left = served.gone(wait_s=10)
+    assert left.loading and left.failure is not None and left.failure.kind is FailureKind.CONTEXT
+    assert "load_limit" in left.failure.message
+
+
+def test_a_loader_that_eats_more_memory_than_it_declared(served: FakeManager) -> None:
+    def eat() -> bytes:
+        data = b"x" * 400_000_000
+        time.sleep(20)
+        return data
+
+    served.start(recipe(eat, needs=Needs(memory_bytes=200_000_000)), memory_bytes=200_000_000)
+    left = served.gone(wait_s=10)
+    assert left.failure is not None and left.failure.kind is FailureKind.MEMORY and left.loading
+    assert "200 MB" in left.failure.message
+
+
+def test_a_call_that_eats_memory_in_a_child(served: FakeManager) -> None:
+    def eat() -> None:
+        if os.fork() == 0:
+            data = b"x" * 400_000_000
+            time.sleep(20)
+            os._exit(len(data) == 0)
+        time.sleep(20)
+
+    served.ready(recipe(needs=Needs(memory_bytes=200_000_000)), memory_bytes=200_000_000)
+    calls = served.run(eat, [()])
+    left = served.gone(wait_s=10)
+    assert left.failure is not None and left.failure.kind is FailureKind.MEMORY
+    assert left.running == tuple(calls)
+
+
+def test_a_call_past_its_limit(served: FakeManager) -> None:
+    served.ready(recipe())
+    first, slow, last = served.run(_sleep, [(0.0,), (30.0,), (0.0,)], options=CallOptions(limit_s=0.5))
+    left = served.gone(wait_s=10)
+    assert left.running == () and left.unstarted == (last,)
+    (failure,) = served.results([slow])
+    assert failure.kind is FailureKind.TIMEOUT and "0.5 s" in failure.message
+    assert served.results([first]) == [None]
+
+
+def test_children_that_fork_twice_die_with_their_library(served: FakeManager) -> None:
+    def spawn() -> list[int]:
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            for _ in range(3):
+                if os.fork() == 0:
+                    os.write(write, b"%d " % os.getpid())
+                    time.sleep(600)
+            os._exit(0)
+        os.wait()
+        pids: list[int] = []
+        while len(pids) < 3:
+            pids += map(int, os.read(read, 100).split())
+        return pids
+
+    served.ready(recipe(spawn))
+    (pids,) = served.results(served.run(lambda context: context, [()], takes_context=True))
+    assert all(map(alive, pids))
+    served.send(StopLibrary(library=1, reason="test"))  # type: ignore[arg-type]
+    assert served.gone().failure is None
+    assert gone(pids)
+
+
+def test_stopping_finishes_what_runs_and_gives_back_the_rest(served: FakeManager) -> None:
+    served.ready(recipe())
+    running, waiting = served.run(_sleep, [(0.5,), (0.5,)])
+    served.until(lambda: _started(served))
+    served.send(StopLibrary(library=1, reason="test"))  # type: ignore[arg-type]
+    left = served.gone()
+    assert left.failure is None and left.running == () == left.unstarted
+    assert served.results([running]) == [None] and served.returned() == [waiting]
+
+
+def _started(manager: FakeManager) -> bool:
+    from stoker.pilot.library.marker import running
+
+    return any(running(path) for path in manager.base.glob("scratch/stoker-*/pilot-*/lib-1/running"))
+
+
+@pytest.mark.parametrize("awareness", [Awareness.NONE, Awareness.DISK])
+def test_without_awareness_each_library_is_a_fresh_interpreter_for_one_call(
+    served: FakeManager, awareness: Awareness
+) -> None:
+    def fresh() -> tuple[int, bool]:
+        import sys
+
+        return os.getppid(), "stoker.pilot.zygote.server" in sys.modules
+
+    served.ready(recipe(awareness=awareness, calls_per_library=1))
+    calls = served.run(fresh, [(), ()])
+    left = served.gone()
+    assert left.failure is None and left.unstarted == (calls[1],)
+    ((_, has_zygote),) = served.results(calls[:1])
+    assert not has_zygote
+
+
+def test_killed_pilot_leaves_nothing(served: FakeManager) -> None:
+    def spawn() -> int:
+        import subprocess
+
+        return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+
+    served.ready(recipe())
+    (child,) = served.results(served.run(spawn, [()]))
+    pilot = served.pilots[0]
+    tree = descendants(pilot.pid)
+    assert child in tree and len(tree) >= 4
+    pilot.kill()
+    pilot.wait()
+    assert gone(tree)
+    assert served.until(lambda: not list(served.base.glob("scratch/stoker-*/pilot-*")))
+
+
+def test_killed_zygote_is_replaced(served: FakeManager) -> None:
+    served.ready(recipe())
+    (parent,) = served.results(served.run(os.getppid, [()]))
+    tree = descendants(parent)
+    os.kill(parent, signal.SIGKILL)
+    left = served.gone()
+    assert left.failure is not None and "zygote" in left.failure.message
+    assert gone(tree)
+    served.ready(recipe(), library=2)
+    assert served.results(served.run(_nothing, [()], library=2)) == [None]
+
+
+def test_a_signal_drains_quickly_and_says_so(served: FakeManager) -> None:
+    served.ready(recipe())
+    quick, slow = served.run(_sleep, [(0.3,), (60.0,)])
+    served.results([quick])
+    pilot = served.pilots[0]
+    tree = descendants(pilot.pid)
+    pilot.send_signal(signal.SIGTERM)
+    left = served.gone(wait_s=10)
+    assert left.failure is None and left.running == (slow,)
+    assert "SIGTERM" in served.wait_for(PilotLeaving).reason
+    assert pilot.wait(5) == 0
+    assert gone(tree)
+    assert not list(served.base.glob("scratch/stoker-*/pilot-*"))
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_exit_by_order(served: FakeManager, drain: bool) -> None:
+    served.ready(recipe())
+    first, second = served.run(_sleep, [(0.6,), (0.6,)])
+    served.until(lambda: _started(served))
+    served.send(Exit(reason="session over", drain=drain))
+    served.wait_for(PilotLeaving)
+    assert served.pilots[0].wait(5) == 0
+    if drain:
+        assert served.results([first]) == [None] and served.returned() == [second]
+    else:
+        left = served.wait_for(LibraryGone)
+        assert left.running == (first,) and left.unstarted == (second,)
+
+
+def test_a_recipe_that_does_not_fit_is_refused(served: FakeManager) -> None:
+    served.start(recipe(), device_memory_bytes=10**15)
+    left = served.gone()
+    assert left.loading and left.failure is not None and "free" in left.failure.message
+    served.start(recipe(), library=2, devices=("cpu:9",))
+    left = served.gone(2)
+    assert left.failure is not None and "cpu:9" in left.failure.message
+
+
+def test_a_module_that_cannot_be_preloaded_costs_nothing(served: FakeManager) -> None:
+    served.ready(recipe(preload=("no_such_module", "json")))
+    assert served.results(served.run(_nothing, [()])) == [None]
+
+
+def test_a_module_that_kills_its_zygote_is_one_library_s_failure(served: FakeManager, tmp_path: Path) -> None:
+    (tmp_path / "crashing_module.py").write_text("import os\nos.abort()\n")
+    served.ready(recipe())
+    served.start(recipe(preload=("crashing_module",)), library=2)
+    left = served.gone(2)
+    assert left.failure is not None and "crashing_module" in left.failure.message and left.loading
+    assert served.results(served.run(_nothing, [()])) == [None]
+
+
+def test_a_module_that_starts_threads_makes_libraries_start_afresh(served: FakeManager, tmp_path: Path) -> None:
+    (tmp_path / "threaded_module.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(999,), daemon=True).start()\n"
+    )
+    served.ready(recipe(preload=("threaded_module",)))
+    assert served.results(served.run(_nothing, [()])) == [None]
+
+
+def test_heartbeats_measure_libraries(served: FakeManager) -> None:
+    def load() -> bytes:
+        return b"x" * 200_000_000
+
+    ready = served.ready(recipe(load))
+    assert ready.resident_bytes > 200_000_000
+    use = served.until(lambda: [u for h in served.heartbeats for u in h.libraries if u.memory_bytes > 200_000_000])[0]
+    assert use.library == 1
+
+
+def test_libraries_are_pinned_to_their_cores(served: FakeManager) -> None:
+    def cores() -> tuple[list[int], str, str]:
+        return sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"], os.environ["CUDA_VISIBLE_DEVICES"]
+
+    served.ready(recipe())
+    served.start(recipe(), library=2, devices=("cpu:1",))
+    served.wait_for(LibraryReady, library=2)
+    (first,) = served.results(served.run(cores, [()]))
+    (second,) = served.results(served.run(cores, [()], library=2))
+    mine = sorted(psutil.Process().cpu_affinity())
+    assert first == (mine[:1], "1", "")
+    assert second == (mine[1:2] or mine[:1], "1", "")
