@@ -15,7 +15,7 @@ from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
 from parsl.providers import LocalProvider
 from parsl.providers.base import ExecutionProvider
 
-from stoker.config import Site
+from stoker.config import Pilot, Site
 from stoker.manager.protocol.session import SessionFolder
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ def choose(executor: StokerExecutor, wanted: int, *, idle_only: bool) -> list[st
     return [block for block in order if not idle_only or not running[block]][:wanted]
 
 
-def end_all(executor: StokerExecutor) -> None:
-    """Wait until the pilots of this machine have ended by themselves, then cancel every job that is left."""
+def end_all(executor: StokerExecutor, *, told: bool) -> None:
+    """Let pilots of this machine end by themselves if they were `told` to, then cancel every job that is left."""
     provider = executor.provider
     jobs = dict(executor.blocks_to_job_id)
     if provider is None or not jobs:
         return
-    until = time.monotonic() + (PILOT_END_S if isinstance(provider, LocalProvider) else 0)
+    until = time.monotonic() + (PILOT_END_S if told and isinstance(provider, LocalProvider) else 0)
     try:
         left = _not_ended(provider, list(jobs.values()))
         while left and time.monotonic() < until:
@@ -95,6 +95,12 @@ def workers_per_node(site: Site) -> int:
     if devices.startswith("cpu:"):
         return int(devices[4:])
     return 1 if devices == "gpu" else len(os.sched_getaffinity(0))
+
+
+def pilot_options(pilot: Pilot) -> list[str]:
+    """What a site says of its pilots, as options of the pilot's command."""
+    options = ["--devices", pilot.devices, "--cache-size", f"{int(pilot.cache_bytes)} B"]
+    return [*options, "--scratch", os.path.expanduser(pilot.scratch)] if pilot.scratch else options
 
 
 def python_path() -> str:

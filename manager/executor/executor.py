@@ -159,7 +159,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if self._link is not None and not self._link.wait_finished(0):
             self._link.tell(EndSession("the program is done"))
             self._link.wait_finished(END_LIMIT_S if self._manager_is_up() else 0)
-        blocks.end_all(self)
+        blocks.end_all(self, told=self._link is not None and self._link.wait_finished(0))
         if self._manager is not None:
             self._manager.end(grace_s=END_LIMIT_S / 2)
         if self._link is not None:
@@ -300,4 +300,5 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         path = blocks.python_path()
         words = ["env", f"PYTHONPATH={path}"] if path else []
         words += [sys.executable, "-P", "-m", "stoker.pilot.main"]
-        return shlex.join([*words, "--session", str(self.link.folder.path), "--block", block_id])
+        words += ["--session", str(self.link.folder.path), "--block", block_id]
+        return shlex.join([*words, *blocks.pilot_options(self.site.pilot)])

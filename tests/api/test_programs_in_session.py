@@ -1,0 +1,393 @@
+"""What programs do with a loaded session of this machine: apps, contexts, map, errors; everything is real."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from parsl import File, bash_app, join_app, python_app
+
+import stoker
+from stoker import errors
+from stoker.contexts import payloads
+
+LOADS = "loads.txt"
+
+
+@stoker.context
+def greeter(word, log):
+    with open(log, "a") as file:
+        file.write("loaded\n")
+    return {"word": word}
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    with stoker.load(run_dir=str(folder)) as session:
+        yield session
+
+
+@pytest.fixture
+def greet(session, tmp_path):
+    log = tmp_path / LOADS
+
+    @stoker.app(context=greeter("hello", str(log)))
+    def greet(context, name, mark="!"):
+        return f"{context['word']} {name}{mark}"
+
+    greet.log = log
+    return greet
+
+
+def test_a_context_is_loaded_once_and_serves_call_after_call(greet):
+    assert greet("ana").result(60) == "hello ana!"
+    assert [greet(str(n), mark="?").result(60) for n in range(20)] == [f"hello {n}?" for n in range(20)]
+    assert greet.log.read_text().count("loaded") <= 2
+
+
+def test_futures_are_arguments(greet):
+    first = greet("ana")
+    assert greet(first).result(60) == "hello hello ana!!"
+
+
+def test_an_app_runs_in_a_folder_of_its_own_and_a_parsl_app_where_the_program_runs(session):
+    @stoker.app()
+    def own():
+        open("litter", "w").close()
+        return os.getcwd(), os.listdir()
+
+    @python_app
+    def parsls():
+        return os.getcwd()
+
+    first, second = own().result(60), own().result(60)
+    assert first[1] == second[1] == ["litter"]
+    assert not os.path.exists(os.path.join(first[0], "litter"))
+    assert parsls().result(60) == os.getcwd()
+
+
+def test_map_streams_in_order_over_an_endless_input(greet):
+    results = stoker.map(greet, itertools.count(), window=50)
+    assert list(itertools.islice(results, 300)) == [f"hello {n}!" for n in range(300)]
+    assert results.taken == 300
+    results.close()
+    assert list(results) == []
+
+
+def test_map_pulls_no_more_than_its_window(session):
+    pulled = []
+
+    def items():
+        for number in range(10_000):
+            pulled.append(number)
+            yield number
+
+    results = stoker.map(abs, items(), window=20)
+    assert next(results) == 0
+    assert len(pulled) <= 60
+    results.close()
+
+
+def test_map_without_order_gives_all_and_the_quick_ones_first(session):
+    def nap(seconds):
+        time.sleep(seconds)
+        return seconds
+
+    naps = [1.0, 0.0, 0.0, 0.0]
+    assert list(stoker.map(nap, naps, ordered=True)) == naps
+    assert list(stoker.map(nap, naps, ordered=False))[-1] == 1.0
+
+
+def test_map_in_batches_gives_lists_and_one_result_a_list(session):
+    assert list(stoker.map(sum, range(10), batch_size=4)) == [6, 22, 17]
+    assert list(stoker.map(sum, [5], batch_size=1)) == [5]
+
+    @stoker.app(batch_size=3)
+    def total(numbers):
+        return sum(numbers)
+
+    assert list(stoker.map(total, range(6))) == [3, 12]
+    assert list(stoker.map(total, [1, 2], batch_size=2)) == [3]
+    assert list(stoker.map(total, [])) == []
+
+
+def test_map_raises_at_the_place_of_the_error_and_cancels_the_rest(session):
+    def picky(number):
+        if number == 7:
+            raise ValueError("seven")
+        return number
+
+    results = stoker.map(picky, range(1000))
+    taken = []
+    with pytest.raises(ValueError, match="seven"):
+        for value in results:
+            taken.append(value)
+    assert taken == list(range(7))
+    assert session.executor.outstanding() == 0
+
+
+def test_map_raises_what_its_input_raises_after_the_results_before(session):
+    def items():
+        yield 1
+        yield threading.Lock()
+
+    results = stoker.map(abs, items())
+    assert next(results) == 1
+    with pytest.raises(errors.SerializationError, match="abs"):
+        next(results)
+
+
+def test_map_tells_a_callback_how_far_it_is(session):
+    said = []
+    assert sum(stoker.map(abs, [1, 2, 3], progress=lambda done, total: said.append((done, total)))) == 6
+    assert said == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_map_shows_a_bar(session, capsys):
+    assert len(list(stoker.map(abs, range(5), progress=True))) == 5
+    assert "abs 5/5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("options", "word"), [({"batch_size": 0}, "batch_size"), ({"window": True}, "window")])
+def test_map_refuses_options_that_cannot_be_meant(session, options, word):
+    with pytest.raises(errors.ConfigError, match=word):
+        stoker.map(abs, [1], **options)
+    with pytest.raises(errors.ConfigError, match="iterated"):
+        stoker.map(abs, 7)
+    with pytest.raises(errors.ConfigError, match="not a function"):
+        stoker.map([1], abs)
+
+
+class Checker:
+    def __init__(self, limit):
+        self.limit = limit
+
+    def above(self, value):
+        return value > self.limit
+
+
+def closure(step):
+    def add(value):
+        return value + step
+
+    return add
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "result"),
+    [
+        (lambda value: value * 2, 4, 8),
+        (closure(10), 1, 11),
+        (Checker(3).above, 4, True),
+        (functools.partial(pow, 2), 5, 32),
+        (str.upper, "a", "A"),
+        (np.sum, [1, 2], 3),
+        (Checker, 5, None),
+    ],
+    ids=["lambda", "closure", "method", "partial", "builtin-method", "ufunc", "class"],
+)
+def test_all_kinds_of_functions_travel(session, function, value, result):
+    [got] = stoker.map(function, [value])
+    assert got.limit == 5 if result is None else got == result
+
+
+def test_plain_parsl_apps(session, tmp_path):
+    @python_app
+    def add(a, b=1):
+        return a + b
+
+    @join_app
+    def both():
+        return [add(1), add(2)]
+
+    @bash_app
+    def shout(word, stdout=None):
+        return f"echo {word}"
+
+    @bash_app
+    def copy(inputs=(), outputs=()):
+        return f"cat {inputs[0].filepath} > {outputs[0].filepath}"
+
+    assert add(add(1), b=add(2, b=3)).result(60) == 7
+    assert both().result(60) == [2, 3]
+    out = tmp_path / "out.txt"
+    assert shout("hey", stdout=str(out)).result(60) == 0
+    assert out.read_text() == "hey\n"
+    copied = copy(inputs=[File(str(out))], outputs=[File(str(tmp_path / "copy.txt"))])
+    assert open(copied.outputs[0].result(60).filepath).read() == "hey\n"
+
+
+def test_memoization_knows_the_context(session, tmp_path):
+    def stamp(context):
+        return f"{context['word']} {time.time()}"
+
+    first = stoker.app(context=greeter("a", str(tmp_path / "log")), cache=True)(stamp)
+    other = stoker.app(context=greeter("b", str(tmp_path / "log")), cache=True)(stamp)
+    assert first().result(60) == first().result(60)
+    assert other().result(60).startswith("b ")
+
+
+def test_an_exception_comes_back_as_itself_with_its_traceback(greet):
+    @stoker.app()
+    def fails(label):
+        labels = {"SUPPORTS": 1}
+        return labels[label]
+
+    with pytest.raises(KeyError) as caught:
+        fails("MAYBE").result(60)
+    assert caught.value.args == ("MAYBE",)
+    assert "return labels[label]" in str(caught.value.__cause__)
+
+
+def test_what_cannot_travel_is_an_error_that_names_it(session):
+    @stoker.app()
+    def lock():
+        return threading.Lock()
+
+    @stoker.app()
+    def take(value):
+        return value
+
+    with pytest.raises(errors.SerializationError, match="lock"):
+        lock().result(60)
+    with pytest.raises(errors.SerializationError, match="take"):
+        take(threading.Lock()).result(60)
+    assert take(1).result(60) == 1
+
+
+def test_a_large_argument_and_result(session):
+    @stoker.app()
+    def double(array):
+        return array * 2
+
+    array = np.arange(3_000_000, dtype=np.int64)
+    assert np.array_equal(double(array).result(60), array * 2)
+
+
+def test_a_call_that_runs_too_long(session):
+    @stoker.app(timeout="0.5 s")
+    def sleep():
+        time.sleep(60)
+
+    with pytest.raises(errors.CallTimeoutError, match="stoker explain") as caught:
+        sleep().result(60)
+    assert caught.value.call.startswith("c-")
+
+
+def test_a_function_that_exits_kills_its_call_alone(session):
+    @stoker.app()
+    def leave():
+        os._exit(3)
+
+    @stoker.app()
+    def stay(value):
+        return value
+
+    gone, others = leave(), [stay(n) for n in range(20)]
+    assert [future.result(60) for future in others] == list(range(20))
+    with pytest.raises(errors.CallError):
+        gone.result(60)
+
+
+def test_a_context_that_no_device_can_hold_fails_at_once(session):
+    @stoker.app(context=stoker.context(memory="900 TB")(dict)())
+    def never(context):
+        return context
+
+    with pytest.raises(errors.NoDeviceError, match="900"):
+        never().result(30)
+
+
+def test_a_loader_that_raises_says_what_and_where(session):
+    @stoker.context
+    def broken():
+        raise OSError("no such checkpoint")
+
+    @stoker.app(context=broken())
+    def use(model):
+        return model
+
+    with pytest.raises(errors.ContextError, match="no such checkpoint"):
+        use().result(60)
+
+
+def test_a_call_can_be_cancelled(session):
+    executor = session.executor
+    futures = [executor.submit(time.sleep, {}, 30) for _ in range(10)]
+    assert all(future.cancel() for future in futures)
+    assert executor.outstanding() == 0
+    assert executor.submit(abs, {}, -4).result(60) == 4
+
+
+def test_a_specification_may_name_the_context(session, tmp_path):
+    @python_app
+    def word(parsl_resource_specification=None):
+        from stoker import load_variable_from_serverless
+
+        return load_variable_from_serverless("word")
+
+    wants = {"context": greeter("named", str(tmp_path / "log")), "priority": 2}
+    assert word(parsl_resource_specification=wants).result(60) == "named"
+    with pytest.raises(errors.ConfigError, match="cpus is not a key"):
+        word(parsl_resource_specification={"cpus": 1}).result(60)
+
+
+def test_a_session_says_how_it_is(session, greet):
+    greet("x").result(60)
+    status = session.status()
+    assert status.session == session.id
+    assert len(status.pilots) == 1
+    assert session.id in repr(session)
+    assert "1 pilot" in repr(session)
+    assert session.id in session._repr_html_()
+    story = session.explain(status.pilots[0].pilot)
+    assert story.found
+    assert repr(greet) == f"<app greet: context {greet.specification.wants.recipe.name}>"
+
+
+def test_a_second_load_is_refused_by_name(session):
+    with pytest.raises(errors.SessionError, match=session.id):
+        stoker.load()
+
+
+def test_the_session_can_be_found_and_is_closed_to_others(session):
+    from stoker.manager.protocol.session import find_session
+
+    assert find_session(session.id).path.resolve() == session.folder.resolve()
+    assert session.folder.stat().st_mode & 0o077 == 0
+    for key in (session.folder / "keys").iterdir():
+        assert key.stat().st_mode & 0o077 == 0
+
+
+def test_payloads_of_a_result_are_not_kept(session):
+    import gc
+    import weakref
+
+    class Big:
+        pass
+
+    @stoker.app()
+    def make():
+        return Big()
+
+    future = make()
+    kept = weakref.ref(future.result(60))
+    del future
+    stoker_app_waiting = session.executor.outstanding()
+    assert stoker_app_waiting == 0
+
+    def gone():
+        gc.collect()
+        return kept() is None
+
+    until = time.monotonic() + 10
+    while not gone():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert payloads.loads(payloads.dumps(1)) == 1
