@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -29,8 +30,8 @@ def status_of(name: str) -> tuple[SessionFolder, Answer]:
     except SessionEndedError as ended:
         from stoker.manager.live.replay import status_of_ended_session
 
-        _need_journal(folder, ended)
-        return folder, Answer(status_of_ended_session(folder), over=str(ended))
+        with _from_journal(folder, ended):
+            return folder, Answer(status_of_ended_session(folder), over=str(ended))
 
 
 def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
@@ -45,8 +46,8 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
         with Observer(folder) as observer:
             story = observer.story(subject)
     except SessionEndedError as ended:
-        _need_journal(folder, ended)
-        return folder, story_of_ended_session(folder, subject), str(ended)
+        with _from_journal(folder, ended):
+            return folder, story_of_ended_session(folder, subject), str(ended)
     if not story.found and folder.journal.exists():
         kept = story_of_ended_session(folder, subject)
         story = kept if kept.found else story
@@ -79,6 +80,17 @@ def names_in(status: to_client.Status) -> list[str]:
     ]
 
 
-def _need_journal(folder: SessionFolder, ended: SessionEndedError) -> None:
+@contextlib.contextmanager
+def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[None]:
+    """Whatever a journal of another version, or a damaged one, does to the replay becomes one line."""
     if not folder.journal.exists():
         raise SessionError(f"{ended}, and it left no journal at {folder.journal}") from None
+    try:
+        yield
+    except SessionError:
+        raise
+    except Exception as error:
+        raise SessionError(
+            f"{ended}, and its journal {folder.journal} cannot be replayed by this version of Stoker"
+            f" ({type(error).__name__}: {error}); its logs are there: stoker logs --session {folder.path}"
+        ) from error

@@ -143,6 +143,16 @@ def test_a_session_that_left_nothing_says_so(stoker: Stoker, folder: SessionFold
     assert "left no journal" in str(result.exception)
 
 
+def test_a_journal_that_nobody_can_read_is_one_line(stoker: Stoker, folder: SessionFolder) -> None:
+    folder.write(SessionFile("gone", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
+    folder.journal.write_bytes(os.urandom(4096))
+    for command in (["status"], ["explain", "c-1"]):
+        result = stoker(*command)
+        assert isinstance(result.exception, SessionError)
+        assert "\n" not in str(result.exception)
+        assert str(folder.path) in str(result.exception)
+
+
 def test_no_session_says_how_to_start_one(stoker: Stoker) -> None:
     for command in (["status"], ["explain", "c-1"], ["logs"]):
         result = stoker(*command)
