@@ -70,15 +70,24 @@ class Doors:
         except zmq.ZMQError as error:
             self.close()
             raise SessionError(f"the manager cannot listen on {address or interface}: {error}") from error
-        self.poller = zmq.Poller()
+        self._poller = zmq.Poller()
         for socket in (self.router, self._zap, self._monitor):
-            self.poller.register(socket, zmq.POLLIN)
+            self._poller.register(socket, zmq.POLLIN)
         self._by_fd: dict[int, bytes] = {}
         self._fds: dict[bytes, int] = {}
         self.turned_away = 0
 
-    def left(self) -> Iterator[bytes]:
-        """Peers whose connection has broken since the last time. Ask before `frames`: order tells old from new."""
+    def wait(self, timeout_ms: int) -> list[bytes]:
+        """Wait until something comes or time is up; let in who may come in. Returns the peers whose connection has
+        broken: look at them before `frames`, so that a peer that is back already is not taken for gone."""
+        ready = dict(self._poller.poll(timeout_ms))
+        if len(ready) == 1 and self.router in ready:
+            return []
+        left = list(self._left())
+        self._gate()
+        return left
+
+    def _left(self) -> Iterator[bytes]:
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
             if event["event"] != zmq.EVENT_DISCONNECTED:
@@ -108,7 +117,7 @@ class Doors:
                 self._by_fd[fd] = peer
             yield role, peer, body.buffer
 
-    def gate(self) -> None:
+    def _gate(self) -> None:
         """Answer whoever asks whether a peer may come in (ZAP)."""
         while self._zap.poll(0):
             version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()

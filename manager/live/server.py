@@ -54,6 +54,9 @@ from stoker.manager.protocol.to_manager import AskStatus, AskStory
 
 log = logging.getLogger("stoker.manager")
 
+ACK_DELAY_S = 0.05
+"""An acknowledgement goes along with the next frame, or alone after this long: it should wake nobody up."""
+
 
 class Patience(msgspec.Struct, frozen=True):
     """How long the manager waits for whom, in seconds."""
@@ -87,6 +90,8 @@ class Server:
         self._absent: dict[str, float] = {}
         """Who is cut off, and until when they may come back."""
         self._ended = ""
+        self._acks: dict[str, to_pilot.Ack | to_client.Ack] = {}
+        self._acks_due = 0.0
         self._read_client = wire.from_client()
         self._read_pilot = wire.from_pilot()
         before = folder.read() if folder.file.exists() else None
@@ -120,14 +125,13 @@ class Server:
         gc.set_threshold(100_000, 50, 100)
         if self.core.state.ending:
             self._ended = self.core.state.ending
-        poll, doors = self.doors.poller.poll, self.doors
+        doors = self.doors
         while not self._ended:
-            poll(self._wait_ms())
+            gone = doors.wait(self._wait_ms())
             commands: list[Command] = []
             now = self.clock()
-            for peer in doors.left():
+            for peer in gone:
                 self._left(peer.decode(), now, commands)
-            doors.gate()
             for role, peer, data in doors.frames():
                 self._frame(role, peer, data, now, commands)
             self._timers(now, commands)
@@ -189,9 +193,13 @@ class Server:
             soonest = min(soonest, self._due[0][0])
         if self._absent:
             soonest = min(soonest, *self._absent.values())
+        if self._acks_due:
+            soonest = min(soonest, self._acks_due)
         return max(0, min(5000, int((soonest - time.time()) * 1000) + 1))
 
     def _timers(self, now: float, commands: list[Command]) -> None:
+        if self._acks_due and self._acks_due <= now:
+            self._acknowledge()
         due, timers = self._due, self.core.state.timers
         while due and due[0][0] <= now:
             at, key, _ = heapq.heappop(due)
@@ -218,6 +226,12 @@ class Server:
 
     # ---- what goes out
 
+    def _acknowledge(self) -> None:
+        """Send acknowledgements that no frame has taken along: nobody waits for them, they only free memory."""
+        acks, self._acks, self._acks_due = self._acks, {}, 0.0
+        for peer, message in acks.items():
+            self.doors.send(peer.encode(), wire.encode([message]))
+
     def _carry_out(self, commands: Iterable[Command]) -> None:
         frames: dict[str, list[object]] = {}
         peer: str
@@ -225,11 +239,11 @@ class Server:
         for command in commands:
             match command:
                 case ToPilot(peer, message) | ToClient(peer, message):
-                    batch = frames.setdefault(peer, [])
-                    if isinstance(message, to_pilot.Ack | to_client.Ack) and batch and type(batch[-1]) is type(message):
-                        batch[-1] = message
+                    if type(message) is to_pilot.Ack or type(message) is to_client.Ack:
+                        self._acks[peer] = message
+                        self._acks_due = self._acks_due or self._now + ACK_DELAY_S
                     else:
-                        batch.append(message)
+                        frames.setdefault(peer, []).append(message)
                 case SetTimer(at, key):
                     heapq.heappush(self._due, (at, key, ""))
                 case AskAdvice():
@@ -241,6 +255,8 @@ class Server:
                 case EndManager(reason):
                     self._ended = reason
         for peer, messages in frames.items():
+            if peer in self._acks:
+                messages.append(self._acks.pop(peer))
             if not self.doors.send(peer.encode(), wire.encode(messages)):
                 log.info("nobody is connected as %s", peer)
         for ask in advice:
