@@ -136,10 +136,10 @@ _hand_made: tempfile.TemporaryDirectory[str] | None = None
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Where a file or folder that the recipe lists in `files` lies on this machine; `path` is as the recipe wrote it."""
+    """Where an object of this recipe lies on this machine, by its cache name; any other path is given back as it is."""
     given = os.fspath(path)
     if _library is not None:
-        found = _library.objects.get(given) or _library.objects.get(os.path.abspath(given))
+        found = _library.objects.get(given)
         if found:
             return Path(found)
     return Path(given)
@@ -154,7 +154,7 @@ def enter_library(
     """Begin (or change) the process's scope: before the loader runs, and again with the context it returned.
 
     `device` is as the pilot names it (`cuda:3`, `cpu:0`), one or several; the process must see only its own GPUs.
-    `objects` maps cache names and original paths to local ones.
+    `objects` maps cache names to local paths.
     """
     global _library
     given = (device,) if isinstance(device, str) else tuple(device) or ("cpu",)

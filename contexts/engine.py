@@ -1,9 +1,9 @@
 """A causal language model as a context: `generate` and `label_scores`.
 
 Scoring labels ("true", "false") is what verification wants, and is much cheaper than generating: one pass over the
-prompt gives the log-likelihood of every label of one token; labels of more tokens add just their tokens to that pass,
-all labels together (`forward.py`). What prompts have in common at their beginning is computed once (`prefixes.py`), within a
-call and from call to call, so the cost of a prompt is the cost of what is its own.
+prompt gives the log-likelihood of every label of one token; labels of more tokens add just their own to that pass, all
+labels together (`forward.py`). What prompts have in common at their beginning is computed once (`prefixes.py`), within
+a call and from call to call, so the cost of a prompt is the cost of what is its own.
 
 Results do not depend on the batch size, beyond rounding (`forward.py` says why); random draws are seeded a prompt, by
 its place in the call.
@@ -11,16 +11,23 @@ its place in the call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from stoker.contexts.forward import Batch, Ids, Runner, shared_beginning
 from stoker.contexts.sampling import Draw
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 PREFIX_LIMIT_BYTES = 512_000_000
 """What kept prefixes may take of the device's memory."""
+
+
+def _without_gradients(function: F) -> F:
+    typed: F = torch.inference_mode()(function)
+    return typed
 
 
 class CausalLM:
@@ -62,15 +69,15 @@ class CausalLM:
         """Free what is kept of earlier prompts."""
         self._runner.prefixes.clear()
 
-    @torch.inference_mode()
+    @_without_gradients
     def label_scores(
         self, prompts: Sequence[str], labels: Sequence[str], *, batch_size: int = 1, prefix: str = ""
     ) -> list[list[float]]:
         """The log-likelihood (natural logarithm) of each label after each prompt: `[prompts][labels]`, all <= 0.
 
-        A label is read as the prompt's continuation, so most begin with a space. `prefix` is put before every prompt and
-        computed once; without it, what the prompts have in common is found. `batch_size` prompts are computed at a time.
-        Raises ValueError for an empty prompt or label, and for more tokens than the model reads.
+        A label is read as the prompt's continuation, so most begin with a space. `prefix` is put before every prompt
+        and computed once; without it, what the prompts have in common is found. `batch_size` prompts are computed at a
+        time. Raises ValueError for an empty prompt or label, and for more tokens than the model reads.
         """
         rows = self._rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):
@@ -89,7 +96,7 @@ class CausalLM:
                 scores[index] = row
         return scores
 
-    @torch.inference_mode()
+    @_without_gradients
     def generate(
         self,
         prompts: Sequence[str],
@@ -98,24 +105,28 @@ class CausalLM:
         batch_size: int = 1,
         temperature: float = 0.0,
         top_p: float = 1.0,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         stop: Sequence[str] = (),
         prefix: str = "",
     ) -> list[str]:
         """The continuation of each prompt, special tokens left out.
 
-        Temperature 0 takes the likeliest token each time; else tokens are drawn from the likeliest that make up `top_p`,
-        from a generator seeded by `seed` and the prompt's place. Ends at the model's end token, at one of the `stop`
-        texts (which is left out), or at `max_new_tokens`. Raises ValueError as `label_scores` does.
+        Temperature 0 takes the likeliest token each time; else one is drawn from the likeliest that make up `top_p`,
+        seeded by `seed` and the prompt's place in the call (or by its own, if `seed` lists one a prompt). A text ends
+        at the model's end token, at one of the `stop` texts (which is left out), or at `max_new_tokens`. Raises
+        ValueError as `label_scores` does.
         """
         rows = self._rows(prompts, prefix=prefix, batch_size=batch_size)
         if max_new_tokens < 1:
             raise ValueError(f"generate wants max_new_tokens of 1 or more, not {max_new_tokens}")
         self._check_lengths([len(row) + max_new_tokens for row in rows])
+        seeds = [(seed, place) for place in range(len(rows))] if isinstance(seed, int) else [(one, 0) for one in seed]
+        if len(seeds) != len(rows):
+            raise ValueError(f"generate was given {len(seeds)} seeds for {len(rows)} prompts")
         texts = [""] * len(rows)
         for group in self._groups(rows, prefix=prefix, batch_size=batch_size):
             draws = [
-                Draw(temperature=temperature, top_p=top_p, seed=seed, place=index, stop=tuple(stop)) for index in group
+                Draw(temperature=temperature, top_p=top_p, seed=seeds[index], stop=tuple(stop)) for index in group
             ]
             self._generate([rows[index] for index in group], draws, max_new_tokens)
             for index, draw in zip(group, draws, strict=True):
@@ -216,7 +227,7 @@ class CausalLM:
         return rows
 
     def _encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
-        """Token ids of texts; the tokenizer's own first token is added unless the text begins with it (chat formats)."""
+        """Token ids of texts; the tokenizer's first token is added unless the text begins with it (chat formats)."""
         if not texts:
             return []
         first = self.tokenizer.bos_token
@@ -235,7 +246,7 @@ class CausalLM:
                 )
 
     def _groups(self, rows: list[Ids], *, prefix: str, batch_size: int) -> list[list[int]]:
-        """Prompts to compute together, by index: of like length, so that little is padded. Shares what they all have."""
+        """Prompts to compute together, by index: of like length, to pad little. What all have is computed first."""
         if not rows:
             return []
         if prefix:

@@ -22,46 +22,12 @@ from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
+from stoker.contexts.options import Options, Size, known
 from stoker.contexts.preload import modules_of
 from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
 from stoker.errors import RecipeError, SerializationError
-from stoker.units import parse_bytes, parse_seconds
 
 Loader = Callable[..., Any]
-Size = str | int | float | None
-
-
-class Options:
-    """What `@context(...)` was told, checked. Sizes and times are read here, once, so that an error names the option."""
-
-    def __init__(
-        self,
-        *,
-        memory: Size = None,
-        device_memory: Size = None,
-        disk: Size = None,
-        devices: int = 1,
-        kinds: Iterable[str] = (),
-        slots: int = 1,
-        load_limit: str | float = "30 min",
-        files: Iterable[str | os.PathLike[str]] = (),
-        preload: Iterable[str] | None = None,
-        awareness: str | Awareness = "full",
-        calls_per_library: int = 0,
-    ) -> None:
-        self.needs = Needs(
-            devices=_count("devices", devices, least=1),
-            device_memory_bytes=_size("device_memory", device_memory),
-            memory_bytes=_size("memory", memory),
-            disk_bytes=_size("disk", disk),
-            kinds=_names("kinds", kinds),
-            load_limit_s=_seconds("load_limit", load_limit),
-        )
-        self.slots = _count("slots", slots, least=1)
-        self.calls_per_library = _count("calls_per_library", calls_per_library, least=0)
-        self.files = tuple(os.fspath(file) for file in ([files] if isinstance(files, str | os.PathLike) else files))
-        self.preload = None if preload is None else _names("preload", preload)
-        self.awareness = _awareness(awareness)
 
 
 class RecipeFactory:
@@ -96,13 +62,17 @@ class RecipeFactory:
         return f"<context {_name_of(self.loader)}{_signature(self.loader)}; call it to make a recipe>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RecipeFactory, (self.loader, self._given)
+        return _remake, (self.loader, self._given, self._name)
 
     def __getattr__(self, name: str) -> Any:
         if name in Recipe.__struct_fields__:
             loader = _name_of(self.__dict__["loader"])
             raise AttributeError(f"{loader} is not a recipe yet, so it has no {name}; call it first: {loader}(...)")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+
+def _remake(loader: Loader, options: Mapping[str, Any], name: str) -> RecipeFactory:
+    return RecipeFactory(loader, options, name=name)
 
 
 @overload
@@ -138,11 +108,11 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
     Raises RecipeError (or UnitError) for an option that can't be read.
     """
     if loader is None:
-        Options(**_known(options))
+        Options(**known(options))
         return functools.partial(_decorate, options=options)
     if not callable(loader) or isinstance(loader, Recipe):
         raise RecipeError(f"@context takes its options by name, as in @context(memory='4 GB'); it got {loader!r}")
-    return RecipeFactory(loader, _known(options))
+    return RecipeFactory(loader, known(options))
 
 
 def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
@@ -159,10 +129,10 @@ def recipe_of(
     This is what the paper's `parsl_spec = {'context': [load_model, [path], {}]}` comes to.
     """
     if isinstance(loader, RecipeFactory):
-        return (loader.with_options(**_known(needs)) if needs else loader)(*args, **(kwargs or {}))
+        return (loader.with_options(**known(needs)) if needs else loader)(*args, **(kwargs or {}))
     if not callable(loader):
         raise RecipeError(f"a context's loader must be a function; it got {loader!r}")
-    return make_recipe(loader, tuple(args), dict(kwargs or {}), Options(**_known(needs)))
+    return make_recipe(loader, tuple(args), dict(kwargs or {}), Options(**known(needs)))
 
 
 def as_recipe(value: Any) -> Recipe:
@@ -299,57 +269,3 @@ def _signature(loader: Loader) -> str:
         return str(inspect.signature(loader))
     except (TypeError, ValueError):
         return "(...)"
-
-
-_OPTIONS = tuple(inspect.signature(Options).parameters)
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    import difflib
-
-    for name in options:
-        if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(_OPTIONS)}"
-            raise RecipeError(f"@context has no option {name!r}{hint}", option=name)
-    return options
-
-
-def _size(option: str, value: Size) -> int:
-    if value is None:
-        return 0
-    try:
-        return parse_bytes(value)
-    except ValueError as error:
-        raise RecipeError(f"@context({option}={value!r}): {error}", option=option) from None
-
-
-def _seconds(option: str, value: str | float) -> float:
-    try:
-        seconds = parse_seconds(value)
-    except ValueError as error:
-        raise RecipeError(f"@context({option}={value!r}): {error}", option=option) from None
-    if seconds <= 0:
-        raise RecipeError(f"@context({option}={value!r}) leaves no time to load", option=option)
-    return seconds
-
-
-def _count(option: str, value: Any, *, least: int) -> int:
-    if type(value) is not int or value < least:
-        raise RecipeError(f"@context({option}={value!r}): write a whole number, {least} or more", option=option)
-    return value
-
-
-def _names(option: str, value: Iterable[str]) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value)
-    if not all(isinstance(name, str) and name for name in names):
-        raise RecipeError(f"@context({option}={value!r}): write names, as in ({option}=['...', '...'])", option=option)
-    return names
-
-
-def _awareness(value: str | Awareness) -> Awareness:
-    try:
-        return Awareness(value)
-    except ValueError:
-        names = ", ".join(level.value for level in Awareness)
-        raise RecipeError(f"@context(awareness={value!r}): one of {names}", option="awareness") from None

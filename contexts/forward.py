@@ -67,7 +67,7 @@ class Runner:
     def prefill_with_tails(
         self, rows: Sequence[Ids], tails: Sequence[Sequence[Ids]]
     ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
-        """Logits after each prompt `[rows, vocabulary]`, and after each token of each of its tails `[tokens, vocabulary]`.
+        """Logits after each prompt `[rows, vocabulary]`, and after each token of its tails, `[tokens, vocabulary]` each.
 
         Every tail (a label without its last token; it may be empty) is read after its own prompt alone.
         """
@@ -156,7 +156,8 @@ class Runner:
         except Exception as error:
             log.warning("this architecture takes no tree mask (%s); labels are read one a row", error)
             return False
-        off = max(float((one - other).abs().max()) for one, other in zip(together[0], apart[0], strict=True) if len(one))
+        pairs = zip(together[0], apart[0], strict=True)
+        off = max(float((one - other).abs().max()) for one, other in pairs if len(one))
         limit = 1e-2 if self.model.dtype == torch.float32 else 0.5
         if off > limit:
             log.warning("this architecture does not heed a tree mask (off by %.2g); labels are read one a row", off)
@@ -211,7 +212,7 @@ class _Tree:
         """Logits `[rows, width, vocabulary]` by row and tail, in the order in which the tails were given."""
         found = []
         for row, (some, wanted) in enumerate(zip(self._tails, self._wanted, strict=True)):
-            at, by_tail = 0, {(): torch.empty(0)}
+            at, by_tail = 0, {Ids(): torch.empty(0)}
             for tail in some:
                 by_tail[tail] = logits[row, at : at + len(tail)]
                 at += len(tail)

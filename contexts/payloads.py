@@ -223,8 +223,9 @@ def load_exception(data: Buffer) -> BaseException:
             why = f"it can't be rebuilt here: {type(failure).__name__}: {failure}"
     if not isinstance(error, BaseException):
         error = RemoteCallError(f"{kind}: {message}\n({why})", kind=kind, traceback=text)
-    error.__cause__ = RemoteTraceback(text)
-    return error
+    found: BaseException = error
+    found.__cause__ = RemoteTraceback(text)
+    return found
 
 
 def _name_of(kind: type) -> str:

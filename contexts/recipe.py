@@ -10,6 +10,8 @@ import enum
 
 import msgspec
 
+from stoker.units import show_bytes
+
 
 class Awareness(enum.Enum):
     """How much of a context outlives a call (Pervasive Context Management §4.2)."""
@@ -67,6 +69,24 @@ class Recipe(msgspec.Struct, frozen=True):
     preload: tuple[str, ...] = ()
     awareness: Awareness = Awareness.FULL
     calls_per_library: int = 0
+
+    def __repr__(self) -> str:
+        """One line for people; the fields say the rest."""
+        needs, parts = self.needs, [f"recipe {self.name}"]
+        if needs.devices != 1:
+            parts.append(f"{needs.devices} devices")
+        if needs.kinds:
+            parts.append("on " + " or ".join(needs.kinds))
+        if needs.memory_bytes:
+            parts.append(f"memory {show_bytes(needs.memory_bytes)}")
+        if needs.device_memory_bytes:
+            parts.append(f"device memory {show_bytes(needs.device_memory_bytes)}")
+        if self.objects:
+            size = sum(part.size_bytes for part in self.objects)
+            parts.append(f"{len(self.objects)} object{'s' * (len(self.objects) != 1)} of {show_bytes(size)}")
+        if self.awareness is not Awareness.FULL:
+            parts.append(f"awareness {self.awareness.value}")
+        return f"<{', '.join(parts)}>"
 
 
 BARE = Recipe(key="bare", name="bare", needs=Needs())

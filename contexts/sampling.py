@@ -10,7 +10,7 @@ import torch
 class Draw:
     """The tokens of one prompt. Its random numbers are its own, so that no other prompt changes them."""
 
-    def __init__(self, *, temperature: float, top_p: float, seed: int, place: int, stop: Sequence[str]) -> None:
+    def __init__(self, *, temperature: float, top_p: float, seed: tuple[int, int], stop: Sequence[str]) -> None:
         if temperature < 0 or not 0 < top_p <= 1:
             raise ValueError(f"temperature must be 0 or more and top_p in (0, 1]; they are {temperature} and {top_p}")
         self.text = ""
@@ -18,7 +18,9 @@ class Draw:
         self._top_p = top_p
         self._stop = tuple(stop)
         self._tokens: list[int] = []
-        self._generator = torch.Generator().manual_seed((seed * 1_000_003 + place) % 2**63) if temperature else None
+        self._generator = None
+        if temperature:
+            self._generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
 
     def take(self, logits: torch.Tensor) -> int:
         """The next token, from logits `[vocabulary]`."""

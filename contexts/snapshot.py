@@ -183,5 +183,5 @@ def _lock(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
-            log.warning("no lock on %s (%s); two processes may convert at once, one of the results is kept", path, error)
+            log.warning("no lock on %s (%s); two processes may convert at once, one result is kept", path, error)
         yield

@@ -20,10 +20,11 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
     except Exception:  # looking for the reason must not hide that there is one
         path, culprit, why = "", value, error
     place = f" at {path}" if path else ""
-    return (
-        f"the {what} can't be sent to a library{place}: {_kind(culprit)} can't be pickled ({_short(why)})."
-        f" Make it inside the function or the context's loader instead, or pass what it is made from."
-    )
+    if what in ("result", "checkpoint"):
+        goes, advice = "back to the program", "Give back what it is made from instead: numbers, texts, arrays"
+    else:
+        goes, advice = "to a library", "Make it inside the function or the context's loader, or pass what it is made from"
+    return f"the {what} can't be sent {goes}{place}: {_kind(culprit)} can't be pickled ({_short(why)}). {advice}."
 
 
 def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, BaseException]:

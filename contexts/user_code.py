@@ -18,9 +18,20 @@ from types import ModuleType
 _STDLIB = frozenset(sys.stdlib_module_names)
 
 
-@functools.cache
+_known: dict[str, bool] = {}
+
+
 def is_installed(name: str) -> bool:
     """Whether the module `name` (dotted) belongs to the environment. `__main__` and unknown modules do not."""
+    known = _known.get(name)
+    if known is None:
+        known = _is_installed(name)
+        if name in sys.modules:  # what is not imported yet may be found out later
+            _known[name] = known
+    return known
+
+
+def _is_installed(name: str) -> bool:
     top = name.partition(".")[0]
     if top in ("__main__", "__mp_main__"):
         return False

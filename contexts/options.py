@@ -1,0 +1,101 @@
+"""What `@context(...)` may be told, checked where it is written: an error names the option."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from stoker.contexts.recipe import Awareness, Needs
+from stoker.errors import RecipeError
+from stoker.units import parse_bytes, parse_seconds
+
+Size = str | int | float | None
+
+
+class Options:
+    """What `@context(...)` was told, checked: sizes and times are read here, so that an error names the option."""
+
+    def __init__(
+        self,
+        *,
+        memory: Size = None,
+        device_memory: Size = None,
+        disk: Size = None,
+        devices: int = 1,
+        kinds: Iterable[str] = (),
+        slots: int = 1,
+        load_limit: str | float = "30 min",
+        files: Iterable[str | os.PathLike[str]] = (),
+        preload: Iterable[str] | None = None,
+        awareness: str | Awareness = "full",
+        calls_per_library: int = 0,
+    ) -> None:
+        self.needs = Needs(
+            devices=_count("devices", devices, least=1),
+            device_memory_bytes=_size("device_memory", device_memory),
+            memory_bytes=_size("memory", memory),
+            disk_bytes=_size("disk", disk),
+            kinds=_names("kinds", kinds),
+            load_limit_s=_seconds("load_limit", load_limit),
+        )
+        self.slots = _count("slots", slots, least=1)
+        self.calls_per_library = _count("calls_per_library", calls_per_library, least=0)
+        self.files = tuple(os.fspath(file) for file in ([files] if isinstance(files, str | os.PathLike) else files))
+        self.preload = None if preload is None else _names("preload", preload)
+        self.awareness = _awareness(awareness)
+
+
+_OPTIONS = tuple(inspect.signature(Options).parameters)
+
+
+def known(options: dict[str, Any]) -> dict[str, Any]:
+    """The options, if `@context` has them all. Raises RecipeError with the nearest name."""
+    for name in options:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, _OPTIONS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; it takes {', '.join(_OPTIONS)}"
+            raise RecipeError(f"@context has no option {name!r}{hint}", option=name)
+    return options
+
+
+def _size(option: str, value: Size) -> int:
+    if value is None:
+        return 0
+    try:
+        return parse_bytes(value)
+    except ValueError as error:
+        raise RecipeError(f"@context({option}={value!r}): {error}", option=option) from None
+
+
+def _seconds(option: str, value: str | float) -> float:
+    try:
+        seconds = parse_seconds(value)
+    except ValueError as error:
+        raise RecipeError(f"@context({option}={value!r}): {error}", option=option) from None
+    if seconds <= 0:
+        raise RecipeError(f"@context({option}={value!r}) leaves no time to load", option=option)
+    return seconds
+
+
+def _count(option: str, value: Any, *, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise RecipeError(f"@context({option}={value!r}): write a whole number, {least} or more", option=option)
+    return value
+
+
+def _names(option: str, value: Iterable[str]) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(name, str) and name for name in names):
+        raise RecipeError(f"@context({option}={value!r}): write names, as in ({option}=['...', '...'])", option=option)
+    return names
+
+
+def _awareness(value: str | Awareness) -> Awareness:
+    try:
+        return Awareness(value)
+    except ValueError:
+        names = ", ".join(level.value for level in Awareness)
+        raise RecipeError(f"@context(awareness={value!r}): one of {names}", option="awareness") from None
