@@ -22,8 +22,6 @@ events: st.SearchStrategy[Event] = st.one_of(
 def test_any_cut_loses_only_what_comes_after_it(
     tmp_path_factory: pytest.TempPathFactory, given: list[Event], cut: int
 ) -> None:
-    tmp_path_factory: pytest.TempPathFactory, given: list[Event], cut: int
-) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal"
     book = journal.Journal(path)
     for now, event in enumerate(given):
