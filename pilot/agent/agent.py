@@ -71,6 +71,8 @@ class Agent:
         """What libraries were that have ended, until the manager surely knows."""
         self.lease_s = options.lease_s
         self.heartbeat_s = 5.0
+        self.heartbeat_at = 0.0
+        """When the next heartbeat is due."""
         self.welcomed_at = 0.0
         self.leaving = ""
         """Why the pilot ends; empty while it does not."""

@@ -34,7 +34,6 @@ class Loop:
         self._signalled = ""
         self._next_look = 0.0
         self._next_device_look = 0.0
-        self._next_heartbeat = 0.0
         self._next_search = 0.0
         self._greeted_at = 0.0
         for number in (*agent.link.filenos(), agent.wake_read):
@@ -80,7 +79,7 @@ class Loop:
         agent.take_done()
 
     def _next_due(self) -> float:
-        due = min(self._next_heartbeat, self.agent.leave_by)
+        due = min(self.agent.heartbeat_at, self.agent.leave_by)
         return min(due, self._next_look) if self.agent.libraries or not self.agent.link.connected else due
 
     def _over(self) -> bool:
@@ -101,8 +100,8 @@ class Loop:
                 self._manager_away(now)
             elif agent.welcomed_at < self._greeted_at < now - _WELCOME_S:
                 self._greet()  # it was not heard: a manager that was just starting
-        if now >= self._next_heartbeat:
-            self._next_heartbeat = now + agent.heartbeat_s
+        if now >= agent.heartbeat_at:
+            agent.heartbeat_at = now + agent.heartbeat_s
             link.say(agent.heartbeat())
             for zygote in agent.zygotes.idle():
                 agent.wires.unwatch(zygote)

@@ -56,6 +56,7 @@ def handle(agent: Agent, message: ToPilot) -> None:
         case PilotWelcome(heartbeat_s=heartbeat_s, lease_s=lease_s):
             agent.heartbeat_s, agent.lease_s = max(0.1, heartbeat_s), lease_s
             agent.welcomed_at = time.monotonic()
+            agent.heartbeat_at = 0.0  # the first one tells the manager what is here
         case PilotRefused(reason=reason):
             agent.farewell = False
             agent.leave(f"the manager refused this pilot: {reason}", within_s=0.0, code=3)

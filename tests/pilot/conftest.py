@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.dirname(__file__))
 from fake_manager import FakeManager
 
 
-@pytest.fixture()
+@pytest.fixture
 def manager(tmp_path: Path) -> Iterator[FakeManager]:
     """A manager without pilots; at the end every pilot is told to go, and nothing may be left of it."""
     made = FakeManager(tmp_path)
@@ -22,7 +22,7 @@ def manager(tmp_path: Path) -> Iterator[FakeManager]:
         made.close()
 
 
-@pytest.fixture()
+@pytest.fixture
 def served(manager: FakeManager) -> FakeManager:
     """A manager with one pilot of two CPU devices."""
     manager.start_pilot()

@@ -125,11 +125,17 @@ class FakeManager:
                 pilot.send_signal(signal.SIGTERM)
         for pilot, tree in zip(self.pilots, trees, strict=True):
             try:
-                pilot.wait(15)
+                until = time.monotonic() + 15
+                while pilot.poll() is None and time.monotonic() < until:
+                    if self.socket.closed or not self.receive(0.02):
+                        time.sleep(0.005)
+                pilot.wait(1)
             finally:
                 pilot.kill()
                 pilot.wait()
-            assert gone(tree), f"left behind: {[psutil.Process(pid).cmdline() for pid in tree if psutil.pid_exists(pid)]}"
+            assert gone(tree), (
+                f"left behind: {[psutil.Process(pid).cmdline() for pid in tree if psutil.pid_exists(pid)]}"
+            )
         self.socket.close()
         self._auth.stop()
         self._context.term()
@@ -197,7 +203,7 @@ class FakeManager:
     def start(self, made: Recipe, *, library: int = 1, devices: tuple[str, ...] = ("cpu:0",), **more: Any) -> None:
         if not self.peer:
             self.hello()
-        self.send(StartLibrary(library=library, recipe=made, devices=devices, **more))  # type: ignore[arg-type]
+        self.send(StartLibrary(library=library, recipe=made, devices=devices, **more))
 
     def ready(self, made: Recipe, *, library: int = 1, **more: Any) -> LibraryReady:
         self.start(made, library=library, **more)
@@ -218,12 +224,12 @@ class FakeManager:
         specs = []
         for one in arguments:
             self._calls += 1
-            specs.append(CallSpec(call=self._calls, payload=self._payload(one)))  # type: ignore[arg-type]
+            specs.append(CallSpec(call=self._calls, payload=self._payload(one)))
         fresh = (library, sent.key) not in self._sent_functions if blob is None else blob
         self._sent_functions.add((library, sent.key))
         self.send(
             RunCalls(
-                library=library,  # type: ignore[arg-type]
+                library=library,
                 function=sent.key,
                 calls=specs,
                 options=options or CallOptions(),

@@ -31,7 +31,8 @@ def _sleep(seconds: float) -> float:
 
 def test_context_is_loaded_once_and_given_to_calls(served: FakeManager) -> None:
     ready = served.ready(recipe(_load, 40))
-    assert ready.resident_bytes > 1e6 and ready.peak_bytes >= ready.resident_bytes
+    assert ready.resident_bytes > 1e6
+    assert ready.peak_bytes >= ready.resident_bytes
     assert ready.start_s < 5
     assert served.results(served.run(_add, [(n,) for n in range(100)], takes_context=True)) == list(range(40, 140))
 
@@ -56,9 +57,11 @@ def test_an_error_comes_back_as_itself_and_the_library_lives(served: FakeManager
 
     served.ready(recipe())
     raised, ended, interrupted = served.results(served.run(bad, [("MAYBE",), ("exit",), ("interrupt",)]))
-    assert isinstance(raised, ValueError) and "MAYBE" in str(raised)
+    assert isinstance(raised, ValueError)
+    assert "MAYBE" in str(raised)
     assert "bad" in str(raised.__cause__)
-    assert isinstance(ended, BaseException) and isinstance(interrupted, BaseException)
+    assert isinstance(ended, BaseException)
+    assert isinstance(interrupted, BaseException)
     assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
 
 
@@ -81,7 +84,7 @@ def test_what_cannot_be_pickled_is_named(served: FakeManager, what: str) -> None
         from stoker.manager.protocol.to_pilot import RunCalls
 
         blob = function(lock)
-        served.send(RunCalls(1, blob.key, [CallSpec(77, b"\x80junk")], function_blob=blob))  # type: ignore[arg-type]
+        served.send(RunCalls(1, blob.key, [CallSpec(77, b"\x80junk")], function_blob=blob))
         (failure,) = served.results([77])
     assert failure.kind is FailureKind.SERIALIZATION
     assert what in failure.message
@@ -131,7 +134,8 @@ def test_each_call_has_an_empty_folder(served: FakeManager) -> None:
     calls = served.run(look, [("stay",), ("leave",), ("destroy",), ("stay",), ("stay",)])
     assert served.results(calls) == [[]] * 5
     first, second = served.results(served.run(where, [(), ()]))
-    assert first == second and first.startswith(str(served.base / "scratch"))
+    assert first == second
+    assert first.startswith(str(served.base / "scratch"))
 
 
 def test_a_named_folder_is_used_and_kept(served: FakeManager, tmp_path: Path) -> None:
@@ -157,9 +161,10 @@ def test_fifty_megabytes_there_and_back(served: FakeManager) -> None:
     data = numpy.arange(6_250_000, dtype=numpy.float64)
     raw = bytes(range(256)) * 8000
     ((back, turned),) = served.results(served.run(double, [(data, raw)]))
-    assert numpy.array_equal(back, data * 2) and turned == raw[::-1]
+    assert numpy.array_equal(back, data * 2)
+    assert turned == raw[::-1]
     end = next(iter(served.ends().values()))
-    assert end.payload.size_bytes > 50_000_000  # type: ignore[union-attr]
+    assert end.payload.size_bytes > 50_000_000
 
 
 def test_many_inline_payloads_in_one_frame(served: FakeManager) -> None:
@@ -178,7 +183,7 @@ def test_calls_that_came_while_loading_run_after_it(served: FakeManager) -> None
 
     served.start(recipe(slow_load))
     calls = served.run(lambda context: context, [(), (), ()], takes_context=True)
-    served.send(TakeBack(library=1, count=1))  # type: ignore[arg-type]
+    served.send(TakeBack(library=1, count=1))
     back = served.wait_for(CallsReturned)
     assert back.calls == (calls[-1],)
     assert served.results(calls[:-1]) == [5, 5]
@@ -189,7 +194,7 @@ def test_a_long_call_delays_neither_results_nor_orders(served: FakeManager) -> N
     begun = time.monotonic()
     calls = served.run(_sleep, [(0.0,), (3.0,), (0.0,), (0.0,), (0.0,)])
     assert served.results(calls[:1]) == [0.0]
-    served.send(TakeBack(library=1, count=2))  # type: ignore[arg-type]
+    served.send(TakeBack(library=1, count=2))
     assert served.wait_for(CallsReturned).calls == (calls[4], calls[3])  # newest first
     more = served.run(_sleep, [(0.0,)])
     assert time.monotonic() - begun < 2.5
@@ -198,7 +203,7 @@ def test_a_long_call_delays_neither_results_nor_orders(served: FakeManager) -> N
 
 def test_taking_back_from_an_idle_library_is_answered(served: FakeManager) -> None:
     served.ready(recipe())
-    served.send(TakeBack(library=1, count=5))  # type: ignore[arg-type]
+    served.send(TakeBack(library=1, count=5))
     assert served.wait_for(CallsReturned).calls == ()
 
 
@@ -206,7 +211,8 @@ def test_a_function_that_was_not_sent_is_asked_for(served: FakeManager) -> None:
     served.ready(recipe())
     calls = served.run(_sleep, [(0.0,), (0.0,)], blob=False)
     back = served.wait_for(CallsReturned)
-    assert back.need_function and back.calls == tuple(calls)
+    assert back.need_function
+    assert back.calls == tuple(calls)
     again = served.run(_sleep, [(0.0,)], blob=True)
     assert served.results(again) == [0.0]
 
@@ -214,18 +220,21 @@ def test_a_function_that_was_not_sent_is_asked_for(served: FakeManager) -> None:
 def test_calls_for_no_library_are_refused(served: FakeManager) -> None:
     calls = served.run(_sleep, [(0.0,)], library=9)
     back = served.wait_for(CallsReturned, library=9)
-    assert back.calls == tuple(calls) and "lib-9" in back.refused
+    assert back.calls == tuple(calls)
+    assert "lib-9" in back.refused
 
 
 def test_cancelling_what_waits_and_what_runs(served: FakeManager) -> None:
     served.ready(recipe())
     calls = served.run(_sleep, [(30.0,), (0.0,), (0.0,)])
-    served.send(CancelCalls(library=1, calls=(calls[1],)))  # type: ignore[arg-type]
+    served.send(CancelCalls(library=1, calls=(calls[1],)))
     assert served.wait_for(CallsReturned).calls == (calls[1],)
-    served.send(CancelCalls(library=1, calls=(calls[0],), running=True))  # type: ignore[arg-type]
+    served.send(CancelCalls(library=1, calls=(calls[0],), running=True))
     gone = served.gone()
-    assert gone.running == (calls[0],) and gone.unstarted == (calls[2],)
-    assert gone.failure is not None and gone.failure.kind is FailureKind.CANCELLED
+    assert gone.running == (calls[0],)
+    assert gone.unstarted == (calls[2],)
+    assert gone.failure is not None
+    assert gone.failure.kind is FailureKind.CANCELLED
 
 
 def test_progress_and_eviction_keep_a_checkpoint(served: FakeManager) -> None:
@@ -243,9 +252,10 @@ def test_progress_and_eviction_keep_a_checkpoint(served: FakeManager) -> None:
     served.ready(recipe())
     (call,) = served.run(count, [(100_000,)])
     served.wait_for(CallsProgress)
-    served.send(EvictCall(library=1, call=call))  # type: ignore[arg-type]
+    served.send(EvictCall(library=1, call=call))
     evicted = served.wait_for(CallEvicted)
-    assert evicted.progress.call == call and evicted.progress.done > 0
+    assert evicted.progress.call == call
+    assert evicted.progress.done > 0
     from stoker.contexts import payloads
 
     assert payloads.loads(evicted.progress.state) == evicted.progress.done
@@ -265,11 +275,11 @@ def test_resizing_tells_the_context(served: FakeManager) -> None:
     made = recipe(load)
     served.start(made, device_memory_bytes=10**9)
     served.wait_for(LibraryReady)
-    served.send(ResizeLibrary(library=1, device_memory_bytes=2 * 10**9))  # type: ignore[arg-type]
+    served.send(ResizeLibrary(library=1, device_memory_bytes=2 * 10**9))
     assert served.wait_for(LibraryResized).device_memory_bytes == 2 * 10**9
     assert served.results(served.run(lambda context: context.size, [()], takes_context=True)) == [2 * 10**9]
     served.said.clear()
-    served.send(ResizeLibrary(library=1, device_memory_bytes=10**15))  # type: ignore[arg-type]
+    served.send(ResizeLibrary(library=1, device_memory_bytes=10**15))
     assert served.wait_for(LibraryResized).device_memory_bytes == 2 * 10**9
 
 

@@ -33,7 +33,8 @@ def test_results_of_an_absent_manager_come_when_it_is_back(served: FakeManager) 
     hello = served.hellos[-1]
     assert [facts.library for facts in hello.libraries] == [1]
     # It counts as held until the manager has its end for good.
-    assert hello.libraries[0].calls == (quick, slow, last) and hello.libraries[0].ready
+    assert hello.libraries[0].calls == (quick, slow, last)
+    assert hello.libraries[0].ready
     assert served.results([quick, slow, last]) == [0.2, 1.5, 0.0]
     assert served.results(served.run(_pid, [()])) == [pid]
 
@@ -43,7 +44,7 @@ def test_unacknowledged_frames_come_again_and_the_hello_speaks_of_before_them(se
     served.ready(recipe())
     calls = served.run(_sleep, [(0.0,), (0.0,)])
     assert served.results(calls) == [0.0, 0.0]
-    served.send(StopLibrary(library=1, reason="test"))  # type: ignore[arg-type]
+    served.send(StopLibrary(library=1, reason="test"))
     served.gone()
     said = list(served.said)
     before = len(served.hellos)
@@ -53,7 +54,9 @@ def test_unacknowledged_frames_come_again_and_the_hello_speaks_of_before_them(se
     served.listen()
     served.until(lambda: len(served.hellos) > before)
     (facts,) = served.hellos[-1].libraries
-    assert facts.library == 1 and not facts.ready and facts.calls == tuple(calls)
+    assert facts.library == 1
+    assert not facts.ready
+    assert facts.calls == tuple(calls)
     served.until(lambda: len(served.said) >= len(said))
     assert served.said == said
     served.send(Ack(served.inbox.last))
@@ -106,4 +109,6 @@ def test_no_session_is_said_in_one_line(manager: FakeManager) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1 and "nowhere" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1
+    assert "nowhere" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -40,10 +40,14 @@ def test_killed_in_a_call(served: FakeManager) -> None:
     bad = served.run(die, [(signal.SIGSEGV,)])
     rest = served.run(_nothing, [()])
     left = served.gone()
-    assert left.running == tuple(bad) and left.unstarted == tuple(rest)
-    assert left.failure is not None and left.failure.kind is FailureKind.DIED
-    assert left.failure.signal == signal.SIGSEGV and "last words" in left.failure.tail
-    assert Path(left.failure.log).exists() and "SIGSEGV" in left.failure.message
+    assert left.running == tuple(bad)
+    assert left.unstarted == tuple(rest)
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.DIED
+    assert left.failure.signal == signal.SIGSEGV
+    assert "last words" in left.failure.tail
+    assert Path(left.failure.log).exists()
+    assert "SIGSEGV" in left.failure.message
     assert served.results(good) == [None, None]
 
 
@@ -54,8 +58,10 @@ def test_exit_in_a_call(served: FakeManager) -> None:
     served.ready(recipe())
     calls = served.run(leave, [()])
     left = served.gone()
-    assert left.running == tuple(calls) and left.failure is not None
-    assert left.failure.exit_code == 7 and left.failure.signal == 0
+    assert left.running == tuple(calls)
+    assert left.failure is not None
+    assert left.failure.exit_code == 7
+    assert left.failure.signal == 0
 
 
 def test_killed_when_idle_then_started_again(served: FakeManager) -> None:
@@ -63,7 +69,9 @@ def test_killed_when_idle_then_started_again(served: FakeManager) -> None:
     (pid,) = served.results(served.run(_pid, [()]))
     os.kill(pid, signal.SIGKILL)
     left = served.gone()
-    assert left.failure is not None and left.failure.signal == signal.SIGKILL and not left.loading
+    assert left.failure is not None
+    assert left.failure.signal == signal.SIGKILL
+    assert not left.loading
     assert left.running == () == left.unstarted
     served.ready(recipe(), library=2)
     assert served.results(served.run(_nothing, [()], library=2)) == [None]
@@ -94,15 +102,23 @@ def _talks() -> int:
 
 @pytest.mark.parametrize(
     ("loader", "said"),
-    [(_raises, "RuntimeError: no weights here"), (_exits, "SystemExit"), (_exits_hard, "exit code 4"), (_dies, "SIGABRT")],
+    [
+        (_raises, "RuntimeError: no weights here"),
+        (_exits, "SystemExit"),
+        (_exits_hard, "exit code 4"),
+        (_dies, "SIGABRT"),
+    ],
 )
 def test_a_loader_that_fails(served: FakeManager, loader: Any, said: str) -> None:
     served.start(recipe(loader))
     calls = served.run(_nothing, [()])
     left = served.gone()
-    assert left.loading and left.failure is not None and left.failure.kind is FailureKind.CONTEXT
+    assert left.loading
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.CONTEXT
     assert said in left.failure.message
-    assert left.unstarted == tuple(calls) and left.running == ()
+    assert left.unstarted == tuple(calls)
+    assert left.running == ()
     if loader is _raises:
         assert "in _raises" in left.failure.tail
     served.ready(recipe(), library=2)
@@ -116,7 +132,9 @@ def test_a_loader_that_prints_megabytes(served: FakeManager) -> None:
 def test_a_loader_that_hangs(served: FakeManager) -> None:
     served.start(recipe(_sleep, 60.0, needs=Needs(load_limit_s=0.5)))
     left = served.gone(wait_s=10)
-    assert left.loading and left.failure is not None and left.failure.kind is FailureKind.CONTEXT
+    assert left.loading
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.CONTEXT
     assert "load_limit" in left.failure.message
 
 
@@ -128,7 +146,9 @@ def test_a_loader_that_eats_more_memory_than_it_declared(served: FakeManager) ->
 
     served.start(recipe(eat, needs=Needs(memory_bytes=200_000_000)), memory_bytes=200_000_000)
     left = served.gone(wait_s=10)
-    assert left.failure is not None and left.failure.kind is FailureKind.MEMORY and left.loading
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.MEMORY
+    assert left.loading
     assert "200 MB" in left.failure.message
 
 
@@ -143,7 +163,8 @@ def test_a_call_that_eats_memory_in_a_child(served: FakeManager) -> None:
     served.ready(recipe(needs=Needs(memory_bytes=200_000_000)), memory_bytes=200_000_000)
     calls = served.run(eat, [()])
     left = served.gone(wait_s=10)
-    assert left.failure is not None and left.failure.kind is FailureKind.MEMORY
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.MEMORY
     assert left.running == tuple(calls)
 
 
@@ -151,9 +172,11 @@ def test_a_call_past_its_limit(served: FakeManager) -> None:
     served.ready(recipe())
     first, slow, last = served.run(_sleep, [(0.0,), (30.0,), (0.0,)], options=CallOptions(limit_s=0.5))
     left = served.gone(wait_s=10)
-    assert left.running == () and left.unstarted == (last,)
+    assert left.running == ()
+    assert left.unstarted == (last,)
     (failure,) = served.results([slow])
-    assert failure.kind is FailureKind.TIMEOUT and "0.5 s" in failure.message
+    assert failure.kind is FailureKind.TIMEOUT
+    assert "0.5 s" in failure.message
     assert served.results([first]) == [None]
 
 
@@ -176,7 +199,7 @@ def test_children_that_fork_twice_die_with_their_library(served: FakeManager) ->
     served.ready(recipe(spawn))
     (pids,) = served.results(served.run(lambda context: context, [()], takes_context=True))
     assert all(map(alive, pids))
-    served.send(StopLibrary(library=1, reason="test"))  # type: ignore[arg-type]
+    served.send(StopLibrary(library=1, reason="test"))
     assert served.gone().failure is None
     assert gone(pids)
 
@@ -185,10 +208,12 @@ def test_stopping_finishes_what_runs_and_gives_back_the_rest(served: FakeManager
     served.ready(recipe())
     running, waiting = served.run(_sleep, [(0.5,), (0.5,)])
     served.until(lambda: _started(served))
-    served.send(StopLibrary(library=1, reason="test"))  # type: ignore[arg-type]
+    served.send(StopLibrary(library=1, reason="test"))
     left = served.gone()
-    assert left.failure is None and left.running == () == left.unstarted
-    assert served.results([running]) == [None] and served.returned() == [waiting]
+    assert left.failure is None
+    assert left.running == () == left.unstarted
+    assert served.results([running]) == [None]
+    assert served.returned() == [waiting]
 
 
 def _started(manager: FakeManager) -> bool:
@@ -209,7 +234,8 @@ def test_without_awareness_each_library_is_a_fresh_interpreter_for_one_call(
     served.ready(recipe(awareness=awareness, calls_per_library=1))
     calls = served.run(fresh, [(), ()])
     left = served.gone()
-    assert left.failure is None and left.unstarted == (calls[1],)
+    assert left.failure is None
+    assert left.unstarted == (calls[1],)
     ((_, has_zygote),) = served.results(calls[:1])
     assert not has_zygote
 
@@ -224,7 +250,8 @@ def test_killed_pilot_leaves_nothing(served: FakeManager) -> None:
     (child,) = served.results(served.run(spawn, [()]))
     pilot = served.pilots[0]
     tree = descendants(pilot.pid)
-    assert child in tree and len(tree) >= 4
+    assert child in tree
+    assert len(tree) >= 4
     pilot.kill()
     pilot.wait()
     assert gone(tree)
@@ -237,7 +264,8 @@ def test_killed_zygote_is_replaced(served: FakeManager) -> None:
     tree = descendants(parent)
     os.kill(parent, signal.SIGKILL)
     left = served.gone()
-    assert left.failure is not None and "zygote" in left.failure.message
+    assert left.failure is not None
+    assert "zygote" in left.failure.message
     assert gone(tree)
     served.ready(recipe(), library=2)
     assert served.results(served.run(_nothing, [()], library=2)) == [None]
@@ -251,7 +279,8 @@ def test_a_signal_drains_quickly_and_says_so(served: FakeManager) -> None:
     tree = descendants(pilot.pid)
     pilot.send_signal(signal.SIGTERM)
     left = served.gone(wait_s=10)
-    assert left.failure is None and left.running == (slow,)
+    assert left.failure is None
+    assert left.running == (slow,)
     assert "SIGTERM" in served.wait_for(PilotLeaving).reason
     assert pilot.wait(5) == 0
     assert gone(tree)
@@ -267,19 +296,24 @@ def test_exit_by_order(served: FakeManager, drain: bool) -> None:
     served.wait_for(PilotLeaving)
     assert served.pilots[0].wait(5) == 0
     if drain:
-        assert served.results([first]) == [None] and served.returned() == [second]
+        assert served.results([first]) == [None]
+        assert served.returned() == [second]
     else:
         left = served.wait_for(LibraryGone)
-        assert left.running == (first,) and left.unstarted == (second,)
+        assert left.running == (first,)
+        assert left.unstarted == (second,)
 
 
 def test_a_recipe_that_does_not_fit_is_refused(served: FakeManager) -> None:
     served.start(recipe(), device_memory_bytes=10**15)
     left = served.gone()
-    assert left.loading and left.failure is not None and "free" in left.failure.message
+    assert left.loading
+    assert left.failure is not None
+    assert "free" in left.failure.message
     served.start(recipe(), library=2, devices=("cpu:9",))
     left = served.gone(2)
-    assert left.failure is not None and "cpu:9" in left.failure.message
+    assert left.failure is not None
+    assert "cpu:9" in left.failure.message
 
 
 def test_a_module_that_cannot_be_preloaded_costs_nothing(served: FakeManager) -> None:
@@ -292,7 +326,9 @@ def test_a_module_that_kills_its_zygote_is_one_library_s_failure(served: FakeMan
     served.ready(recipe())
     served.start(recipe(preload=("crashing_module",)), library=2)
     left = served.gone(2)
-    assert left.failure is not None and "crashing_module" in left.failure.message and left.loading
+    assert left.failure is not None
+    assert "crashing_module" in left.failure.message
+    assert left.loading
     assert served.results(served.run(_nothing, [()])) == [None]
 
 
