@@ -120,7 +120,8 @@ def test_the_papers_specification(context, key_of):
 
 
 @pytest.mark.parametrize(
-    "spec", [None, {}, {"context": []}, {"context": load_model}, {"context": ["path"]}, {"context": [load_model, "path"]}]
+    "spec",
+    [None, {}, {"context": []}, {"context": load_model}, {"context": ["path"]}, {"context": [load_model, "path"]}],
 )
 def test_a_wrong_paper_specification_shows_the_form(spec):
     with pytest.raises(SpecificationError, match="loader, "):
@@ -193,7 +194,7 @@ def test_what_cannot_be_pickled_is_named():
     lock = __import__("threading").Lock()
     with pytest.raises(errors.SerializationError, match=r"double: .*lock"):
         pack_arguments((1, lock), {}, name="double", objects=None)
-    with pytest.raises(errors.SerializationError, match="function .*lambda"):
+    with pytest.raises(errors.SerializationError, match=r"function .*lambda"):
         FunctionCache().blob(lambda: lock, takes_context=False)
 
 
@@ -231,7 +232,9 @@ def test_calls_of_one_specification_share_a_job():
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_every_kind_of_failure_has_an_error_with_its_evidence(kind):
-    failure = Failure(kind, "it went wrong", pilot="n014-0a1b", library=3, signal=9, exit_code=0, tail="last words", log="l")
+    failure = Failure(
+        kind, "it went wrong", pilot="n014-0a1b", library=3, signal=9, exit_code=0, tail="last words", log="l"
+    )
     with pytest.raises(errors.StokerError) as caught:
         failures.outcome(CallEnd(7, False, b"", 0.0, failure))
     error = caught.value

@@ -212,7 +212,7 @@ def test_a_rejected_call_fails_with_the_reason(link, router):
 def test_questions_are_answered_in_order_and_asked_again_after_a_break(link, router, until):
     story = link.ask_story("c-1")
     router.hear(to_manager.AskStory)
-    assert all(0 == sequence for sequence, messages in router.frames if isinstance(messages[0], to_manager.AskStory))
+    assert all(sequence == 0 for sequence, messages in router.frames if isinstance(messages[0], to_manager.AskStory))
     router.hang_up()
     until(lambda: not link._joined.is_set())
     router.frames.clear()

@@ -1,7 +1,6 @@
 """Run the suite that ships in Parsl's wheel with our executor as its `--config`; arguments go to pytest.
 
     python tests/parsl/run_suite.py              all of it
-    python tests/parsl/run_suite.py --quick      the part that CI runs
     python tests/parsl/run_suite.py -k memoize   what pytest selects
 
 What is left out, and why, stands in DESELECTED.
@@ -32,32 +31,19 @@ DESELECTED = {
 WANTS_MODULE = {"test_regression/test_226.py": "pandas"}
 """Files that cannot be collected without a module that neither Parsl nor Stoker depends on."""
 
-QUICK = [
-    "test_bash_apps/test_basic.py",
-    "test_bash_apps/test_memoize.py",
-    "test_bash_apps/test_stdout.py",
-    "test_error_handling",
-    "test_python_apps",
-    "test_regression/test_97_parallelism_0.py",
-    "test_regression/test_1653.py",
-    "test_staging/test_file.py",
-]
-
 
 def command(arguments: list[str]) -> list[str]:
-    """The pytest command line; files and folders are meant inside of the suite."""
-    quick = "--quick" in arguments
-    rest = [argument for argument in arguments if argument != "--quick"]
-    places = [SUITE / part for part in QUICK] if quick else [SUITE]
+    """The pytest command line."""
+    selection = [] if "-k" in arguments else ["-k", "not cleannet"]
     return [
         *(sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", f"--rootdir={SUITE.parent.parent}"),
-        *("-p", "no:randomly", "-p", "no:cacheprovider", "-k", "not cleannet"),
+        *("-p", "no:randomly", "-p", "no:cacheprovider", *selection),
         *(("-m", "not unix_filesystem_permissions_required") if os.geteuid() == 0 else ()),
         *("--noconftest", "-p", "parsl_conftest", "--config", str(CONFIG)),
         *(f"--deselect=parsl/tests/{name}" for name in DESELECTED),
         *(f"--ignore={SUITE / name}" for name, module in WANTS_MODULE.items() if find_spec(module) is None),
-        *rest,
-        *(str(place) for place in places if place.exists()),
+        *arguments,
+        str(SUITE),
     ]
 
 
@@ -67,7 +53,7 @@ def run(arguments: list[str], *, folder: str, limit_s: float | None = None) -> s
     environment = {
         **os.environ,
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(CONFIG.parent),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(CONFIG.parent), os.environ.get("PYTHONPATH")])),
         "PARSL_TESTING": "true",
     }
     return subprocess.run(
