@@ -11,7 +11,7 @@ import msgspec
 from stoker.errors import SessionError
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.protocol import to_client
-from stoker.manager.protocol.session import SessionFolder, find_session
+from stoker.manager.protocol.session import SessionFolder, find_session, home
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -55,20 +55,20 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
 
 
 def find(name: str = "") -> SessionFolder:
-    """The session that is meant: one of this user's that lives, else one that ended and was started from this folder.
+    """The session that is meant: by its path, or the newest of that id (or a beginning of one; empty: any).
 
+    Those that live are known by links in the state folder, those that ended if they were started from this folder.
     Raises SessionError.
     """
-    try:
-        return find_session(name)
-    except SessionError:
-        ended = sorted(Path.cwd().glob("runinfo/*/*/session.json"), key=lambda file: file.stat().st_mtime, reverse=True)
-        for file in ended:
-            folder = SessionFolder(file.parent)
-            with contextlib.suppress(SessionError):
-                if folder.read().session.startswith(name):
-                    return folder
-        raise
+    if name and (Path(name) / "session.json").exists():
+        return SessionFolder(name)
+    places = [*(home() / "sessions").glob("*/session.json"), *Path.cwd().glob("runinfo/*/*/session.json")]
+    for _, place in sorted(((place.stat().st_mtime, place.resolve().parent) for place in places), reverse=True):
+        folder = SessionFolder(place)
+        with contextlib.suppress(SessionError):
+            if folder.read().session.startswith(name):
+                return folder
+    return find_session(name)
 
 
 def names_in(status: to_client.Status) -> list[str]:

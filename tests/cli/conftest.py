@@ -15,8 +15,9 @@ from stoker.manager.protocol.session import SessionFolder, home
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_home_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
