@@ -20,9 +20,11 @@ from stoker.manager.protocol.session import SessionFolder
 
 if TYPE_CHECKING:
     from stoker.manager.executor.executor import StokerExecutor
+    from stoker.manager.executor.link import Link
 
 logger = logging.getLogger(__name__)
 
+STATUS_LIMIT_S = 2.0
 PILOT_END_S = 5.0
 """How long pilots on this machine have to end by themselves."""
 
@@ -56,20 +58,31 @@ def choose(executor: StokerExecutor, wanted: int, *, idle_only: bool) -> list[st
     return [block for block in order if not idle_only or not running[block]][:wanted]
 
 
-def end_all(executor: StokerExecutor, *, told: bool) -> None:
-    """Let pilots of this machine end by themselves if they were `told` to, then cancel every job that is left."""
+def with_pilots(link: Link) -> set[str]:
+    """Blocks whose pilots can be told to end."""
+    try:
+        return {pilot.block for pilot in link.ask_status().result(STATUS_LIMIT_S).pilots}
+    except Exception:  # no answer: whatever is left will be cancelled
+        return set()
+
+
+def end_all(executor: StokerExecutor, *, told: set[str]) -> None:
+    """Let pilots of this machine end by themselves if they were `told` to; cancel all other jobs, and what is left."""
     provider = executor.provider
     jobs = dict(executor.blocks_to_job_id)
     if provider is None or not jobs:
         return
-    until = time.monotonic() + (PILOT_END_S if told and isinstance(provider, LocalProvider) else 0)
+    local = isinstance(provider, LocalProvider)
+    until = time.monotonic() + PILOT_END_S
     try:
-        left = _not_ended(provider, list(jobs.values()))
-        while left and time.monotonic() < until:
+        ending = [job for block, job in jobs.items() if local and block in told]
+        others = _not_ended(provider, [job for job in jobs.values() if job not in ending])
+        if others:
+            provider.cancel(others)
+        while (ending := _not_ended(provider, ending)) and time.monotonic() < until:
             time.sleep(0.02)
-            left = _not_ended(provider, left)
-        if left:
-            provider.cancel(left)
+        if ending:
+            provider.cancel(ending)
     except Exception:  # a provider that fails now must not keep the manager from being ended
         logger.exception("jobs %s could not be cancelled; look for them in the batch system", sorted(jobs.values()))
 

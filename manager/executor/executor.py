@@ -156,10 +156,12 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             garbage.restore()
         if self._manager is not None:
             self._manager.expect_end()
-        if self._link is not None and not self._link.wait_finished(0):
+        told: set[str] = set()
+        if self._link is not None and self._manager_is_up() and not self._link.wait_finished(0):
+            told = blocks.with_pilots(self._link)
             self._link.tell(EndSession("the program is done"))
-            self._link.wait_finished(END_LIMIT_S if self._manager_is_up() else 0)
-        blocks.end_all(self, told=self._link is not None and self._link.wait_finished(0))
+            self._link.wait_finished(END_LIMIT_S)
+        blocks.end_all(self, told=told)
         if self._manager is not None:
             self._manager.end(grace_s=END_LIMIT_S / 2)
         if self._link is not None:

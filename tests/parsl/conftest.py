@@ -1,0 +1,93 @@
+"""A state folder of its own, executors that always end, and a look at what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import parsl
+import psutil
+import pytest
+from parsl.config import Config
+from parsl.providers import LocalProvider
+
+from stoker import StokerExecutor
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    before = os.environ.get("STOKER_HOME")
+    os.environ["STOKER_HOME"] = str(tmp_path_factory.mktemp("home"))
+    yield
+    if before is None:
+        del os.environ["STOKER_HOME"]
+    else:
+        os.environ["STOKER_HOME"] = before
+
+
+def until(true: Callable[[], Any], *, limit_s: float = 30.0) -> Any:
+    """Wait until something is true; its value."""
+    end = time.monotonic() + limit_s
+    while not (value := true()):
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.01)
+    return value
+
+
+@pytest.fixture(name="until")
+def _until() -> Callable[..., Any]:
+    return until
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Every process whose command line names this folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(folder) in word for word in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Callable[..., StokerExecutor]]:
+    """Load Parsl with a StokerExecutor; afterwards nothing of it may be left."""
+
+    def load(
+        *, provider: Any = None, others: tuple[Any, ...] = (), config: Any = None, **options: Any
+    ) -> StokerExecutor:
+        executor = StokerExecutor(provider=provider or local(), **options)
+        settings = {"initialize_logging": False, "strategy_period": 0.2, "run_dir": str(tmp_path), **(config or {})}
+        parsl.load(Config(executors=[executor, *others], **settings))
+        return executor
+
+    yield load
+    if parsl.dataflow.dflow.DataFlowKernelLoader._dfk is not None:
+        parsl.dfk().cleanup()
+    until(lambda: not processes_of(tmp_path))
+
+
+def local(**blocks: Any) -> LocalProvider:
+    """A provider of pilots on this machine that is asked for their state five times a second."""
+    return Quick(**{"init_blocks": 1, "min_blocks": 1, "max_blocks": 1, **blocks})
+
+
+class Quick(LocalProvider):
+    """Parsl asks a LocalProvider every five seconds; a test has not that much time."""
+
+    status_polling_interval = 0.2
+
+
+@pytest.fixture(name="local")
+def _local() -> Callable[..., LocalProvider]:
+    return local
+
+
+@pytest.fixture(name="processes_of")
+def _processes_of() -> Callable[[Path], list[psutil.Process]]:
+    return processes_of

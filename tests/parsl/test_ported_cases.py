@@ -1,0 +1,335 @@
+"""Cases that Parsl's suite keeps for its own executor (HTEX), asked of ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import threading
+import time
+
+import parsl
+import psutil
+import pytest
+from parsl import python_app
+from parsl.executors import ThreadPoolExecutor
+from parsl.executors.errors import BadStateException, InvalidResourceSpecification
+from parsl.jobs.states import JobState
+
+from stoker import StokerExecutor, errors
+
+
+@python_app
+def double(x, parsl_resource_specification=None):
+    return 2 * x
+
+
+@python_app
+def nap(seconds):
+    import time
+
+    time.sleep(seconds)
+    return seconds
+
+
+@python_app
+def my_pilot():
+    """The pid of the pilot that this library belongs to."""
+    import psutil
+
+    for process in psutil.Process().parents():
+        if "stoker.pilot.main" in " ".join(process.cmdline()) and "--block" in process.cmdline():
+            pilot = process.pid
+    return pilot
+
+
+# ---- test_error_handling/test_resource_spec, test_htex/test_resource_spec_validation
+
+
+def test_specifications_are_checked(load):
+    load()
+    assert double(2, parsl_resource_specification={"priority": 1}).result(60) == 4
+    for wrong in ({"cores": 1, "memory": 1}, {"cpus": 1}):
+        with pytest.raises(InvalidResourceSpecification, match=r"is not a key|are not keys"):
+            double(2, parsl_resource_specification=wrong).result(60)
+
+
+# ---- test_htex/test_priority_queue
+
+
+def test_calls_of_higher_priority_overtake(load, tmp_path):
+    load(site=_site(tmp_path, 'devices = "cpu:1"'))
+
+    @python_app
+    def note(name, log, parsl_resource_specification=None):
+        with open(log, "a") as file:
+            file.write(name)
+
+    log = str(tmp_path / "order")
+    assert nap(0.3).result(60) == 0.3  # from now on calls are known to be long: a library holds few of them ahead
+    blockers = [nap(0.3) for _ in range(5)]  # and what it holds is not overtaken
+    later = [note(str(p), log, parsl_resource_specification={"priority": p}) for p in (1, 5, 3, 1, 5, 3)]
+    for future in [*blockers, *later]:
+        future.result(60)
+    assert (tmp_path / "order").read_text() == "553311"
+
+
+def _site(folder, *settings):
+    file = folder / "site.toml"
+    file.write_text("[pilot]\n" + "\n".join(settings) + "\n")
+    return file
+
+
+# ---- test_error_handling/test_serialization_fail
+
+
+def test_what_cannot_be_pickled_fails_its_future_alone(load):
+    load()
+    bad = double(threading.Lock())
+    assert double(3).result(60) == 6
+    with pytest.raises(errors.SerializationError, match="double"):
+        bad.result(60)
+
+
+# ---- test_htex/test_disconnected_blocks, test_disconnected_blocks_failing_provider, test_multiple_...
+
+
+@pytest.mark.parametrize(("ending", "state"), [("exit 3", JobState.FAILED), ("exit 0", JobState.MISSING)])
+def test_blocks_that_never_bring_a_pilot_are_the_executors_end(load, local, until, ending, state):
+    executor = load(provider=local(worker_init=f"echo cannot find the module >&2; {ending}"))
+    waiting = double(1)
+    with pytest.raises(BadStateException, match="cannot find the module"):
+        waiting.result(30)
+    assert executor.bad_state_is_set
+    assert executor.status_facade["0"].state is state
+    with pytest.raises(Exception, match="cannot find the module"):
+        double(2).result(30)
+    assert executor.outstanding() == 0
+
+
+def test_a_provider_that_raises_is_the_executors_end_too(load, local):
+    provider = local()
+    provider.submit = _raise
+    executor = load(provider=provider)
+    with pytest.raises(BadStateException, match="no such partition"):
+        double(1).result(30)
+    assert executor.status_facade["0"].state is JobState.FAILED
+
+
+def _raise(*args, **kwargs):
+    raise RuntimeError("no such partition")
+
+
+def test_failed_blocks_can_be_left_to_somebody_else(load, local, until):
+    asked = []
+    executor = load(
+        provider=local(worker_init="exit 3"),
+        block_error_handler=lambda executor, status: asked.append({k: s.state for k, s in status.items()}),
+    )
+    until(lambda: any(JobState.FAILED in states.values() for states in asked))
+    assert not executor.bad_state_is_set
+
+
+# ---- test_htex/test_connected_blocks, test_scaling/test_scale_down, test_drain
+
+
+def test_blocks_come_and_go_and_drain_what_they_run(load, local, until):
+    executor = load(provider=local(min_blocks=0, max_blocks=2))
+    assert double(1).result(60) == 2
+    assert executor.scale_out_facade(1) == ["1"]
+    until(lambda: len(executor.ask_status().pilots) == 2)
+    assert executor.status()["1"].state is JobState.RUNNING
+    assert executor.ask_status().blocks["1"].startswith("running")
+    running = [nap(1.5) for _ in range(4)]
+    until(lambda: executor.ask_status().running >= 3)
+    assert len(executor.scale_in_facade(2)) == 2
+    assert executor.status_facade["0"].state is JobState.SCALED_IN
+    until(lambda: all(future.done() for future in running[:2]))
+    assert running[0].result() == 1.5
+    executor.scale_out_facade(1)
+    assert [future.result(60) for future in running] == [1.5] * 4
+
+
+def test_scaling_in_prefers_idle_blocks(load, local, until):
+    executor = load(provider=local(init_blocks=2, max_blocks=2, min_blocks=0), config={"strategy": "none"})
+    until(lambda: len(executor.ask_status().pilots) == 2)
+    busy = nap(3)
+    until(lambda: executor.ask_status().running == 1)
+    status = executor.ask_status()
+    at = next(library.pilot for library in status.libraries if library.running)
+    block = next(pilot.block for pilot in status.pilots if pilot.pilot == at)
+    assert executor.scale_in(2, max_idletime=0.0) == [b for b in ("0", "1") if b != block]
+    assert busy.result(60) == 3
+
+
+def test_idle_blocks_are_scaled_in_by_parsls_strategy(load, local, until):
+    executor = load(provider=local(min_blocks=0), config={"max_idletime": 0.5})
+    assert double(1).result(60) == 2
+    until(lambda: executor.status_facade["0"].state is JobState.SCALED_IN)
+    until(lambda: not executor.ask_status().pilots)
+    assert double(2).result(60) == 4  # the strategy starts a new one
+
+
+# ---- test_htex/test_manager_failure, test_worker_failure, test_missing_worker
+
+
+def test_a_lost_pilot_costs_no_call_and_is_replaced(load, until):
+    executor = load()
+    pilot = my_pilot().result(60)
+    running = [nap(1) for _ in range(3)]
+    until(lambda: executor.ask_status().running == 2)
+    os.kill(pilot, signal.SIGKILL)
+    assert [future.result(60) for future in running] == [1, 1, 1]
+    assert my_pilot().result(60) != pilot
+    assert not executor.bad_state_is_set
+    assert executor.ask_status().lost_pilots == 1
+
+
+def test_a_killed_library_fails_its_call_and_no_other(load):
+    load()
+
+    @python_app
+    def die():
+        import os
+        import signal
+
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    gone, others = die(), [double(n) for n in range(10)]
+    assert [future.result(60) for future in others] == [2 * n for n in range(10)]
+    with pytest.raises(errors.CallError, match="stoker explain"):
+        gone.result(60)
+
+
+def test_a_killed_manager_is_started_again_and_nothing_is_lost(load, until, caplog):
+    executor = load()
+    assert double(1).result(60) == 2
+    running = [nap(1) for _ in range(4)]
+    until(lambda: executor.ask_status().running == 2)
+    before = executor._manager.pid
+    os.kill(before, signal.SIGKILL)
+    until(lambda: executor._manager.pid != before)
+    late = double(21)
+    assert [future.result(60) for future in running] == [1] * 4
+    assert late.result(60) == 42
+    assert "started again" in caplog.text
+
+
+def test_a_manager_that_cannot_run_ends_the_executor_with_its_log(load, until):
+    executor = load()
+    executor._manager._command = ["sh", "-c", "echo this disk is full >&2; exit 4"]
+    waiting = nap(60)
+    os.kill(executor._manager.pid, signal.SIGKILL)
+    with pytest.raises(BadStateException, match="this disk is full"):
+        waiting.result(60)
+    with pytest.raises(errors.SessionError, match="exit code 4"):
+        double(1).result(60)
+
+
+# ---- test_monitoring
+
+
+def test_monitoring_gets_tasks_and_no_resources(load, tmp_path):
+    pytest.importorskip("sqlalchemy")
+    from parsl.monitoring import MonitoringHub
+
+    database = tmp_path / "monitoring.db"
+    hub = MonitoringHub(resource_monitoring_interval=1, logging_endpoint=f"sqlite:///{database}")
+    load(config={"monitoring": hub})
+    assert double(4).result(60) == 8
+    parsl.dfk().cleanup()
+    with sqlite3.connect(database) as db:
+        assert db.execute("select count(*) from task").fetchone() == (1,)
+        states = {state for (state,) in db.execute("select task_status_name from status")}
+        assert {"running", "running_ended", "exec_done"} <= states
+        assert db.execute("select count(*) from resource").fetchone() == (0,)
+        assert db.execute("select count(*) from block where status = 'RUNNING'").fetchone()[0] >= 1
+
+
+# ---- what any executor must do
+
+
+def test_retries_are_parsls_own(load, tmp_path):
+    load(config={"retries": 2})
+
+    @python_app
+    def third_time_lucky(log):
+        with open(log, "a") as file:
+            file.write("x")
+        with open(log) as file:
+            if len(file.read()) < 3:
+                raise ValueError("not yet")
+        return "lucky"
+
+    assert third_time_lucky(str(tmp_path / "tries")).result(60) == "lucky"
+
+
+def test_checkpoints_are_taken_and_read(load, tmp_path):
+    from parsl.utils import get_all_checkpoints
+
+    @python_app(cache=True)
+    def stamp(name):
+        import time
+
+        return f"{name} {time.time()}"
+
+    memoizer = parsl.dataflow.memoization.BasicMemoizer
+    load(config={"memoizer": memoizer(checkpoint_mode="task_exit")})
+    first = stamp("a").result(60)
+    parsl.dfk().cleanup()
+    files = get_all_checkpoints(str(tmp_path))
+    load(config={"memoizer": memoizer(checkpoint_files=files)})
+    assert stamp("a").result(60) == first
+
+
+def test_executors_side_by_side(load, local):
+    other = StokerExecutor(label="other", provider=local())
+    load(others=(ThreadPoolExecutor(label="threads"), other))
+
+    def pid():
+        return os.getpid()
+
+    here = python_app(pid, executors=["threads"])().result(60)
+    one = python_app(pid, executors=["stoker"])().result(60)
+    two = python_app(pid, executors=["other"])().result(60)
+    assert here == os.getpid()
+    assert len({here, one, two}) == 3
+
+
+def test_an_executor_without_parsls_kernel(tmp_path, local, processes_of, until):
+    executor = StokerExecutor(provider=local())
+    executor.run_dir = str(tmp_path)
+    with executor:
+        executor.start()
+        assert executor.submit(pow, {}, 2, 10).result(60) == 1024
+        assert executor.outstanding() == 0
+        assert executor.workers_per_node == len(os.sched_getaffinity(0))
+        assert executor.monitor_resources() is False
+        assert "session" in repr(executor)
+    until(lambda: not processes_of(tmp_path))
+    with pytest.raises(errors.SessionError):
+        executor.submit(pow, {}, 2, 10)
+
+
+def test_cleanup_with_calls_under_way_ends_everything(load, tmp_path, processes_of, until):
+    executor = load()
+    running = [nap(60) for _ in range(5)]
+    until(lambda: executor.ask_status().running == 2)
+    assert len(processes_of(tmp_path)) >= 2
+    started = time.monotonic()
+    parsl.dfk().cleanup()
+    assert time.monotonic() - started < 15
+    assert not processes_of(tmp_path)
+    for future in running:
+        with pytest.raises(errors.StokerError):
+            future.result(1)
+    assert not any("stoker" in thread.name for thread in threading.enumerate())
+
+
+def test_nothing_secret_is_on_a_command_line_or_in_an_environment(load, until):
+    executor = load()
+    pilot = psutil.Process(my_pilot().result(60))
+    secrets = [executor.folder.read_key(role).secret for role in ("server", "client", "pilot")]
+    for process in (pilot, psutil.Process(executor._manager.pid)):
+        seen = " ".join([*process.cmdline(), *process.environ().values()])
+        assert not any(secret in seen for secret in secrets)
