@@ -63,7 +63,7 @@ def run(
         try:
             for line in _headline(options, prompts=len(prompts), claims=len(claims)):
                 screen.line(line)
-            if folder.resumed:
+            if len(log):
                 screen.line(f"  going on with {folder.path}: {len(log)} of {total} are there")
             attempt = _infer(options, recipe, prompts, claims, log=log, screen=screen)
             rows = make_rows(prompts, claims, log, calibrate=options.calibrate)
@@ -83,11 +83,11 @@ def run(
     if json:
         screen.json({**summary, "run": str(folder.path), "results": str(results), "timeline": str(timeline)})
         return 0
-    made = figures(rows)
+    made, demo = figures(rows), not options.model and not options.claims
     for block in (
         report.results_table(made),
         report.confusion_tables(made),
-        [f"  {line}" for line in report.verdict(rows, made, calibrated=options.calibrate)],
+        [f"  {line}" for line in report.verdict(rows, made, calibrated=options.calibrate, demo=demo)],
         [*(f"  {line}" for line in report.cost_lines(attempt)), f"  results  {results}    timeline  {timeline}"],
         _next_steps(options, attempt, everything=len(everything), prompts=len(prompts)),
     ):

@@ -13,6 +13,9 @@ import msgspec
 class Writer(Protocol):
     """What a causal LM context offers to this application."""
 
+    def chat(self, message: str) -> str:
+        """The prompt that puts this message in the model's own chat format."""
+
     def generate(
         self, prompts: list[str], *, max_new_tokens: int, batch_size: int, temperature: float, seed: int
     ) -> list[str]:
@@ -30,6 +33,7 @@ class Request(msgspec.Struct, frozen=True):
     seeds: tuple[int, ...]
     max_new_tokens: int
     temperature: float
+    chat: bool = False
     tensor_batch: int = 1
 
 
@@ -47,9 +51,10 @@ def generate(model: Writer, request: Request) -> Written:
     """Has the model write. Only the inference is timed."""
     started_at, begun = time.time(), time.perf_counter()
     alone = request.temperature > 0
-    groups = [([text], seed) for text, seed in zip(request.texts, request.seeds, strict=True)]
+    asked = [model.chat(text) for text in request.texts] if request.chat else list(request.texts)
+    groups = [([text], seed) for text, seed in zip(asked, request.seeds, strict=True)]
     texts: list[str] = []
-    for prompts, seed in groups if alone else [(list(request.texts), 0)]:
+    for prompts, seed in groups if alone else [(asked, 0)]:
         texts += model.generate(
             prompts,
             max_new_tokens=request.max_new_tokens,

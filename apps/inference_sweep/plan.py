@@ -11,6 +11,7 @@
     [[prompts]]
     name = "plain"
     text = "Q: {question}\\nA:"          {column} is that column of the row
+    chat = false                        true: a message in the model's own chat format, for models that have one
 
     [parameters]                        every combination of these is tried
     max_new_tokens = [16, 64]
@@ -51,10 +52,11 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Template(msgspec.Struct, frozen=True):
-    """One prompt of the sweep: a text with columns in braces."""
+    """One prompt of the sweep: a text with columns in braces. `chat`: a message in the model's own chat format."""
 
     name: str
     text: str
+    chat: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -98,7 +100,7 @@ class Combination(msgspec.Struct, frozen=True):
     @property
     def digest(self) -> str:
         """12 hex digits of what is asked of which model."""
-        what = (self.model.path, self.model.dtype, self.prompt.text, sorted(self.parameters.items()))
+        what = (self.model.path, self.model.dtype, self.prompt.text, self.prompt.chat, sorted(self.parameters.items()))
         return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
 
 
@@ -159,7 +161,10 @@ def _tables(whole: Mapping[str, Any], name: str, kind: type[msgspec.Struct], *, 
         where = f"{name} {number}"
         refuse_unknown(table, kind.__struct_fields__, file=file, where=where)
         for field in kind.__struct_fields__:
-            if field in required or field in table:
+            if field == "chat":
+                if not isinstance(table.get("chat", False), bool):
+                    raise ConfigError(f"{file}: {where}: chat must be true or false", file=str(file), key="chat")
+            elif field in required or field in table:
                 _text(table, field, file=file, where=where, empty=field not in required)
         if table["name"] in seen:
             raise ConfigError(f"{file}: {where}: {table['name']} stands there twice", file=str(file), key="name")

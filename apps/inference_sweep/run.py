@@ -42,7 +42,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     sweep: str = ""
     data: str = ""
     limit: int = 0
-    batch_size: int = 8
+    batch_size: int = 4
     tensor_batch: int = 1
     format: str = "parquet"
     site: str = ""
@@ -85,7 +85,7 @@ def run(
     with contextlib.closing(folder), folder.log(key=KEY) as log, stop_on_signals():
         try:
             screen.line(_headline(sweep, name=file.name, total=total))
-            if folder.resumed:
+            if len(log):
                 screen.line(f"  going on with {folder.path}: {len(log)} of {total} are there")
             facts, lines = _infer(options, combined, recipes, sweep, log=log, screen=screen)
             summary = {"inferences": total, "models": len(recipes), **facts}
@@ -238,6 +238,7 @@ def _request(number: int, call: Call, options: Options) -> Request:
         seeds=tuple(zlib.crc32(item.id.encode()) for item in call.items),
         max_new_tokens=parameters["max_new_tokens"],
         temperature=parameters["temperature"],
+        chat=call.combination.prompt.chat,
         tensor_batch=options.tensor_batch,
     )
 

@@ -166,7 +166,9 @@ def test_the_report_is_honest_about_chance(log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=False)
     verdict = "\n".join(report.verdict(rows, figures(rows), calibrated=False))
     assert "but bad got as many right" in verdict
-    assert "no better than always saying SUPPORTS (33.3 %)" in verdict
+    assert "not shown to be better than always saying SUPPORTS (33.3 %)" in verdict
+    assert "plumbing" not in verdict
+    assert "plumbing" in "\n".join(report.verdict(rows, figures(rows), calibrated=False, demo=True))
     assert "calibrated" not in verdict
     calibrated = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     assert compare(calibrated, "good", "bad") < 0.001

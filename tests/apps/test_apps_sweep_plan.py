@@ -67,6 +67,7 @@ def test_combinations_are_the_whole_grid(files, tmp_path):
         (('data = "rows.csv"', 'data = "no.csv"'), "no.csv: no such file"),
         (('data = "rows.csv"', ""), "top: data is missing"),
         (('data = "rows.csv"', 'data = "rows.csv"\nid = "name"'), "line 2: name must name the row, and is None"),
+        (('text = "Q', 'chat = 1\ntext = "Q'), "prompts 1: chat must be true or false"),
         (("[[prompts]]", "prompts = 3\n[x]"), "x is not a setting"),
         (("data =", "data ="), None),
     ],
@@ -94,6 +95,9 @@ def test_models_of_one_name(files):
 
 def test_what_is_left_and_what_comes_of_it(files, tmp_path):
     class Toy:
+        def chat(self, message):
+            return f"<{message}>"
+
         def generate(self, prompts, *, max_new_tokens, batch_size, temperature, seed):
             return [f"{prompt}!{max_new_tokens},{temperature},{batch_size},{seed}" for prompt in prompts]
 
@@ -117,5 +121,7 @@ def test_what_is_left_and_what_comes_of_it(files, tmp_path):
     assert [(row["id"], row["temperature"]) for row in rows] == [("2", 0.0), ("3", 0.0), ("2", 0.7), ("3", 0.7)]
     assert rows[3]["output"] == "Q: How? (sea)\nA:!4,0.7,2,6"
     assert rows[1]["output"] == "Q: How? (sea)\nA:!4,0.0,2,0"
+    chatted = generate(Toy(), Request(0, ("a",), (1,), max_new_tokens=4, temperature=0.0, chat=True))
+    assert chatted.texts == ["<a>!4,0.0,1,0"]
     with pytest.raises(StokerError, match="2 rows went out and 1 came back"):
         make_records(calls[0], Written(0, ["x"], 0.0, 0.0, "w"))

