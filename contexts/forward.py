@@ -67,7 +67,7 @@ class Runner:
     def prefill_with_tails(
         self, rows: Sequence[Ids], tails: Sequence[Sequence[Ids]]
     ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
-        """Logits after each prompt `[rows, vocabulary]`, and after each token of its tails, `[tokens, vocabulary]` each.
+        """Logits after each prompt `[rows, vocabulary]`, and after each token of each tail `[tokens, vocabulary]`.
 
         Every tail (a label without its last token; it may be empty) is read after its own prompt alone.
         """

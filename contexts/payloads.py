@@ -234,7 +234,9 @@ def _name_of(kind: type) -> str:
 
 def _exception_body(error: BaseException) -> bytes:
     try:
-        return dumps((error, type(error), error.args, {}), what="exception")
+        whole = dumps((error, type(error), (), {}), what="exception")
+        loads(whole)  # an `__init__` that wants other arguments than `args` holds would fail on the other side
+        return whole
     except Exception:
         pass
     # An attribute that can't be pickled (a lock, a connection) is left behind; the exception stays what it is.

@@ -23,7 +23,8 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
     if what in ("result", "checkpoint"):
         goes, advice = "back to the program", "Give back what it is made from instead: numbers, texts, arrays"
     else:
-        goes, advice = "to a library", "Make it inside the function or the context's loader, or pass what it is made from"
+        goes = "to a library"
+        advice = "Make it inside the function or the context's loader, or pass what it is made from"
     return f"the {what} can't be sent {goes}{place}: {_kind(culprit)} can't be pickled ({_short(why)}). {advice}."
 
 

@@ -1,0 +1,127 @@
+"""What code in a library can ask, and what it is told elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stoker.contexts as contexts
+from stoker.contexts import ambient, payloads
+from stoker.errors import SerializationError, StokerError
+
+
+def test_devices_are_named_as_pytorch_names_them_here() -> None:
+    for given, seen in {
+        "cpu": ("cpu",),
+        "cpu:3": ("cpu",),
+        ("cuda:3",): ("cuda:0",),
+        ("cuda:2", "cuda:5"): ("cuda:0", "cuda:1"),
+        (): ("cpu",),
+    }.items():
+        ambient.enter_library(device=given)
+        assert ambient.devices() == seen
+        assert contexts.device() == seen[0]
+
+
+def test_outside_of_a_library() -> None:
+    assert contexts.device() in ("cpu", "cuda:0")
+    contexts.progress(1, 2)
+    assert contexts.saved_state("fresh") == "fresh"
+    assert contexts.scratch().is_dir()
+    assert contexts.scratch() == contexts.scratch()
+    with pytest.raises(StokerError, match="only inside a library"):
+        contexts.load_variable_from_serverless("model")
+
+
+def test_variables_of_the_context() -> None:
+    ambient.enter_library(device="cpu", context={"model": 1, "tokenizer": 2})
+    assert contexts.load_variable_from_serverless("model") == 1
+    with pytest.raises(StokerError, match=r"no variable 'modle'.*'model', 'tokenizer'"):
+        contexts.load_variable_from_serverless("modle")
+    ambient.enter_library(device="cpu", context=[1])
+    with pytest.raises(StokerError, match=r"returned a list, not a dict"):
+        contexts.load_variable_from_serverless("model")
+
+
+def test_objects_survive_the_load() -> None:
+    ambient.enter_library(device="cpu", objects={"file-1": "/cache/file-1"})
+    ambient.enter_library(device="cpu", context=1)
+    assert contexts.local_path("file-1") == Path("/cache/file-1")
+    assert contexts.local_path("other") == Path("other")
+
+
+def test_progress_reaches_the_hook() -> None:
+    seen: list[tuple[float, float, float, Any]] = []
+
+    def hook(done: float, total: float, metric: float, state: bytes) -> bool:
+        seen.append((done, total, metric, payloads.loads(state) if state else None))
+        return False
+
+    ambient.enter_call(hook=hook)
+    contexts.progress(1, 10)
+    contexts.progress(2, 10, 0.5, {"step": 2})
+    contexts.progress(3, state=lambda: [3])
+    ambient.leave_call()
+    contexts.progress(4)
+    assert seen == [(1, 10, 0, None), (2, 10, 0.5, {"step": 2}), (3, 0, 0, [3])]
+
+
+def test_a_call_that_is_evicted_goes_on_elsewhere() -> None:
+    def work() -> int:
+        step = contexts.saved_state(0)
+        while step < 10:
+            step += 1
+            try:
+                contexts.progress(step, 10, state=step)
+            except Exception:
+                pytest.fail("eviction must not be caught as an ordinary exception")
+        return step
+
+    ambient.set_progress_hook(lambda done, *_: done >= 4)
+    with pytest.raises(ambient.Evicted) as evicted:
+        work()
+    assert payloads.loads(evicted.value.state) == 4
+    ambient.enter_call(hook=lambda *_: False, state=evicted.value.state)
+    assert contexts.saved_state() == 4
+    assert work() == 10
+
+
+def test_a_checkpoint_that_cannot_travel_is_told() -> None:
+    ambient.set_progress_hook(lambda *_: False)
+    with pytest.raises(SerializationError, match="checkpoint"):
+        contexts.progress(1, state=threading.Lock)
+        contexts.progress(1, state=[threading.Lock()])
+
+
+def test_slots_do_not_mix(tmp_path: Path) -> None:
+    """Calls in threads side by side report each to its own hook and have each its own folder."""
+    barrier = threading.Barrier(8)
+
+    def call(number: int) -> tuple[list[float], Path]:
+        heard: list[float] = []
+        ambient.enter_call(hook=lambda done, *_: bool(heard.append(done)), folder=str(tmp_path / str(number)))  # type: ignore[func-returns-value]
+        barrier.wait(10)
+        for step in range(50):
+            contexts.progress(number * 100 + step)
+        folder = contexts.scratch()
+        barrier.wait(10)
+        ambient.leave_call()
+        return heard, folder
+
+    with ThreadPoolExecutor(8) as pool:
+        for number, (heard, folder) in enumerate(pool.map(call, range(8))):
+            assert heard == [number * 100 + step for step in range(50)]
+            assert folder == tmp_path / str(number)
+
+
+def test_a_thread_of_the_users_own_finds_the_call() -> None:
+    heard: list[float] = []
+    ambient.enter_call(hook=lambda done, *_: bool(heard.append(done)))  # type: ignore[func-returns-value]
+    thread = threading.Thread(target=lambda: contexts.progress(7))
+    thread.start()
+    thread.join()
+    assert heard == [7]

@@ -1,0 +1,220 @@
+"""A recipe's digest is of its content: the same in every process, other when the content is other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.contexts.digest import digest_of
+from stoker.errors import RecipeError
+
+LOADER = '''
+import math, textwrap, dataclasses, enum
+import helpers
+from helpers import scale
+NAMES = {"b", "a", "c", "d"}
+TABLE = {"x": 1, "y": (2.5, None)}
+
+class Kind(enum.Enum):
+    ONE = 1
+    TWO = "two"
+
+@dataclasses.dataclass
+class Settings:
+    size: int = 3
+    name: str = "n"
+    def area(self):
+        return self.size ** 2
+
+def even(n):
+    return n == 0 or odd(n - 1)
+
+def odd(n):
+    return n != 0 and even(n - 1)
+
+def make(bias):
+    def loader(path, *, n=3, kind=Kind.ONE):
+        def inner(x):
+            return math.sqrt(x) * bias + scale(x) + helpers.offset()
+        if path in NAMES or "z" in {"q", "r", "s", "t"}:
+            return TABLE
+        return inner(n), Settings(), even(n), textwrap.dedent(path), [k for k in Kind]
+    return loader
+
+loader = make(2)
+'''
+HELPERS = '''
+STEP = 4
+def scale(x):
+    return x * STEP
+def offset():
+    return 1
+'''
+SHOW = "from stoker.contexts.digest import digest_of\nprint(digest_of(loader, ['models/x'], {'n': 3, 'z': Settings(5)}))\n"
+
+
+def digest(folder: Path, *, loader: str = LOADER, helpers: str = HELPERS, seed: str = "0", module: bool = False) -> str:
+    """The digest that another process prints, the loader being in `__main__` or in a module of its own."""
+    folder.mkdir(exist_ok=True)
+    (folder / "helpers.py").write_text(helpers)
+    if module:
+        (folder / "mine.py").write_text(loader)
+        program = "from mine import *\nfrom mine import loader, Settings\n" + SHOW
+    else:
+        program = loader + SHOW
+    (folder / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=folder, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONHASHSEED": seed},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return digest(tmp_path_factory.mktemp("original") / "a")
+
+
+@pytest.mark.parametrize("seed", ["1", "4242"])
+def test_same_in_another_process_and_folder(original: str, tmp_path: Path, seed: str) -> None:
+    assert digest(tmp_path / "b", seed=seed) == original
+
+
+def test_same_from_a_module(original: str, tmp_path: Path) -> None:
+    assert digest(tmp_path, module=True, seed="7") == original
+
+
+def test_same_with_other_lines_and_comments(original: str, tmp_path: Path) -> None:
+    moved = "# a comment\n\n\n" + LOADER.replace("def even", "# one\n\ndef even")
+    assert digest(tmp_path, loader=moved, helpers="# another\n" + HELPERS) == original
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("make(2)", "make(3)"),  # what it closes over
+        ("n=3, kind", "n=4, kind"),  # a default
+        ('"y": (2.5', '"y": (2.75'),  # a global that it reads
+        ("n == 0 or", "n == 1 or"),  # a function that it calls
+        ("self.size ** 2", "self.size ** 3"),  # a method of a class that it uses
+        ("ONE = 1", "ONE = 11"),  # a member of an enum
+        ("math.sqrt", "math.cbrt"),  # a name in nested code
+        ('{"q", "r"', '{"q", "rr"'),  # a constant set
+        ('NAMES = {"b"', 'NAMES = {"bb"'),
+    ],
+)
+def test_other_when_the_code_is_other(original: str, tmp_path: Path, before: str, after: str) -> None:
+    assert before in LOADER
+    assert digest(tmp_path, loader=LOADER.replace(before, after)) != original
+
+
+@pytest.mark.parametrize(("before", "after"), [("STEP = 4", "STEP = 5"), ("x * STEP", "x + STEP"), ("return 1", "return 2")])
+def test_other_when_a_helper_module_is_other(original: str, tmp_path: Path, before: str, after: str) -> None:
+    assert digest(tmp_path, helpers=HELPERS.replace(before, after)) != original
+
+
+# ---- values
+
+keys = st.text(max_size=3) | st.integers() | st.booleans()
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.lists(inner, max_size=3).map(tuple)
+    | st.dictionaries(keys, inner, max_size=3) | st.frozensets(st.integers() | st.text(), max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, with types: 1, 1.0 and True differ, as do -0.0 and 0.0."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        tagged = {(type(key), key): value for key, value in other.items()}
+        return len(one) == len(other) and all(
+            (type(key), key) in tagged and same(value, tagged[type(key), key]) for key, value in one.items()
+        )
+    if isinstance(one, frozenset):
+        return {(type(item), item) for item in one} == {(type(item), item) for item in other}
+    return one == other and repr(one) == repr(other)
+
+
+@given(values, values)
+def test_values_digest_alike_only_if_they_are(one: Any, other: Any) -> None:
+    assert (digest_of(one) == digest_of(other)) == same(one, other)
+
+
+@given(values)
+def test_a_copy_digests_alike(value: Any) -> None:
+    from stoker.contexts import payloads
+
+    assert digest_of(payloads.loads(payloads.dumps(value))) == digest_of(value)
+
+
+def test_neighbours_do_not_run_together() -> None:
+    seen = [digest_of(*parts) for parts in (("ab", "c"), ("a", "bc"), (("a", "b"), "c"), ("abc",), (["ab", "c"],), ({"ab": "c"},))]
+    assert len(set(seen)) == len(seen)
+
+
+def test_order_of_keywords_does_not_count() -> None:
+    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+
+
+def test_arrays_by_content() -> None:
+    array = numpy.arange(6)
+    assert digest_of(array) == digest_of(array.copy())
+    assert len({digest_of(one) for one in (array, array.reshape(2, 3), array.astype("f8"), array + 1)}) == 4
+
+
+def test_containers_that_hold_themselves() -> None:
+    one: list[Any] = [1]
+    one.append(one)
+    other: list[Any] = [1]
+    other.append(other)
+    assert digest_of(one) == digest_of(other)
+    assert digest_of(one) != digest_of([1, [1]])
+
+
+def test_functions_that_call_each_other_in_a_crowd() -> None:
+    """Twenty functions that all name each other are walked once each, not along every path."""
+    names: dict[str, Any] = {}
+    body = "\n".join(f"def f{i}():\n    return [{', '.join(f'f{j}' for j in range(20))}]" for i in range(20))
+    exec(body, names)
+    assert digest_of(names["f0"]) == digest_of(names["f0"])
+
+
+def test_a_lambda_and_its_twin() -> None:
+    def make(n: int) -> FunctionType:
+        return lambda x: x + n  # type: ignore[return-value]
+
+    assert digest_of(make(1)) == digest_of(make(1))
+    assert digest_of(make(1)) != digest_of(make(2))
+
+
+def test_what_has_no_content_is_named() -> None:
+    import threading
+
+    lock = threading.Lock()
+
+    def loader() -> None:
+        lock.acquire()
+
+    with pytest.raises(RecipeError, match=r"variable 'lock' of loader.*lock"):
+        digest_of(loader)
+
+
+def test_installed_functions_go_by_name() -> None:
+    assert digest_of(textwrap.dedent) == digest_of(textwrap.dedent)
+    assert digest_of(textwrap.dedent) != digest_of(textwrap.indent)

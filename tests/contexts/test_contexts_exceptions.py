@@ -1,0 +1,185 @@
+"""A user's exception comes back as itself, with the traceback from the library as its cause; whatever it is made of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.contexts.payloads import RemoteTraceback, dump_exception, load_exception
+from stoker.errors import ContextError, RemoteCallError
+
+
+def travel(raising: Any) -> BaseException:
+    try:
+        raising()
+    except BaseException as error:
+        return load_exception(dump_exception(error))
+    raise AssertionError("it did not raise")
+
+
+def raises(error: BaseException) -> Any:
+    def deep_in_the_function() -> None:
+        raise error
+
+    return deep_in_the_function
+
+
+class TwoArguments(Exception):
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"{reason} ({code})")
+        self.code = code
+
+
+class KeywordOnly(Exception):
+    def __init__(self, *, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class WithLock(Exception):
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.good = "kept"
+        self.lock = threading.Lock()
+
+
+class LockArgument(Exception):
+    pass
+
+
+class BadString(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no string today")
+
+
+class BadReduce(Exception):
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not me")
+
+
+class RefusesToBeMade(Exception):
+    """Rebuilds through a function that fails on the other side."""
+
+    def __reduce__(self) -> Any:
+        return _fail, ()
+
+
+def _fail() -> None:
+    raise OSError("not on this machine")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("'MAYBE' is not a label"),
+        KeyError("x"),
+        FileNotFoundError(2, "No such file", "model.bin"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        StopIteration(7),
+        SystemExit(3),
+        ExceptionGroup("several", [ValueError(1), TypeError(2)]),
+        ContextError("the loader raised", context="llm-1", pilot="n1"),
+        TwoArguments(3, "odd"),
+        KeywordOnly(code=5),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_comes_back_as_itself(error: BaseException) -> None:
+    back = travel(raises(error))
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert repr(back.args) == repr(error.args)
+    cause = back.__cause__
+    assert isinstance(cause, RemoteTraceback)
+    assert "deep_in_the_function" in str(cause)
+
+
+def test_attributes_come_along() -> None:
+    assert travel(raises(TwoArguments(3, "odd"))).code == 3  # type: ignore[attr-defined]
+    assert travel(raises(KeywordOnly(code=5))).code == 5  # type: ignore[attr-defined]
+    assert travel(raises(FileNotFoundError(2, "No such file", "model.bin"))).filename == "model.bin"  # type: ignore[attr-defined]
+    back = travel(raises(ContextError("no", context="llm-1")))
+    assert back.context == "llm-1"  # type: ignore[attr-defined]
+
+
+def test_the_remote_chain_is_told() -> None:
+    def chained() -> None:
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise ValueError("outer") from error
+
+    text = str(travel(chained).__cause__)
+    assert "KeyError: 'inner'" in text
+    assert "direct cause" in text
+    assert "ValueError: outer" in text
+
+
+def test_an_attribute_that_cannot_travel_stays_behind() -> None:
+    error = WithLock("held")
+    back = travel(raises(error))
+    assert type(back) is WithLock
+    assert back.good == "kept"
+    assert back.lock is not error.lock  # its own __init__ made a new one
+    assert any("lock" in note for note in back.__notes__)
+
+
+def test_what_cannot_travel_is_told_as_remote_error() -> None:
+    back = travel(raises(LockArgument(threading.Lock())))
+    assert isinstance(back, RemoteCallError)
+    assert back.kind.endswith("LockArgument")
+    assert "deep_in_the_function" in back.traceback
+    assert "LockArgument" in str(back)
+
+
+@pytest.mark.parametrize("error", [BadReduce("x"), RefusesToBeMade("x")], ids=lambda error: type(error).__name__)
+def test_a_broken_reduce_is_gone_around(error: BaseException) -> None:
+    back = travel(raises(error))
+    assert type(back) is type(error)
+    assert back.args == ("x",)
+
+
+def test_a_message_that_cannot_be_made() -> None:
+    back = travel(raises(BadString("x")))
+    assert isinstance(back, BadString)
+    assert back.__cause__ is not None
+
+
+def test_class_of_main_and_of_an_unknown_module(tmp_path: Path) -> None:
+    """Raised in another process: in its `__main__`, and in a module that this process can't import."""
+    (tmp_path / "elsewhere.py").write_text("class Lost(Exception):\n    pass\n\nclass Plain(Exception):\n    lock = __import__('threading').Lock()\n")
+    program = """
+        import sys; sys.path.insert(0, ".")
+        import elsewhere
+        from stoker.contexts.payloads import dump_exception
+        class Mine(Exception):
+            def __init__(self, a, b):
+                super().__init__(a); self.b = b
+        for number, error in enumerate((Mine(1, 2), elsewhere.Lost("gone"), elsewhere.Plain("gone"))):
+            try:
+                raise error
+            except Exception as e:
+                open(str(number), "wb").write(dump_exception(e))
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, check=True, timeout=60)
+    mine, lost, plain = (load_exception((tmp_path / str(number)).read_bytes()) for number in range(3))
+    assert (type(mine).__name__, mine.args, mine.b) == ("Mine", (1,), 2)  # type: ignore[attr-defined]
+    assert (type(lost).__name__, lost.args) == ("Lost", ("gone",))
+    # A class that can't go by value goes by name, and there is no such name here.
+    assert isinstance(plain, RemoteCallError)
+    assert plain.kind == "elsewhere.Plain"
+    assert "gone" in str(plain)
+    assert "elsewhere" in str(plain)
+
+
+def test_an_exception_that_came_back_can_travel_again() -> None:
+    once = travel(raises(ValueError("x")))
+    again = travel(raises(once))
+    assert type(again) is ValueError
+    assert "deep_in_the_function" in str(again.__cause__)

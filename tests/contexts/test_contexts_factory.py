@@ -1,0 +1,234 @@
+"""`@context`: recipes from loaders, and clear words when one can't be made."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.contexts import Awareness, Recipe, as_recipe, context, payloads, recipe_of
+from stoker.contexts.loading import load_context
+from stoker.errors import RecipeError
+from stoker.units import parse_bytes
+
+
+@context
+def plain(path: str, *, n: int = 3) -> dict[str, Any]:
+    return {"path": path, "n": n}
+
+
+@context(memory="4 GB", device_memory="2 GiB", disk="1 GB", devices=2, kinds=("NVIDIA A10", "cpu"), slots=3,
+         load_limit="90 s", awareness="disk", calls_per_library=7)  # fmt: skip
+def full(path: str) -> str:
+    return path
+
+
+def test_a_recipe_says_what_it_needs() -> None:
+    recipe = full("m")
+    assert recipe.needs.memory_bytes == 4 * 10**9
+    assert recipe.needs.device_memory_bytes == 2 * 2**30
+    assert recipe.needs.disk_bytes == 10**9
+    assert recipe.needs.devices == 2
+    assert recipe.needs.kinds == ("NVIDIA A10", "cpu")
+    assert recipe.needs.load_limit_s == 90
+    assert (recipe.slots, recipe.awareness, recipe.calls_per_library) == (3, Awareness.DISK, 7)
+    assert recipe.name == f"full-{recipe.key[:4]}"
+
+
+def test_nothing_is_loaded_until_it_is() -> None:
+    ran = []
+
+    @context
+    def loader() -> str:
+        ran.append(1)
+        return "here"
+
+    recipe = loader()
+    assert ran == []
+    assert load_context(recipe, {}) == "here"
+
+
+def test_the_key_is_of_the_content() -> None:
+    assert plain("a").key == plain("a").key
+    assert plain("a", n=4).key != plain("a").key
+    assert plain("a").key != plain("b").key
+    assert plain.with_options(memory="1 GB")("a").key != plain("a").key
+    assert plain.named("other")("a").key == plain("a").key
+    assert plain.named("other")("a").name.startswith("other-")
+
+
+def test_recipes_load() -> None:
+    assert load_context(plain("a", n=5), {}) == {"path": "a", "n": 5}
+    assert load_context(recipe_of(lambda x, y=1: (x, y), [1], {"y": 2}), {}) == (1, 2)
+    assert load_context(recipe_of(functools.partial(max, 3), [5]), {}) == 5
+    assert recipe_of(lambda: None).name.startswith("lambda-")
+    assert recipe_of(plain, ["a"]).key == plain("a").key
+    assert recipe_of(plain, ["a"], memory="1 GB").needs.memory_bytes == parse_bytes("1 GB")
+
+
+def test_the_repr_is_one_line() -> None:
+    assert repr(plain) == "<context plain(path: 'str', *, n: 'int' = 3) -> 'dict[str, Any]'; call it to make a recipe>"
+    recipe = full("m")
+    assert repr(recipe) == (
+        f"<recipe {recipe.name}, 2 devices, on NVIDIA A10 or cpu, memory 4.0 GB, device memory 2.1 GB, awareness disk>"
+    )
+
+
+def test_a_factory_travels() -> None:
+    again = payloads.loads(payloads.dumps(full))
+    assert again("m").key == full("m").key
+    assert load_context(again("m"), {}) == "m"
+
+
+# ---- what a user gets wrong
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: plain(), r"plain\(path.*missing a required argument: 'path'"),
+        (lambda: plain("a", "b"), "too many positional"),
+        (lambda: plain("a", m=1), "unexpected keyword argument 'm'"),
+        (lambda: plain(threading.Lock()), "lock"),
+        (lambda: context(memry="1 GB"), "did you mean memory"),
+        (lambda: context(memory="four GB"), r"memory='four GB'.*is not a size"),
+        (lambda: context(load_limit="0 s"), "leaves no time"),
+        (lambda: context(slots=0), "whole number, 1 or more"),
+        (lambda: context(devices=True), "whole number"),
+        (lambda: context(awareness="half"), "one of none, disk, full"),
+        (lambda: context("4 GB"), r"by name, as in @context\(memory="),
+        (lambda: context(plain("a")), "by name"),
+        (lambda: as_recipe(plain), r"has not been called; write context=plain\(\.\.\.\)"),
+        (lambda: as_recipe(context(memory=1)), "still wants its loader"),
+        (lambda: as_recipe(len), "plain function"),
+        (lambda: as_recipe("llm"), "wants a recipe"),
+        (lambda: recipe_of("nothing"), "must be a function"),  # type: ignore[arg-type]
+    ],
+)
+def test_mistakes_are_told(make: Any, says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        make()
+
+
+def test_a_forgotten_call_is_told() -> None:
+    with pytest.raises(AttributeError, match=r"call it first: plain\(\.\.\.\)"):
+        plain.key  # noqa: B018
+
+
+def test_as_recipe_takes_recipes() -> None:
+    recipe = plain("a")
+    assert as_recipe(recipe) is recipe
+
+
+# ---- files
+
+
+def test_files_become_objects(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(b"123")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "x").write_bytes(b"4")
+
+    @context(files=["weights", "more"])
+    def loader(weights: str, more: list[Path] | None = None) -> Any:
+        return weights, more
+
+    recipe = loader(str(tmp_path / "w.bin"), [tmp_path / "d"])
+    assert len(recipe.objects) == 2
+    local = {ref.name: f"/cache/{ref.name}" for ref in recipe.objects}
+    weights, more = load_context(recipe, local)
+    assert weights in local.values()
+    assert weights.endswith(".bin")
+    assert isinstance(weights, str)
+    assert more == [Path(next(path for name, path in local.items() if name.startswith("folder-")))]
+    with pytest.raises(RecipeError, match="is not on this pilot"):
+        load_context(recipe, {})
+    # The same content elsewhere is the same context.
+    (tmp_path / "copy.bin").write_bytes(b"123")
+    assert loader(str(tmp_path / "copy.bin"), [tmp_path / "d"]).key == recipe.key
+    (tmp_path / "copy.bin").write_bytes(b"124")
+    assert loader(str(tmp_path / "copy.bin"), [tmp_path / "d"]).key != recipe.key
+    assert load_context(loader(str(tmp_path / "w.bin")), local)[1] is None
+
+
+def test_files_by_path(tmp_path: Path) -> None:
+    path = tmp_path / "labels.txt"
+    path.write_text("a")
+
+    @context(files=[path])
+    def loader(labels: str, other: str) -> Any:
+        return labels, other
+
+    recipe = loader(str(path), "x")
+    assert load_context(recipe, {recipe.objects[0].name: "/local"}) == ("/local", "x")
+
+
+@pytest.mark.parametrize("given", ["/no/such/file", 3])
+def test_files_that_are_none(given: Any) -> None:
+    @context(files="path")
+    def loader(path: Any) -> None:
+        return None
+
+    with pytest.raises(RecipeError):
+        loader(given)
+
+
+def test_a_name_that_is_no_parameter() -> None:
+    @context(files="pth")
+    def loader(path: Any) -> None:
+        return None
+
+    with pytest.raises(RecipeError, match="neither a parameter of loader"):
+        loader("x")
+
+
+# ---- what pilots import ahead
+
+
+def test_preload_is_what_the_loader_imports() -> None:
+    def loader() -> Any:
+        import os.path
+
+        import numpy.linalg
+
+        def inner() -> Any:
+            from hypothesis import strategies
+
+            return strategies
+
+        return numpy.linalg, os, inner, pytest.raises
+
+    assert recipe_of(loader).preload == ("hypothesis", "numpy", "pytest", "hypothesis:strategies")
+    assert recipe_of(loader, preload=["numpy"]).preload == ("numpy",)
+    assert recipe_of(loader, preload=["numpy"]).key == recipe_of(loader).key
+
+
+def test_importing_contexts_is_light() -> None:
+    """A login node has no GPU library, and a manager needs neither pickles nor models."""
+    program = """
+import sys
+import stoker.contexts, stoker.contexts.recipe
+heavy = {"torch", "transformers", "numpy", "parsl", "cloudpickle"} & set(sys.modules)
+assert not heavy, heavy
+from stoker.contexts import context, causal_lm
+import stoker.contexts.causal_lm
+heavy = {"torch", "transformers", "parsl"} & set(sys.modules)
+assert not heavy, heavy
+assert callable(stoker.contexts.causal_lm) and callable(causal_lm) and callable(stoker.causal_lm)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_exported_name_is_there() -> None:
+    import stoker.contexts
+
+    for name in stoker.contexts.__all__:
+        assert getattr(stoker.contexts, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        stoker.contexts.nothing  # noqa: B018
+    assert isinstance(plain("a"), Recipe)

@@ -1,0 +1,179 @@
+"""Names of objects: equal content, equal name; other content, other name, whatever the file names are made of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stoker.contexts.objects import copy_object, is_object_name, matches, object_of
+from stoker.contexts.recipe import ObjectRef
+from stoker.errors import RecipeError
+
+# A tree: names to bytes (a file, executable or not), to a dict (a folder), or to a text (a link to that target).
+name = st.text(
+    st.characters(blacklist_characters="/\x00", blacklist_categories=["Cs"]), min_size=1, max_size=6
+).filter(lambda text: text not in (".", "..")) | st.sampled_from(["a\nb", 'q"', "'", "é", " ", "-", "file", "a b", "\t"])
+file = st.tuples(st.binary(max_size=6), st.booleans())
+tree = st.recursive(st.dictionaries(name, file, max_size=3), lambda inner: st.dictionaries(name, file | inner, max_size=3), max_leaves=8)
+Tree = dict[str, object]
+
+
+def build(folder: Path, content: Tree) -> Path:
+    folder.mkdir(parents=True)
+    for called, part in content.items():
+        place = folder / called
+        if isinstance(part, dict):
+            build(place, part)
+        else:
+            data, executable = part  # type: ignore[misc]
+            place.write_bytes(data)
+            place.chmod(0o755 if executable else 0o644)
+    return folder
+
+
+def fits(content: object) -> bool:
+    return all(len(os.fsencode(called)) < 200 for called in content) if isinstance(content, dict) else True
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tree, tree)
+def test_folders_are_named_alike_only_if_they_are(tmp_path_factory: pytest.TempPathFactory, one: Tree, other: Tree) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    first, second = object_of(build(folder / "1", one)), object_of(build(folder / "2", other))
+    assert (first.name == second.name) == (one == other)
+    assert is_object_name(first.name)
+    shutil.rmtree(folder)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tree)
+def test_a_copy_has_the_name_of_the_original(tmp_path_factory: pytest.TempPathFactory, one: Tree) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    ref = object_of(build(folder / "1", one))
+    copy_object(folder / "1", folder / "2")
+    assert object_of(folder / "2").name == ref.name
+    assert matches(folder / "2", ref)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": (b"", False)}, {"a": {}}),  # an empty file, an empty folder
+        ({"a": {"b": (b"x", False)}}, {"a": {}, "b": (b"x", False)}),
+        ({"a\nb": (b"", False)}, {"a": (b"", False), "b": (b"", False)}),
+        ({"a": (b"b", False)}, {"ab": (b"", False)}),
+        ({}, {"a": {}}),
+        ({"a": (b"x", True)}, {"a": (b"x", False)}),
+    ],
+)
+def test_near_misses(tmp_path: Path, one: Tree, other: Tree) -> None:
+    assert object_of(build(tmp_path / "1", one)).name != object_of(build(tmp_path / "2", other)).name
+
+
+def test_a_file(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"weights")
+    ref = object_of(tmp_path / "m.gguf")
+    assert ref.name.startswith("file-")
+    assert ref.name.endswith(".gguf")
+    assert ref.size_bytes == 7
+    assert ref.source == str(tmp_path / "m.gguf")
+    (tmp_path / "other.gguf").write_bytes(b"weights")
+    assert object_of(tmp_path / "other.gguf").name == ref.name
+    (tmp_path / "odd.a b\n").write_bytes(b"weights")
+    assert is_object_name(object_of(tmp_path / "odd.a b\n").name)
+    assert not matches(tmp_path / "m.gguf", ObjectRef(name="file-" + "0" * 64, size_bytes=7))
+    assert matches(tmp_path / "other.gguf", ref)
+
+
+def test_a_file_is_not_a_folder_of_it(tmp_path: Path) -> None:
+    build(tmp_path / "d", {"x": (b"x", False)})
+    assert object_of(tmp_path / "d").name.split("-")[1] != object_of(tmp_path / "d" / "x").name.split("-")[1]
+
+
+def test_links(tmp_path: Path) -> None:
+    """A link inside stays one; a link out of the folder, as a model hub's cache has them, counts as its target."""
+    plain = build(tmp_path / "plain", {"weights": (b"w", False), "sub": {"deep": (b"d", False)}})
+    (tmp_path / "blob").write_bytes(b"w")
+    hub = build(tmp_path / "hub", {"sub": {"deep": (b"d", False)}})
+    (hub / "weights").symlink_to("../blob")
+    assert object_of(hub).name == object_of(plain).name
+    copy_object(hub, tmp_path / "copied")
+    assert not (tmp_path / "copied" / "weights").is_symlink()
+    (plain / "again").symlink_to("weights")
+    linked = object_of(plain)
+    copy_object(plain, tmp_path / "linked")
+    assert os.readlink(tmp_path / "linked" / "again") == "weights"
+    assert object_of(tmp_path / "linked").name == linked.name
+    (plain / "again").unlink()
+    (plain / "again").write_bytes(b"w")
+    assert object_of(plain).name != linked.name
+    (tmp_path / "door").symlink_to(plain)
+    assert object_of(tmp_path / "door").name == object_of(plain).name
+
+
+def test_what_cannot_be_an_object(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="nowhere"):
+        object_of(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RecipeError, match="neither a file nor a folder"):
+        object_of(tmp_path / "pipe")
+    loop = build(tmp_path / "loop", {"a": (b"", False)})
+    (tmp_path / "out").symlink_to(loop)
+    (loop / "back").symlink_to(tmp_path)
+    with pytest.raises(RecipeError, match="link to a folder that it lies in"):
+        object_of(loop)
+    (tmp_path / "dangling").mkdir()
+    (tmp_path / "dangling" / "x").symlink_to("/nowhere/at/all")
+    with pytest.raises(RecipeError, match="does not exist"):
+        object_of(tmp_path / "dangling")
+
+
+# ---- remembered digests
+
+
+def old(path: Path) -> None:
+    """As if written long ago: mtime can be set, so the memo is asked to look at ctime through a patched clock."""
+    os.utime(path, ns=(1, 1))
+
+
+def test_a_remembered_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hashlib
+
+    import stoker.contexts.objects as module
+
+    file = tmp_path / "big"
+    file.write_bytes(b"x" * 1000)
+    monkeypatch.setattr(module, "_RACY_NS", 0)
+    memo = tmp_path / "memo.sqlite"
+    ref = object_of(file, memo=memo)
+    reads = []
+    real = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda *args: reads.append(1) or real(*args))  # type: ignore[func-returns-value]
+    assert object_of(file, memo=memo) == ref
+    assert not reads
+    file.write_bytes(b"y" * 1000)
+    assert object_of(file, memo=memo).name != ref.name
+    assert reads
+
+
+def test_a_young_file_is_not_remembered(tmp_path: Path) -> None:
+    file, memo = tmp_path / "young", tmp_path / "memo.sqlite"
+    file.write_bytes(b"x")
+    object_of(file, memo=memo)
+    with sqlite3.connect(memo) as db:
+        assert db.execute("SELECT count(*) FROM digests").fetchone() == (0,)
+
+
+def test_a_damaged_or_closed_memo_costs_only_time(tmp_path: Path) -> None:
+    file, memo = tmp_path / "f", tmp_path / "memo.sqlite"
+    file.write_bytes(b"x")
+    memo.write_bytes(b"this is no database, and long enough to be taken for one" * 50)
+    ref = object_of(file, memo=memo)
+    assert object_of(file, memo=tmp_path / "f" / "not-a-folder" / "memo") == ref

@@ -1,0 +1,273 @@
+"""Values that travel come back as they were, and what can't travel is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.contexts import payloads
+from stoker.errors import SerializationError
+
+atoms = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.complex_numbers(allow_nan=False)
+values = st.recursive(
+    atoms,
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner) | st.sets(st.integers()),
+    max_leaves=30,
+)
+
+
+@given(values)
+def test_round_trip(value: Any) -> None:
+    back = payloads.loads(payloads.dumps(value))
+    assert back == value
+    assert type(back) is type(value)
+
+
+@given(values)
+def test_parts_are_the_bytes(value: Any) -> None:
+    assert payloads.loads(b"".join(payloads.dump_parts(value))) == value
+
+
+def test_plain_values_are_plain_pickles() -> None:
+    data = payloads.dumps(((1, "a", [2.0, None]), {"k": (b"x", {"deep": True})}))
+    assert data == pickle.dumps(((1, "a", [2.0, None]), {"k": (b"x", {"deep": True})}), 5)
+
+
+class Text(str):
+    """A subclass of a plain type that only its own class can rebuild."""
+
+
+@pytest.mark.parametrize("value", [Text("x"), [Text("x")], {"k": Text("x")}, {Text("k"): 1}, (1, (2, Text("x")))])
+def test_subclasses_of_plain_types_keep_their_class(value: Any) -> None:
+    back = payloads.loads(payloads.dumps(value))
+    assert back == value
+    while not isinstance(back, str):
+        back = next(iter(back)) if isinstance(back, dict) and 1 in back.values() else list(getattr(back, "values", lambda: back)())[-1]
+    assert type(back) is Text
+
+
+def test_big_arrays_stay_out_of_the_pickle() -> None:
+    array = numpy.arange(200_000, dtype=numpy.float64).reshape(400, 500)
+    parts = payloads.dump_parts(((array,), {}))
+    assert any(isinstance(part, memoryview) and part.nbytes == array.nbytes for part in parts)
+    assert sum(len(bytes(part)) for part in parts if not isinstance(part, memoryview)) < 2_000
+    assert any(numpy.shares_memory(numpy.frombuffer(part, dtype=numpy.uint8), array) for part in parts if len(part) == array.nbytes)
+
+
+def test_arrays_come_back_writable_and_apart() -> None:
+    array = numpy.arange(50_000)
+    data = payloads.dumps([array, array[::2], numpy.asfortranarray(array.reshape(500, 100))])
+    one, strided, fortran = payloads.loads(data)
+    assert (one == array).all()
+    assert (strided == array[::2]).all()
+    assert (fortran == array.reshape(500, 100)).all()
+    assert fortran.flags.f_contiguous
+    one[0] = 99  # would raise on a view of read-only bytes
+    assert array[0] == 0
+    assert payloads.loads(data)[0][0] == 0
+
+
+def test_writable_memory_is_not_copied() -> None:
+    data = bytearray(payloads.dumps([numpy.zeros(50_000)]))
+    back = payloads.loads(data)[0]
+    assert numpy.shares_memory(back, numpy.frombuffer(data, dtype=numpy.uint8))
+
+
+def test_arrays_that_were_read_only_stay_so() -> None:
+    array = numpy.zeros(50_000)
+    array.flags.writeable = False
+    assert not payloads.loads(payloads.dumps([array]))[0].flags.writeable
+
+
+def test_buffers_are_aligned() -> None:
+    data = bytearray(64 + len(payloads.dumps([numpy.zeros(50_000), numpy.ones(50_001)])))
+    shift = -numpy.frombuffer(data, dtype=numpy.uint8).ctypes.data % 64
+    made = payloads.dumps([numpy.zeros(50_000), numpy.ones(50_001)])
+    data[shift : shift + len(made)] = made
+    for array in payloads.loads(memoryview(data)[shift : shift + len(made)]):
+        assert array.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20, 70, -1])
+def test_cut_bytes_are_an_error(cut: int) -> None:
+    data = payloads.dumps([numpy.zeros(50_000)])
+    with pytest.raises(SerializationError):
+        payloads.loads(data[:cut])
+
+
+def test_strange_bytes_are_an_error() -> None:
+    for data in (b"", b"xyz", b"B"):
+        with pytest.raises(SerializationError):
+            payloads.loads(data)
+
+
+# ---- what can't be pickled
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.name = "h"
+        self.lock = threading.Lock()
+
+
+def test_the_attribute_is_named() -> None:
+    with pytest.raises(SerializationError) as caught:
+        payloads.dumps(((1, {"model": [Holder()]}), {}))
+    text = str(caught.value)
+    assert "argument 1" in text
+    assert "['model'][0].lock" in text
+    assert "_thread.lock" in text
+    assert caught.value.what == "argument"
+
+
+def test_the_keyword_is_named() -> None:
+    with pytest.raises(SerializationError, match=r"argument 'door'"):
+        payloads.dumps(((), {"door": threading.Lock()}))
+
+
+def test_a_closure_is_named() -> None:
+    lock = threading.Lock()
+
+    def guarded() -> None:
+        lock.acquire()
+
+    with pytest.raises(SerializationError, match=r"'lock' that it closes over"):
+        payloads.dumps(guarded, what="function")
+
+
+def test_a_generator_as_result() -> None:
+    with pytest.raises(SerializationError, match=r"the result can't be sent back.*generator"):
+        payloads.dumps((n for n in range(3)), what="result")
+
+
+def test_endless_nesting_is_an_error() -> None:
+    value: Any = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(SerializationError):
+        payloads.dumps(value)
+
+
+# ---- code of the user's own
+
+_USERS_MODULE = '''
+import dataclasses
+import math
+SCALE = 3
+
+@dataclasses.dataclass
+class Claim:
+    text: str
+    def shout(self):
+        return self.text.upper()
+
+def helper(x):
+    return math.floor(x) * SCALE
+
+def work(x, claim=Claim("hi")):
+    return helper(x), claim
+
+class Failing(Exception):
+    def __init__(self, code, reason):
+        super().__init__(f"{reason} ({code})")
+        self.code = code
+'''
+
+
+def run(program: str, *args: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *args], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_module_beside_the_script_travels_by_value(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    (here / "claims.py").write_text(_USERS_MODULE)
+    run(
+        """
+        import sys; sys.path.insert(0, ".")
+        import claims
+        from stoker.contexts import payloads
+        open(sys.argv[1], "wb").write(payloads.dumps((claims.work, (2.5,), {"claim": claims.Claim("deep")}), what="function"))
+        """,
+        str(there / "call"),
+        folder=here,
+    )
+    out = run(
+        """
+        import sys
+        from stoker.contexts import payloads
+        function, args, kwargs = payloads.loads(open("call", "rb").read())
+        value, claim = function(*args, **kwargs)
+        assert "claims" not in sys.modules
+        print(value, claim.shout())
+        open("result", "wb").write(payloads.dumps(claim, what="result"))
+        """,
+        folder=there,
+    )
+    assert out == "6 DEEP\n"
+    out = run(
+        """
+        import sys; sys.path.insert(0, ".")
+        import claims
+        from stoker.contexts import payloads
+        back = payloads.loads(payloads.dumps(claims.Claim("x")))
+        print(type(back) is claims.Claim)
+        """,
+        folder=here,
+    )
+    assert out == "True\n"
+
+
+def test_a_module_that_holds_a_lock_still_travels_by_name(tmp_path: Path) -> None:
+    (tmp_path / "guarded.py").write_text("import threading\nlock = threading.Lock()\ndef work():\n    return lock.locked()\n")
+    out = run(
+        """
+        import sys; sys.path.insert(0, ".")
+        import guarded
+        from stoker.contexts import payloads
+        print(payloads.loads(payloads.dumps(guarded.work, what="function")) is guarded.work)
+        """,
+        folder=tmp_path,
+    )
+    assert out == "True\n"
+
+
+def test_installed_code_travels_by_name() -> None:
+    assert len(payloads.dumps(textwrap.dedent)) < 100
+    assert len(payloads.dumps(math.floor)) < 100
+    assert len(payloads.dumps(payloads.SerializationError)) < 100
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: int
+    colour: Colour = Colour.RED
+
+
+def test_classes_of_this_test_come_back_as_themselves() -> None:
+    back = payloads.loads(payloads.dumps([Point(1), Point]))
+    assert back == [Point(1), Point]
+    assert type(back[0]) is Point
+    assert back[0].colour is Colour.RED

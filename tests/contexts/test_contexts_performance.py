@@ -1,0 +1,138 @@
+"""Measurements are kept across processes, and a damaged file never stops anybody."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.contexts.performance import PerformanceStore
+
+positive = st.floats(0, 1e6, allow_nan=False)
+
+
+def test_loads_are_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "performance.sqlite"
+    store = PerformanceStore(path)
+    assert store.estimates("r") == {}
+    store.record_load("r", kind="cpu", load_s=10, start_s=1, resident_bytes=5, peak_bytes=9)
+    store.record_load("r", kind="cpu", load_s=14, start_s=3, resident_bytes=7, peak_bytes=8)
+    store.record_load("r", kind="a10", load_s=2, device_bytes=100)
+    store.record_load("other", kind="cpu", load_s=99)
+    store.close()
+    again = PerformanceStore(path)
+    found = again.estimates("r")
+    again.close()
+    assert set(found) == {"cpu", "a10"}
+    cpu = found["cpu"]
+    assert (cpu.load_s, cpu.loads, cpu.start_s, cpu.resident_bytes, cpu.peak_bytes) == (12, 2, 2, 7, 9)
+    assert cpu.load_sd == pytest.approx(statistics.stdev([10, 14]))
+    assert (found["a10"].device_bytes, found["a10"].resident_bytes, found["a10"].load_sd) == (100, 0, 0)
+
+
+@given(st.dictionaries(st.sampled_from(["f", "g", "h"]), st.lists(positive, min_size=1, max_size=8), min_size=1))
+def test_runs_add_up(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, list[float]]) -> None:
+    store = PerformanceStore(tmp_path_factory.mktemp("p") / "performance.sqlite")
+    for function, times in runs.items():
+        store.record_runs("r", kind="cpu", function=function, run_s=times[: len(times) // 2])
+        store.record_runs("r", kind="cpu", function=function, run_s=times[len(times) // 2 :])
+    found = store.estimates("r")["cpu"]
+    store.close()
+    everything = [time for times in runs.values() for time in times]
+    assert found.runs == len(everything)
+    assert found.run_s == pytest.approx(statistics.fmean(everything), rel=1e-6, abs=1e-6)
+    assert found.run_sd == pytest.approx(statistics.stdev(everything) if len(everything) > 1 else 0, rel=1e-4, abs=1e-4)
+    for function, times in runs.items():
+        one = found.functions[function]
+        assert (one.count, one.most) == (len(times), max(times))
+        assert one.mean == pytest.approx(statistics.fmean(times), rel=1e-6, abs=1e-6)
+        assert one.sd == pytest.approx(statistics.stdev(times) if len(times) > 1 else 0, rel=1e-4, abs=1e-4)
+
+
+def test_nonsense_is_not_kept(tmp_path: Path) -> None:
+    store = PerformanceStore(tmp_path / "p.sqlite")
+    store.record_load("r", kind="cpu", load_s=float("nan"))
+    store.record_runs("r", kind="cpu", function="f", run_s=[float("inf"), -1.0])
+    assert store.estimates("r") == {}
+    store.close()
+
+
+def test_several_processes_write_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    program = """
+import sys
+from pathlib import Path
+from stoker.contexts.performance import PerformanceStore
+store = PerformanceStore(Path(sys.argv[1]))
+for n in range(100):
+    store.record_load("r", kind="cpu", load_s=n)
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", program, str(path)]) for _ in range(3)]
+    for writer in writers:
+        assert writer.wait(60) == 0
+    store = PerformanceStore(path)
+    found = store.estimates("r")["cpu"]
+    store.close()
+    assert found.loads == 300
+    assert found.load_s == pytest.approx(49.5)
+
+
+def test_a_damaged_file_is_moved_aside_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "p.sqlite"
+    path.write_bytes(b"not a database at all, but long enough to be looked at" * 100)
+    with caplog.at_level(logging.WARNING):
+        store = PerformanceStore(path)
+    assert "damaged" in caplog.text
+    assert [aside.read_bytes()[:5] for aside in tmp_path.glob("p.sqlite.damaged-*")] == [b"not a"]
+    store.record_load("r", kind="cpu", load_s=1)
+    assert store.estimates("r")["cpu"].loads == 1
+    store.close()
+
+
+def test_a_file_of_another_shape_is_moved_aside(tmp_path: Path) -> None:
+    import sqlite3
+
+    path = tmp_path / "p.sqlite"
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE measured (something TEXT)")
+    db.close()
+    store = PerformanceStore(path)
+    store.record_load("r", kind="cpu", load_s=1)
+    assert store.estimates("r")["cpu"].loads == 1
+    store.close()
+    assert list(tmp_path.glob("p.sqlite.damaged-*"))
+
+
+def test_a_file_that_goes_bad_while_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "p.sqlite"
+    store = PerformanceStore(path)
+    store.record_load("r", kind="cpu", load_s=1)
+    store.close()
+    store = PerformanceStore(path)
+    for part in tmp_path.glob("p.sqlite*"):
+        part.write_bytes(b"\0garbage\0" * 4096)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            store.record_load("r", kind="cpu", load_s=1)
+            store.estimates("r")
+    store.close()
+    again = PerformanceStore(path)
+    again.record_load("s", kind="cpu", load_s=1)
+    assert again.estimates("s")["cpu"].loads == 1
+    again.close()
+
+
+def test_no_place_for_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING):
+        store = PerformanceStore(tmp_path / "file" / "p.sqlite")
+    assert "without remembering" in caplog.text
+    store.record_load("r", kind="cpu", load_s=1)
+    assert store.estimates("r") == {}
+    store.close()

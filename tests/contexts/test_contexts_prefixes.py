@@ -1,0 +1,108 @@
+"""Which beginnings are found, kept and dropped. KV here is just the tokens that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.contexts.prefixes import SHORTEST, PrefixCache, common_length
+
+Ids = tuple[int, ...]
+A = tuple(range(100, 140))  # two templates that share 10 tokens
+B = A[:10] + tuple(range(200, 240))
+
+
+class Model:
+    """Computes prompts as the runner does, and counts the tokens that it had to."""
+
+    def __init__(self, limit_bytes: int = 10_000) -> None:
+        self.cache: PrefixCache[Ids] = PrefixCache(limit_bytes=limit_bytes, cut=lambda ids, length: ids[:length])
+        self.computed = 0
+
+    def read(self, rows: Sequence[Ids]) -> int:
+        prefix, length = self.cache.find(rows)
+        if prefix is not None:
+            for row in rows:
+                assert prefix.kv[:length] == row[:length]
+                assert length < len(row)
+        self.computed += sum(len(row) - length for row in rows)
+        self.cache.saw(rows[0], rows[0], len(rows[0]))
+        return length
+
+
+def claim(number: int, length: int = 12) -> Ids:
+    return tuple(1000 * number + at for at in range(length))
+
+
+def test_a_template_is_found_from_call_to_call() -> None:
+    model = Model()
+    assert [model.read([A + claim(n)]) for n in range(1, 6)] == [0, 40, 40, 40, 40]
+
+
+def test_templates_in_turn_are_both_kept() -> None:
+    model = Model()
+    found = [model.read([template + claim(n)]) for n in range(1, 30) for template in (A, B)]
+    assert found[:2] == [0, 10]  # B begins as A does
+    assert found[4:] == [40, 50] * 27
+
+
+def test_claims_that_begin_alike_do_not_push_the_template_out() -> None:
+    model = Model()
+    the = (7, 8)
+    for n in range(1, 40):
+        model.read([A + the + claim(n)])
+        model.read([A + claim(100 + n)])
+    assert model.read([A + claim(1000)]) == 40
+
+
+def test_a_batch_shares_what_all_its_rows_have() -> None:
+    model = Model()
+    model.read([A + claim(1)])
+    assert model.read([A + claim(2), A + claim(3)]) == 40
+    assert model.read([A + claim(2), B + claim(3)]) == 10
+
+
+def test_the_last_token_is_always_computed() -> None:
+    model = Model()
+    model.read([A])
+    assert model.read([A]) == len(A) - 1
+    assert model.read([A[:20]]) == 19
+
+
+def test_short_beginnings_are_not_kept() -> None:
+    model = Model()
+    short = tuple(range(SHORTEST - 1))
+    assert [model.read([short + claim(n)]) for n in range(1, 4)] == [0, 0, 0]
+
+
+@given(
+    st.lists(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40).map(tuple), min_size=1, max_size=3), max_size=30),
+    st.integers(0, 200),
+)
+def test_never_wrong_and_never_too_large(calls: list[list[Ids]], limit: int) -> None:
+    model = Model(limit)
+    for rows in calls:
+        model.read(rows)  # checks that what it finds is what the rows begin with
+        assert model.cache.size_bytes <= limit
+    model.cache.clear()
+    assert model.cache.size_bytes == 0
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    model = Model(limit_bytes=600)
+    templates = [tuple(range(1000 * t, 1000 * t + 100)) for t in range(1, 9)]
+    for template in templates:
+        for n in range(1, 4):
+            model.read([template + claim(n, 4)])
+    assert model.read([templates[-1] + claim(9, 4)]) == 100
+    assert model.read([templates[0] + claim(9, 4)]) == 0
+
+
+@given(st.lists(st.integers(0, 1), max_size=20).map(tuple), st.lists(st.integers(0, 1), max_size=20).map(tuple), st.integers(0, 25))
+def test_common_length(one: Ids, other: Ids, most: int) -> None:
+    plain = 0
+    while plain < min(len(one), len(other), most) and one[plain] == other[plain]:
+        plain += 1
+    assert common_length(one, other, most=most) == plain
