@@ -28,10 +28,8 @@ test: $(STAMP) ## every test; make test ARGS="tests/core -k gang" for some
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(STAMP) ## format, lint, types and import contracts (the tests are `make test`, so that nobody runs them twice)
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@sound=true; for step in "ruff format --check ." "ruff check ." mypy lint-imports; do \
+	  echo "$$step"; $(BIN)/$$step || sound=false; done; $$sound
 
 bench: $(STAMP) ## measure the engine against its peers; the numbers go into benchmarks/README.md
 	$(BIN)/python -m benchmarks $(ARGS)
