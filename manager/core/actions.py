@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from stoker.manager.core import calls, libraries
+from stoker.manager.core import calls, feeding, libraries, pilots
 from stoker.manager.core.commands import AskAdvice, RequestPilots
 from stoker.manager.core.seams import (
     Action,
@@ -24,9 +24,8 @@ from stoker.manager.core.seams import (
     WantPilots,
 )
 from stoker.manager.core.state import Call, CallState, Context, Library, LibraryState, Pilot, PilotState
-from stoker.manager.protocol.calls import CallOptions, Failure, FailureKind, GangPlace
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_pilot import EvictCall, Exit, FunctionBlob, ResizeLibrary, RunCalls
+from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.to_pilot import EvictCall, RunCalls
 from stoker.manager.protocol.to_pilot import TakeBack as TakeBackMessage
 
 if TYPE_CHECKING:
@@ -45,8 +44,7 @@ def apply(core: Core, action: Action, *, seam: str) -> None:
         case Evict():
             _evict(core, action)
         case TakeBack():
-            library = _library(core, action.library)
-            core.say(library.pilot, TakeBackMessage(library.id, action.count))
+            _take_back(core, action)
         case Load():
             _load(core, action)
         case Unload():
@@ -54,18 +52,21 @@ def apply(core: Core, action: Action, *, seam: str) -> None:
         case Resize():
             _resize(core, action)
         case FailWaiting():
-            _fail_waiting(core, action)
+            libraries.fail_waiting(core, _context(core, action.recipe), action.failure)
         case Timer():
             core.set_timer(f"{seam}/{action.key}", action.at)
         case WantPilots():
             core.out.append(RequestPilots(action.count, action.kind))
         case Release():
-            release(core, _pilot(core, action.pilot), action.reason)
+            pilots.release(core, _pilot(core, action.pilot), action.reason)
         case Ask():
             _context(core, action.recipe)
             core.out.append(AskAdvice(action.recipe))
         case _:
             assert_never(action)
+
+
+# ---- what actions name
 
 
 def _waiting(core: Core, id: int) -> Call:
@@ -100,39 +101,32 @@ def _context(core: Core, key: str) -> Context:
 
 def _with_room(core: Core, id: int, call: Call) -> Library:
     library = _library(core, id)
-    if not libraries.takes(core, library, call):
+    if not feeding.takes(core, library, call):
         raise PolicyError(
             f"library {id} is {library.state.value}, of {library.context.recipe.name}, with load {library.load}"
         )
     return library
 
 
+# ---- calls
+
+
 def _send(core: Core, action: Send) -> None:
     call = _waiting(core, action.call)
-    library = _with_room(core, action.library, call)
-    call.group.context.queue.left()
-    calls.fed(core, call.group.context)
-    if not action.offer:
-        calls.give(core, library, call)
-        return
-    call.state, call.holder, call.sent_at = CallState.HELD, library, core.state.now
-    call.note(core.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
-    library.held[call.id] = call
-    libraries.reclass(core, library)
-    group = call.group
-    core.say(
-        library.pilot,
-        RunCalls(library.id, group.function.key, [call.spec], group.options, blob_for(library, call), offer=True),
-    )
-
-
-def blob_for(library: Library, call: Call) -> FunctionBlob | None:
-    """The call's function, if the library has not been sent it."""
-    function = call.group.function
-    if function.key in library.functions:
-        return None
-    library.functions.add(function.key)
-    return function
+    library, group = _with_room(core, action.library, call), call.group
+    if group.options.gang[0] > 1:
+        raise PolicyError(f"call {call.id} wants a gang of {group.options.gang[0]}")
+    group.context.queue.leave(call)
+    calls.fed(core, group.context)
+    calls.give(core, library, call)
+    if action.offer:
+        core.sends[library].remove(call)
+        call.note(core.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
+        blob = feeding.blob_for(library, group)
+        core.say(
+            library.pilot,
+            RunCalls(library.id, group.function.key, [call.spec], group.options, blob, offer=True),
+        )
 
 
 def _send_gang(core: Core, action: SendGang) -> None:
@@ -144,24 +138,25 @@ def _send_gang(core: Core, action: SendGang) -> None:
     calls.start_gang(core, call, members, action.rendezvous)
 
 
-def run_gang(core: Core, call: Call, members: tuple[Library, ...], rendezvous: str) -> None:
-    """Tell every member of a gang its part."""
-    options: CallOptions = call.group.options
-    for rank, library in enumerate(members):
-        library.held[call.id] = call
-        libraries.reclass(core, library)
-        place = GangPlace(rank, len(members), rendezvous)
-        core.say(
-            library.pilot,
-            RunCalls(library.id, call.group.function.key, [call.spec], options, blob_for(library, call), place),
-        )
-
-
 def _evict(core: Core, action: Evict) -> None:
     call = core.state.calls.get(action.call)
     if call is None or not isinstance(call.holder, Library):
         raise PolicyError(f"call {action.call} is not held by one library")
-    core.say(call.holder.pilot, EvictCall(call.holder.id, CallId(call.id)))
+    unsent = core.sends.get(call.holder)
+    if unsent and call in unsent:
+        raise PolicyError(f"call {action.call} is being sent in this very moment")
+    core.say(call.holder.pilot, EvictCall(call.holder.id, call.id))
+
+
+def _take_back(core: Core, action: TakeBack) -> None:
+    library = _library(core, action.library)
+    if action.count < 1:
+        raise PolicyError(f"{action.count} calls cannot be taken back")
+    library.taking += action.count
+    core.say(library.pilot, TakeBackMessage(library.id, action.count))
+
+
+# ---- libraries
 
 
 def _load(core: Core, action: Load) -> None:
@@ -173,33 +168,17 @@ def _load(core: Core, action: Load) -> None:
     unknown = [id for id in action.devices if id not in pilot.devices]
     if unknown:
         raise PolicyError(f"{pilot.id} has no device {unknown[0]}")
+    if action.memory_bytes < 0:
+        raise PolicyError(f"{action.memory_bytes} bytes cannot be promised")
     libraries.load(core, context, pilot, tuple(pilot.devices[id] for id in action.devices), action.memory_bytes)
-    if core.tracked:
-        core.changed(lambda c: c.libraries, core.state.next_library - 1)
 
 
 def _resize(core: Core, action: Resize) -> None:
     library = _library(core, action.library)
-    if library.state is not LibraryState.READY:
-        raise PolicyError(f"library {library.id} is {library.state.value}")
-    if action.memory_bytes > library.promised_bytes:
-        libraries.promise(library, action.memory_bytes)
-    core.say(library.pilot, ResizeLibrary(library.id, action.memory_bytes))
-
-
-def _fail_waiting(core: Core, action: FailWaiting) -> None:
-    context = _context(core, action.recipe)
-    for call in list(context.queue):
-        calls.fail(core, call, action.failure)
-    calls.fed(core, context)
-
-
-def release(core: Core, pilot: Pilot, reason: str) -> None:
-    """Drain a pilot and let it end: it gets nothing new, finishes what it runs, and gives back the rest."""
-    if pilot.state in (PilotState.DRAINING, PilotState.GONE):
-        return
-    pilot.state = PilotState.DRAINING
-    pilot.notes.append((core.state.now, f"draining: {reason}"))
-    for library in pilot.libraries.values():
-        libraries.reclass(core, library)
-    core.say(pilot, Exit(reason, drain=True))
+    if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
+        raise PolicyError(
+            f"library {library.id} is {library.state.value} on a pilot that is {library.pilot.state.value}"
+        )
+    if action.memory_bytes < 0:
+        raise PolicyError(f"{action.memory_bytes} bytes cannot be promised")
+    libraries.resize(core, library, action.memory_bytes)

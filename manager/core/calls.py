@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import actions, libraries
+from stoker.manager.core import feeding
+from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import Call, CallState, Context, Gang, Group, Library
-from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
-from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_pilot import CancelCalls
+from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, GangPlace
+from stoker.manager.protocol.to_pilot import RunCalls
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
@@ -20,6 +20,12 @@ POISON_KILLS = 2
 KEPT_FAILURES = 1000
 """So many failed calls are kept for `stoker explain`."""
 
+KEPT_GROUPS = 1000
+"""So many groups are kept although none of their calls is open: what their runs cost is still worth knowing."""
+
+
+# ---- arriving and waiting
+
 
 def arrive(core: Core, group: Group, specs: list[CallSpec]) -> None:
     """Accept calls of one group: each goes to a library with room, or waits."""
@@ -27,11 +33,15 @@ def arrive(core: Core, group: Group, specs: list[CallSpec]) -> None:
     now = state.now
     fresh: list[Call] = []
     for spec in specs:
-        if spec.call in calls:
+        id = spec.call
+        if id in calls:
             state.refuse("repeated call")
             continue
-        call = calls[spec.call] = Call(spec, group, now)
+        calls[id] = call = Call(id, spec, group, now)
         fresh.append(call)
+    if not fresh:
+        return
+    group.open_calls += len(fresh)
     group.client.open_calls += len(fresh)
     if core.tracked:
         for changes in core.tracked:
@@ -40,102 +50,171 @@ def arrive(core: Core, group: Group, specs: list[CallSpec]) -> None:
     if core.policies.dispatch.asks_every_call:
         for call in fresh:
             place(core, call)
+        return
+    placed = 0
+    while placed < len(fresh) and not context.queue.count and (context.idle or context.roomy):
+        place(core, fresh[placed])
+        placed += 1
+    if placed < len(fresh):
+        context.queue.extend(fresh[placed:] if placed else fresh)
+        hungry(core, context)
+
+
+def place(core: Core, call: Call, *, again: bool = False) -> None:
+    """Ask where a waiting call that is in no queue should go. `again`: it was sent somewhere before."""
+    context = call.group.context
+    answer = core.policies.dispatch.place(core.state, call)
+    if isinstance(answer, int):
+        library = core.state.libraries.get(answer)
+        if library is not None and feeding.takes(core, library, call) and call.group.options.gang[0] <= 1:
+            give(core, library, call)
+            return
+        core.illegal(PolicyError(f"call {call.id} cannot be placed in library {answer}"), seam="dispatch")
+        answer = None
+    if again:
+        context.queue.put_back(call)
     else:
-        placed = 0
-        while placed < len(fresh) and not context.queue.count and (context.idle or context.roomy):
-            place(core, fresh[placed])
-            placed += 1
-        if placed < len(fresh):
-            context.queue.extend(fresh[placed:] if placed else fresh)
+        context.queue.push(call)
+    if answer is not None:
+        core.apply((answer,), seam="dispatch")
     if context.queue.count:
         hungry(core, context)
 
 
 def hungry(core: Core, context: Context) -> None:
     """A context has waiting calls: ask what to do about it, when its queue has doubled since the last time."""
-    state = core.state
-    if context.recipe.key not in state.hungry:
-        state.hungry[context.recipe.key] = context
-        if not context.libraries:
-            context.starved_since = state.now
+    if context.recipe.key not in core.state.hungry:
+        core.state.hungry[context.recipe.key] = context
+        starving(core, context)
     if context.queue.count >= context.ask_at:
         context.ask_at = 2 * context.queue.count
         core.dirty[context] = None
 
 
 def fed(core: Core, context: Context) -> None:
-    """A context's queue may have become empty."""
-    if not context.queue.count:
+    """Calls have left a context's queue: it may be empty now, or so short that its growing again is news."""
+    count = context.queue.count
+    if not count:
         context.ask_at = 1
         context.starved_since = None
         core.state.hungry.pop(context.recipe.key, None)
+    elif 4 * count < context.ask_at:
+        context.ask_at = 2 * count
 
 
-def place(core: Core, call: Call) -> None:
-    """Ask where a waiting call that is in no queue yet should go."""
-    answer = core.policies.dispatch.place(core.state, call)
-    if type(answer) is int:
-        library = core.state.libraries.get(answer)  # type: ignore[call-overload]
-        if library is not None and libraries.takes(core, library, call):
-            give(core, library, call)
-            return
-        core.state.refuse("plan of dispatch: place names a library without room")
-        answer = None
-    call.group.context.queue.push(call)
-    if answer is not None:
-        core.apply((answer,), seam="dispatch")  # type: ignore[arg-type]
-    if call.state is CallState.WAITING:
-        hungry(core, call.group.context)
+def starving(core: Core, context: Context) -> None:
+    """Note since when a context's calls wait without any library of theirs being hot or on its way."""
+    if not context.queue.count or any(library.usable for library in context.libraries.values()):
+        context.starved_since = None
+    elif context.starved_since is None:
+        context.starved_since = core.state.now
 
 
 def give(core: Core, library: Library, call: Call) -> None:
-    """A call that is in no queue goes to a library."""
+    """A call that is in no queue goes to a library when the event is over."""
     call.state = CallState.HELD
     call.holder = library
     call.sent_at = core.state.now
-    core.hold(library, call)
-    libraries.reclass(core, library)
+    core.hold(library, [call])
+    feeding.reclass(core, library)
+
+
+# ---- coming back
+
+
+def let_go(core: Core, call: Call) -> None:
+    """A held call is held by nobody any more. A gang's other members are told; one library knows already."""
+    if type(call.holder) is Gang:
+        withdraw(core, call, running=True)
+    call.holder = None
 
 
 def requeue(core: Core, calls: Iterable[Call], *, why: str) -> None:
-    """Calls come back, in their order, to the front of their queues."""
-    state = core.state
-    back = list(calls)
-    for call in reversed(back):
+    """Held calls go back to where their arrival puts them in their queues, and to free libraries after the event."""
+    for call in calls:
+        let_go(core, call)
         call.state = CallState.WAITING
-        call.holder = None
-        call.note(state.now, why)
-        call.group.context.queue.push_front(call)
-    for context in {call.group.context for call in back}:
+        call.note(core.state.now, why)
+        context = call.group.context
+        context.queue.put_back(call)
         hungry(core, context)
+        core.returned[context] = None
         core.dirty[context] = None
-        libraries.serve(core, context)
+        core.changed("calls", call.id)
+
+
+def retry(core: Core, call: Call, *, why: str) -> None:
+    """A held call that its library refused, or was made to give up, is placed anew."""
+    let_go(core, call)
+    call.state = CallState.WAITING
+    call.note(core.state.now, why)
+    core.changed("calls", call.id)
+    place(core, call, again=True)
+
+
+def withdraw(core: Core, call: Call, *, running: bool) -> None:
+    """Take a held call away from whoever holds it; its slot stays taken until the pilot says that it is free."""
+    members = call.holder.members if isinstance(call.holder, Gang) else (call.holder,)
+    for library in members:
+        if library is not None and library.held.pop(call.id, None) is not None:
+            batch = core.sends.get(library)
+            if batch is not None and call in batch:
+                batch.remove(call)
+            else:
+                library.zombies[call.id] = running
+                core.drop(library, call.id, running=running)
+            feeding.reclass(core, library)
+    call.holder = None
+
+
+def killed_its_library(core: Core, call: Call, failure: Failure) -> bool:
+    """A library died while it ran this call. True if that makes it a poison call, which ends here."""
+    call.kills += 1
+    call.note(
+        core.state.now, f"its library died ({failure.message}), {call.kills} of {POISON_KILLS} before it is given up"
+    )
+    if call.kills < POISON_KILLS:
+        return False
+    kind = FailureKind.MEMORY if failure.kind is FailureKind.MEMORY else FailureKind.POISON
+    text = f"it ended its library {call.kills} times; the last time: {failure.message}"
+    evidence = Failure(
+        kind, text, failure.pilot, failure.library, failure.signal, failure.exit_code, failure.tail, failure.log
+    )
+    fail(core, call, evidence)
+    return True
+
+
+# ---- ending
 
 
 def end(core: Core, call: Call, outcome: CallEnd) -> None:
-    """A call ends: this is the one place where a call that failed, or was never run, meets its client."""
-    state = core.state
+    """A call ends. Good results of ordinary calls take a shorter way (`feeding.ended`); all others end here."""
+    state, group = core.state, call.group
     if call.state is CallState.WAITING:
-        call.group.context.queue.left()
-        fed(core, call.group.context)
+        group.context.queue.leave(call)
+        fed(core, group.context)
+    let_go(core, call)
     call.state = CallState.ENDED
-    call.holder = None
-    state.calls.pop(call.id, None)
-    state.reports.by_call.pop(call.id, None)
-    context, client = call.group.context, call.group.client
-    context.ended += 1
-    client.open_calls -= 1
-    state.done += 1
+    del state.calls[call.id]
+    state.reports.pop(call.id, None)
+    closed(core, group, 1)
     if not outcome.ok:
         state.failures += 1
+    if not outcome.ok or call.id in core.watch:
         keep(core, call, outcome)
-    elif call.id in core.watch:
-        keep(core, call, outcome)
-    if core.tracked:
-        for changes in core.tracked:
-            changes.calls.add(call.id)
-    if not client.gone:
-        core.deliver(client, outcome)
+    core.changed("calls", call.id)
+    core.results_of(group.client).append(outcome)
+
+
+def closed(core: Core, group: Group, count: int) -> None:
+    """So many calls of a group have ended."""
+    state = core.state
+    group.open_calls -= count
+    group.client.open_calls -= count
+    group.context.ended += count
+    state.done += count
+    if not group.open_calls and len(state.groups) > KEPT_GROUPS:
+        state.groups.pop(group.key, None)
 
 
 def keep(core: Core, call: Call, outcome: CallEnd) -> None:
@@ -161,21 +240,6 @@ def fail(core: Core, call: Call, failure: Failure) -> None:
     end(core, call, CallEnd(call.id, False, b"", 0.0, failure))
 
 
-def withdraw(core: Core, call: Call, *, running: bool) -> None:
-    """Take a held call away from whoever holds it; its slot stays taken until the pilot says that it is free."""
-    members = call.holder.members if isinstance(call.holder, Gang) else (call.holder,)
-    for library in members:
-        if library is not None and library.held.pop(call.id, None) is not None:
-            batch = core.sends.get(library)
-            if batch is not None and call in batch:
-                batch.remove(call)
-            else:
-                library.zombies.add(call.id)
-                core.say(library.pilot, CancelCalls(library.id, (CallId(call.id),), running))
-            libraries.reclass(core, library)
-    call.holder = None
-
-
 def cancel(core: Core, call: Call, *, reason: str, running: bool) -> None:
     """End a call because nobody wants it any more."""
     if call.state is CallState.HELD:
@@ -183,42 +247,33 @@ def cancel(core: Core, call: Call, *, reason: str, running: bool) -> None:
     fail(core, call, Failure(FailureKind.CANCELLED, reason))
 
 
-def killed_its_library(core: Core, call: Call, failure: Failure) -> bool:
-    """A library died while it ran this call. True if that makes it a poison call, which ends here."""
-    call.kills += 1
-    call.note(
-        core.state.now, f"its library died ({failure.message}), {call.kills} of {POISON_KILLS} before it is given up"
-    )
-    if call.kills < POISON_KILLS:
-        return False
-    kind = FailureKind.MEMORY if failure.kind is FailureKind.MEMORY else FailureKind.POISON
-    text = f"it ended its library {call.kills} times; the last time: {failure.message}"
-    evidence = Failure(
-        kind, text, failure.pilot, failure.library, failure.signal, failure.exit_code, failure.tail, failure.log
-    )
-    fail(core, call, evidence)
-    return True
+# ---- gangs
+
+
+def start_gang(core: Core, call: Call, members: tuple[Library, ...], rendezvous: str) -> None:
+    """Start a waiting call on all of these libraries together, each with its part; rank = position."""
+    group = call.group
+    group.context.queue.leave(call)
+    fed(core, group.context)
+    call.state = CallState.HELD
+    call.holder = Gang(members)
+    call.sent_at = core.state.now
+    for rank, library in enumerate(members):
+        library.held[call.id] = call
+        feeding.reclass(core, library)
+        place = GangPlace(rank, len(members), rendezvous)
+        blob = feeding.blob_for(library, group)
+        core.say(library.pilot, RunCalls(library.id, group.function.key, [call.spec], group.options, blob, place))
 
 
 def gang_end(core: Core, call: Call, library: Library, outcome: CallEnd) -> None:
-    """A member of a gang has ended its part. The call ends with the last of them, or with the first failure."""
+    """A member has ended its part. The call ends with the last of them, with rank 0's result, or the first failure."""
     gang = call.holder
     if not isinstance(gang, Gang):
         core.state.refuse("end of a gang that is not one")
         return
     gang.ends[library.id] = outcome
     if not outcome.ok:
-        withdraw(core, call, running=True)
         end(core, call, outcome)
     elif len(gang.ends) == len(gang.members):
         end(core, call, gang.ends[gang.members[0].id])
-
-
-def start_gang(core: Core, call: Call, members: tuple[Library, ...], rendezvous: str) -> None:
-    """Start a waiting call on all of these libraries together."""
-    call.group.context.queue.left()
-    fed(core, call.group.context)
-    call.state = CallState.HELD
-    call.holder = Gang(members)
-    call.sent_at = core.state.now
-    actions.run_gang(core, call, members, rendezvous)

@@ -1,20 +1,21 @@
 """The manager's door: `Core.handle(event, now) -> [Command]`.
 
-The reactor is free functions over a `Core` (`clients`, `pilots`, `calls`, `libraries`, `actions`), which collect what is to
-be said in its out-tray. One event may say many things to one peer; calls for one library and results for one client
-leave together, at the end of the event.
+The reactor is free functions over a `Core` (`clients`, `pilots`, `calls`, `libraries`, `actions`), which collect what
+is to be said in its out-tray. One event may say many things to one peer; calls for one library and results for one
+client leave together, at the end of the event.
 
-Policies are asked as things happen (`place`, `pull`, `dry`) and, for contexts whose demand or supply changed, once at the
-end of the event (`wanted`): a context is asked about again only when its queue has doubled, a device has come or gone, or a
-timer fires, so that the work per event does not grow with the queue.
+Policies are asked as things happen (`place`, `pull`, `dry`) and, for contexts whose demand or supply changed, once at
+the end of the event (`wanted`): a context is asked about again only when its queue has doubled, a device has come or
+gone, or a timer fires, so that the work per event does not grow with the queue. Calls that came back are given out
+again at the end of the event too, when everything that happened is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import assert_never
+from collections.abc import Sequence
+from typing import Literal, assert_never
 
-from stoker.manager.core import actions, clients, libraries, pilots
+from stoker.manager.core import actions, clients, feeding, libraries, pilots
 from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
 from stoker.manager.core.events import (
     AdviceArrived,
@@ -31,7 +32,11 @@ from stoker.manager.core.seams import Action, Changes, Policies, PolicyError, Ro
 from stoker.manager.core.state import Call, Client, Context, Library, Pilot, State
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.to_pilot import RunCalls
+from stoker.manager.protocol.ids import CallId
+from stoker.manager.protocol.to_pilot import CancelCalls, RunCalls
+
+_SETTLE_TURNS = 100
+"""Policies that have not come to rest after so many turns of asking never will."""
 
 
 class Core:
@@ -60,9 +65,11 @@ class Core:
         self.lease_s = lease_s
         self.out: list[Command] = []
         self.sends: dict[Library, list[Call]] = {}
-        self.results: dict[Client, list[CallEnd]] = {}
+        self.returned: dict[Context, None] = {}
         self.dirty: dict[Context, None] = {}
         self.supply_changed = False
+        self._results: dict[Client, list[CallEnd]] = {}
+        self._drops: dict[tuple[Library, bool], list[CallId]] = {}
         self._seams: tuple[tuple[str, Rounds], ...] = (
             ("dispatch", policies.dispatch),
             ("residency", policies.residency),
@@ -117,22 +124,31 @@ class Core:
         """Put a message to a client in the out-tray."""
         self.out.append(ToClient(client.id, message))
 
-    def hold(self, library: Library, call: Call) -> None:
-        """A call goes to a library when the event is over; the caller reclassifies the library."""
-        library.held[call.id] = call
+    def hold(self, library: Library, calls: list[Call]) -> None:
+        """Calls go to a library when the event is over; the caller reclassifies the library."""
+        held = library.held
+        for call in calls:
+            held[call.id] = call
         batch = self.sends.get(library)
         if batch is None:
-            self.sends[library] = [call]
+            self.sends[library] = calls
         else:
-            batch.append(call)
+            batch += calls
 
-    def deliver(self, client: Client, end: CallEnd) -> None:
-        """A call's end goes to its client when the event is over."""
-        batch = self.results.get(client)
+    def drop(self, library: Library, call: CallId, *, running: bool) -> None:
+        """A library is told to drop a call when the event is over."""
+        self._drops.setdefault((library, running), []).append(call)
+
+    def forget_drops(self) -> None:
+        """Nobody needs to be told to drop anything: everything ends."""
+        self._drops.clear()
+
+    def results_of(self, client: Client) -> list[CallEnd]:
+        """Ends that go to a client when the event is over."""
+        batch = self._results.get(client)
         if batch is None:
-            self.results[client] = [end]
-        else:
-            batch.append(end)
+            batch = self._results[client] = []
+        return batch
 
     def set_timer(self, key: str, at: float) -> None:
         """Ask the shell for a timer."""
@@ -140,34 +156,57 @@ class Core:
         self.out.append(SetTimer(at, key))
 
     def apply(self, plan: Sequence[Action], *, seam: str) -> None:
-        """Carry out a policy's actions, in order. An illegal one changes nothing and is counted (or raised)."""
+        """Carry out a policy's actions, in order."""
         for action in plan:
             try:
                 actions.apply(self, action, seam=seam)
             except PolicyError as error:
-                if self.strict:
-                    raise
-                self.state.refuse(f"plan of {seam}: {error}")
+                self.illegal(error, seam=seam)
+
+    def illegal(self, error: PolicyError, *, seam: str) -> None:
+        """A policy asked for what cannot be: nothing was changed, and it is counted (or raised, in tests)."""
+        if self.strict:
+            raise error
+        self.state.refuse(f"plan of {seam}: {error}")
+
+    def changed(self, what: Literal["calls", "libraries", "pilots", "contexts"], id: int | str) -> None:
+        """Tell policies that think in rounds that something changed."""
+        for changes in self.tracked:
+            getattr(changes, what).add(id)
 
     # ---- the end of an event
 
     def _settle(self) -> None:
-        if self.supply_changed:
-            self.supply_changed = False
-            for context in self.state.hungry.values():
-                self.dirty[context] = None
-            self.apply(self.policies.provisioning.demand(self.state), seam="provisioning")
-        rounds = 0
-        while self.dirty and rounds < 8:
-            rounds += 1
-            dirty, self.dirty = self.dirty, {}
-            for context in dirty:
-                if context.queue.count:
-                    self.apply(self.policies.residency.wanted(self.state, context), seam="residency")
+        if self.returned or self.dirty or self.supply_changed:
+            self._ask()
+        for (library, running), dropped in self._drops.items():
+            self.say(library.pilot, CancelCalls(library.id, tuple(dropped), running))
+        self._drops.clear()
         if self.sends:
             self._send_calls()
-        if self.results:
-            self._send_results()
+        if self._results:
+            self.send_results()
+
+    def _ask(self) -> None:
+        for _ in range(_SETTLE_TURNS):
+            if self.returned:
+                returned, self.returned = self.returned, {}
+                for context in returned:
+                    feeding.serve(self, context)
+            elif self.supply_changed:
+                self.supply_changed = False
+                self.dirty.update(dict.fromkeys(self.state.hungry.values()))
+                self.apply(self.policies.provisioning.demand(self.state), seam="provisioning")
+            elif self.dirty:
+                dirty, self.dirty = self.dirty, {}
+                for context in dirty:
+                    if context.queue.count:
+                        context.asked_at = self.state.now
+                        self.apply(self.policies.residency.wanted(self.state, context), seam="residency")
+            else:
+                return
+        self.returned, self.dirty, self.supply_changed = {}, {}, False
+        self.illegal(PolicyError("it does not come to rest"), seam="residency")
 
     def _send_calls(self) -> None:
         sends, self.sends = self.sends, {}
@@ -178,17 +217,17 @@ class Core:
                 stop = start + 1
                 while stop < total and calls[stop].group is group:
                     stop += 1
-                blob = None
-                if group.function.key not in library.functions:
-                    library.functions.add(group.function.key)
-                    blob = group.function
                 specs = [call.spec for call in (calls if stop - start == total else calls[start:stop])]
+                blob = feeding.blob_for(library, group)
                 self.say(library.pilot, RunCalls(library.id, group.function.key, specs, group.options, blob))
                 start = stop
 
-    def _send_results(self) -> None:
-        results, self.results = self.results, {}
+    def send_results(self) -> None:
+        """Number the ends that wait for their clients, and send them to those that are connected."""
+        results, self._results = self._results, {}
         for client, ends in results.items():
+            if not ends:
+                continue
             first = client.first_unacked + len(client.unacked)
             client.unacked.extend(ends)
             if client.connected:
@@ -222,11 +261,7 @@ class Core:
             self.state.refuse("advice on an unknown context")
             return
         libraries.advise(context, event.by_kind)
+        self.changed("contexts", context.recipe.key)
         for name, seam in self._seams:
             self.apply(seam.advised(self.state, context), seam=name)
         self.dirty[context] = None
-
-    def changed(self, pick: Callable[[Changes], set[int]], id: int) -> None:
-        """Tell policies that think in rounds that something changed."""
-        for changes in self.tracked:
-            pick(changes).add(id)

@@ -1,4 +1,4 @@
-"""What if there were one more pilot? A view with things in it that do not exist yet, for the same policies to answer."""
+"""What if there were one more pilot? A view with things in it that are not there, for the same policies to judge."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, PilotState, State
+from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, State
 from stoker.manager.core.story import waits_for
 from stoker.manager.protocol import to_client
 
@@ -14,6 +14,10 @@ def status(state: State) -> to_client.Status:
     queued = sum(context.queue.count for context in state.contexts.values())
     rate = calls_per_second(state)
     open_calls = len(state.calls)
+    refused = dict(state.refused)
+    by_pilots = sum(pilot.refused_frames for pilot in state.pilots.values())
+    if by_pilots:
+        refused["frames refused by pilots"] = by_pilots
     return to_client.Status(
         session=state.session,
         uptime_s=state.now - state.started_at,
@@ -23,14 +27,24 @@ def status(state: State) -> to_client.Status:
         failed=state.failures,
         rate=rate,
         left_s=open_calls / rate if rate else 0.0,
-        pilots=tuple(_pilot(state, p) for p in state.pilots.values() if p.state is not PilotState.GONE),
+        pilots=tuple(_pilot(state, p) for p in state.pilots.values()),
         libraries=tuple(_library(x) for x in state.libraries.values()),
         contexts=tuple(_context(state, x) for x in state.contexts.values()),
         blocks=dict(state.blocks),
         lost_pilots=state.lost_pilots,
         rerun_calls=state.rerun_calls,
-        refused=dict(state.refused),
+        refused=refused,
     )
+
+
+def device_seconds(state: State) -> dict[str, float]:
+    """Seconds that devices have been here, by tier: `cold` (no context is hot on it) and `warm`. Whoever pays for the
+    devices pays for their sum."""
+    seconds = dict(state.tier_seconds)
+    for pilot in state.pilots.values():
+        for device in pilot.devices.values():
+            seconds[device.tier] = seconds.get(device.tier, 0.0) + state.now - device.tier_since
+    return seconds
 
 
 def calls_per_second(state: State) -> float:

@@ -34,20 +34,35 @@ class View(Protocol):
     """What policies see. Read only: the types are the core's own, and touching them is a bug that tests catch."""
 
     @property
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds, on the manager's clock."""
+
     @property
-    def contexts(self) -> Mapping[str, Context]: ...
+    def contexts(self) -> Mapping[str, Context]:
+        """By recipe key."""
+
     @property
-    def calls(self) -> Mapping[int, Call]: ...
+    def calls(self) -> Mapping[int, Call]:
+        """Calls that have not ended."""
+
     @property
-    def pilots(self) -> Mapping[PilotId, Pilot]: ...
+    def pilots(self) -> Mapping[PilotId, Pilot]:
+        """Pilots that are not gone."""
+
     @property
-    def libraries(self) -> Mapping[LibraryId, Library]: ...
+    def libraries(self) -> Mapping[LibraryId, Library]:
+        """Libraries that are not gone."""
+
     @property
-    def hungry(self) -> Mapping[str, Context]: ...
+    def hungry(self) -> Mapping[str, Context]:
+        """Contexts with waiting calls, by recipe key."""
+
     @property
-    def blocks(self) -> Mapping[str, str]: ...
-    def devices(self) -> Iterator[Device]: ...
+    def blocks(self) -> Mapping[str, str]:
+        """What the client's provider says of its blocks."""
+
+    def devices(self) -> Iterator[Device]:
+        """Devices of pilots that can be given work."""
 
 
 # ---- actions
@@ -147,7 +162,8 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Resize | FailWaiting | Timer | WantPilots | Release | Ask
+    Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Resize | FailWaiting | Timer | WantPilots | Release
+    | Ask
 )  # fmt: skip
 
 

@@ -8,13 +8,16 @@ holder (a `Library`, or a `Gang` of them).
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
+
+import msgspec
 
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import ContextAdvice
+from stoker.manager.core.queue import Queue
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure
-from stoker.manager.protocol.ids import ClientId, DeviceId, FunctionKey, LibraryId, PilotId
+from stoker.manager.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.manager.protocol.reliable import Inbox
 from stoker.manager.protocol.to_manager import DeviceFacts, LibraryPhase
 from stoker.manager.protocol.to_pilot import FunctionBlob
@@ -81,33 +84,39 @@ class Client:
 class Group:
     """What calls of one function, context, client and options share, and what their runs have cost."""
 
-    __slots__ = ("client", "context", "function", "kind_runs", "options", "run_s", "runs")
+    __slots__ = ("client", "context", "function", "key", "kind_runs", "open_calls", "options", "run_s", "runs")
 
-    def __init__(self, client: Client, function: FunctionBlob, context: Context, options: CallOptions) -> None:
+    def __init__(
+        self, key: object, client: Client, function: FunctionBlob, context: Context, options: CallOptions
+    ) -> None:
+        self.key = key
         self.client = client
         self.function = function
         self.context = context
         self.options = options
+        self.open_calls = 0
         self.runs = 0
         self.run_s = 0.0
         self.kind_runs: dict[str, list[float]] = {}
 
 
-class Call:
-    """One invocation of a function, from its acceptance to its end."""
+class Call(msgspec.Struct, gc=False, eq=False):
+    """One invocation of a function, from its acceptance to its end.
 
-    __slots__ = ("group", "holder", "id", "kills", "notes", "sent_at", "spec", "state", "submitted_at")
+    There may be a million of them, so the garbage collector does not walk them: `holder` is the only way into a cycle,
+    and it is cleared when the call ends. `ticket` is its queue's (see `queue`).
+    """
 
-    def __init__(self, spec: CallSpec, group: Group, now: float) -> None:
-        self.id = spec.call
-        self.spec = spec
-        self.group = group
-        self.state = CallState.WAITING
-        self.holder: Library | Gang | None = None
-        self.submitted_at = now
-        self.sent_at = 0.0
-        self.kills = 0
-        self.notes: list[Note] | None = None
+    id: CallId
+    spec: CallSpec
+    group: Group
+    submitted_at: float
+    state: CallState = CallState.WAITING
+    holder: Library | Gang | None = None
+    sent_at: float = 0.0
+    kills: int = 0
+    ticket: int = 0
+    notes: list[Note] | None = None
 
     def note(self, now: float, text: str) -> None:
         """Remember something for the call's story. Ordinary steps are told from its fields and cost nothing."""
@@ -126,104 +135,37 @@ class Gang:
         self.ends: dict[LibraryId, CallEnd] = {}
 
 
-class Queue:
-    """Waiting calls of one context: by priority, then in order of arrival. All operations are O(1) amortized.
-
-    A call that left the queue another way (cancelled, dropped, sent by a policy) is skipped when its turn comes.
-    """
-
-    __slots__ = ("_levels", "_order", "count")
-
-    def __init__(self) -> None:
-        self._levels: dict[int, deque[Call]] = {}
-        self._order: list[int] = []
-        self.count = 0
-
-    def __len__(self) -> int:
-        return self.count
-
-    def _level(self, priority: int) -> deque[Call]:
-        level = self._levels.get(priority)
-        if level is None:
-            level = self._levels[priority] = deque()
-            self._order = sorted(self._levels, reverse=True)
-        return level
-
-    def push(self, call: Call) -> None:
-        """Put a call at the end of its priority."""
-        self._level(call.group.options.priority).append(call)
-        self.count += 1
-
-    def push_front(self, call: Call) -> None:
-        """Put a call back at the front of its priority: it has waited before."""
-        self._level(call.group.options.priority).appendleft(call)
-        self.count += 1
-
-    def extend(self, calls: list[Call]) -> None:
-        """Put calls of one priority at its end."""
-        self._level(calls[0].group.options.priority).extend(calls)
-        self.count += len(calls)
-
-    def left(self) -> None:
-        """A waiting call has left the queue without being popped."""
-        self.count -= 1
-
-    def head(self) -> Call | None:
-        """The call whose turn is next, or None."""
-        for priority in self._order:
-            level = self._levels[priority]
-            while level:
-                if level[0].state is CallState.WAITING:
-                    return level[0]
-                level.popleft()
-        return None
-
-    def pop_like(self, group: Group, limit: int) -> list[Call]:
-        """Take up to `limit` calls of one group from the head of the queue."""
-        level = self._levels[group.options.priority]
-        taken: list[Call] = []
-        while level and len(taken) < limit:
-            call = level[0]
-            if call.state is CallState.WAITING:
-                if call.group is not group:
-                    break
-                taken.append(call)
-            level.popleft()
-        self.count -= len(taken)
-        return taken
-
-    def __iter__(self) -> Iterator[Call]:
-        for priority in self._order:
-            for call in self._levels[priority]:
-                if call.state is CallState.WAITING:
-                    yield call
-
-
 class Context:
     """A recipe and everything that the manager knows of it."""
 
     __slots__ = (
-        "advice", "ask_at", "backlogged", "ended", "failed_on", "idle", "last_failure", "libraries", "load_failures",
-        "load_s", "load_total_s", "loads", "queue", "recipe", "resident_bytes", "roomy", "run_s", "run_total_s", "runs",
-        "starved_since",
+        "advice", "ask_at", "asked_at", "backlogged", "ended", "failed_on", "idle", "last_failure", "libraries",
+        "load_failures", "load_s", "load_total_s", "loads", "queue", "recipe", "resident_bytes", "roomy", "run_s",
+        "run_total_s", "runs", "starved_since",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.queue = Queue()
         self.libraries: dict[LibraryId, Library] = {}
-        self.idle: dict[LibraryId, Library] = {}
-        """Ready, with a free slot; the hottest is last."""
-        self.roomy: dict[LibraryId, Library] = {}
-        """Ready, every slot taken, but there is room to prefetch."""
-        self.backlogged: dict[LibraryId, Library] = {}
+        self.idle: OrderedDict[LibraryId, Library] = OrderedDict()
+        """Ready, with a free slot; the hottest is last. Ordered, because plain dicts find their ends in O(n)."""
+        self.roomy: OrderedDict[LibraryId, Library] = OrderedDict()
+        """Ready, every slot taken, but there is room to prefetch; who was given something last is last."""
+        self.backlogged: OrderedDict[LibraryId, Library] = OrderedDict()
         """Ready, and holding more calls than slots."""
         self.advice: dict[str, ContextAdvice] = {}
         self.ask_at = 1
+        """Residency is asked again when so many calls wait."""
+        self.asked_at = 0.0
+        """When it was asked last."""
         self.load_failures = 0
+        """Loads that failed since one worked."""
         self.last_failure: Failure | None = None
         self.failed_on: dict[PilotId, int] = {}
+        """Loads that failed on each pilot since one worked there."""
         self.starved_since: float | None = None
+        """Since when calls wait and no library of a connected pilot holds the context or loads it."""
         self.loads = 0
         self.load_s = 0.0
         self.load_total_s = 0.0
@@ -258,23 +200,9 @@ class Library:
     """A process on a pilot that holds one context, or is on its way to."""
 
     __slots__ = (
-        "context",
-        "device_bytes",
-        "devices",
-        "functions",
-        "held",
-        "id",
-        "memory_bytes",
-        "notes",
-        "phase",
-        "pilot",
-        "promised_bytes",
-        "served",
-        "slots",
-        "started_at",
-        "state",
-        "used_at",
-        "zombies",
+        "context", "device_bytes", "devices", "functions", "held", "id", "memory_bytes", "notes", "phase", "pilot",
+        "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "taking",
+        "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(
@@ -290,11 +218,17 @@ class Library:
         self.phase = LibraryPhase.STARTING
         self.held: dict[int, Call] = {}
         """Calls sent and not ended, oldest first."""
-        self.zombies: set[int] = set()
-        """Calls that ended for the client but still take a slot here until the pilot says they are gone."""
+        self.zombies: dict[int, bool] = {}
+        """Calls that were taken away but take a slot here until the pilot says that they are gone, and whether they
+        were to be stopped even if they run."""
         self.functions: set[FunctionKey] = set()
         """Functions that it has been sent."""
+        self.taking = 0
+        """Calls that it was asked to give back and has not yet."""
+        self.resizing: list[int] = []
+        """Sizes that it was told to take on and has not answered, oldest first."""
         self.started_at = now
+        self.ready_at = now
         self.used_at = now
         self.served = 0
         self.memory_bytes = 0
@@ -306,13 +240,18 @@ class Library:
         """Calls that take a slot, or wait here for one."""
         return len(self.held) + len(self.zombies)
 
+    @property
+    def usable(self) -> bool:
+        """Whether it serves calls, or will: loading or ready on a pilot that is here."""
+        return self.state in (LibraryState.LOADING, LibraryState.READY) and self.pilot.state is PilotState.HERE
+
 
 class Pilot:
     """An agent on a node."""
 
     __slots__ = (
         "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "host", "id", "inbox", "libraries", "notes",
-        "pid", "state",
+        "pid", "refused_frames", "state",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -328,16 +267,8 @@ class Pilot:
         self.ends_at = 0.0
         self.ended = 0
         self.cache_bytes = 0
+        self.refused_frames = 0
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
-
-
-class Reports:
-    """Last progress report of each running call that made one."""
-
-    __slots__ = ("by_call",)
-
-    def __init__(self) -> None:
-        self.by_call: dict[int, CallProgress] = {}
 
 
 class State:
@@ -351,15 +282,20 @@ class State:
         self.clients_by_number: dict[int, Client] = {}
         self.functions: dict[FunctionKey, FunctionBlob] = {}
         self.groups: dict[object, Group] = {}
+        self.unrecorded: dict[Group, None] = {}
+        """Groups with runs that are not in the performance history yet."""
         self.contexts: dict[str, Context] = {}
         self.calls: dict[int, Call] = {}
         self.failed: dict[int, Call] = {}
         """The last calls that ended without a result, for their stories."""
         self.pilots: dict[PilotId, Pilot] = {}
+        self.gone_pilots: dict[PilotId, Pilot] = {}
+        """The last pilots that ended or were lost: for their stories, and to tell them if they come back."""
         self.libraries: dict[LibraryId, Library] = {}
         self.hungry: dict[str, Context] = {}
         """Contexts with waiting calls."""
-        self.reports = Reports()
+        self.reports: dict[int, CallProgress] = {}
+        """Last progress report of each running call that made one."""
         self.timers: dict[str, float] = {}
         self.blocks: dict[str, str] = {}
         self.refused: dict[str, int] = {}

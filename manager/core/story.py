@@ -25,9 +25,9 @@ from stoker.units import show_bytes, show_seconds
 
 def tell(state: State, subject: str) -> to_client.Story:
     """The story of whatever people call by this name; `found` is False when there is nothing of that name."""
-    for pilot in state.pilots.values():
+    for pilot in (*state.pilots.values(), *reversed(state.gone_pilots.values())):
         if subject in (pilot.id, pilot.host):
-            return _story(subject, *_of_pilot(state, pilot))
+            return _story(subject, *_of_pilot(pilot))
     for context in state.contexts.values():
         if subject in (context.recipe.name, context.recipe.key):
             return _story(subject, *_of_context(state, context))
@@ -60,8 +60,9 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
     notes += call.notes or []
     if call.state is CallState.WAITING:
         since = show_seconds(state.now - call.submitted_at)
-        reason = waits_for(state, context)
-        notes.append((state.now, f"waits for {since}: {reason}"))
+        before = next((n for n, other in enumerate(context.queue) if other is call), 0)
+        behind = f"behind {before} calls of {context.recipe.name}; " if before else ""
+        notes.append((state.now, f"waits for {since}: {behind}{waits_for(state, context)}"))
         return f"{what}  waiting for {since}", notes
     if call.state is CallState.HELD:
         since = show_seconds(state.now - call.sent_at)
@@ -70,7 +71,7 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
         if ahead:
             notes.append((state.now, f"{ahead} calls of that library are before it"))
             return f"{what}  sent {since} ago, {ahead} before it", notes
-        report = state.reports.by_call.get(call.id)
+        report = state.reports.get(call.id)
         done = f", {report.done:g} of {report.total:g} done" if report is not None and report.total else ""
         return f"{what}  running for {since}{done}", notes
     notes.append((call.sent_at or call.submitted_at, "sent to a library" if call.sent_at else "never sent"))
@@ -109,12 +110,14 @@ def waits_for(state: State, context: Context) -> str:
         plural = "library is" if len(ready) == 1 else "libraries are"
         wait = queued * context.run_s / sum(x.slots for x in ready)
         more = f"; {len(loading)} more loading" if loading else ""
-        return f"{queued} calls of {name} are queued, its {len(ready)} hot {plural} busy{more}; all done in about {show_seconds(wait)}"
+        busy = f"its {len(ready)} hot {plural} busy{more}"
+        return f"{queued} calls of {name} are queued, {busy}; all done in about {show_seconds(wait)}"
     if loading:
         first = loading[0]
         usual = f", usually {show_seconds(context.load_s)}" if context.load_s else ""
         devices = ", ".join(f"{x.devices[0].id} of {x.pilot.id}" for x in loading[:3])
-        return f"{name} is on its way ({first.phase.value}) on {devices} for {show_seconds(state.now - first.started_at)}{usual}"
+        since = show_seconds(state.now - first.started_at)
+        return f"{name} is on its way ({first.phase.value}) on {devices} for {since}{usual}"
     if stopping:
         return f"a library of {name} is stopping"
     if context.last_failure is not None:
@@ -123,7 +126,7 @@ def waits_for(state: State, context: Context) -> str:
     return f"no device has room for {name} beside what is busy there (most free: {show_bytes(free)})"
 
 
-def _of_pilot(state: State, pilot: Pilot) -> tuple[str, list[Note]]:
+def _of_pilot(pilot: Pilot) -> tuple[str, list[Note]]:
     devices = ", ".join(
         f"{d.id} {d.facts.kind} {show_bytes(d.promised_bytes)} of {show_bytes(d.facts.memory_bytes)} promised"
         for d in pilot.devices.values()

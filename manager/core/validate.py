@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.core.state import CallState, Gang, Library, LibraryState, PilotState, State
+from stoker.manager.core.state import Call, CallState, Context, Gang, Library, LibraryState, PilotState, State
 
 
 def validate(state: State) -> None:
@@ -19,30 +19,43 @@ def validate(state: State) -> None:
     for library in state.libraries.values():
         _library(state, library)
     for call in state.calls.values():
-        holders = [library for library in state.libraries.values() if library.held.get(call.id) is call]
-        if call.state is CallState.WAITING:
-            _hold(call.holder is None and not holders, f"call {call.id} waits and is held")
-        elif call.state is CallState.HELD:
-            members = call.holder.members if isinstance(call.holder, Gang) else (call.holder,)
-            ended = set(call.holder.ends) if isinstance(call.holder, Gang) else set()
-            expected = [x for x in members if x is not None and x.id not in ended]
-            _hold(set(map(id, holders)) == set(map(id, expected)), f"call {call.id} is held by others than it thinks")
-        else:
-            _hold(False, f"call {call.id} has ended and is still open")
+        _call(state, call)
     for context in state.contexts.values():
-        waiting = sum(
-            call.state is CallState.WAITING and call.group.context is context for call in state.calls.values()
-        )
-        queued = list(context.queue)
-        _hold(
-            context.queue.count == waiting == len(queued),
-            f"{context.recipe.name}: {context.queue.count} in the queue's count, {len(queued)} in it, {waiting} wait",
-        )
-        _hold(len({call.id for call in queued}) == len(queued), f"{context.recipe.name}: a call is queued twice")
-        _hold((context.recipe.key in state.hungry) == bool(waiting), f"{context.recipe.name}: hungry is wrong")
+        _context(state, context)
     for client in state.clients.values():
         mine = sum(call.group.client is client for call in state.calls.values())
         _hold(client.open_calls == mine, f"{client.id}: {client.open_calls} open calls, {mine} found")
+    for group in {call.group: None for call in state.calls.values()}:
+        mine = sum(call.group is group for call in state.calls.values())
+        _hold(group.open_calls == mine, f"{group.key}: {group.open_calls} open calls, {mine} found")
+        _hold(state.groups.get(group.key) is group, f"{group.key} has open calls and is not listed")
+
+
+def _call(state: State, call: Call) -> None:
+    holders = [library for library in state.libraries.values() if library.held.get(call.id) is call]
+    if call.state is CallState.WAITING:
+        _hold(call.holder is None and not holders, f"call {call.id} waits and is held")
+    elif call.state is CallState.HELD:
+        members = call.holder.members if isinstance(call.holder, Gang) else (call.holder,)
+        ended = set(call.holder.ends) if isinstance(call.holder, Gang) else set()
+        expected = [x for x in members if x is not None and x.id not in ended]
+        _hold(bool(expected), f"call {call.id} is held by nobody")
+        _hold(set(map(id, holders)) == set(map(id, expected)), f"call {call.id} is held by others than it thinks")
+    else:
+        _hold(False, f"call {call.id} has ended and is still open")
+
+
+def _context(state: State, context: Context) -> None:
+    name, queued = context.recipe.name, list(context.queue)
+    waiting = sum(call.state is CallState.WAITING and call.group.context is context for call in state.calls.values())
+    _hold(
+        context.queue.count == waiting == len(queued),
+        f"{name}: {context.queue.count} in the queue's count, {len(queued)} in it, {waiting} wait",
+    )
+    _hold(len({call.id for call in queued}) == len(queued), f"{name}: a call is queued twice")
+    _hold((context.recipe.key in state.hungry) == bool(waiting), f"{name}: hungry is wrong")
+    starving = bool(waiting) and not any(library.usable for library in context.libraries.values())
+    _hold((context.starved_since is not None) == starving, f"{name}: starved_since is {context.starved_since}")
 
 
 def _library(state: State, library: Library) -> None:
@@ -54,8 +67,9 @@ def _library(state: State, library: Library) -> None:
     free = usable and library.load < library.slots
     _hold((library.id in context.idle) == free, f"{name}: idle set is wrong")
     over = usable and library.load > library.slots
+    _hold(library.id not in context.roomy or (usable and not free), f"{name}: roomy set is wrong")
     _hold((library.id in context.backlogged) == over, f"{name}: backlogged set is wrong")
-    _hold(not (library.zombies & set(library.held)), f"{name}: a zombie is also held")
+    _hold(not (set(library.zombies) & set(library.held)), f"{name}: a zombie is also held")
     for id, call in library.held.items():
         _hold(state.calls.get(id) is call, f"{name} holds call {id}, which is not open")
 

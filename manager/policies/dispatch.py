@@ -1,17 +1,21 @@
 """Dispatch, as in Pervasive Context Management (§3): a call goes to a library that already holds its context.
 
-Among free libraries the hottest (last used) comes first, so that those which are not needed cool down and can be evicted
-least recently used first. A library is given a small backlog beyond its slots when calls are shorter than a round trip to
-the manager: as many as take `prefetch_s` to run. Nobody takes more than its share of what is queued, and a library that
-runs dry takes back what another has not begun.
+Among free libraries the hottest (last used) comes first, so that those which are not needed cool down and can be
+evicted least recently used first. A library is given a small backlog beyond its slots when calls are shorter than a
+round trip to the manager: as many as take `prefetch_s` to run. Nobody takes more than its share of what is queued, and
+a library that runs dry takes back what another has not begun. A call whose function has not run yet, or runs long, is
+never prefetched.
+
+A gang starts when enough libraries of its context are free; the head of a queue is not overtaken, so it does start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
-from stoker.manager.core.seams import Action, TakeBack, View
-from stoker.manager.core.state import Call, Library
+from stoker.manager.core.seams import Action, SendGang, TakeBack, View
+from stoker.manager.core.state import Call, Context, Library
 from stoker.manager.policies.base import Quiet
 from stoker.manager.protocol.ids import LibraryId
 
@@ -41,25 +45,37 @@ class HottestFirst(Quiet):
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         """The hottest library with a free slot, else one with room for a backlog."""
-        context = call.group.context
+        context, group = call.group.context, call.group
         if context.queue.count:
             return None
-        if context.idle:
-            for id, library in reversed(context.idle.items()):
-                if library.load < self.window(view, library):
-                    return id
-        if context.roomy:
-            return next(iter(context.roomy))
+        if group.options.gang[0] > 1:
+            return self._gang(context, call)
+        for id, library in reversed(context.idle.items()):
+            if library.load < self.window(view, library):
+                return id
+        if context.roomy and group.runs and group.run_s <= self.prefetch_s:
+            id, library = next(iter(context.roomy.items()))
+            if library.load < self.window(view, library):
+                return id
         return None
 
     def pull(self, view: View, library: Library) -> int | Sequence[Action]:
-        """Room for a backlog, but not more than a fair share of what is queued."""
+        """What is free; and when the calls at the head are short, a backlog, but not more than a fair share."""
         context = library.context
         load = len(library.held) + len(library.zombies)
-        room = self.window(view, library) - load
         free = library.slots - load
+        room = self.window(view, library) - load
+        head = context.queue.head()
+        if head is None:
+            return 0
+        group = head.group
+        if group.options.gang[0] > 1:
+            gang = self._gang(context, head)
+            return (gang,) if gang is not None else 0
         if room <= free:
             return room
+        if not group.runs or group.run_s > self.prefetch_s:
+            return free
         share = -(-context.queue.count // len(context.libraries))
         return min(room, max(free, share - max(0, -free)))
 
@@ -68,8 +84,15 @@ class HottestFirst(Quiet):
         context = library.context
         if not context.backlogged:
             return ()
-        victim = max(list(context.backlogged.values())[:8], key=lambda other: other.load)
-        waiting = victim.load - victim.slots
-        if victim is library or waiting * context.run_s < self.prefetch_s / 4:
+        victim = max(list(islice(context.backlogged.values(), 8)), key=lambda other: other.load - other.taking)
+        waiting = victim.load - victim.taking - victim.slots
+        if victim is library or waiting <= 0 or waiting * context.run_s < self.prefetch_s / 4:
             return ()
         return (TakeBack(victim.id, (waiting + 1) // 2),)
+
+    def _gang(self, context: Context, call: Call) -> SendGang | None:
+        """The call at the head on as many free libraries as it likes, once there are enough. While it waits nothing
+        passes it, so they become free one after the other; gangs of one context start one at a time, in order."""
+        smallest, largest = call.group.options.gang
+        free = [id for id, library in reversed(context.idle.items()) if call.id not in library.zombies]
+        return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None

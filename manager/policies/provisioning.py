@@ -1,7 +1,7 @@
 """Provisioning for pilots that somebody else brings: Parsl's own block scaling, or a person.
 
-"The application is purely reactive: it has no control over its allocated resources" (Pervasive Context Management §1), so
-this policy asks for nothing and takes what comes.
+"The application is purely reactive: it has no control over its allocated resources" (Pervasive Context Management §1),
+so this policy asks for nothing and takes what comes.
 """
 
 from __future__ import annotations

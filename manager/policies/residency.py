@@ -1,66 +1,84 @@
-"""Residency, as in Pervasive Context Management (§3): a context is loaded where it is wanted and kept until room is needed.
+"""Residency, as in Pervasive Context Management (§3): a context is loaded where it is wanted and kept until room is
+needed.
 
-A context with waiting calls is loaded on one more device as long as its calls would wait longer behind the libraries that
-are hot or on their way than the load takes, and no more libraries than calls. While no run was measured the wait counts as
-endless: idle devices cost nothing. Several contexts share a device while their memory fits: what a context takes is what it
-declares, else what was measured, else (the first time) everything that is free on the device, given back once measured.
+A context with waiting calls is loaded on one more device as long as its calls would wait longer behind the libraries
+that are hot or on their way than the load takes, and no more libraries than calls. While no run was measured the wait
+counts as endless: idle devices cost nothing. Several contexts share a device while their memory fits: what a context
+takes is what it declares, else what was measured, else (the first time) what is free on the device but for a corner for
+calls that want no context, given back once measured.
 
-Where nothing fits, idle libraries are evicted, least recently used first, just enough on one device. Where nothing is idle
-either, a context that has no library at all and has waited for `patience_s` gets a device from the context that holds most of
-them: without this a long queue of one context would starve all others, a case on which the paper is silent.
+Where nothing fits, idle libraries are evicted, least recently used first, just enough on one device. Where nothing is
+idle either, a context that has no library at all and has waited for `patience_s` gets a device from the context that
+holds most of them: without this a long queue of one context would starve all others, a case on which the paper is
+silent.
+
+Loads that fail are probed, one at a time, on pilots where they have not failed twice; the core gives up when two in a
+row have failed and nothing holds the context. Libraries of a pilot that is cut off count for `cut_s` more: it may be a
+blip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from stoker.manager.core.seams import Action, FailWaiting, Load, Provisioning, Timer, Unload, View
 from stoker.manager.core.state import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.ids import RecipeKey
 from stoker.units import show_bytes
 
 BARE_BYTES = 256_000_000
 """What a library that loads nothing is taken to need."""
 
+GIVE_UP_ON_PILOT = 2
+"""A pilot on which a context failed to load so often is left alone while others hold the context or could."""
+
 UNKNOWN_LOAD_S = 10.0
 """How long a load is taken to last before one was measured."""
+
+_May = Callable[[Library], bool]
+_Rank = Callable[[Library], tuple[float, ...]]
 
 
 class LoadWhereWanted(Quiet):
     """The default residency policy."""
 
     def __init__(
-        self, *, patience_s: float = 10.0, ask_again_s: float = 1.0, provisioning: Provisioning | None = None
+        self,
+        *,
+        patience_s: float = 10.0,
+        ask_again_s: float = 1.0,
+        cut_s: float = 3.0,
+        provisioning: Provisioning | None = None,
     ) -> None:
         self.patience_s = patience_s
         self.ask_again_s = ask_again_s
+        self.cut_s = cut_s
         self.provisioning: Provisioning = provisioning or TakeWhatComes()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """Loads that pay, evictions that make room for one, or a word that it can never be."""
-        plan: list[Action] = []
-        more = self._worth_loading(context)
+        key = RecipeKey(context.recipe.key)
+        plan: list[Action] = [Timer(view.now + self.ask_again_s, key)]
+        alive = [x for x in context.libraries.values() if self._counts(view, x)]
+        more = self._worth_loading(context, alive)
         if more <= 0:
-            return self._again(view, context, plan)
-        taken: dict[str, int] = {}
-        for devices in self._places(view, context):
-            memory = self._reservation(context, devices[0])
-            plan.append(Load(context.recipe.key, devices[0].pilot.id, tuple(d.id for d in devices), memory))  # type: ignore[arg-type]
-            taken[devices[0].pilot.id] = taken.get(devices[0].pilot.id, 0) + 1
-            more -= 1
-            if not more:
-                return self._again(view, context, plan)
-        if plan or any(x.state is not LibraryState.STOPPING for x in context.libraries.values()):
-            if not plan:
-                plan += self._evict_idle(view, context)
-            return self._again(view, context, plan)
-        impossible = self._impossible(view, context)
-        if impossible is not None:
-            return (FailWaiting(context.recipe.key, impossible),)  # type: ignore[arg-type]
-        plan += self._evict_idle(view, context) or self._share(view, context)
-        return self._again(view, context, plan)
+            return plan
+        loads = [
+            Load(key, devices[0].pilot.id, tuple(d.id for d in devices), self._reservation(context, devices))
+            for devices in islice(self._places(view, context, desperate=not alive), more)
+        ]
+        if loads:
+            return plan + loads
+        if not alive:
+            impossible = self._impossible(view, context)
+            if impossible is not None:
+                return (FailWaiting(key, impossible),)
+        return plan + (self._evict_idle(view, context) or ([] if alive else self._share(view, context)))
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
         """Look again at a context whose calls still wait."""
@@ -71,23 +89,33 @@ class LoadWhereWanted(Quiet):
         """What it declares, else what it was measured to take and a tenth more."""
         needs = library.context.recipe.needs
         declared = _declared(needs.memory_bytes, needs.device_memory_bytes, library.devices[0])
-        if declared:
-            return declared
         took = library.device_bytes or library.memory_bytes
-        return min(library.promised_bytes, int(took * 1.1)) if took else library.promised_bytes
+        if declared or not took or not library.context.recipe.loader:
+            return declared or library.promised_bytes
+        return min(library.promised_bytes, int(took * 1.1))
 
     # ---- how many
 
-    def _worth_loading(self, context: Context) -> int:
+    def _counts(self, view: View, library: Library) -> bool:
+        """Whether a library is hot or on its way, as far as anybody knows."""
+        if library.state not in (LibraryState.LOADING, LibraryState.READY):
+            return False
+        since = library.context.starved_since
+        blip = library.pilot.state is PilotState.CUT and (since is None or view.now - since < self.cut_s)
+        return blip or library.pilot.state is PilotState.HERE
+
+    def _worth_loading(self, context: Context, alive: list[Library]) -> int:
         """How many more libraries pay."""
-        alive = [x for x in context.libraries.values() if x.state in (LibraryState.LOADING, LibraryState.READY)]
-        slots = context.recipe.slots
-        waiting = context.queue.count
+        slots, waiting = context.recipe.slots, context.queue.count
+        head = context.queue.head()
+        gang = head.group.options.gang[0] if head is not None else 1
+        if gang > len(alive):
+            return gang - len(alive)
         # A library that is still loading has room for `slots` of the waiting calls.
-        uncovered = waiting - sum(slots for x in alive if x.state is LibraryState.LOADING)
-        most = -(-max(0, uncovered) // slots)
-        if not alive:
-            most = max(1, most)
+        loading = sum(x.state is LibraryState.LOADING for x in alive)
+        most = max(-(-(waiting - loading * slots) // slots), 0 if alive else 1)
+        if context.load_failures:
+            return 0 if loading else min(most, 1)
         if not context.runs and not context.run_s:
             return most
         load_s = context.load_s or UNKNOWN_LOAD_S
@@ -99,13 +127,18 @@ class LoadWhereWanted(Quiet):
 
     # ---- where
 
-    def _places(self, view: View, context: Context) -> Iterator[tuple[Device, ...]]:
-        """Device sets with room for the context and without it, the least busy first."""
-        needs = context.recipe.needs
-        open_devices = [d for d in view.devices() if self._fits(context, d) and not _holds(d, context)]
-        open_devices.sort(
-            key=lambda d: (context.failed_on.get(d.pilot.id, 0), _busy(d), -d.free_bytes, d.pilot.id, d.id)
-        )
+    def _places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
+        """Device sets with room for the context and without it, the least busy first. Those of pilots where it failed
+        to load twice are left out, unless `desperate`."""
+        needs, failed_on = context.recipe.needs, context.failed_on
+        open_devices = [
+            d
+            for d in view.devices()
+            if self._fits(context, d)
+            and not _holds(d, context)
+            and (desperate or failed_on.get(d.pilot.id, 0) < GIVE_UP_ON_PILOT)
+        ]
+        open_devices.sort(key=lambda d: (failed_on.get(d.pilot.id, 0), _busy(d), -d.free_bytes, d.pilot.id, d.id))
         if needs.devices == 1:
             for device in open_devices:
                 yield (device,)
@@ -124,9 +157,12 @@ class LoadWhereWanted(Quiet):
         kinds = context.recipe.needs.kinds
         return not kinds or device.facts.kind in kinds or device.facts.kind.partition(" ")[0] in kinds
 
-    def _reservation(self, context: Context, device: Device) -> int:
-        """What to promise while it loads."""
-        return max(self._minimum(context, device), 0) if self._known(context, device) else device.free_bytes
+    def _reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
+        """What to promise on each device while it loads."""
+        known = max(self._known(context, device) for device in devices)
+        if known:
+            return min(known, *(d.free_bytes for d in devices)) if len(devices) > 1 else known
+        return min(d.free_bytes - _corner(d) for d in devices)
 
     def _known(self, context: Context, device: Device) -> int:
         """What the context takes of such a device in bytes, 0 if nobody knows."""
@@ -135,7 +171,7 @@ class LoadWhereWanted(Quiet):
         if declared:
             return declared
         if not context.recipe.loader:
-            return min(BARE_BYTES, device.facts.memory_bytes // 8)
+            return _bare_bytes(device)
         advice = context.advice.get(device.facts.kind) or context.advice.get("")
         if advice is not None and (advice.peak_bytes or advice.resident_bytes):
             return int(max(advice.peak_bytes, advice.resident_bytes) * 1.1)
@@ -148,49 +184,63 @@ class LoadWhereWanted(Quiet):
     # ---- making room
 
     def _evict_idle(self, view: View, context: Context) -> list[Action]:
-        """Evict just enough idle libraries on one device, those that were used longest ago."""
+        """Evict just enough idle libraries, those that were used longest ago."""
         if any(x.state is LibraryState.LOADING for x in context.libraries.values()):
             return []
-        best: tuple[float, list[Library]] | None = None
-        for device in view.devices():
-            if not self._suits(context, device) or _holds(device, context):
-                continue
-            short = self._minimum(context, device) - device.free_bytes
-            short -= sum(x.promised_bytes for x in device.libraries.values() if x.state is LibraryState.STOPPING)
-            if short <= 0:
-                return []  # room is on its way
-            idle = sorted((x for x in device.libraries.values() if _evictable(x)), key=lambda x: x.used_at)
-            chosen: list[Library] = []
-            while short > 0 and idle:
-                chosen.append(idle.pop(0))
-                short -= chosen[-1].promised_bytes
-            if short <= 0 and (best is None or chosen[-1].used_at < best[0]):
-                best = chosen[-1].used_at, chosen
-        if best is None:
-            return []
-        return [Unload(x.id, f"idle, and room is needed for {context.recipe.name}") for x in best[1]]
+        chosen = self._make_room(view, context, may_go=_idle, rank=lambda x: (x.used_at, x.id))
+        return [Unload(x.id, f"idle, and room is needed for {context.recipe.name}") for x in chosen]
 
     def _share(self, view: View, context: Context) -> list[Action]:
-        """A context that has waited long without any library gets a device from whoever holds most of them."""
-        if context.starved_since is None or view.now - context.starved_since < self.patience_s:
+        """A context that has waited long without any library gets a device from whoever holds most of them, and has had
+        it for as long as it took to load."""
+        waited = view.now - (view.now if context.starved_since is None else context.starved_since)
+        if waited < self.patience_s:
             return []
-        best: tuple[tuple[int, float], Library] | None = None
-        for device in view.devices():
-            if not self._suits(context, device):
+
+        def has_had_its_turn(library: Library) -> bool:
+            age = view.now - library.ready_at
+            return library.state is LibraryState.READY and age > max(self.patience_s, library.context.load_s)
+
+        chosen = self._make_room(
+            view, context, may_go=has_had_its_turn, rank=lambda x: (-len(x.context.libraries), x.ready_at)
+        )
+        return [Unload(x.id, f"{context.recipe.name} has waited {waited:.0f} s without a device") for x in chosen]
+
+    def _make_room(self, view: View, context: Context, *, may_go: _May, rank: _Rank) -> list[Library]:
+        """Libraries to end so that the context fits on devices of one pilot: of those that may go, the lowest in rank.
+        None of them when room is on its way, or cannot be made."""
+        best: tuple[tuple[float, ...], list[Library]] | None = None
+        for pilot in view.pilots.values():
+            if pilot.state is not PilotState.HERE or context.failed_on.get(pilot.id, 0) >= GIVE_UP_ON_PILOT:
                 continue
-            if any(x.state is LibraryState.STOPPING for x in device.libraries.values()):
-                return []  # somebody already makes room
-            short = self._minimum(context, device) - device.free_bytes
-            for library in device.libraries.values():
-                age = view.now - library.started_at
-                if library.state is LibraryState.READY and library.promised_bytes >= short and age > self.patience_s:
-                    rank = (len(library.context.libraries), age)
-                    if best is None or rank > best[0]:
-                        best = rank, library
-        if best is None:
-            return []
-        waited = view.now - context.starved_since
-        return [Unload(best[1].id, f"{context.recipe.name} has waited {waited:.0f} s without a device")]
+            ways = [self._way(context, device, may_go, rank) for device in pilot.devices.values()]
+            open_ways = sorted((way for way in ways if way is not None), key=lambda way: way[0])
+            open_ways = open_ways[: context.recipe.needs.devices]
+            if len(open_ways) < context.recipe.needs.devices:
+                continue
+            worst, chosen = open_ways[-1][0], {x.id: x for _, libraries in open_ways for x in libraries}
+            if not chosen:
+                return []
+            if best is None or worst < best[0]:
+                best = worst, list(chosen.values())
+        return [] if best is None else best[1]
+
+    def _way(
+        self, context: Context, device: Device, may_go: _May, rank: _Rank
+    ) -> tuple[tuple[float, ...], list[Library]] | None:
+        """Libraries to end so that the context fits on this device, after the highest rank among them; or None."""
+        if not self._suits(context, device) or _holds(device, context):
+            return None
+        short = self._minimum(context, device) - device.free_bytes
+        short -= sum(x.promised_bytes for x in device.libraries.values() if x.state is LibraryState.STOPPING)
+        candidates = sorted((x for x in device.libraries.values() if may_go(x)), key=rank, reverse=True)
+        worst: tuple[float, ...] = (-math.inf,)
+        chosen: list[Library] = []
+        while short > 0 and candidates:
+            chosen.append(candidates.pop())
+            worst = rank(chosen[-1])
+            short -= chosen[-1].promised_bytes
+        return (worst, chosen) if short <= 0 else None
 
     def _impossible(self, view: View, context: Context) -> Failure | None:
         """Why no device of this site can ever hold the context, if that is so."""
@@ -218,18 +268,23 @@ class LoadWhereWanted(Quiet):
             wants.append(f"{show_bytes(memory)} of memory")
         return Failure(
             FailureKind.NO_DEVICE,
-            f"context {context.recipe.name} can be loaded nowhere: it needs {', '.join(wants) or 'a device'}; devices seen: "
-            + ", ".join(f"{what} x {count}" for what, count in seen.items()),
+            f"context {context.recipe.name} can be loaded nowhere: it needs {', '.join(wants) or 'a device'}; "
+            "devices seen: " + ", ".join(f"{what} x {count}" for what, count in seen.items()),
         )
-
-    def _again(self, view: View, context: Context, plan: list[Action]) -> list[Action]:
-        plan.append(Timer(view.now + self.ask_again_s, context.recipe.key))
-        return plan
 
 
 def _declared(memory_bytes: int, device_memory_bytes: int, device: Device) -> int:
     """On a CPU device host memory is the device's memory; on a GPU only device memory counts."""
     return max(memory_bytes, device_memory_bytes) if device.facts.kind.startswith("cpu") else device_memory_bytes
+
+
+def _bare_bytes(device: Device) -> int:
+    return min(BARE_BYTES, device.facts.memory_bytes // 8)
+
+
+def _corner(device: Device) -> int:
+    """What a context of unknown size leaves free for calls that want no context."""
+    return 0 if any(not x.context.recipe.loader for x in device.libraries.values()) else _bare_bytes(device)
 
 
 def _holds(device: Device, context: Context) -> bool:
@@ -240,5 +295,5 @@ def _busy(device: Device) -> int:
     return sum(bool(x.held) or x.state is LibraryState.LOADING for x in device.libraries.values())
 
 
-def _evictable(library: Library) -> bool:
+def _idle(library: Library) -> bool:
     return library.state is LibraryState.READY and not library.held and not library.zombies

@@ -1,0 +1,211 @@
+"""Libraries are fed: who has room, who gets what from the queue, and what happens when calls end.
+
+The hot path. What is done here a call is done a million times, so calls are handled in batches: the ends of one frame
+together, the calls that a library pulls together, and what is counted is counted a batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.manager.core import calls
+from stoker.manager.core.seams import PolicyError
+from stoker.manager.core.state import Call, CallState, Context, Gang, Group, Library, LibraryState, PilotState
+from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.to_pilot import FunctionBlob
+
+if TYPE_CHECKING:
+    from stoker.manager.core.core import Core
+
+ASK_PAUSE_S = 0.05
+"""A library that falls idle is news for contexts without any; they are not asked about more often than this."""
+
+_NEW_WEIGHT = 0.2
+"""A mean run time follows the last runs with at least this weight."""
+
+
+def takes(core: Core, library: Library, call: Call) -> bool:
+    """Whether a library may be given one more call of this kind just now."""
+    group = call.group
+    return (
+        library.state is LibraryState.READY
+        and library.pilot.state is PilotState.HERE
+        and (library.context is group.context or library.context.recipe.key in group.options.variants)
+        and library.load < core.policies.dispatch.window(core.state, library)
+        and call.id not in library.zombies
+    )
+
+
+def reclass(core: Core, library: Library) -> None:
+    """Put a library into those of its context's sets that it belongs to now, as the last there."""
+    context, id = library.context, library.id
+    context.idle.pop(id, None)
+    context.roomy.pop(id, None)
+    context.backlogged.pop(id, None)
+    if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
+        return
+    load = len(library.held) + len(library.zombies)
+    if load < library.slots:
+        context.idle[id] = library
+        return
+    if load > library.slots:
+        context.backlogged[id] = library
+    if load < core.policies.dispatch.window(core.state, library):
+        context.roomy[id] = library
+
+
+def pull(core: Core, library: Library) -> None:
+    """A library has room: give it calls from its context's queue, else see whether others hold too many."""
+    state, context = core.state, library.context
+    dispatch, queue = core.policies.dispatch, library.context.queue
+    if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
+        return
+    while queue.count:
+        answer = dispatch.pull(state, library)
+        if not isinstance(answer, int):
+            core.apply(answer, seam="dispatch")
+            break
+        head = queue.head()
+        if answer <= 0 or head is None or not _give(core, library, head.group, answer):
+            break
+    reclass(core, library)
+    calls.fed(core, context)
+    if queue.count or library.held or library.zombies:
+        return
+    library.used_at = state.now
+    core.apply(dispatch.dry(state, library), seam="dispatch")
+    for hungry in state.hungry.values():
+        if hungry.starved_since is not None and state.now - hungry.asked_at >= ASK_PAUSE_S:
+            core.dirty[hungry] = None
+
+
+def _give(core: Core, library: Library, group: Group, count: int) -> bool:
+    """Give a library up to `count` calls of the group at the head of the queue. False if it may have none of them."""
+    if group.options.gang[0] > 1:
+        core.illegal(PolicyError(f"a gang of {group.options.gang[0]} cannot be pulled by one library"), seam="dispatch")
+        return False
+    now, queue = core.state.now, library.context.queue
+    taken = queue.take(group, count)
+    if library.zombies:
+        for call in [call for call in taken if call.id in library.zombies]:
+            taken.remove(call)
+            queue.put_back(call)
+    for call in taken:
+        call.state = CallState.HELD
+        call.holder = library
+        call.sent_at = now
+    if taken:
+        core.hold(library, taken)
+    return bool(taken)
+
+
+def serve(core: Core, context: Context) -> None:
+    """Calls came back to the queue: give them to libraries that have room, the hottest first."""
+    for library in (*reversed(context.idle.values()), *context.roomy.values()):
+        if not context.queue.count:
+            return
+        pull(core, library)
+
+
+def unsend(core: Core, library: Library, *, why: str) -> None:
+    """What a library was given in this very event, and was not sent yet, goes back."""
+    unsent = core.sends.pop(library, None)
+    if unsent:
+        for call in unsent:
+            del library.held[call.id]
+        calls.requeue(core, unsent, why=why)
+
+
+def blob_for(library: Library, group: Group) -> FunctionBlob | None:
+    """The function of these calls, if the library has not been sent it."""
+    function = group.function
+    if function.key in library.functions:
+        return None
+    library.functions.add(function.key)
+    return function
+
+
+# ---- ends
+
+
+def ended(core: Core, library: Library, ends: list[CallEnd]) -> None:
+    """Calls of a library have ended."""
+    held, open_calls = library.held, core.state.calls
+    plain = not core.watch and not core.tracked
+    first = not library.context.runs
+    group: Group | None = None
+    good: list[CallEnd] = []
+    count, seconds, total = 0, 0.0, 0
+    for outcome in ends:
+        call = held.pop(outcome.call, None)
+        if call is None or call.holder is not library:
+            total += _odd_end(core, library, call, outcome)
+            continue
+        if call.group is not group:
+            if group is not None:
+                _account(core, library, group, good, count=count, seconds=seconds)
+            group, good, count, seconds = call.group, [], 0, 0.0
+        count += 1
+        total += 1
+        seconds += outcome.run_s
+        if plain and outcome.ok:
+            call.state = CallState.ENDED
+            call.holder = None
+            del open_calls[outcome.call]
+            good.append(outcome)
+        else:
+            _account(core, library, group, good, count=count, seconds=seconds)
+            good, count, seconds = [], 0, 0.0
+            calls.end(core, call, outcome)
+    if group is not None:
+        _account(core, library, group, good, count=count, seconds=seconds)
+        if first and library.context.queue.count:
+            core.dirty[library.context] = None
+    reports = core.state.reports
+    if reports:
+        for outcome in ends:
+            reports.pop(outcome.call, None)
+    library.served += total
+    library.pilot.ended += total
+    _rate(core, total)
+    pull(core, library)
+
+
+def _odd_end(core: Core, library: Library, call: Call | None, outcome: CallEnd) -> int:
+    """The end of a call that this library does not hold alone. Returns how many calls it ran for that: 0 or 1."""
+    if call is not None and type(call.holder) is Gang:
+        calls.gang_end(core, call, library, outcome)
+        return 1
+    if library.zombies.pop(outcome.call, None) is None:
+        core.state.refuse("late or repeated end of a call")
+        return 0
+    return 1
+
+
+def _account(core: Core, library: Library, group: Group, good: list[CallEnd], *, count: int, seconds: float) -> None:
+    """Count `count` runs of a group, and deliver those that ended well."""
+    if good:
+        calls.closed(core, group, len(good))
+        core.results_of(group.client).extend(good)
+    if not count:
+        return
+    context, mean = library.context, seconds / count
+    group.run_s += (mean - group.run_s) * max(_NEW_WEIGHT, count / (group.runs + count))
+    group.runs += count
+    context.run_s += (mean - context.run_s) * max(_NEW_WEIGHT, count / (context.runs + count))
+    context.runs += count
+    context.run_total_s += seconds
+    kind = group.kind_runs.setdefault(library.devices[0].facts.kind, [0.0, 0.0])
+    kind[0] += count
+    kind[1] += seconds
+    core.state.unrecorded[group] = None
+
+
+def _rate(core: Core, count: int) -> None:
+    rate, second = core.state.rate, int(core.state.now)
+    if rate and rate[-1][0] == second:
+        rate[-1] = (second, rate[-1][1] + count)
+    else:
+        rate.append((second, count))
+        while rate[0][0] < second - 30:
+            rate.popleft()
