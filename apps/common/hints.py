@@ -18,12 +18,14 @@ def command(app: str, arguments: str, *, through_make: bool = False) -> str:
     return f"stoker run {app} {arguments}"
 
 
-def say_kept(screen: Screen, *, folder: Path, kept: int, total: int, app: str, through_make: bool = False) -> None:
+def say_kept(
+    screen: Screen, *, folder: Path, kept: int, total: int, app: str, through_make: bool = False, failed: bool = False
+) -> None:
     """After a run that was stopped or failed: what is kept, and how to go on."""
     again = command(app, f"--resume {shlex.quote(str(folder))}", through_make=through_make)
     screen.line()
-    screen.line(f"stopped: {kept} of {total} results are kept in {folder}")
-    screen.line(f"  go on:  {again}")
+    screen.line(f"{'failed' if failed else 'stopped'}: {kept} of {total} results are kept in {folder}")
+    screen.line(f"  {'when the cause is mended' if failed else 'go on'}:  {again}")
 
 
 def columns(lines: Sequence[tuple[str, str]]) -> list[str]:

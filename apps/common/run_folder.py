@@ -130,8 +130,12 @@ def _check_same(folder: Path, *, app: str, parameters: dict[str, Any]) -> None:
             ),
             file=str(folder),
         )
-    if is_finished(folder):
-        raise ConfigError(f"{folder}: this run is finished; start a new one with --fresh", file=str(folder))
+    for results in (folder / f"results.{kind}" for kind in FORMATS):
+        if results.exists():
+            raise ConfigError(
+                f"{folder}: this run is finished, its results are in {results}; start a new one with --fresh",
+                file=str(folder),
+            )
 
 
 def _read_run(folder: Path, *, app: str) -> dict[str, Any]:

@@ -139,9 +139,12 @@ class Progress:
 
     def watch(self, stop: threading.Event, line: Callable[[str], None] | None) -> None:
         """Asks for the facts until `stop`; with `line`, writes plain lines."""
-        said, last = "", time.monotonic()
-        while not stop.wait(_LOOK_EVERY_S):
+        said, last, pause_s = "", time.monotonic(), _LOOK_EVERY_S
+        while not stop.wait(pause_s):
+            began = time.monotonic()
             self.look()
+            # The status of a thousand pilots takes its time to make; looking may take a twentieth of ours.
+            pause_s = max(_LOOK_EVERY_S, 20 * (time.monotonic() - began))
             if line is None:
                 continue
             waiting = self.waiting()

@@ -25,6 +25,7 @@ class Attempt(msgspec.Struct, frozen=True):
     calls: int
     infer_s: float
     facts: ContextFacts
+    origin: str = ""
 
     @property
     def rate(self) -> float:
@@ -99,6 +100,8 @@ def cost_lines(attempt: Attempt) -> list[str]:
         f" {count(facts.devices, 'device')}: device time {show_seconds(attempt.infer_s)} inferring,"
         f" {show_seconds(facts.load_total_s)} loading ({count(facts.loads, 'load')}{hot})"
     ]
+    if attempt.origin:
+        lines.append(f"the model was loaded from: {attempt.origin}")
     if facts.loads and facts.found_hot:
         alone = facts.load_s * attempt.calls
         lines.append(
@@ -144,6 +147,7 @@ def summary(
             "infer_device_s": attempt.infer_s,
             "load_device_s": attempt.facts.load_total_s,
             "loads": attempt.facts.loads,
+            "origin": attempt.origin,
             "calls_found_hot": attempt.facts.found_hot,
             "devices": attempt.facts.devices,
             "pilots": attempt.facts.pilots,

@@ -25,6 +25,7 @@ from stoker.apps.fact_verification.results import KEY, figures, make_records, ma
 from stoker.apps.fact_verification.verify import Question, Scores, verify
 from stoker.contexts.causal_lm import causal_lm, default_model
 from stoker.contexts.recipe import Awareness, Recipe
+from stoker.errors import StokerError
 
 APP = "fact_verification"
 INTERRUPTED = 130
@@ -78,7 +79,9 @@ def run(
             return INTERRUPTED
         except BaseException:
             if len(log):
-                say_kept(screen, folder=folder.path, kept=len(log), total=total, app=APP, through_make=True)
+                say_kept(
+                    screen, folder=folder.path, kept=len(log), total=total, app=APP, failed=True, through_make=True
+                )
             raise
     if json:
         screen.json({**summary, "run": str(folder.path), "results": str(results), "timeline": str(timeline)})
@@ -142,7 +145,7 @@ def _infer(
 ) -> report.Attempt:
     """Makes the missing results. What it brings back says what that took."""
     calls = plan(prompts, claims, log, batch_size=options.batch_size)
-    kept, infer_s, begun = len(log), 0.0, time.perf_counter()
+    kept, infer_s, origin, begun = len(log), 0.0, "", time.perf_counter()
     facts = ContextFacts()
     if calls:
         with stoker.load(options.site or None) as session:
@@ -162,10 +165,14 @@ def _infer(
             total = len(prompts) * len(claims)
             with screen.progress(total=total, done=kept, noun="claims", facts=ask) as progress:
                 scores: Scores
-                for scores in run_calls([(scored, questions)]):
-                    call = calls[scores.number]
-                    progress.advance(log.append(make_records(call.prompt, call.claims, scores)))
-                    infer_s += scores.infer_s
+                try:
+                    for scores in run_calls([(scored, questions)]):
+                        call = calls[scores.number]
+                        progress.advance(log.append(make_records(call.prompt, call.claims, scores)))
+                        infer_s += scores.infer_s
+                        origin = scores.origin
+                except StokerError as error:
+                    raise explain(error, calls, file=options.claims_path) from error
             facts = ask()
     return report.Attempt(
         wall_s=time.perf_counter() - begun,
@@ -174,6 +181,20 @@ def _infer(
         calls=len(calls),
         infer_s=infer_s,
         facts=facts,
+        origin=origin,
+    )
+
+
+def explain(error: StokerError, calls: Sequence[Call], *, file: Path) -> StokerError:
+    """The error with the claims that it is about, when it came out of a call; else as it is."""
+    number = error.facts.get("question")
+    if number is None:
+        return error
+    call = calls[number]
+    first, last = call.claims[0], call.claims[-1]
+    which = f"claim {first.id}" if first is last else f"claims {first.id} to {last.id} ({len(call.claims)})"
+    return StokerError(
+        f"{file}: {first.place}: {which} with the template {call.prompt.name}: {error}", file=str(file), key="claim"
     )
 
 
@@ -190,6 +211,6 @@ def _next_steps(options: Options, attempt: report.Attempt, *, everything: int, p
         steps.append((_command("--model PATH --claims FILE"), "your model, your claims"))
     if not options.prompts:
         steps.append((_command("--prompts FILE"), "your templates; see --help"))
-    if options.awareness is Awareness.FULL and attempt.made:
+    if options.awareness is Awareness.FULL and attempt.made and not options.claims:
         steps.append((_command("--awareness none --limit 32"), "the same without contexts"))
     return columns(steps)

@@ -66,9 +66,12 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> float:
     total, fewer = only_first + only_second, min(only_first, only_second)
     if total == 0:
         return 1.0
-    tail: int = sum(math.comb(total, count) for count in range(fewer + 1))
-    # Whole numbers: 2 ** total overflows a float beyond a thousand discordant pairs.
-    return float(min(1.0, 2 * tail / 2**total))
+    # In logarithms: 2 ** total overflows a float beyond a thousand discordant pairs, and whole numbers are slow there.
+    whole = math.lgamma(total + 1) - total * math.log(2)
+    tail = math.fsum(
+        math.exp(whole - math.lgamma(count + 1) - math.lgamma(total - count + 1)) for count in range(fewer + 1)
+    )
+    return min(1.0, 2 * tail)
 
 
 def _best(row: Sequence[float]) -> int:

@@ -14,9 +14,15 @@ from typing import Protocol
 
 import msgspec
 
+from stoker.errors import StokerError
+
 
 class Scorer(Protocol):
     """What a causal LM context offers to this application."""
+
+    @property
+    def origin(self) -> str:
+        """How it was loaded, for people."""
 
     def label_scores(
         self, prompts: list[str], labels: list[str], *, batch_size: int = 1, prefix: str = ""
@@ -42,14 +48,26 @@ class Scores(msgspec.Struct, frozen=True):
     started_at: float
     infer_s: float
     worker: str
+    origin: str = ""
 
 
 def verify(model: Scorer, question: Question) -> Scores:
     """Scores every word after every text. Only the inference is timed: a load is over before this is called."""
     started_at, begun = time.time(), time.perf_counter()
-    rows = model.label_scores(
-        list(question.texts), list(question.words), batch_size=question.tensor_batch, prefix=question.prefix
-    )
+    try:
+        rows = model.label_scores(
+            list(question.texts), list(question.words), batch_size=question.tensor_batch, prefix=question.prefix
+        )
+    except ValueError as error:
+        # What the model cannot take, such as a claim that is too long. The caller knows which claims these were.
+        raise StokerError(str(error), question=question.number) from error
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"
-    return Scores(number=question.number, rows=rows, started_at=started_at, infer_s=infer_s, worker=worker)
+    return Scores(
+        number=question.number,
+        rows=rows,
+        started_at=started_at,
+        infer_s=infer_s,
+        worker=worker,
+        origin=model.origin,
+    )

@@ -99,7 +99,7 @@ def run(
             return INTERRUPTED
         except BaseException:
             if len(log):
-                say_kept(screen, folder=folder.path, kept=len(log), total=total, app=APP)
+                say_kept(screen, folder=folder.path, kept=len(log), total=total, app=APP, failed=True)
             raise
     if json:
         screen.json({**summary, "run": str(folder.path), "results": str(results)})

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pyarrow.parquet
 import pytest
@@ -18,7 +19,7 @@ from stoker.apps.fact_verification.results import (
     write_results,
     write_timeline,
 )
-from stoker.apps.fact_verification.run import plan
+from stoker.apps.fact_verification.run import Call, explain, plan
 from stoker.apps.fact_verification.verify import Question, Scores, verify
 from stoker.errors import StokerError
 from stoker.manager.protocol.to_client import (
@@ -30,7 +31,9 @@ from stoker.manager.protocol.to_client import (
 )
 
 GOOD, BAD = Prompt(name="good", text="g {claim}"), Prompt(name="bad", text="b {claim}")
-CLAIMS = [Claim(id=str(n), claim=f"claim {n}", label=LABELS[n % 3], evidence="", place="") for n in range(30)]
+CLAIMS = [
+    Claim(id=str(n), claim=f"claim {n}", label=LABELS[n % 3], evidence="", place=f"line {n + 1}") for n in range(30)
+]
 
 
 def scores(prompt, claims, *, number=0):
@@ -181,7 +184,11 @@ def test_the_report_of_a_resumed_run():
 
 def test_verify_asks_for_the_words_and_times_itself():
     class Toy:
+        origin = "a toy"
+
         def label_scores(self, prompts, labels, *, batch_size=1, prefix=""):
+            if "" in labels:
+                raise ValueError("prompt 1 comes to 9000 tokens")
             prompts = [prefix + prompt for prompt in prompts]
             return [[float(len(prompt) + len(label) + batch_size) for label in labels] for prompt in prompts]
 
@@ -190,6 +197,14 @@ def test_verify_asks_for_the_words_and_times_itself():
     assert made.rows == [[6.0, 7.0], [7.0, 8.0]]
     assert made.infer_s >= 0.0
     assert made.worker
+    assert made.origin == "a toy"
+    with pytest.raises(StokerError) as caught:
+        verify(Toy(), Question(number=1, prefix="p", texts=("a", "b"), words=("",)))
+    calls = [Call(prompt=GOOD, claims=()), Call(prompt=GOOD, claims=tuple(CLAIMS[3:5]))]
+    told = explain(caught.value, calls, file=Path("c.csv"))
+    assert str(told) == "c.csv: line 4: claims 3 to 4 (2) with the template good: prompt 1 comes to 9000 tokens"
+    other = StokerError("the session is over")
+    assert explain(other, calls, file=Path("c.csv")) is other
 
 
 def test_facts_are_of_the_contexts_asked_for():

@@ -56,6 +56,14 @@ def test_mcnemar_of_many_pairs_does_not_overflow():
     assert mcnemar([True, False] * 3000, [False, True] * 3000) == 1.0
 
 
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_is_the_binomial_tail(more, fewer):
+    total = more + fewer
+    tail = sum(math.comb(total, count) for count in range(min(more, fewer) + 1))
+    p = mcnemar([True] * more + [False] * fewer, [False] * more + [True] * fewer)
+    assert p == pytest.approx(min(1.0, 2 * tail / 2**total))
+
+
 def test_confusion_counts_truth_by_answer():
     assert confusion([0, 0, 1, 2], [0, 1, 1, 0], labels=3) == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
 
