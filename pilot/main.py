@@ -31,12 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a pilot; returns its exit code: 0 when it was let go, 2 when it found no manager, 3 when it was refused."""
     given = _parser().parse_args(arguments)
     try:
-        agent, code = _make(given), 0
-        code = Loop(agent).run()
+        agent = _make(given)
+        return Loop(agent).run()
     except StokerError as error:
         print(f"stoker-pilot: {error}", file=sys.stderr)  # noqa: T201  # the one line that a batch log needs
         return 1
-    return code
+    except Exception:
+        log.exception("the pilot failed; this is a fault of Stoker")
+        raise
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,12 +56,8 @@ def _make(given: argparse.Namespace) -> Agent:
     os.umask(0o077)
     session = SessionFolder(given.session)
     session.read()
-    pilot = f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(2)}"
+    pilot = _take_name(session)
     logs = session.pilot(pilot)
-    try:
-        logs.mkdir(mode=0o700, parents=True)
-    except OSError as error:
-        raise ConfigError(f"{logs} cannot be made: {error}; pilots must see the session folder") from error
     logging.basicConfig(
         filename=logs / "pilot.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
@@ -78,6 +76,20 @@ def _make(given: argparse.Namespace) -> Agent:
         facts = device.facts
         log.info("%s: %s, %s, %d cores", facts.device, facts.kind, show_bytes(facts.memory_bytes), facts.cores)
     return agent
+
+
+def _take_name(session: SessionFolder) -> str:
+    """A name that no pilot of the session has had: its folder of logs is new."""
+    while True:
+        pilot = f"{socket.gethostname().partition('.')[0]}-{secrets.token_hex(2)}"
+        try:
+            session.pilot(pilot).mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            where = session.pilot(pilot)
+            raise ConfigError(f"{where} cannot be made: {error}; pilots must see the session folder") from error
+        return pilot
 
 
 if __name__ == "__main__":

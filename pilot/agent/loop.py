@@ -32,6 +32,7 @@ class Loop:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self._signalled = ""
+        self._heeded = False
         self._next_look = 0.0
         self._next_device_look = 0.0
         self._next_search = 0.0
@@ -50,7 +51,8 @@ class Loop:
                     self._greet()
                 for message in link.receive():
                     orders.handle(agent, message)
-                if self._signalled and not agent.leaving:
+                if self._signalled and not self._heeded:
+                    self._heeded = True
                     orders.drain_all(agent, self._signalled, within_s=agent.options.grace_s)
                 self._timers(time.monotonic())
                 agent.wires.send_all()
@@ -113,7 +115,7 @@ class Loop:
     def _manager_away(self, now: float) -> None:
         agent, link = self.agent, self.agent.link
         lease_s = agent.lease_s if agent.welcomed_at else max(agent.lease_s, _FIRST_CONTACT_S)
-        if link.failed_handshakes >= 5 and not agent.welcomed_at:
+        if link.failed_handshakes >= 10 and not agent.welcomed_at:
             agent.leave("the manager does not accept this pilot's key", within_s=0.0, code=2)
         elif now - link.lost_at > lease_s:
             agent.leave(f"the manager was away for {lease_s:g} s", within_s=0.0, code=2)
@@ -131,7 +133,8 @@ class Loop:
     def _take_signals(self) -> None:
         signal.set_wakeup_fd(self.agent.wake_write, warn_on_full_buffer=False)
         for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(how, self._on_signal)
+            if signal.getsignal(how) is not signal.SIG_IGN:  # nohup, or a shell's background job
+                signal.signal(how, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._signalled:

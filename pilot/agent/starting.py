@@ -36,8 +36,12 @@ def order(agent: Agent, message: StartLibrary) -> None:
     try:
         if not reason:
             agent.ledger.reserve(number, devices=message.devices, memory_bytes=message.device_memory_bytes)
+            folder = agent.scratch.library(number)
     except ValueError as error:
         reason = str(error)
+    except OSError as error:
+        agent.ledger.release(number)
+        reason = f"no folder for it could be made: {error}"
     if reason:
         log.warning("lib-%d refused: %s", number, reason)
         failure = Failure(
@@ -45,7 +49,7 @@ def order(agent: Agent, message: StartLibrary) -> None:
         )  # fmt: skip
         agent.link.post(LibraryGone(library=number, failure=None if agent.leaving else failure, loading=True))
         return
-    library = Library(message, folder=agent.scratch.library(number), log=str(agent.log_file(number)))
+    library = Library(message, folder=folder, log=str(agent.log_file(number)))
     agent.libraries[number] = library
     recipe = message.recipe
     if recipe.objects and recipe.awareness is not Awareness.NONE:

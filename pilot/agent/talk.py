@@ -75,7 +75,7 @@ def _message(agent: Agent, library: Library, message: ToAgent) -> None:
         case Reports(reports=reports):
             post(CallsProgress(number, reports))
         case Evicted(progress=progress):
-            if state.returned([progress.call]):
+            if state.ended([progress.call]):  # it counts as served: the library counts it too
                 post(CallEvicted(number, progress))
         case Hello(pid=pid):
             library.pid = pid

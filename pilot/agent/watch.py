@@ -32,8 +32,8 @@ def look(agent: Agent) -> None:
         if library.has_limits or library.cancelling:
             _calls(agent, library)
         if library.closed_at and time.monotonic() - library.closed_at > 1.0:
-            ending.kill(agent, library)
-            library.told_to_end = False  # nobody told it to close its socket
+            what = f"lib-{library.state.library} closed its socket to the pilot: its code closes what is not its own"
+            ending.kill(agent, library, cause=_failure(agent, library, FailureKind.DIED, what))
 
 
 def look_at_devices(agent: Agent) -> None:
@@ -73,17 +73,24 @@ def _too_large(agent: Agent, library: Library, what: str, *, taken: int, declare
     ending.kill(
         agent,
         library,
-        cause=Failure(
-            kind=FailureKind.MEMORY,
-            message=(
-                f"lib-{library.state.library} ({library.state.recipe.name}) on {agent.options.pilot} took"
-                f" {show_bytes(taken)} of {what} and declares {show_bytes(declared)}; declare more, or load less"
-            ),
-            pilot=agent.options.pilot,
-            library=library.state.library,
-            tail=tail(library.log),
-            log=library.log,
+        cause=_failure(
+            agent,
+            library,
+            FailureKind.MEMORY,
+            f"lib-{library.state.library} ({library.state.recipe.name}) on {agent.options.pilot} took"
+            f" {show_bytes(taken)} of {what} and declares {show_bytes(declared)}; declare more, or load less",
         ),
+    )
+
+
+def _failure(agent: Agent, library: Library, kind: FailureKind, message: str) -> Failure:
+    return Failure(
+        kind=kind,
+        message=message,
+        pilot=agent.options.pilot,
+        library=library.state.library,
+        tail=tail(library.log),
+        log=library.log,
     )
 
 
@@ -91,17 +98,11 @@ def _loading(agent: Agent, library: Library) -> None:
     limit_s = library.state.recipe.needs.load_limit_s
     if not limit_s or time.monotonic() - library.started_at < limit_s:
         return
-    cause = Failure(
-        kind=FailureKind.CONTEXT,
-        message=(
-            f"{library.state.recipe.name} did not load within {show_seconds(limit_s)} on {agent.options.pilot};"
-            " raise load_limit if it may take longer"
-        ),
-        pilot=agent.options.pilot,
-        library=library.state.library,
-        tail=tail(library.log),
-        log=library.log,
+    what = (
+        f"{library.state.recipe.name} did not load within {show_seconds(limit_s)} on {agent.options.pilot};"
+        " raise load_limit if it may take longer"
     )
+    cause = _failure(agent, library, FailureKind.CONTEXT, what)
     if not library.pid and library.zygote is not None:  # stuck in an import, before there is a process
         library.cause = cause
         library.zygote.stop()
@@ -120,8 +121,7 @@ def _calls(agent: Agent, library: Library) -> None:
             continue
         if cancelled:
             what = f"a call that ran on lib-{library.state.library} was cancelled, and its library ended with it"
-            cause = Failure(kind=FailureKind.CANCELLED, message=what, pilot=agent.options.pilot)
-            ending.kill(agent, library, cause=cause)
+            ending.kill(agent, library, cause=_failure(agent, library, FailureKind.CANCELLED, what))
         else:
             orders.time_out(agent, library, call, limit_s=limit_s, ran_s=ran_s)
         return

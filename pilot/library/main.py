@@ -58,7 +58,7 @@ def serve(number: int) -> None:
         own = sandbox if slot == 0 else Sandbox(os.path.join(settings.folder, f"slot-{slot}"))
         if slots > 1:
             own.enter_own()
-        return Runner(
+        runner = Runner(
             settings,
             slot=slot,
             marker=marker,
@@ -67,7 +67,11 @@ def serve(number: int) -> None:
             context=context,
             report=server.report,
         )
+        os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
+        return runner
 
+    # A child of user code holds no end of this library's socket: it could speak for it, and keep it open.
+    os.register_at_fork(after_in_child=sock.close)
     server.send(loaded[1])
     if slots == 1:
         server.serve(make_runner(0), idle=lambda: marker.idle(0))

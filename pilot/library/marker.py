@@ -21,7 +21,7 @@ class Marker:
     def __init__(self, path: str | os.PathLike[str], *, slots: int) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.ftruncate(descriptor, slots * _RECORD.size)
+            os.posix_fallocate(descriptor, 0, slots * _RECORD.size)  # a full disk is an error now, not a signal later
             self._map = mmap.mmap(descriptor, slots * _RECORD.size)
         finally:
             os.close(descriptor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -77,6 +78,8 @@ class Runner:
         """How many calls have begun, counted by whoever runs them: tells a watcher whether the same one still runs."""
         self.evict = False
         """Set from outside: the call is to end at its next progress report."""
+        self.forked = False
+        """Set in a child of this process: whatever runs there must never go on as the library."""
         self.ended_at = 0.0
         """When the last call ended, on `time.perf_counter`."""
 
@@ -121,6 +124,8 @@ class Runner:
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a function ends, not its library
             self.ended_at = ended = _now()
             payload = self._pack_error(call, error)
+        if self.forked:
+            _leave_fork()
         printed = self._finish()
         run_s = ended - started
         work.function.took(run_s)
@@ -226,6 +231,16 @@ class _NotMoved(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
+
+
+def _leave_fork() -> None:
+    """The user's function forked, and the child came back out of it: it ends here, without the parent's farewells."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+    os._exit(0)
 
 
 def _map(path: str) -> memoryview:

@@ -218,7 +218,8 @@ class Server:
                 self._queue_calls(message)
             case GiveBack(count=count, calls=calls):
                 back = self._queue.drop(calls) if calls else self._queue.give_back(count)
-                self._send([GivenBack(tuple(back))])  # type: ignore[arg-type]
+                if back or not calls:  # a count is always answered
+                    self._send([GivenBack(tuple(back))])  # type: ignore[arg-type]
             case Evict(call=call):
                 for runner in self._runners:
                     if runner.call == call:
@@ -232,7 +233,9 @@ class Server:
                     self._resize()
             case Stop():
                 self._stopping = True
-                self._send([GivenBack(tuple(self._queue.give_back(len(self._queue))))])  # type: ignore[arg-type]
+                back = self._queue.give_back(len(self._queue))
+                if back:
+                    self._send([GivenBack(tuple(back))])  # type: ignore[arg-type]
             case Load():
                 pass  # it is loaded already: a second order changes nothing
 

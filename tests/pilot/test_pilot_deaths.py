@@ -362,3 +362,25 @@ def test_libraries_are_pinned_to_their_cores(served: FakeManager) -> None:
     mine = sorted(psutil.Process().cpu_affinity())
     assert first == (mine[:1], "1", "")
     assert second == (mine[1:2] or mine[:1], "1", "")
+
+
+def test_a_child_that_comes_back_from_a_call_is_not_a_second_library(served: FakeManager) -> None:
+    def split() -> int:
+        return os.fork() and os.getpid()
+
+    served.ready(recipe())
+    first, second = served.results(served.run(split, [(), ()]))
+    assert first == second == served.results(served.run(_pid, [()]))[0]
+
+
+def test_a_call_that_closes_everything_costs_its_library(served: FakeManager) -> None:
+    def close() -> None:
+        os.closerange(3, 1000)
+        time.sleep(30)
+
+    served.ready(recipe())
+    calls = served.run(close, [()])
+    left = served.gone(wait_s=10)
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.DIED
+    assert left.running == tuple(calls)

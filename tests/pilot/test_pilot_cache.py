@@ -1,0 +1,190 @@
+"""The object cache on real disks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_manager import FakeManager, recipe
+
+from stoker.contexts.loading import ObjectPath
+from stoker.contexts.objects import object_of
+from stoker.contexts.recipe import Awareness, ObjectRef
+from stoker.pilot.cache import CacheError, ObjectCache
+
+
+def _file(folder: Path, name: str, size: int) -> ObjectRef:
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(os.urandom(size))
+    return object_of(path, memo=folder / "memo")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ObjectCache:
+    return ObjectCache(tmp_path / "cache", bound_bytes=1000)
+
+
+def test_a_file_and_a_folder_come_in_and_stay(cache: ObjectCache, tmp_path: Path) -> None:
+    one = _file(tmp_path, "model.gguf", 100)
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    (tmp_path / "folder" / "deep" / "weights").write_bytes(b"w" * 50)
+    two = object_of(tmp_path / "folder", memo=tmp_path / "memo")
+    first, second = cache.pin(one), cache.pin(two)
+    assert Path(first.path).read_bytes() == (tmp_path / "model.gguf").read_bytes()
+    assert (Path(second.path) / "deep" / "weights").read_bytes() == b"w" * 50
+    assert cache.names() == sorted([one.name, two.name])
+    assert cache.used_bytes() == 150
+    (tmp_path / "model.gguf").unlink()
+    assert cache.pin(one).path == first.path  # it needs its source no more
+
+
+def test_the_least_recently_used_goes_first_and_pins_stay(cache: ObjectCache, tmp_path: Path) -> None:
+    refs = [_file(tmp_path, f"f{n}", 300) for n in range(4)]
+    pins = [cache.pin(ref) for ref in refs[:3]]
+    for pin in pins[1:]:
+        pin.release()
+    os.utime(cache._entries / refs[1].name, (2, 2))
+    os.utime(cache._entries / refs[2].name, (1, 1))
+    cache.pin(refs[3])
+    assert cache.names() == sorted([refs[0].name, refs[1].name, refs[3].name])
+    assert Path(pins[0].path).exists()
+
+
+def test_what_cannot_fit_evicts_nothing(cache: ObjectCache, tmp_path: Path) -> None:
+    small = cache.pin(_file(tmp_path, "small", 600))
+    with pytest.raises(CacheError, match="larger than the whole cache"):
+        cache.pin(_file(tmp_path, "huge", 2000))
+    with pytest.raises(CacheError, match="running libraries use"):
+        cache.pin(_file(tmp_path, "medium", 600))
+    assert Path(small.path).exists()
+    small.release()
+    small.release()
+    cache.pin(_file(tmp_path, "other", 600))
+    assert not Path(small.path).exists()
+
+
+def test_a_pin_ends_with_its_process(cache: ObjectCache, tmp_path: Path) -> None:
+    ref = _file(tmp_path, "one", 800)
+    code = (
+        "import sys, time; from pathlib import Path; from stoker.contexts.recipe import ObjectRef;"
+        "from stoker.pilot.cache import ObjectCache;"
+        "pin = ObjectCache(Path(sys.argv[1]), bound_bytes=1000).pin(ObjectRef(sys.argv[2], 800, sys.argv[3]));"
+        "print('here', flush=True); time.sleep(60)"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "cache"), ref.name, ref.source], stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(CacheError, match="running libraries use"):
+            cache.pin(_file(tmp_path, "two", 800))
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        if other.stdout is not None:
+            other.stdout.close()
+    cache.pin(_file(tmp_path, "two", 800))
+
+
+def test_a_damaged_object_is_noticed_and_fetched_again(cache: ObjectCache, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "weights").write_bytes(b"w" * 50)
+    ref = object_of(tmp_path / "folder", memo=tmp_path / "memo")
+    pin = cache.pin(ref)
+    pin.release()
+    damaged = Path(pin.path) / "weights"
+    os.utime(damaged, (5, 5))
+    damaged.write_bytes(b"broken")
+    pin = cache.pin(ref)
+    assert (Path(pin.path) / "weights").read_bytes() == b"w" * 50
+    pin.release()
+    (cache._entries / ref.name).write_bytes(b"{")
+    assert (Path(cache.pin(ref).path) / "weights").read_bytes() == b"w" * 50
+
+
+def test_a_source_that_was_changed_is_refused(cache: ObjectCache, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "weights").write_bytes(b"old")
+    ref = object_of(tmp_path / "folder", memo=tmp_path / "memo")
+    (tmp_path / "folder" / "weights").write_bytes(b"new")
+    with pytest.raises(CacheError, match="no longer has the content"):
+        cache.pin(ref)
+    assert cache.names() == []
+    assert not list((tmp_path / "cache" / "drafts").iterdir())
+
+
+def test_a_missing_source_is_said(cache: ObjectCache) -> None:
+    with pytest.raises(CacheError, match="/nowhere"):
+        cache.pin(ObjectRef(name="file-" + "0" * 64, size_bytes=1, source="/nowhere/at/all"))
+
+
+def test_leftovers_of_the_dead_are_swept(tmp_path: Path) -> None:
+    ObjectCache(tmp_path / "cache", bound_bytes=1000)
+    (tmp_path / "cache" / "drafts" / "half").write_bytes(b"x")
+    (tmp_path / "cache" / "drafts" / "half.lock").write_bytes(b"")
+    (tmp_path / "cache" / "objects" / "no-entry").write_bytes(b"x")
+    ObjectCache(tmp_path / "cache", bound_bytes=1000)
+    assert not list((tmp_path / "cache" / "drafts").iterdir())
+    assert not list((tmp_path / "cache" / "objects").iterdir())
+
+
+def test_a_disk_that_is_full_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "weights").write_bytes(os.urandom(200_000))
+    ref = object_of(tmp_path / "folder", memo=tmp_path / "memo")
+    cache = ObjectCache(tmp_path / "cache", bound_bytes=10**9)
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from stoker.contexts.recipe import ObjectRef;"
+        "from stoker.pilot.cache import CacheError, ObjectCache;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000));"
+        "cache = ObjectCache(Path(sys.argv[1]), bound_bytes=10**9)\n"
+        "try: cache.pin(ObjectRef(sys.argv[2], 200000, sys.argv[3]))\n"
+        "except CacheError as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "cache"), ref.name, ref.source],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "could not be copied" in done.stdout
+    assert "make room" in done.stdout
+    assert cache.names() == []
+
+
+def _read(path: str) -> tuple[str, str]:
+    return path, Path(path).read_text()
+
+
+@pytest.mark.parametrize("awareness", list(Awareness))
+def test_recipes_get_their_objects(served: FakeManager, tmp_path: Path, awareness: Awareness) -> None:
+    (tmp_path / "weights").write_text("some weights")
+    ref = object_of(tmp_path / "weights", memo=tmp_path / "memo")
+    made = recipe(_read, ObjectPath(ref.name), objects=(ref,), awareness=awareness)
+    ready = served.ready(made)
+    ((path, text),) = served.results(served.run(lambda context: context, [()], takes_context=True))
+    assert text == "some weights"
+    if awareness is Awareness.NONE:
+        assert path == ref.source
+    else:
+        assert path.startswith(str(tmp_path / "scratch"))
+        assert ready.fetch_s > 0
+        served.until(lambda: served.heartbeats and served.heartbeats[-1].cache_bytes == 12)
+
+
+def test_an_object_that_is_nowhere_fails_the_load(served: FakeManager) -> None:
+    begun = time.monotonic()
+    ref = ObjectRef(name="file-" + "0" * 64, size_bytes=1, source="/nowhere/at/all")
+    served.start(recipe(_read, ObjectPath(ref.name), objects=(ref,)))
+    left = served.gone()
+    assert left.loading
+    assert left.failure is not None
+    assert "/nowhere/at/all" in left.failure.message
+    assert time.monotonic() - begun < 5
