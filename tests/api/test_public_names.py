@@ -1,0 +1,105 @@
+"""The names that programs may use. Adding one is a decision; losing one breaks somebody."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+import stoker
+from stoker import errors
+from stoker.manager import executor
+
+
+def test_exported_names():
+    assert sorted(stoker.__all__) == [
+        "StokerError",
+        "StokerExecutor",
+        "__version__",
+        "app",
+        "causal_lm",
+        "context",
+        "device",
+        "load",
+        "load_variable_from_serverless",
+        "map",
+        "progress",
+    ]
+    for name in stoker.__all__:
+        assert getattr(stoker, name) is not None
+    with pytest.raises(AttributeError, match="stoker"):
+        stoker.no_such_name  # noqa: B018
+
+
+def test_exported_names_of_the_client():
+    assert executor.__all__ == ["Link", "Session", "StokerExecutor", "app", "load", "map"]
+    for name in executor.__all__:
+        assert getattr(executor, name).__doc__
+    with pytest.raises(AttributeError, match="executor"):
+        executor.no_such_name  # noqa: B018
+
+
+def test_options_are_keyword_only():
+    """Positions that a caller may use are part of the interface."""
+    positional = {
+        name: [
+            p.name for p in inspect.signature(getattr(stoker, name)).parameters.values() if p.kind is not p.KEYWORD_ONLY
+        ]
+        for name in ("load", "map", "app", "StokerExecutor")
+    }
+    assert positional == {
+        "load": ["site", "options"],
+        "map": ["function", "items"],
+        "app": ["function"],
+        "StokerExecutor": ["site", "label", "provider"],
+    }
+
+
+ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.StokerError)]
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_every_error_survives_pickling_with_its_facts(kind):
+    error = kind("what, where, what to do", call="c-1", tries=3)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == "what, where, what to do"
+    assert again.facts == {"call": "c-1", "tries": 3}
+    assert again.call == "c-1"
+    with pytest.raises(AttributeError, match="no fact 'nothing'"):
+        again.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: stoker.app(abs), "parentheses"),
+        (lambda: stoker.app(context=len)(len), "len"),
+        (lambda: stoker.app(context=stoker.context(dict))(len), "context=dict"),
+        (lambda: stoker.app(stoker.context(dict)()), "by name"),
+        (lambda: stoker.app(batch_size=0), "batch_size"),
+        (lambda: stoker.app(timeout="soon"), "soon"),
+        (lambda: stoker.app(priority="high"), "priority"),
+        (lambda: stoker.app()(7), "7"),
+        (lambda: stoker.app()(stoker.app()(len)), "one decorator"),
+        (lambda: stoker.app(context=stoker.context(dict)())(lambda *, x: x), "first one"),
+    ],
+)
+def test_a_decorator_that_cannot_be_meant_is_refused_where_it_stands(make, words):
+    with pytest.raises(errors.StokerError, match=words):
+        make()
+
+
+def test_calls_before_a_site_is_loaded_say_how_to_load_one():
+    app = stoker.app()(len)
+    for call in (lambda: app("x"), lambda: stoker.map(len, ["x"])):
+        with pytest.raises(errors.SessionError, match=r"with stoker\.load\(\)"):
+            call()
+
+
+def test_load_refuses_options_of_nobody():
+    with pytest.raises(errors.ConfigError, match="retriez"):
+        stoker.load(retriez=3)
+    with pytest.raises(errors.ConfigError, match="no such file"):
+        stoker.load("no-such-site.toml")
