@@ -24,6 +24,9 @@ def say_kept(
     """After a run that was stopped or failed: what is kept, and how to go on."""
     again = command(app, f"--resume {shlex.quote(str(folder))}", through_make=through_make)
     screen.line()
+    if not kept:
+        screen.line("stopped before the first result; the same command starts again")
+        return
     screen.line(f"{'failed' if failed else 'stopped'}: {kept} of {total} results are kept in {folder}")
     screen.line(f"  {'when the cause is mended' if failed else 'go on'}:  {again}")
 

@@ -61,6 +61,11 @@ def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path):
     assert "36 inferences in" in out
     whole = results(tmp_path / "whole" / "results.jsonl")
     assert len(whole) == 36
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert summary["attempt"]["calls"] == 36
+    assert summary["attempt"]["loads"] <= summary["attempt"]["devices"]
+    timeline = json.loads((tmp_path / "whole" / "timeline.json").read_text())["traceEvents"]
+    assert sum(event["args"]["claims"] for event in timeline if event["ph"] == "X") == 36
 
     part = tmp_path / "broken" / "results.jsonl.part"
     options += ["--out", "broken"]
