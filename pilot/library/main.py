@@ -20,7 +20,7 @@ from stoker.pilot.library import frames
 from stoker.pilot.library import settings as settings_module
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.printing import LogTail, ThreadTail
-from stoker.pilot.library.runner import Runner, clean
+from stoker.pilot.library.runner import Runner, clean, leave_child
 from stoker.pilot.library.sandbox import Sandbox
 from stoker.pilot.library.server import Server
 from stoker.pilot.library.settings import Settings
@@ -82,10 +82,14 @@ def serve(number: int) -> None:
 def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Loaded] | None:
     """The context and what loading it took; None when it failed, which has then been said."""
     ambient.enter_library(device=order.devices, objects=order.objects)
-    started = time.monotonic()
+    started, pid = time.monotonic(), os.getpid()
     try:
         context = load_context(order.recipe, order.objects)
+        if os.getpid() != pid:
+            leave_child(None)
     except BaseException as error:  # sys.exit in a loader too
+        if os.getpid() != pid:
+            leave_child(error)
         trace = error.__traceback__
         text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
         print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -72,6 +72,7 @@ class Runner:
         self._report = report
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
+        self._pid = os.getpid()
         self.call = 0
         """The call that runs, 0 when none does."""
         self.begun = 0
@@ -106,6 +107,8 @@ class Runner:
                 result = function(self._context, *args, **kwargs)
             else:
                 result = function(*args, **kwargs)
+            if os.getpid() != self._pid:
+                leave_child(None)
             self.ended_at = ended = _now()
             try:
                 payload = self._pack(call, result)
@@ -122,6 +125,8 @@ class Runner:
             self._finish()
             return msgspec.structs.replace(self._last, call=call, state=evicted.state)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a function ends, not its library
+            if os.getpid() != self._pid:
+                leave_child(error)
             self.ended_at = ended = _now()
             payload = self._pack_error(call, error)
         if self.forked:
@@ -241,6 +246,18 @@ def _leave_fork() -> None:
         except (OSError, ValueError, AttributeError):
             continue
     os._exit(0)
+
+
+def leave_child(error: BaseException | None) -> NoReturn:
+    """End a process that user code forked and forgot to end: only the library itself answers for a call."""
+    code = error.code if isinstance(error, SystemExit) else error
+    try:
+        if error is not None and not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 def _map(path: str) -> memoryview:
