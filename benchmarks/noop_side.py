@@ -64,10 +64,10 @@ def measure(options: argparse.Namespace, folder: str) -> dict[str, Any]:
         if options.how == "map":
             import stoker
 
-            mapped = stoker.app(nothing)
-            assert list(stoker.map(mapped, range(200), batch_size=1)) == list(range(200))
+            mapped = stoker.app()(nothing)
+            assert list(stoker.map(mapped, range(200), batch_size=1)) == [[i] for i in range(200)]
             start = time.perf_counter()
-            results = list(stoker.map(mapped, range(options.calls), batch_size=1))
+            results = [one for [one] in stoker.map(mapped, range(options.calls), batch_size=1)]
         else:
             start = time.perf_counter()
             results = [future.result() for future in [app(i) for i in range(options.calls)]]
