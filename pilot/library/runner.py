@@ -10,6 +10,7 @@ import mmap
 import os
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
