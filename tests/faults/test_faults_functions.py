@@ -1,0 +1,223 @@
+"""Functions that go wrong, and a poison call among good ones: the good ones finish."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from faults.world import count_lines, is_alive, note, until
+
+import stoker
+from stoker import errors
+
+
+@stoker.context
+def hot(log):
+    note(log, "loaded")
+    return "hot"
+
+
+def stays(context, what, log):
+    return what
+
+
+def raises(context, what, log):
+    print("last words")
+    raise LookupError(f"no label for {what}")
+
+
+def exits(context, what, log):
+    print("last words")
+    sys.exit(3)
+
+
+def interrupts(context, what, log):
+    print("last words")
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "said"),
+    [
+        (raises, LookupError, "no label for x"),
+        (exits, errors.RemoteCallError, "SystemExit(3"),
+        (interrupts, errors.RemoteCallError, "KeyboardInterrupt"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_what_a_function_raises_comes_back_and_its_context_stays_hot(shared, tmp_path, function, kind, said):
+    recipe = hot(str(tmp_path / "log"))
+    bad, good = (stoker.app(context=recipe)(each) for each in (function, stays))
+    futures = [good(number, "") for number in range(10)]
+    failing = bad("x", "")
+    futures += [good(number, "") for number in range(10, 20)]
+    with pytest.raises(kind) as caught:
+        failing.result(60)
+    assert said in str(caught.value)
+    assert function.__name__ in str(caught.value.__cause__), "the remote traceback"
+    assert [future.result(60) for future in futures] == list(range(20))
+    assert count_lines(tmp_path / "log")["loaded"] <= 2
+
+
+def dies(context, what, log):
+    note(log, f"{what} killed {os.getpid()}")
+    print("last words", flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def exits_hard(context, what, log):
+    note(log, f"{what} killed {os.getpid()}")
+    print("last words", flush=True)
+    os._exit(3)
+
+
+def hangs_up(context, what, log):
+    note(log, f"{what} killed {os.getpid()}")
+    print("last words", flush=True)
+    os.closerange(3, 1000)
+    time.sleep(300)
+
+
+@pytest.mark.parametrize(
+    ("poison", "said", "facts"),
+    [
+        (dies, "SIGSEGV", {"signal": signal.SIGSEGV}),
+        (exits_hard, "exit code 3", {"exit_code": 3}),
+        (hangs_up, "ended", {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_poison_call_among_good_ones(shared, tmp_path, poison, said, facts):
+    log = str(tmp_path / "log")
+    recipe = hot(log)
+    bad, good = (stoker.app(context=recipe)(each) for each in (poison, stays))
+    futures = [good(number, log) for number in range(100)]
+    poisoned = bad("p", log)
+    futures += [good(number, log) for number in range(100, 200)]
+    assert [future.result(60) for future in futures] == list(range(200))
+    with pytest.raises(errors.PoisonCallError) as caught:
+        poisoned.result(60)
+    error, text = caught.value, str(caught.value)
+    assert sum(line.startswith("p killed") for line in count_lines(tmp_path / "log")) == 2
+    assert "2 times" in text
+    assert said in text
+    assert shared.status().pilots[0].pilot in text
+    assert "last words" in text
+    assert "last words" in Path(error.log).read_text()
+    assert f"stoker explain {error.call}" in text
+    for name, value in facts.items():
+        assert getattr(error, name) == value
+    assert good(1, log).result(60) == 1
+
+
+def test_a_poison_call_in_a_map_is_raised_in_its_place(shared, tmp_path):
+    def maybe(number):
+        if number == 700:
+            os.abort()
+        return number
+
+    results = stoker.map(maybe, range(1000))
+    assert list(itertools.islice(results, 700)) == list(range(700))
+    with pytest.raises(errors.PoisonCallError, match="SIGABRT"):
+        next(results)
+
+
+def test_a_call_that_eats_more_memory_than_its_context_declares(shared):
+    @stoker.context(memory="300 MB")
+    def small():
+        return 0
+
+    @stoker.app(context=small())
+    def eat(context, amount):
+        taken = bytearray(os.urandom(1_000_000) * amount)
+        time.sleep(300 if amount > 10 else 0)
+        return len(taken)
+
+    big, small = eat(600), eat(1)
+    assert small.result(60) == 1_000_000
+    with pytest.raises(errors.CallError) as caught:
+        big.result(60)
+    assert "declares 300 MB" in str(caught.value)
+    assert "declare more" in str(caught.value)
+    assert eat(2).result(60) == 2_000_000
+
+
+def test_a_call_that_hangs_past_its_limit_ends_alone(shared, tmp_path):
+    def hang():
+        time.sleep(300)
+
+    def spin():
+        while True:
+            pass
+
+    def quick(number):
+        return number
+
+    limited = [stoker.app(timeout="1 s")(each) for each in (hang, spin)]
+    quick = stoker.app()(quick)
+    futures = [app() for app in limited]
+    others = [quick(number) for number in range(50)]
+    for future in futures:
+        with pytest.raises(errors.CallTimeoutError, match="its limit is 1 s"):
+            future.result(60)
+    assert [other.result(60) for other in others] == list(range(50))
+
+
+def test_what_a_call_forks_does_not_outlive_its_library(shared, shared_world):
+    @stoker.app()
+    def forks():
+        import subprocess
+
+        child = subprocess.Popen(["setsid", "sleep", "298"])
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(298)
+        return os.getpid(), child.pid, pid
+
+    library, child, forked = forks().result(60)
+    os.kill(library, signal.SIGKILL)
+    until(lambda: not any(is_alive(pid) for pid in (library, child, forked)), limit_s=10)
+
+
+def test_a_forked_child_that_returns_into_the_library_does_not_answer_for_it(shared):
+    """A function that forgets `os._exit` in its child: the parent's answer counts, once."""
+
+    @stoker.app()
+    def forgets():
+        return os.getpid() if os.fork() else -1
+
+    @stoker.app()
+    def stays(number):
+        return number
+
+    answers = [forgets() for _ in range(4)]
+    rest = [stays(number) for number in range(50)]
+    assert [future.result(60) for future in rest] == list(range(50))
+    for future in answers:
+        assert future.result(60) > 0
+
+
+def test_a_call_runs_where_it_may_and_clears_up(shared, tmp_path):
+    """Files, a changed folder, changed signal handlers and a changed umask of one call do not reach the next."""
+
+    @stoker.app()
+    def messes(path):
+        os.makedirs("deep/er")
+        Path("deep/file").write_text("x" * 1000)
+        os.chdir(path)
+        return os.getcwd()
+
+    @stoker.app()
+    def looks():
+        return os.listdir("."), os.getcwd()
+
+    for _ in range(3):
+        messes(str(tmp_path)).result(60)
+        listing, folder = looks().result(60)
+        assert listing == []
+        assert folder != str(tmp_path)

@@ -1,0 +1,210 @@
+"""kill -9, of everything that a session is made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+from faults.world import command_of, count_lines, is_alive, kill, note, until
+
+import stoker
+
+
+@stoker.context
+def loaded(log):
+    note(log, "loaded")
+    return os.getpid()
+
+
+def test_a_library_in_a_call_is_killed_once_and_the_call_runs_again(session, world, tmp_path):
+    log = str(tmp_path / "log")
+
+    @stoker.app(context=loaded(log))
+    def slow(context, number):
+        note(log, f"{number} on {os.getpid()}")
+        time.sleep(1.0 if number == 0 else 0.0)
+        return number, os.getpid()
+
+    future = slow(0)
+    pid = int(until(lambda: [line for line in count_lines(tmp_path / "log") if line.startswith("0 on")])[0].split()[2])
+    others = [slow(number) for number in range(1, 40)]
+    kill([pid])
+    number, second = future.result(60)
+    assert number == 0
+    assert second != pid
+    assert [other.result(60)[0] for other in others] == list(range(1, 40))
+    begun = count_lines(tmp_path / "log")
+    assert all(sum(line.startswith(f"{n} on") for line in begun) == 1 for n in range(1, 40))
+
+
+def test_a_library_that_is_killed_when_idle_is_loaded_again_and_no_call_fails(session, world, tmp_path):
+    log = str(tmp_path / "log")
+
+    @stoker.app(context=loaded(log))
+    def where(pid):
+        assert pid == os.getpid()
+        return pid
+
+    first = where().result(60)
+    kill([first])
+    until(lambda: not is_alive(first))
+    second = where().result(60)
+    assert second != first
+    assert count_lines(tmp_path / "log") == {"loaded": 2}
+    assert session.status().failed == 0
+
+
+def test_a_pilot_is_lost_with_its_calls_and_another_block_goes_on(world, tmp_path):
+    """Losing a pilot spends no call's retry, however often it happens; the executor starts another block."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+
+    with stoker.load(run_dir=str(world.runs), strategy_period=0.2) as session:
+
+        @stoker.app(context=loaded(str(tmp_path / "loads")))
+        def slow(context, number):
+            note(str(begun), number)
+            while not go.exists():
+                time.sleep(0.01)
+            return number
+
+        futures = [slow(number) for number in range(6)]
+        for lost in (1, 2):
+            until(lambda lost=lost: count_lines(begun).get("0") == lost, limit_s=30, why="the first call runs again")
+            kill([world.pilot()])
+        go.touch()
+        assert [future.result(60) for future in futures] == list(range(6))
+        status = session.status()
+        assert status.lost_pilots == 2
+        assert status.failed == 0
+        assert len(status.pilots) == 1
+        until(lambda: len(world.pilot_folders()) == 1, why="the dead pilots' scratch folders are swept")
+
+
+def test_the_manager_is_killed_in_a_stream_of_calls_and_finished_work_is_not_run_again(session, world, tmp_path):
+    log = str(tmp_path / "log")
+
+    @stoker.app(context=loaded(log))
+    def work(context, number):
+        note(log, number)
+        time.sleep(0.002)
+        return number * number
+
+    got = []
+    kills = 0
+    for value in stoker.map(work, range(1500)):
+        got.append(value)
+        if len(got) in (100, 600, 1100):
+            manager = world.manager()
+            kill([manager])
+            kills += 1
+    assert kills == 3
+    assert got == [number * number for number in range(1500)]
+    runs = count_lines(tmp_path / "log")
+    assert runs.pop("loaded") <= 2, "libraries live on while the manager is away"
+    assert runs == {str(number): 1 for number in range(1500)}
+    assert session.status().pilots[0].state == "here"
+
+
+def test_a_manager_that_dies_again_and_again_ends_the_session_with_its_log(session, world):
+    @stoker.app()
+    def wait():
+        time.sleep(60)
+
+    future = wait()
+    stop = threading.Event()
+
+    def murder():
+        while not stop.is_set():
+            kill(world.of("stoker.manager.main"))
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=murder)
+    thread.start()
+    try:
+        with pytest.raises(Exception, match="again and again") as caught:
+            future.result(60)
+    finally:
+        stop.set()
+        thread.join()
+    assert "manager.log" in str(caught.value)
+    with pytest.raises(Exception, match="again and again"):
+        wait().result(10)
+
+
+CLIENT = """
+import json, os, sys, time
+import stoker
+
+@stoker.context
+def heavy():
+    import subprocess
+    subprocess.Popen(["sleep", "300"])
+    return os.getpid()
+
+@stoker.app(context=heavy())
+def forever(context):
+    import subprocess
+    subprocess.Popen(["sleep", "300"], start_new_session=True)
+    print("in a call", flush=True)
+    time.sleep(300)
+
+with stoker.load() as session:
+    futures = [forever() for _ in range(5)]
+    while not any(context.running for context in session.status().contexts):
+        time.sleep(0.05)
+    print(json.dumps({"session": session.id, "folder": str(session.folder)}), flush=True)
+    futures[0].result()
+"""
+
+
+def test_the_client_is_killed_and_nothing_is_left_of_its_session(world):
+    program = world.start(CLIENT)
+    said = json.loads(program.stdout.readline())
+    assert len(world.processes()) >= 5
+    assert world.pilot_folders()
+    kill([program.pid])
+    program.communicate()
+    world.empty(limit_s=20)
+    log = os.path.join(said["folder"], "manager.log")
+    with open(log) as file:
+        assert "its client is gone" in file.read()
+
+
+def test_manager_and_client_are_killed_together_and_pilots_end_by_themselves(world, tmp_path):
+    """Nobody is left to tell the pilot: its lease ends it."""
+    site = tmp_path / "site.toml"
+    site.write_text('[session]\nheartbeat = "0.5 s"\nlease = "2 s"\n')
+    program = world.start(CLIENT.replace("stoker.load()", f"stoker.load({str(site)!r})"))
+    json.loads(program.stdout.readline())
+    kill([program.pid, world.manager()])
+    program.communicate()
+    world.empty(limit_s=20)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_a_client_that_is_told_to_end_leaves_nothing(world, how):
+    program = world.start(CLIENT)
+    json.loads(program.stdout.readline())
+    kill([program.pid], how)
+    program.communicate()
+    world.empty(limit_s=20)
+
+
+def test_a_pilot_that_is_killed_leaves_no_process_of_its_own(session, world):
+    @stoker.app()
+    def spawn():
+        import subprocess
+
+        subprocess.Popen(["sleep", "300"], start_new_session=True)
+        time.sleep(300)
+
+    future = spawn()
+    sleeper = until(lambda: [pid for pid in world.processes() if "sleep" in command_of(pid)])
+    pilot = world.pilot()
+    kill([pilot])
+    until(lambda: not any(is_alive(pid) for pid in [pilot, *sleeper]))
+    assert not future.done(), "losing a pilot does not fail its calls"

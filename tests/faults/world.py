@@ -1,0 +1,173 @@
+"""What the tests of faults share: which processes a session has, and how to run programs that are to be killed.
+
+Every process of a test is found by a word in its environment (`/proc/<pid>/environ`), which children inherit however
+often they fork, change their session or are adopted: the scratch folder that the test alone uses. What is signalled is
+what was found that way and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def until(true: Callable[[], T], *, limit_s: float = 20.0, why: str = "") -> T:
+    """Wait until something is true; its value."""
+    end = time.monotonic() + limit_s
+    while not (value := true()):
+        assert time.monotonic() < end, f"not within {limit_s:g} s: {why or true}"
+        time.sleep(0.01)
+    return value
+
+
+def command_of(pid: int) -> list[str]:
+    """A process's command line; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def kill(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
+    """Send a signal to processes, those that are still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, how)
+        except ProcessLookupError:
+            continue
+
+
+class World:
+    """A test's own corner of the machine: a scratch folder, a state folder, and the processes that were given them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.scratch = path / "scratch"
+        self.home = path / "home"
+        self.runs = path / "runinfo"
+        for folder in (self.scratch, self.home):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.environ = {"STOKER_SCRATCH": str(self.scratch), "STOKER_HOME": str(self.home)}
+        self._mark = f"STOKER_SCRATCH={self.scratch}\0".encode()
+
+    def processes(self) -> list[int]:
+        """Every living process of this world, but the test itself."""
+        found = []
+        for entry in os.scandir("/proc"):
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                environ = Path(entry.path, "environ").read_bytes() + b"\0"
+            except OSError:
+                continue
+            if self._mark in environ and is_alive(int(entry.name)):
+                found.append(int(entry.name))
+        return found
+
+    def of(self, module: str) -> list[int]:
+        """Processes that run `python -m MODULE`."""
+        return [pid for pid in self.processes() if module in command_of(pid)]
+
+    def manager(self) -> int:
+        """The one manager."""
+        [pid] = until(lambda: self.of("stoker.manager.main"), why="a manager")
+        return pid
+
+    def pilot(self) -> int:
+        """The one pilot."""
+        [pid] = until(lambda: _leaders(self.of("stoker.pilot.main")), why="a pilot")
+        return pid
+
+    def pilot_folders(self) -> list[Path]:
+        """What pilots keep on local disk while they live."""
+        return list(self.scratch.glob("stoker-*/pilot-*"))
+
+    def left(self) -> list[str]:
+        """What is still there of everything: processes and scratch folders."""
+        there = [f"{pid}: {' '.join(command_of(pid))}" for pid in self.processes()]
+        return there + [str(folder) for folder in self.pilot_folders()]
+
+    def empty(self, *, limit_s: float = 15.0) -> None:
+        """Wait until nothing is left."""
+        end = time.monotonic() + limit_s
+        while left := self.left():
+            assert time.monotonic() < end, f"still there after {limit_s:g} s: {left}"
+            time.sleep(0.02)
+
+    def clear(self) -> None:
+        """Kill what is left, so that one failing test does not trouble the next."""
+        for _ in range(50):
+            left = self.processes()
+            if not left:
+                return
+            kill(left)
+            time.sleep(0.02)
+
+    def start(self, code: str, *arguments: str, folder: Path | None = None, **environ: str) -> subprocess.Popen[str]:
+        """Run a program of this text in a process of its own, in a file, as a user would."""
+        place = folder or self.path
+        file = place / "program.py"
+        file.write_text(code)
+        return self.spawn([sys.executable, str(file), *arguments], folder=place, **environ)
+
+    def spawn(self, command: list[str], *, folder: Path, **environ: str) -> subprocess.Popen[str]:
+        """Run a command in this world; its output is in pipes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, **self.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def _leaders(pids: list[int]) -> list[int]:
+    """Without those that were forked from another one of them: the agent's own children show its command line."""
+    return [pid for pid in pids if _parent(pid) not in pids]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def count_lines(path: Path) -> dict[str, int]:
+    """How often each line stands in a file: what calls that append to it have done."""
+    found: dict[str, int] = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        found[line] = found.get(line, 0) + 1
+    return found
+
+
+def note(path: str, line: Any) -> None:
+    """Append a line, whole, from any process."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
