@@ -89,7 +89,8 @@ def _message(agent: Agent, library: Library, message: ToAgent) -> None:
             library.cause = library.cause or failure
         case Resized(device_memory_bytes=size):
             try:
-                agent.ledger.resize(number, memory_bytes=size)
+                if size >= 0:  # else its context refused
+                    agent.ledger.resize(number, memory_bytes=size)
             except ValueError as error:
                 log.warning("lib-%d: %s", number, error)
             post(LibraryResized(number, agent.ledger.held(number)))

@@ -15,10 +15,12 @@ With several slots, calls run in threads and the main thread only reads.
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +41,8 @@ _SLOW_S = 0.0005
 _TICK_S = 0.02
 _REPORT_S = 0.05
 """Progress is reported at most this often."""
+NOT_RESIZED = -1
+"""Answers a resize that the context refused."""
 _now = time.perf_counter
 
 
@@ -65,7 +69,8 @@ class Server:
         self._idle: Callable[[], None] = _nothing
         self._bell = threading.Event()
         self._parked = True
-        self._resize_to = -1
+        self._resizer = _resizer(context)
+        self._resizes: deque[int] = deque()
 
     def report(self, progress: CallProgress) -> None:
         """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago."""
@@ -102,7 +107,7 @@ class Server:
             if now - read_at > _PATIENCE_S:
                 self._receive(block=False)
                 read_at = now
-            if self._resize_to >= 0:
+            if self._resizes:
                 self._resize()
         self._idle()
         self._send_waiting()
@@ -137,8 +142,6 @@ class Server:
             threads[-1].start()
         while not self._over():
             self._receive(block=True, over=self._over)
-            if self._resize_to >= 0:
-                self._resize()
             with work_came:
                 work_came.notify(slots)
         with work_came:
@@ -228,8 +231,9 @@ class Server:
                 if back:
                     self._send([GivenBack(tuple(back))])  # type: ignore[arg-type]
             case Resize(device_memory_bytes=size):
-                self._resize_to = size
-                if not any(runner.call for runner in self._runners):
+                self._resizes.append(size)
+                side_by_side = len(self._runners) > 1  # then there may never be a moment between calls
+                if self._resizer is None or side_by_side or not self._runners[0].call:
                     self._resize()
             case Stop():
                 self._stopping = True
@@ -253,12 +257,16 @@ class Server:
             add(spec.call, Work(spec, message, function))
 
     def _resize(self) -> None:
-        """Between calls: tell the context, if it can be told, that it may hold this much memory of each device."""
-        size, self._resize_to = self._resize_to, -1
-        resize = getattr(self._context, "resize", None)
-        if callable(resize):
-            resize(size)
-        self._send([Resized(device_memory_bytes=size)])
+        """Tell the context, if it can be told, how much memory of each device it may hold. Between calls, in order."""
+        while self._resizes:
+            size = self._resizes.popleft()
+            if self._resizer is not None:
+                try:
+                    self._resizer(device_memory_bytes=size)
+                except Exception:  # it keeps what it has
+                    traceback.print_exc()
+                    size = NOT_RESIZED
+            self._send([Resized(device_memory_bytes=size)])
 
     # ---- the attendant
 
@@ -284,3 +292,13 @@ class Server:
 
 def _nothing() -> None:
     pass
+
+
+def _resizer(context: Any) -> Callable[..., Any] | None:
+    """A context's `resize(device_memory_bytes)`; an array's or an image's `resize` means something else."""
+    method = getattr(context, "resize", None)
+    try:
+        known = callable(method) and "device_memory_bytes" in inspect.signature(method).parameters
+    except (TypeError, ValueError):  # written in C
+        return None
+    return method if known else None

@@ -267,8 +267,10 @@ def test_resizing_tells_the_context(served: FakeManager) -> None:
         class Context:
             size = 0
 
-            def resize(self, size: int) -> None:
-                self.size = size
+            def resize(self, device_memory_bytes: int) -> None:
+                if device_memory_bytes == 13:
+                    raise MemoryError("cannot go below 100")
+                self.size = device_memory_bytes
 
         return Context()
 
@@ -278,9 +280,25 @@ def test_resizing_tells_the_context(served: FakeManager) -> None:
     served.send(ResizeLibrary(library=1, device_memory_bytes=2 * 10**9))
     assert served.wait_for(LibraryResized).device_memory_bytes == 2 * 10**9
     assert served.results(served.run(lambda context: context.size, [()], takes_context=True)) == [2 * 10**9]
-    served.said.clear()
-    served.send(ResizeLibrary(library=1, device_memory_bytes=10**15))
-    assert served.wait_for(LibraryResized).device_memory_bytes == 2 * 10**9
+    for refused in (10**15, 13):
+        served.said.clear()
+        served.send(ResizeLibrary(library=1, device_memory_bytes=refused))
+        assert served.wait_for(LibraryResized).device_memory_bytes == 2 * 10**9
+
+
+def test_resizing_leaves_alone_what_means_something_else_by_it(served: FakeManager) -> None:
+    def load() -> Any:
+        import numpy
+
+        return numpy.arange(5)
+
+    served.ready(recipe(load))
+    slow = served.run(_sleep, [(0.6,)])
+    served.send(ResizeLibrary(library=1, device_memory_bytes=1000))
+    served.wait_for(LibraryResized, device_memory_bytes=1000)
+    assert not served.ends()  # nobody has to wait for a call, where there is nothing to tell the context
+    served.results(slow)
+    assert served.results(served.run(lambda context: context.size, [()], takes_context=True)) == [5]
 
 
 def test_slots_run_side_by_side_each_with_its_own_folder_and_output(served: FakeManager) -> None:
