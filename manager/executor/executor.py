@@ -210,7 +210,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             elif wants.recipe.key == "bare":
                 folder = self._call_folder
         job = prepared.job(func, wants, folder=folder)
-        payload = pack_arguments(args, kwargs, name=prepared.name, objects=link.folder.objects)
+        payload = pack_arguments(args, kwargs, name=prepared.name, large=link.large)
         future = CallFuture(link)
         future.call = link.submit(job, payload, future, features=wants.features)
         return future

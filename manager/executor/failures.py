@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from stoker.contexts import payloads
@@ -16,11 +15,14 @@ from stoker.errors import (
     ContextError,
     NoDeviceError,
     PoisonCallError,
+    RemoteCallError,
     SerializationError,
     StokerError,
 )
+from stoker.manager.executor.large import read_result
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind, Payload
 from stoker.manager.protocol.ids import show_call, show_library
+from stoker.units import show_bytes
 
 _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
     FailureKind.CONTEXT: ContextError,
@@ -41,7 +43,14 @@ def outcome(end: CallEnd) -> Any:
         return _open(end.payload, end)
     if end.failure is not None:
         raise failure_error(end.failure, call=end.call)
-    raise payloads.load_exception(_bytes(end.payload))
+    error = payloads.load_exception(_bytes(end.payload, end))
+    if isinstance(error, Exception):
+        raise error
+    kind = type(error).__name__  # SystemExit and the like would end this program instead of telling it something
+    text = str(error.__cause__)
+    raise RemoteCallError(
+        f"call {show_call(end.call)} raised {error!r}", kind=kind, traceback=text
+    ) from error.__cause__
 
 
 def failure_error(failure: Failure, *, call: int) -> StokerError:
@@ -65,8 +74,9 @@ def failure_error(failure: Failure, *, call: int) -> StokerError:
 
 
 def _open(payload: Payload, end: CallEnd) -> Any:
+    data = _bytes(payload, end)
     try:
-        return payloads.loads(_bytes(payload))
+        return payloads.loads(data)
     except Exception as error:
         raise SerializationError(
             f"call {show_call(end.call)}: its result cannot be unpickled here: {error!r}; "
@@ -76,5 +86,15 @@ def _open(payload: Payload, end: CallEnd) -> Any:
         ) from error
 
 
-def _bytes(payload: Payload) -> bytes:
-    return Path(payload.source).read_bytes() if isinstance(payload, ObjectRef) else payload
+def _bytes(payload: Payload, end: CallEnd) -> payloads.Buffer:
+    if not isinstance(payload, ObjectRef):
+        return payload
+    try:
+        return memoryview(read_result(payload))
+    except OSError as error:
+        raise SerializationError(
+            f"call {show_call(end.call)}: its result of {show_bytes(payload.size_bytes)} cannot be read: {error}; "
+            "the session folder must be seen by pilots and by this program alike (stoker.load(run_dir=...))",
+            what="result",
+            call=show_call(end.call),
+        ) from error

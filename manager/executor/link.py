@@ -33,11 +33,12 @@ from uuid import uuid4
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from stoker.contexts.recipe import Recipe
+from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.errors import ProtocolError, SessionError
+from stoker.manager.executor.large import LargeArguments
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Features, Payload
-from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId, RecipeKey
+from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId, RecipeKey, show_call
 from stoker.manager.protocol.reliable import Outbox
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_pilot import FunctionBlob
@@ -91,6 +92,8 @@ class Link:
         self.folder = folder
         self.session = folder.read()
         self.waiting: dict[CallId, Waiter] = {}
+        self.large = LargeArguments(folder.objects)
+        self._files: dict[CallId, ObjectRef] = {}
         self._observer = observer
         self._client = ClientId(f"client-{uuid4().hex[:12]}")
         self._queue: deque[tuple[Job, CallSpec] | Any] = deque()
@@ -162,6 +165,8 @@ class Link:
             raise self._over
         call = CallId(self._base | next(self._sequence))
         self.waiting[call] = waiter
+        if isinstance(payload, ObjectRef):
+            self._files[call] = payload
         self._queue.append((job, CallSpec(call, payload, features)))
         if len(self.waiting) < DIRECT_BELOW:
             self._send_now()
@@ -177,6 +182,7 @@ class Link:
         specs = [CallSpec(CallId(base | next(sequence)), payload) for payload in payloads]
         calls = [spec.call for spec in specs]
         self.waiting.update(dict.fromkeys(calls, waiter))
+        self._files.update((spec.call, spec.payload) for spec in specs if isinstance(spec.payload, ObjectRef))
         self._queue.extend([(job, spec) for spec in specs])
         self._send_now()
         return calls
@@ -184,6 +190,7 @@ class Link:
     def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
         """Nobody waits for these calls any more; their waiters hear nothing."""
         gone = [call for call in calls if self.waiting.pop(call, None) is not None]
+        self._drop_files(gone)
         if gone and self._over is None:
             self.tell(to_manager.Cancel(gone, running))
 
@@ -205,6 +212,7 @@ class Link:
         self._over = self._over or error
         self._joined.set()
         for call, waiter in _popped(self.waiting):
+            self._drop_files([call])
             waiter.fail(call, error)
             waiter.flush()
         for asked in self._asked.values():
@@ -440,10 +448,16 @@ class Link:
         self._received += len(ends)
         pop = self.waiting.pop
         touched: set[Waiter] = set()
+        self._drop_files(end.call for end in ends)
         for end in ends:
             waiter = pop(end.call, None)
-            if waiter is not None and waiter.settle(end):
-                touched.add(waiter)
+            if waiter is None:
+                continue
+            try:
+                if waiter.settle(end):
+                    touched.add(waiter)
+            except BaseException:  # a future's callback raised what no callback may raise; others still wait
+                logger.exception("a callback of call %s failed", show_call(end.call))
         for waiter in touched:
             waiter.flush()
 
@@ -451,9 +465,18 @@ class Link:
         logger.warning("the manager did not accept a message: %s", reason)
         for call in calls:
             waiter = self.waiting.pop(call, None)
+            self._drop_files([call])
             if waiter is not None:
                 waiter.fail(call, ProtocolError(f"the manager did not accept this call: {reason}"))
                 waiter.flush()
+
+    def _drop_files(self, calls: Iterable[CallId]) -> None:
+        """Large arguments of calls that have ended are of no more use."""
+        if self._files:
+            for call in calls:
+                ref = self._files.pop(call, None)
+                if ref is not None:
+                    self.large.drop(ref)
 
     def _close_sockets(self) -> None:
         with self._lock:

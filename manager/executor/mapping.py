@@ -273,7 +273,7 @@ class Stream(Iterator[Any]):
         return min(self._window - len(self._sent), 2 * self._window - len(self._sent) - len(self._ready))
 
     def _pack(self, item: Any) -> Payload:
-        return pack_arguments((item,), {}, name=self._prepared.name, objects=self._link.folder.objects)
+        return pack_arguments((item,), {}, name=self._prepared.name, large=self._link.large)
 
     def _send(self, packed: list[Payload]) -> None:
         if packed:

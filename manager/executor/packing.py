@@ -7,19 +7,15 @@ calls it a hundred thousand times pays once. What it closes over is therefore ta
 from __future__ import annotations
 
 import hashlib
-import os
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from parsl.app.errors import wrap_error
 
 from stoker.contexts import payloads
-from stoker.contexts.objects import object_of
-from stoker.contexts.recipe import ObjectRef
 from stoker.errors import SerializationError
+from stoker.manager.executor.large import LargeArguments
 from stoker.manager.protocol.calls import INLINE_LIMIT_BYTES, Payload
 from stoker.manager.protocol.ids import FunctionKey
 from stoker.manager.protocol.to_pilot import FunctionBlob
@@ -55,24 +51,13 @@ def bare(function: Callable[..., Any]) -> Callable[..., Any]:
     return inner if inner is not None and getattr(function, "__code__", None) is _WRAPPER_CODE else function
 
 
-def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, objects: Path) -> Payload:
-    """The bytes of a call's arguments; as a file in `objects` if they are many. Raises SerializationError."""
+def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, large: LargeArguments) -> Payload:
+    """The bytes of a call's arguments; in a file of `large` if they are many. Raises SerializationError."""
     try:
         data = payloads.dumps((args, kwargs))
     except SerializationError as error:
         raise SerializationError(f"{name}: {error}", **error.facts) from error
-    return data if len(data) <= INLINE_LIMIT_BYTES else store(data, objects=objects)
-
-
-def store(data: bytes, *, objects: Path) -> ObjectRef:
-    """Put bytes into the session's objects under their cache name."""
-    draft = objects / f"draft-{uuid4().hex}"
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-    ref = object_of(draft)
-    place = objects / ref.name
-    draft.rename(place)
-    return ObjectRef(name=ref.name, size_bytes=ref.size_bytes, source=str(place))
+    return data if len(data) <= INLINE_LIMIT_BYTES else large.put(data)
 
 
 def name_of(function: Callable[..., Any]) -> str:

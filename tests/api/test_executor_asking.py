@@ -8,6 +8,7 @@ import os
 import pickle
 import weakref
 
+import numpy as np
 import pytest
 from parsl import python_app
 from parsl.dataflow.memoization import id_for_memo
@@ -18,6 +19,7 @@ from stoker import errors
 from stoker.contexts import payloads
 from stoker.contexts.recipe import BARE, ObjectRef
 from stoker.manager.executor import failures, garbage
+from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.packing import FunctionCache, bare, name_of, pack_arguments
 from stoker.manager.executor.prepared import AppWants, Preparer
 from stoker.manager.executor.wants import KEYS, SpecificationError, read_parsl_spec, read_wants
@@ -193,21 +195,39 @@ def test_names_of_functions(function, name):
 def test_what_cannot_be_pickled_is_named():
     lock = __import__("threading").Lock()
     with pytest.raises(errors.SerializationError, match=r"double: .*lock"):
-        pack_arguments((1, lock), {}, name="double", objects=None)
+        pack_arguments((1, lock), {}, name="double", large=None)
     with pytest.raises(errors.SerializationError, match=r"function .*lambda"):
         FunctionCache().blob(lambda: lock, takes_context=False)
 
 
-def test_large_arguments_become_objects_that_hold_them(tmp_path):
+def test_large_arguments_become_objects_that_go_with_the_last_call_that_uses_them(tmp_path):
+    store = LargeArguments(tmp_path)
     data = os.urandom(1_200_000)
-    small = pack_arguments(("x",), {}, name="f", objects=tmp_path)
+    small = pack_arguments(("x",), {}, name="f", large=store)
     assert payloads.loads(small) == (("x",), {})
-    large = pack_arguments((data,), {}, name="f", objects=tmp_path)
+    large = pack_arguments((data,), {}, name="f", large=store)
     assert isinstance(large, ObjectRef)
-    assert pack_arguments((data,), {}, name="f", objects=tmp_path) == large
+    assert pack_arguments((data,), {}, name="f", large=store) == large
     assert [path.name for path in tmp_path.iterdir()] == [large.name]
     assert payloads.loads((tmp_path / large.name).read_bytes()) == ((data,), {})
     assert (tmp_path / large.name).stat().st_mode & 0o077 == 0
+    store.drop(large)
+    assert (tmp_path / large.name).exists()
+    store.drop(large)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_result_is_read_and_its_file_goes(tmp_path):
+    array = np.arange(1_000_000)
+    file = tmp_path / "result-1"
+    file.write_bytes(payloads.dumps(array))
+    ref = ObjectRef("result-1", file.stat().st_size, str(file))
+    value = failures.outcome(CallEnd(1, True, ref))
+    assert np.array_equal(value, array)
+    value[0] = 7
+    assert not file.exists()
+    with pytest.raises(errors.SerializationError, match=r"8.0 MB cannot be read.*run_dir"):
+        failures.outcome(CallEnd(1, True, ref))
 
 
 def test_a_context_is_part_of_what_is_memoized_and_a_priority_is_not():
@@ -254,6 +274,13 @@ def test_an_exception_comes_back_as_itself_with_the_remote_traceback():
     with pytest.raises(TypeError) as caught:
         failures.outcome(CallEnd(1, False, data))
     assert "return 2 * x" in str(caught.value.__cause__)
+
+
+def test_an_exit_in_a_function_does_not_end_the_program_that_called_it():
+    data = payloads.dump_exception(SystemExit(3))
+    with pytest.raises(errors.RemoteCallError, match=r"c-1 raised SystemExit\(3\)") as caught:
+        failures.outcome(CallEnd(1, False, data))
+    assert caught.value.kind == "SystemExit"
 
 
 def test_a_result_that_cannot_be_opened_here_says_so():

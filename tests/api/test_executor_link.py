@@ -187,6 +187,16 @@ def test_a_callback_may_submit(link, router):
     assert second[0].result(10) == "chained"
 
 
+def test_a_callback_that_raises_anything_stops_nobody(link, router):
+    def leave(_):
+        raise SystemExit
+
+    first, second = submit(link, job()), submit(link, job())
+    first.add_done_callback(leave)
+    router.answer([done(spec.call, 1) for spec in router.calls(2)])
+    assert (first.result(10), second.result(10)) == (1, 1)
+
+
 def test_the_end_of_the_session_fails_what_waits_and_what_comes_later(link, router):
     future = submit(link, job())
     router.calls(1)

@@ -262,13 +262,15 @@ def test_what_cannot_travel_is_an_error_that_names_it(session):
     assert take(1).result(60) == 1
 
 
-def test_a_large_argument_and_result(session):
+def test_a_large_argument_and_result(session, until):
     @stoker.app()
     def double(array):
         return array * 2
 
     array = np.arange(3_000_000, dtype=np.int64)
     assert np.array_equal(double(array).result(60), array * 2)
+    assert [len(part) for part in stoker.map(bytes.upper, [b"x" * 2_000_000] * 5)] == [2_000_000] * 5
+    until(lambda: not list((session.folder / "objects").iterdir()))
 
 
 def test_a_call_that_runs_too_long(session):

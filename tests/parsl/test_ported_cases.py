@@ -141,7 +141,7 @@ def test_blocks_come_and_go_and_drain_what_they_run(load, local, until):
     assert executor.status()["1"].state is JobState.RUNNING
     assert executor.ask_status().blocks["1"].startswith("running")
     running = [nap(1.5) for _ in range(4)]
-    until(lambda: executor.ask_status().running >= 3)
+    until(lambda: executor.ask_status().running >= 1)
     assert len(executor.scale_in_facade(2)) == 2
     assert executor.status_facade["0"].state is JobState.SCALED_IN
     until(lambda: all(future.done() for future in running[:2]))
@@ -176,10 +176,10 @@ def test_idle_blocks_are_scaled_in_by_parsls_strategy(load, local, until):
 def test_a_lost_pilot_costs_no_call_and_is_replaced(load, until):
     executor = load()
     pilot = my_pilot().result(60)
-    running = [nap(1) for _ in range(3)]
-    until(lambda: executor.ask_status().running == 2)
+    running = [nap(1.5) for _ in range(3)]
+    until(lambda: executor.ask_status().running >= 1)
     os.kill(pilot, signal.SIGKILL)
-    assert [future.result(60) for future in running] == [1, 1, 1]
+    assert [future.result(60) for future in running] == [1.5] * 3
     assert my_pilot().result(60) != pilot
     assert not executor.bad_state_is_set
     assert executor.ask_status().lost_pilots == 1
@@ -205,7 +205,7 @@ def test_a_killed_manager_is_started_again_and_nothing_is_lost(load, until, capl
     executor = load()
     assert double(1).result(60) == 2
     running = [nap(1) for _ in range(4)]
-    until(lambda: executor.ask_status().running == 2)
+    until(lambda: executor.ask_status().running >= 1)
     before = executor._manager.pid
     os.kill(before, signal.SIGKILL)
     until(lambda: executor._manager.pid != before)
@@ -314,7 +314,7 @@ def test_an_executor_without_parsls_kernel(tmp_path, local, processes_of, until)
 def test_cleanup_with_calls_under_way_ends_everything(load, tmp_path, processes_of, until):
     executor = load()
     running = [nap(60) for _ in range(5)]
-    until(lambda: executor.ask_status().running == 2)
+    until(lambda: executor.ask_status().running >= 1)
     assert len(processes_of(tmp_path)) >= 2
     started = time.monotonic()
     parsl.dfk().cleanup()

@@ -1,0 +1,56 @@
+"""Large payloads: arguments that wait in a file for their call to end, results that are read once.
+
+A file of arguments is named by its content, so calls with equal arguments share it; it goes when the last of them has
+ended. A result's file is its own and goes when it has been read. What a killed program leaves goes with its session.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from uuid import uuid4
+
+from stoker.contexts.objects import object_of
+from stoker.contexts.recipe import ObjectRef
+
+
+class LargeArguments:
+    """The files of one client's large arguments, in the session's objects."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._users: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def put(self, data: bytes) -> ObjectRef:
+        """Write bytes under their cache name, for one call. Raises OSError."""
+        draft = self._folder / f"draft-{uuid4().hex}"
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+        ref = object_of(draft)
+        place = self._folder / ref.name
+        with self._lock:
+            self._users[ref.name] += 1
+            draft.replace(place)
+        return ObjectRef(name=ref.name, size_bytes=ref.size_bytes, source=str(place))
+
+    def drop(self, ref: ObjectRef) -> None:
+        """One call that used it has ended."""
+        with self._lock:
+            self._users[ref.name] -= 1
+            if self._users[ref.name] <= 0:
+                del self._users[ref.name]
+                Path(ref.source).unlink(missing_ok=True)
+
+
+def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
+    """The bytes of a result, mapped privately so that arrays in it need no copy. Its file goes. Raises OSError."""
+    path = Path(ref.source)
+    with path.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if ref.size_bytes else b""
+    if ref.name.startswith("result-"):
+        path.unlink(missing_ok=True)
+    return data
