@@ -109,18 +109,17 @@ class LoadWhereWanted(Quiet):
         slots, waiting = context.recipe.slots, context.queue.count
         head = context.queue.head()
         gang = head.group.options.gang[0] if head is not None else 1
-        if gang > len(alive):
-            return gang - len(alive)
-        # A library that is still loading has room for `slots` of the waiting calls.
+        # A library that is still loading has room for `slots` of the waiting calls; a gang takes one library a member.
         loading = sum(x.state is LibraryState.LOADING for x in alive)
-        most = max(-(-(waiting - loading * slots) // slots), 0 if alive else 1)
+        least = gang - len(alive) if gang > 1 or not alive else 0
+        most = max(-(-(waiting - loading * slots) // slots), least)
         if context.load_failures:
             return 0 if loading else min(most, 1)
         if not context.runs and not context.run_s:
             return most
         load_s = context.load_s or UNKNOWN_LOAD_S
-        more, ready = 0, len(alive) * slots
-        while more < most and (not ready or waiting * context.run_s / ready > load_s):
+        more, ready = least, (len(alive) + least) * slots
+        while more < most and waiting * context.run_s / ready > load_s:
             more += 1
             ready += slots
         return more

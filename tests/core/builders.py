@@ -1,0 +1,284 @@
+"""Clusters for tests, by hand: `cluster(pilots=3).call("c1")` says what happened, `hears` what the core said about it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, TypeVar
+
+from core.desk import SESSION, Desk
+
+from stoker.contexts.recipe import BARE, Needs, Recipe
+from stoker.manager.core.commands import Command, EndManager, SetTimer, ToClient, ToPilot
+from stoker.manager.core.events import FromClient, FromPilot, PilotCut, PilotLost, TimerFired
+from stoker.manager.core.state import Call, Context, Gang, Library, Pilot
+from stoker.manager.protocol import to_client, to_pilot, wire
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
+from stoker.manager.protocol.ids import make_call_id
+from stoker.units import parse_bytes
+
+M = TypeVar("M")
+DIED = Failure(FailureKind.DIED, "ended by signal 9 (killed)", signal=9, tail="last words")
+BROKEN = Failure(FailureKind.CONTEXT, "FileNotFoundError: no such model")
+
+
+def recipe(name: str, *, memory: str = "", slots: int = 1, calls_per_library: int = 0, **needs: Any) -> Recipe:
+    """A recipe that loads something; `memory` is what it declares."""
+    wants = Needs(memory_bytes=parse_bytes(memory) if memory else 0, **needs)
+    return Recipe(name, name, b"loader", needs=wants, slots=slots, calls_per_library=calls_per_library)
+
+
+def devices(count: int, *, kind: str = "cpu", memory: str = "8 GB") -> tuple[say.DeviceFacts, ...]:
+    name = "cpu" if kind == "cpu" else "cuda"
+    return tuple(say.DeviceFacts(f"{name}:{n}", kind, parse_bytes(memory)) for n in range(count))  # type: ignore[arg-type]
+
+
+class Cluster(Desk):
+    """A client `ana`, pilots `p1`, `p2`, ..., and everything said to them, until somebody `hears` it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.mail: dict[str, deque[Any]] = {}
+        self.ended: dict[str, CallEnd] = {}
+        self.names: dict[int, str] = {}
+        self.ids: dict[str, int] = {}
+        self.over = ""
+        self._received: dict[str, int] = {}
+        self._frames: dict[str, int] = {}
+        self._facts: dict[str, say.PilotHello] = {}
+        self.others: list[Command] = []
+        self.client("ana")
+
+    # ---- what happens
+
+    def client(self, name: str, *, observer: bool = False, received: int = 0) -> Cluster:
+        self.tell(name, say.ClientHello(wire.VERSION, SESSION, received, observer), numbered=False)
+        if not observer:
+            self.tell(name, say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code of f"))  # type: ignore[arg-type]
+        return self
+
+    def define(self, *recipes: Recipe) -> Cluster:
+        return self.tell("ana", *(say.DefineRecipe(recipe) for recipe in recipes))
+
+    def join(self, *names: str, of: tuple[say.DeviceFacts, ...] | None = None, block: str = "") -> Cluster:
+        for name in names:
+            hello = say.PilotHello(
+                wire.VERSION, SESSION, f"host-{name}", 7, devices(1) if of is None else of, block=block
+            )
+            self._facts[name] = hello
+            self.report(name, hello, numbered=False)
+            self.hears(name, to_pilot.PilotWelcome)
+        return self
+
+    def call(self, *names: str, context: str = "bare", function: str = "f", client: str = "ana", **how: Any) -> Cluster:
+        """Submit calls by these names, in one message."""
+        number = self.core.state.clients[client].number  # type: ignore[index]
+        specs = []
+        for name in names:
+            id = make_call_id(client=max(number, 0), sequence=len(self.ids) + 1)
+            self.ids[name], self.names[id] = id, name
+            specs.append(CallSpec(id, b"arguments"))
+        return self.tell(client, say.Submit(function, context, specs, CallOptions(**how)))  # type: ignore[arg-type]
+
+    def calls(self, count: int, **how: Any) -> Cluster:
+        """Submit so many calls, named by their number: `"1"`, `"2"`, ..."""
+        return self.call(*(str(len(self.ids) + n + 1) for n in range(count)), **how)
+
+    def tell(self, client: str, *messages: Any, numbered: bool = True) -> Cluster:
+        """A client says something."""
+        self._post(self.give(FromClient(client, self._number(client, numbered), list(messages))))  # type: ignore[arg-type]
+        return self
+
+    def report(self, pilot: str, *messages: Any, numbered: bool = True) -> Cluster:
+        """A pilot says something."""
+        self._post(self.give(FromPilot(pilot, self._number(pilot, numbered), list(messages))))  # type: ignore[arg-type]
+        return self
+
+    def event(self, event: Any) -> Cluster:
+        self._post(self.give(event))
+        return self
+
+    def cut(self, pilot: str) -> Cluster:
+        self.mail.pop(pilot, None)
+        return self.event(PilotCut(pilot))  # type: ignore[arg-type]
+
+    def lose(self, pilot: str) -> Cluster:
+        self.mail.pop(pilot, None)
+        return self.event(PilotLost(pilot, "silent for 15 s"))  # type: ignore[arg-type]
+
+    def come_back(self, pilot: str, **libraries: tuple[str, ...]) -> Cluster:
+        """A pilot reconnects with these libraries (`lib1=("c1",)`), all ready."""
+        facts = []
+        for name, calls in libraries.items():
+            library = self.core.state.libraries[int(name.removeprefix("lib"))]  # type: ignore[index]
+            facts.append(
+                say.LibraryFacts(
+                    library.id, library.context.recipe.key, tuple(d.id for d in library.devices), True,  # type: ignore[arg-type]
+                    tuple(self.ids[call] for call in calls),  # type: ignore[arg-type]
+                )
+            )  # fmt: skip
+        old = self._facts[pilot]
+        hello = say.PilotHello(old.protocol, old.session, old.host, old.pid, old.devices, libraries=tuple(facts))
+        return self.report(pilot, hello, numbered=False)
+
+    def ready(self, *, load_s: float = 1.0, memory: str = "0 B", only: str = "") -> Cluster:
+        """Every library that was told to start and is not ready becomes ready (on pilot `only`, if given)."""
+        size = parse_bytes(memory)
+        for name, mail in self.mail.items():
+            starts = [x for x in mail if isinstance(x, to_pilot.StartLibrary) and only in ("", name)]
+            for start in starts:
+                mail.remove(start)
+                self.report(name, say.LibraryReady(start.library, 0.1, load_s, size, size))
+        return self
+
+    def hot(self, *, run_s: float = 0.0, context: str = "bare", **how: Any) -> Cluster:
+        """Its libraries are ready and have run one call of `run_s` (no call if 0), with everything said forgotten."""
+        self.ready(**how)
+        if run_s:
+            for library in list(self.core.state.contexts[context].libraries.values()):
+                if not library.held:
+                    self.calls(1, context=context)
+            self.end(*[self.names[id] for id in self.core.state.calls], run_s=run_s)
+        self.mail.clear()
+        return self
+
+    def end(self, *names: str, run_s: float = 1.0, ok: bool = True) -> Cluster:
+        """Calls end where they are held, one frame a library."""
+        by_library: dict[Library, list[CallEnd]] = {}
+        for name in names:
+            for library in self.holders(name):
+                by_library.setdefault(library, []).append(CallEnd(self.ids[name], ok, name.encode(), run_s))  # type: ignore[arg-type]
+        for library, ends in by_library.items():
+            self.report(library.pilot.id, say.CallsEnded(library.id, ends))
+        return self
+
+    def die(self, library: Library, *running: str, failure: Failure | None = DIED, loading: bool = False) -> Cluster:
+        ran = tuple(self.ids[name] for name in running)
+        rest = tuple(id for id in library.held if id not in ran)
+        return self.report(library.pilot.id, say.LibraryGone(library.id, failure, loading, ran, rest))  # type: ignore[arg-type]
+
+    def fail_load(self, library: Library) -> Cluster:
+        return self.die(library, failure=BROKEN, loading=True)
+
+    def give_back(self, *names: str, refused: str = "") -> Cluster:
+        for library in {library: None for name in names for library in self.holders(name)}:
+            back = tuple(self.ids[name] for name in names if self.ids[name] in library.held)
+            self.report(library.pilot.id, say.CallsReturned(library.id, back, refused))  # type: ignore[arg-type]
+        return self
+
+    def wait(self, seconds: float) -> Cluster:
+        """Let time pass; timers that are due fire on the way."""
+        until = self.now + seconds
+        timers = self.core.state.timers
+        while timers and min(timers.values()) <= until:
+            key = min(timers, key=lambda key: (timers[key], key))
+            self.now = max(self.now, timers[key])
+            self.event(TimerFired(key))
+        self.now = until
+        return self
+
+    # ---- what is there
+
+    def the_call(self, name: str) -> Call:
+        return self.core.state.calls[self.ids[name]]
+
+    def holders(self, name: str) -> tuple[Library, ...]:
+        holder = self.the_call(name).holder
+        assert holder is not None, f"{name} is held by nobody"
+        return holder.members if isinstance(holder, Gang) else (holder,)
+
+    def library(self, pilot: str = "p1", context: str = "bare") -> Library:
+        found = [x for x in self.pilot(pilot).libraries.values() if x.context.recipe.key == context]
+        assert len(found) == 1, f"{len(found)} libraries of {context} on {pilot}"
+        return found[0]
+
+    def pilot(self, name: str = "p1") -> Pilot:
+        return self.core.state.pilots[name]  # type: ignore[index]
+
+    def context(self, key: str = "bare") -> Context:
+        return self.core.state.contexts[key]
+
+    def waiting(self, context: str = "bare") -> list[str]:
+        return [self.names[call.id] for call in self.context(context).queue]
+
+    def held(self, pilot: str = "p1", context: str = "bare") -> list[str]:
+        return [self.names[id] for id in self.library(pilot, context).held]
+
+    def lives_on(self, context: str = "bare") -> list[str]:
+        return sorted(x.pilot.id for x in self.context(context).libraries.values())
+
+    @property
+    def refused(self) -> dict[str, int]:
+        return self.core.state.refused
+
+    def status(self, client: str = "ana") -> to_client.Status:
+        self.tell(client, say.AskStatus(), numbered=False)
+        return self.hears(client, to_client.Status)
+
+    def story(self, subject: str) -> str:
+        self.tell("ana", say.AskStory(subject), numbered=False)
+        story = self.hears("ana", to_client.Story)
+        return "\n".join([story.headline, *(line.text for line in story.lines)])
+
+    # ---- what was said
+
+    def hears(self, peer: str, kind: type[M]) -> M:
+        """The next thing that a peer was told, which is of this kind."""
+        mail = self.mail.get(peer)
+        assert mail, f"{peer} was told nothing, not even {kind.__name__}"
+        message = mail.popleft()
+        assert isinstance(message, kind), f"{peer} was told {message}"
+        return message
+
+    def runs(self, pilot: str) -> list[str]:
+        """The calls in the next message to a pilot, which tells it to run them."""
+        return [self.names[spec.call] for spec in self.hears(pilot, to_pilot.RunCalls).calls]
+
+    def nothing_else_was_said(self) -> None:
+        """The port's emptiness check."""
+        left = {peer: list(mail) for peer, mail in self.mail.items() if mail}
+        assert not left, f"this was said too: {left}"
+
+    def forget(self) -> Cluster:
+        self.mail.clear()
+        return self
+
+    # ---- the port
+
+    def _number(self, peer: str, numbered: bool) -> int:
+        if numbered:
+            self._frames[peer] = self._frames.get(peer, 0) + 1
+        return self._frames[peer] if numbered else 0
+
+    def _post(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case ToPilot(_, to_pilot.Ack()) | ToClient(_, to_client.Ack() | to_client.ClientWelcome()) | SetTimer():
+                    pass
+                case ToClient(client, to_client.Results() as results):
+                    self._results(client, results)
+                case ToPilot(peer, message):
+                    self.mail.setdefault(peer, deque()).append(message)
+                case ToClient(peer, message):
+                    self.mail.setdefault(peer, deque()).append(message)
+                case EndManager(reason):
+                    self.over = reason
+                case _:
+                    self.others.append(command)
+
+    def _results(self, client: str, results: to_client.Results) -> None:
+        """Numbered results come in order, without a gap, each call's end once; those had before are ignored."""
+        had = self._received.get(client, 0)
+        assert results.first <= had, "results were skipped"
+        for end in results.ends[had - results.first :]:
+            name = self.names[end.call]
+            assert name not in self.ended, f"{name} ended twice"
+            self.ended[name] = end
+            had += 1
+        self._received[client] = had
+
+
+def cluster(*, pilots: int = 0, devices_each: int = 1, memory: str = "8 GB", **options: Any) -> Cluster:
+    """A cluster of pilots `p1`, `p2`, ... of CPU devices."""
+    made = Cluster(**options)
+    return made.join(*(f"p{n + 1}" for n in range(pilots)), of=devices(devices_each, memory=memory))

@@ -1,0 +1,71 @@
+"""A core under test: every event is checked as it happens, and all of them again, as the journal would replay them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from stoker.manager.core.commands import Command
+from stoker.manager.core.core import Core
+from stoker.manager.core.events import Event
+from stoker.manager.core.seams import Policies
+from stoker.manager.core.validate import validate
+from stoker.manager.policies import default_policies
+
+SESSION = "k3v9"
+MakePolicies = Callable[[], Policies]
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[tuple[float, Event]]).decode
+
+
+class Desk:
+    """Gives events to a strict core; validates its state after each; `check` replays them all from their bytes."""
+
+    def __init__(self, policies: MakePolicies = default_policies, *, watch: frozenset[int] = frozenset()) -> None:
+        self._make = policies
+        self._watch = watch
+        self.policies = policies()
+        self.core = Core(SESSION, self.policies, strict=True, watch=watch)
+        self.now = 0.0
+        self.by_hand = False
+        """Whether a test did something behind the core's door: then it cannot be replayed."""
+        self.past: list[tuple[float, Event]] = []
+        self.did: list[list[Command]] = [self.core.start()]
+
+    def give(self, event: Event) -> list[Command]:
+        commands = self.core.handle(event, self.now)
+        self.past.append((self.now, event))
+        self.did.append(commands)
+        validate(self.core.state)
+        return commands
+
+    def check(self) -> None:
+        """The same events give the same commands and the same state."""
+        if self.by_hand:
+            return
+        again = Core(SESSION, self._make(), strict=True, watch=self._watch)
+        assert again.start() == self.did[0]
+        for (now, event), did in zip(_decode(_encode(self.past)), self.did[1:], strict=True):
+            assert again.handle(event, now) == did
+        assert picture(again) == picture(self.core)
+
+
+def picture(core: Core) -> Any:
+    """What matters of a state, comparable."""
+    state = core.state
+    return {
+        "calls": {id: (c.state, c.kills, c.spec, c.sent_at, c.notes) for id, c in state.calls.items()},
+        "queues": {k: [c.id for c in x.queue] for k, x in state.contexts.items()},
+        "libraries": {
+            id: (x.state, x.promised_bytes, list(x.held), x.zombies, x.pilot.id) for id, x in state.libraries.items()
+        },
+        "pilots": {id: (p.state, p.inbox.last, list(p.libraries)) for id, p in state.pilots.items()},
+        "clients": {id: (c.first_unacked, list(c.unacked), c.open_calls) for id, c in state.clients.items()},
+        "counts": (state.done, state.failures, state.lost_pilots, state.rerun_calls, state.refused),
+        "timers": state.timers,
+        "hungry": list(state.hungry),
+        "tiers": state.tier_seconds,
+    }

@@ -1,0 +1,220 @@
+"""A call's way through the core: arriving, waiting, running, coming back, ending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.builders import DIED, Cluster, recipe
+
+from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, FailureKind
+
+Make = Callable[..., Cluster]
+
+
+def test_a_call_loads_its_context_runs_and_ends_once(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1")
+    start = c.hears("p1", to_pilot.StartLibrary)
+    assert (start.library, start.recipe.key, start.devices) == (1, "bare", ("cpu:0",))
+    c.nothing_else_was_said()
+    c.report("p1", say.LibraryReady(start.library, 0.1, 0.5))
+    run = c.hears("p1", to_pilot.RunCalls)
+    assert [spec.call for spec in run.calls] == [c.ids["c1"]]
+    assert run.function_blob is not None
+    c.nothing_else_was_said()
+    c.end("c1")
+    assert c.ended["c1"] == CallEnd(c.ids["c1"], True, b"c1", 1.0)
+    assert c.core.state.calls == {}
+    c.nothing_else_was_said()
+
+
+def test_a_function_is_sent_once_a_library(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1").hot(run_s=0)
+    c.end("c1").forget().call("c2")
+    assert c.hears("p1", to_pilot.RunCalls).function_blob is None
+
+
+def test_a_function_that_the_library_lost_is_sent_again(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1").ready().forget()
+    c.report("p1", say.CallsReturned(1, (c.ids["c1"],), need_function=True))
+    assert c.hears("p1", to_pilot.RunCalls).function_blob is not None
+
+
+def test_the_hottest_free_library_comes_first(cluster: Make) -> None:
+    c = cluster(pilots=3).calls(3).hot(run_s=1)
+    c.wait(1).call("a").end("a").wait(1)
+    hottest = c.core.state.contexts["bare"].idle
+    last = next(reversed(hottest.values())).pilot.id
+    c.call("b")
+    assert c.holders("b")[0].pilot.id == last
+
+
+def test_calls_wait_in_order_of_priority_then_of_arrival(cluster: Make) -> None:
+    c = cluster().call("low").call("high", priority=5).call("low2", "low3").call("high2", priority=5)
+    assert c.waiting() == ["high", "high2", "low", "low2", "low3"]
+    c.join("p1").ready().end("high")
+    assert c.held() == ["high2"]
+
+
+def test_calls_that_come_back_keep_their_place(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).ready().calls(3)
+    assert c.waiting() == ["3", "4", "5"]
+    first, second = c.library("p1"), c.library("p2")
+    c.die(second, failure=None).die(first, failure=None)
+    assert c.waiting() == ["1", "2", "3", "4", "5"]
+
+
+def test_short_calls_are_prefetched_and_long_ones_are_not(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(100)
+    assert 10 < len(c.held()) < 30
+    c = cluster(pilots=1).call("x").hot(run_s=0.5).calls(100)
+    assert len(c.held()) == 1
+
+
+def test_a_function_that_never_ran_is_not_prefetched(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").hot(run_s=0.001)
+    c.tell("ana", say.DefineFunction("g", "g", b"code")).calls(9, function="g")  # type: ignore[arg-type]
+    assert len(c.held()) == 1
+
+
+def test_prefetch_takes_no_more_than_a_fair_share(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).hot(run_s=0.0001)
+    c.calls(2, priority=1)  # both are busy
+    c.calls(20).end("3")
+    assert len(c.held("p1")) + len(c.held("p2")) == 21 - len(c.waiting())
+    assert max(len(c.held("p1")), len(c.held("p2"))) <= 11
+
+
+def test_a_library_that_runs_dry_takes_back_half_of_what_another_has_not_begun(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).hot(run_s=0.001)
+    c.calls(1).calls(20)
+    full, other = (c.library("p1"), c.library("p2"))
+    if len(other.held) > len(full.held):
+        full, other = other, full
+    c.forget().end(*[c.names[id] for id in other.held], run_s=0.001)
+    before = len(full.held)
+    back = c.hears(full.pilot.id, to_pilot.TakeBack)
+    assert back.count == before // 2
+    newest = [c.names[id] for id in full.held][-back.count :]
+    c.give_back(*newest)
+    assert [c.names[id] for id in other.held][:2] == newest[:2]
+    assert not full.taking
+
+
+def test_a_library_retires_after_its_share_and_another_comes(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("once", calls_per_library=1)).calls(2, context="once")
+    c.ready()
+    assert c.held(context="once") == ["1"]
+    c.end("1")
+    assert c.waiting("once") == ["2"]
+    first = c.library(context="once")
+    c.forget().die(first, failure=None)
+    assert c.hears("p1", to_pilot.StartLibrary).library == 2
+
+
+def test_a_call_that_kills_its_library_twice_is_a_poison_call(cluster: Make) -> None:
+    c = cluster(pilots=1).call("bad").call("good").ready()
+    c.die(c.library(), "bad").ready()
+    assert c.held() == ["bad"]
+    c.die(c.library(), "bad").ready().end("good")
+    end = c.ended["bad"]
+    assert end.failure is not None
+    assert end.failure.kind is FailureKind.POISON
+    assert (end.failure.signal, end.failure.tail) == (9, "last words")
+    assert c.ended["good"].ok
+
+
+def test_calls_that_only_waited_in_a_library_that_died_are_no_suspects(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5)
+    c.die(c.library(), "2").ready().die(c.library(), "2").ready()
+    assert set(c.ended) == {"x", "2"}
+    c.end("3", "4", "5", "6")
+    assert all(c.ended[name].ok for name in "3456")
+
+
+def test_losing_a_pilot_never_counts_against_a_call(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1").ready()
+    for n in range(2, 7):
+        c.lose(f"p{n - 1}").join(f"p{n}").ready()
+    c.end("c1")
+    assert c.ended["c1"].ok
+    assert (c.core.state.lost_pilots, c.core.state.rerun_calls) == (5, 5)
+
+
+def test_late_and_repeated_ends_change_nothing(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2).ready().end("1")
+    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"again")]))  # type: ignore[arg-type]
+    c.report("p1", say.CallsEnded(1, [CallEnd(999, True, b"never was")]))  # type: ignore[arg-type]
+    assert c.refused == {"late or repeated end of a call": 2}
+    assert c.ended["1"].payload == b"1"
+    assert c.held() == ["2"]
+
+
+def test_a_repeated_call_is_refused(cluster: Make) -> None:
+    c = cluster().call("c1")
+    c.tell("ana", say.Submit("f", "bare", [CallSpec(c.ids["c1"], b"again")]))  # type: ignore[arg-type]
+    assert c.waiting() == ["c1"]
+    assert c.refused == {"repeated call": 1}
+
+
+def test_a_submit_that_names_what_is_not_there_fails_its_calls_with_the_reason(cluster: Make) -> None:
+    c = cluster(pilots=1).call("a", context="nothing").call("b", function="nothing").call("c", gang=(3, 2))
+    assert "context nothing was not defined" in c.ended["a"].failure.message  # type: ignore[union-attr]
+    assert "function nothing was not defined" in c.ended["b"].failure.message  # type: ignore[union-attr]
+    assert "a gang of 3 to 2" in c.ended["c"].failure.message  # type: ignore[union-attr]
+    c.nothing_else_was_said()
+
+
+def test_an_exception_of_the_users_function_is_a_result_like_any_other(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2).ready().end("1", ok=False)
+    assert not c.ended["1"].ok
+    assert c.ended["1"].failure is None
+    assert c.held() == ["2"]
+    assert c.status().failed == 1
+
+
+def test_cancelling_a_waiting_call_ends_it_at_once(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(3).ready().forget()
+    c.tell("ana", say.Cancel([c.ids["2"]]))  # type: ignore[list-item]
+    assert c.ended["2"].failure.kind is FailureKind.CANCELLED  # type: ignore[union-attr]
+    c.nothing_else_was_said()
+    c.end("1").end("3")
+    assert c.core.state.calls == {}
+
+
+def test_a_running_call_that_is_cancelled_keeps_its_slot_until_the_pilot_says_so(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2).ready().forget()
+    c.tell("ana", say.Cancel([c.ids["1"]], running=True))  # type: ignore[list-item]
+    assert c.ended["1"].failure.kind is FailureKind.CANCELLED  # type: ignore[union-attr]
+    told = c.hears("p1", to_pilot.CancelCalls)
+    assert (told.calls, told.running) == ((c.ids["1"],), True)
+    c.nothing_else_was_said()
+    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"too late")]))  # type: ignore[arg-type]
+    assert c.held() == ["2"]
+    assert c.refused == {}
+
+
+def test_many_calls_are_cancelled_with_one_message_a_library(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(10)
+    held = c.held()
+    c.forget().tell("ana", say.Cancel([c.ids[name] for name in held]))  # type: ignore[misc]
+    assert len(c.hears("p1", to_pilot.CancelCalls).calls) == len(held)
+
+
+def test_what_a_cancelled_client_call_was_never_sent_is_never_sent(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").hot(run_s=1)
+    spec = CallSpec(77, b"")  # type: ignore[arg-type]
+    c.ids["y"], c.names[77] = 77, "y"
+    c.tell("ana", say.Submit("f", "bare", [spec]), say.Cancel([77]))  # type: ignore[arg-type,list-item]
+    c.nothing_else_was_said()
+    assert c.ended["y"].failure.kind is FailureKind.CANCELLED  # type: ignore[union-attr]
+
+
+def test_progress_reaches_the_client_and_is_kept_for_the_next_try(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1").ready().forget()
+    c.report("p1", say.CallsProgress(1, [CallProgress(c.ids["c1"], 3, 10, 0.5, b"checkpoint")]))  # type: ignore[arg-type]
+    assert c.hears("ana", to_client.Progress).reports[0].done == 3
+    assert "3 of 10 done" in c.story("c-1")
+    c.die(c.library(), "c1", failure=DIED).ready()
+    assert c.hears("p1", to_pilot.RunCalls).calls[0].progress == b"checkpoint"

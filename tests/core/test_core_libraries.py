@@ -1,0 +1,214 @@
+"""Loading, memory promises, failed loads, resizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from core.builders import Cluster, devices, recipe
+
+from stoker.manager.core.commands import RecordLoad
+from stoker.manager.core.seams import Load, PolicyError, Resize, Unload
+from stoker.manager.core.state import LibraryState
+from stoker.manager.protocol import to_pilot
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, FailureKind
+
+Make = Callable[..., Cluster]
+GB = 10**9
+
+
+def test_memory_is_never_promised_twice(cluster: Make) -> None:
+    c = cluster(pilots=1, memory="8 GB").define(recipe("a", memory="5 GB"), recipe("b", memory="4 GB"))
+    c.call("1", context="a").call("2", context="b")
+    assert (c.lives_on("a"), c.lives_on("b")) == (["p1"], [])
+    with pytest.raises(PolicyError, match="cpu:0 of p1 has 3000000000 bytes left"):
+        c.core.apply([Load("b", "p1", ("cpu:0",), 4 * GB)], seam="residency")  # type: ignore[arg-type]
+    assert c.pilot().devices["cpu:0"].promised_bytes == 5 * GB  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("load", "why"),
+    [
+        (Load("bare", "p1", (), 0), "needs devices"),  # type: ignore[arg-type]
+        (Load("bare", "p1", ("cpu:0", "cpu:0"), 0), "each once"),  # type: ignore[arg-type]
+        (Load("bare", "p1", ("cuda:9",), 0), "has no device cuda:9"),  # type: ignore[arg-type]
+        (Load("bare", "p9", ("cpu:0",), 0), "no pilot p9"),  # type: ignore[arg-type]
+        (Load("what", "p1", ("cpu:0",), 0), "no context what"),  # type: ignore[arg-type]
+        (Load("bare", "p1", ("cpu:0",), -1), "cannot be promised"),  # type: ignore[arg-type]
+        (Load("bare", "p2", ("cpu:0",), 0), "p2 is cut"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_illegal_load_changes_nothing(cluster: Make, load: Load, why: str) -> None:
+    c = cluster(pilots=2).cut("p2")
+    with pytest.raises(PolicyError, match=why):
+        c.core.apply([load], seam="residency")
+    assert c.core.state.libraries == {}
+    c.core.strict = False
+    c.core.apply([load], seam="residency")
+    assert sum(c.refused.values()) == 1
+    c.by_hand = True
+
+
+def test_contexts_share_a_device_while_their_memory_fits(cluster: Make) -> None:
+    c = cluster(pilots=1, memory="8 GB").define(recipe("a", memory="3 GB"), recipe("b", memory="3 GB"))
+    c.define(recipe("big", memory="3 GB"))
+    c.call("1", context="a").call("2", context="b").call("3", context="big")
+    assert (c.lives_on("a"), c.lives_on("b"), c.lives_on("big")) == (["p1"], ["p1"], [])
+
+
+def test_an_unknown_context_gets_the_device_and_keeps_what_it_was_measured_to_take(cluster: Make) -> None:
+    c = cluster(pilots=1, memory="8 GB").define(recipe("a"), recipe("b")).call("1", context="a").call("2", context="b")
+    start = c.hears("p1", to_pilot.StartLibrary)
+    assert start.device_memory_bytes == 8 * GB - 256_000_000  # a corner is left for calls that want no context
+    assert c.lives_on("b") == []
+    c.report("p1", say.LibraryReady(1, 0.1, 2.0, 2 * GB, 2 * GB))
+    assert c.hears("p1", to_pilot.ResizeLibrary).device_memory_bytes == 2.2 * GB
+    assert c.runs("p1") == ["1"]
+    assert c.library(context="a").promised_bytes == 8 * GB - 256_000_000  # not free before the pilot says so
+    c.nothing_else_was_said()
+    c.report("p1", say.LibraryResized(1, int(2.2 * GB)))
+    assert c.library(context="a").promised_bytes == 2.2 * GB
+    assert c.hears("p1", to_pilot.StartLibrary).recipe.key == "b"
+
+
+def test_calls_without_a_context_find_a_corner_beside_an_unknown_one(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").call("2")
+    assert (c.lives_on("a"), c.lives_on("bare")) == (["p1"], ["p1"])
+
+
+def test_an_unknown_context_fits_beside_the_bare_one(cluster: Make) -> None:
+    c = cluster(pilots=1, memory="8 GB").define(recipe("a")).call("1").ready().forget().call("2", context="a")
+    assert c.hears("p1", to_pilot.StartLibrary).device_memory_bytes == 8 * GB - 256_000_000
+
+
+def test_a_load_is_recorded_and_measured_memory_is_used_the_next_time(cluster: Make) -> None:
+    c = cluster(pilots=2, memory="8 GB").define(recipe("a")).call("1", context="a")
+    c.ready(memory="2 GB", load_s=3.0)
+    assert [x.load_s for x in c.others if isinstance(x, RecordLoad)] == [3.0]
+    c.forget().call("2", context="a")
+    assert c.hears("p2", to_pilot.StartLibrary).device_memory_bytes == 2.2 * GB
+
+
+def test_two_loads_that_fail_in_a_row_fail_the_waiting_calls_and_the_next_call_tries_again(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).calls(2, context="a")
+    c.fail_load(c.library(context="a"))
+    assert c.ended == {}
+    c.fail_load(c.library(context="a"))
+    assert {end.failure.kind for end in c.ended.values()} == {FailureKind.CONTEXT}  # type: ignore[union-attr]
+    assert "no such model" in c.ended["1"].failure.message  # type: ignore[union-attr]
+    assert c.lives_on("a") == []
+    c.call("3", context="a").ready(only="").end("3")
+    assert c.ended["3"].ok
+
+
+def test_a_broken_loader_is_probed_once_not_everywhere(cluster: Make) -> None:
+    c = cluster(pilots=4).define(recipe("a")).calls(4, context="a")
+    for library in list(c.context("a").libraries.values()):
+        c.fail_load(library)
+    assert len(c.ended) == 4
+    assert c.core.state.next_library == 5
+
+
+def test_a_pilot_on_which_a_context_failed_twice_is_left_alone(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(load_s=0.1).join("p2")
+    c.calls(3, context="a")
+    c.fail_load(c.library("p2", "a"))
+    c.fail_load(c.library("p2", "a"))
+    c.wait(30)
+    assert c.lives_on("a") == ["p1"]
+    c.lose("p1")
+    assert c.lives_on("a") == ["p2"]  # there is nothing else
+    c.fail_load(c.library("p2", "a"))
+    assert len(c.ended) == 4
+
+
+def test_a_library_that_is_told_to_stop_while_it_loads_is_no_surprise_when_it_gets_ready(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1")
+    c.by_hand = True
+    library = c.library()
+    c.core.apply([Unload(library.id, "for a test")], seam="residency")
+    c.report("p1", say.LibraryReady(library.id, 0.1, 0.1))
+    assert library.state is LibraryState.STOPPING
+    assert c.refused == {}
+    c.die(library, failure=None).ready().end("1")
+    assert c.ended["1"].ok
+
+
+class Hand:
+    """A cluster with libraries `lib1` and `lib2` on one device, and actions done by hand (so it is not replayed)."""
+
+    def __init__(self, c: Cluster) -> None:
+        self.c = c
+        c.define(recipe("a", memory="3 GB"), recipe("b", memory="3 GB")).call("1", context="a").call("2", context="b")
+        c.ready().forget()
+        c.by_hand = True
+        self.lib1, self.lib2 = c.library(context="a"), c.library(context="b")
+
+    def do(self, *actions: Resize | Unload) -> None:
+        self.c.core.apply(actions, seam="residency")
+        self.c.core.out.clear()
+
+    def resized(self, size: float) -> None:
+        self.c.report("p1", say.LibraryResized(self.lib1.id, int(size)))
+
+
+def test_growing_waits_until_shrinking_has_really_happened(cluster: Make) -> None:
+    hand = Hand(cluster(pilots=1, memory="8 GB"))
+    hand.do(Resize(hand.lib1.id, 1 * GB))
+    with pytest.raises(PolicyError, match="wants 3000000000 more"):
+        hand.do(Resize(hand.lib2.id, 6 * GB))
+    hand.resized(1 * GB)
+    hand.do(Resize(hand.lib2.id, 6 * GB))
+    assert hand.lib2.promised_bytes == 6 * GB
+
+
+def test_resizes_that_cross_never_free_what_the_later_one_needs(cluster: Make) -> None:
+    hand = Hand(cluster(pilots=1, memory="8 GB"))
+    hand.do(Resize(hand.lib1.id, 1 * GB), Resize(hand.lib1.id, 2 * GB))
+    hand.resized(1 * GB)
+    assert hand.lib1.promised_bytes == 2 * GB
+    hand.resized(2 * GB)
+    assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (2 * GB, [])
+
+
+def test_resizes_that_the_pilot_has_merged_are_answered_once(cluster: Make) -> None:
+    hand = Hand(cluster(pilots=1, memory="8 GB"))
+    hand.do(Resize(hand.lib1.id, 1 * GB), Resize(hand.lib1.id, 5 * GB), Resize(hand.lib1.id, 2 * GB))
+    assert hand.lib1.promised_bytes == 5 * GB
+    hand.resized(2 * GB)
+    assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (2 * GB, [])
+
+
+def test_a_resize_that_nobody_asked_for_is_refused(cluster: Make) -> None:
+    hand = Hand(cluster(pilots=1, memory="8 GB"))
+    hand.resized(1 * GB)
+    hand.do(Resize(hand.lib1.id, 1 * GB))
+    hand.resized(7 * GB)
+    assert hand.lib1.promised_bytes == 3 * GB
+    assert hand.c.refused == {"resize that nobody asked for": 2}
+
+
+def test_a_library_that_stops_keeps_its_memory_until_it_is_gone(cluster: Make) -> None:
+    hand = Hand(cluster(pilots=1, memory="8 GB"))
+    hand.do(Unload(hand.lib1.id, "for a test"))
+    assert hand.lib1.state is LibraryState.STOPPING
+    assert hand.c.pilot().devices["cpu:0"].free_bytes == 2 * GB  # type: ignore[index]
+    hand.c.end("1").die(hand.lib1, failure=None)
+    assert hand.c.pilot().devices["cpu:0"].free_bytes == 5 * GB  # type: ignore[index]
+    assert hand.c.ended["1"].ok
+
+
+def test_a_library_over_several_devices_is_promised_memory_on_each(cluster: Make) -> None:
+    c = cluster().join("p1", of=devices(3)).define(recipe("wide", memory="5 GB", devices=2))
+    c.calls(2, context="wide")
+    assert c.hears("p1", to_pilot.StartLibrary).devices == ("cpu:0", "cpu:1")
+    c.nothing_else_was_said()
+    assert [d.promised_bytes for d in c.pilot().devices.values()] == [5 * GB, 5 * GB, 0]
+
+
+def test_a_call_that_ends_after_its_library_was_told_to_stop_still_counts(cluster: Make) -> None:
+    hand = Hand(cluster(pilots=1, memory="8 GB"))
+    hand.do(Unload(hand.lib1.id, "for a test"))
+    hand.c.report("p1", say.CallsEnded(hand.lib1.id, [CallEnd(hand.c.ids["1"], True)]))  # type: ignore[arg-type]
+    assert hand.c.ended["1"].ok

@@ -1,0 +1,221 @@
+"""Pilots join, are cut off, come back with less or more than the manager thinks, drain, leave, vanish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.builders import BROKEN, SESSION, Cluster, recipe
+
+from stoker.manager.core.commands import RecordRuns
+from stoker.manager.core.events import ManagerRestarted
+from stoker.manager.core.state import PilotState
+from stoker.manager.protocol import to_pilot, wire
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd
+
+Make = Callable[..., Cluster]
+
+
+def test_a_stranger_is_refused(cluster: Make) -> None:
+    c = cluster()
+    c.report("p1", say.PilotHello(wire.VERSION, "other", "h", 1, ()), numbered=False)
+    assert "this is session k3v9" in c.hears("p1", to_pilot.PilotRefused).reason
+    c.report("p2", say.PilotHello(99, SESSION, "h", 1, ()), numbered=False)
+    assert "protocol 1" in c.hears("p2", to_pilot.PilotRefused).reason
+    c.report("p3", say.Heartbeat())
+    assert c.core.state.pilots == {}
+    c.nothing_else_was_said()
+
+
+def test_nothing_is_sent_to_a_pilot_that_is_cut_off(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready().end("1").cut("p1").call("2")
+    c.nothing_else_was_said()
+    assert c.waiting() == ["2"]
+
+
+def test_what_a_cut_pilot_still_says_counts(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2).ready().cut("p1").end("1")
+    assert c.ended["1"].ok
+    assert c.waiting() == ["2"]
+
+
+def test_a_pilot_that_comes_back_with_everything_goes_on(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2).ready().cut("p1").come_back("p1", lib1=("1",))
+    c.hears("p1", to_pilot.PilotWelcome)
+    c.nothing_else_was_said()
+    assert c.held() == ["1"]
+    c.end("1")
+    assert c.runs("p1") == ["2"]
+
+
+def test_calls_that_never_reached_the_pilot_are_sent_again_with_their_function(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready().cut("p1").come_back("p1", lib1=())
+    c.hears("p1", to_pilot.PilotWelcome)
+    run = c.hears("p1", to_pilot.RunCalls)
+    assert [c.names[spec.call] for spec in run.calls] == ["1"]
+    assert run.function_blob is not None
+
+
+def test_calls_that_the_manager_does_not_know_are_cancelled_and_take_a_slot_until_they_are_gone(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2).ready().cut("p1")
+    c.tell("ana", say.Cancel([c.ids["1"]], running=True)).forget()  # type: ignore[list-item]
+    c.come_back("p1", lib1=("1",))
+    c.hears("p1", to_pilot.PilotWelcome)
+    told = c.hears("p1", to_pilot.CancelCalls)
+    assert (told.calls, told.running) == ((c.ids["1"],), True)
+    c.nothing_else_was_said()
+    c.report("p1", say.CallsReturned(1, (c.ids["1"],)))  # type: ignore[arg-type]
+    assert c.runs("p1") == ["2"]
+
+
+def test_a_library_that_the_pilot_lost_is_loaded_again(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready().cut("p1").come_back("p1")
+    c.hears("p1", to_pilot.PilotWelcome)
+    assert c.hears("p1", to_pilot.StartLibrary).library == 2
+    c.report("p1", say.LibraryReady(2, 0.1, 0.1)).end("1")  # type: ignore[arg-type]
+    assert c.ended["1"].ok
+
+
+def test_a_library_that_the_manager_does_not_know_is_stopped(cluster: Make) -> None:
+    c = cluster(pilots=1)
+    facts = say.LibraryFacts(9, "bare", ("cpu:0",), True)  # type: ignore[arg-type]
+    old = say.PilotHello(wire.VERSION, SESSION, "h", 7, (), libraries=(facts,))
+    c.cut("p1").report("p1", old, numbered=False)
+    c.hears("p1", to_pilot.PilotWelcome)
+    assert c.hears("p1", to_pilot.StopLibrary).library == 9
+
+
+def test_a_pilot_that_finished_loading_while_it_was_cut_off_gets_calls(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").cut("p1").come_back("p1", lib1=())
+    c.hears("p1", to_pilot.PilotWelcome)
+    assert c.runs("p1") == ["1"]
+
+
+def test_a_stop_that_was_lost_with_the_connection_is_said_again(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("big", memory="8 GB")).call("1").ready().end("1").call("2", context="big")
+    c.cut("p1").come_back("p1", lib1=())
+    c.hears("p1", to_pilot.PilotWelcome)
+    assert c.hears("p1", to_pilot.StopLibrary).library == 1
+    c.die(c.library(), failure=None)
+    assert c.lives_on("big") == ["p1"]
+
+
+def test_a_resize_that_was_lost_with_the_connection_is_said_again(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(memory="1 GB")
+    c.cut("p1").come_back("p1", lib1=("1",))
+    c.hears("p1", to_pilot.PilotWelcome)
+    size = c.hears("p1", to_pilot.ResizeLibrary).device_memory_bytes
+    c.report("p1", say.LibraryResized(1, size))
+    assert c.library(context="a").promised_bytes == size
+
+
+def test_a_pilot_that_was_given_up_is_sent_away(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready().lose("p1")
+    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True)]))  # type: ignore[arg-type]
+    assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
+    c.come_back("p1")
+    assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
+    assert (c.ended, c.waiting()) == ({}, ["1"])
+    assert "silent for 15 s" in c.story("p1")
+
+
+def test_a_context_whose_pilot_is_cut_off_is_loaded_elsewhere_after_a_moment(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready().end("1").join("p2").cut("p1").call("2")
+    assert c.lives_on() == ["p1"]
+    c.wait(2.5)
+    assert c.lives_on() == ["p1"]
+    c.wait(2.5)
+    assert c.lives_on() == ["p1", "p2"]
+
+
+def test_a_repeated_frame_is_taken_once(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(3).ready()
+    c.end("1")
+    c._frames["p1"] -= 1
+    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["2"], True)]))  # type: ignore[arg-type]
+    assert "2" not in c.ended
+    c._frames["p1"] += 5
+    c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["2"], True)]))  # type: ignore[arg-type]
+    assert "2" not in c.ended
+    assert c.refused == {"repeated or early frame of a pilot": 2}
+
+
+def test_messages_of_libraries_that_are_not_there_are_refused_and_counted(cluster: Make) -> None:
+    c = cluster(pilots=2).call("1").ready()
+    other = "p2" if c.lives_on() == ["p1"] else "p1"
+    for message in (
+        say.LibraryReady(1, 0.1, 0.1),  # type: ignore[arg-type]
+        say.CallsEnded(1, [CallEnd(c.ids["1"], True)]),  # type: ignore[arg-type]
+        say.LibraryGone(1),  # type: ignore[arg-type]
+        say.CallsReturned(99, ()),  # type: ignore[arg-type]
+        say.LibraryResized(99, 1),  # type: ignore[arg-type]
+    ):
+        c.report(other, message)
+    assert c.refused == {"message of a library that the pilot does not have": 5}
+    c.report(c.lives_on()[0], say.LibraryReady(1, 0.1, 0.1))  # type: ignore[arg-type]
+    assert c.refused["library ready twice"] == 1
+    c.end("1")
+    assert c.ended["1"].ok
+
+
+def test_a_pilot_that_leaves_in_good_order_is_not_a_loss(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).ready()
+    c.report("p1", say.PilotLeaving("walltime"))
+    assert c.core.state.lost_pilots == 0
+    assert len(c.waiting()) == 1
+    assert "walltime" in c.story("p1")
+
+
+def test_a_draining_pilot_finishes_what_it_runs_and_its_other_calls_go_elsewhere(cluster: Make) -> None:
+    c = cluster(pilots=1).join("p2", block="b7").calls(2).hot(run_s=0.001)
+    c.calls(12)
+    held = c.held("p2")
+    c.forget().tell("ana", say.ReleaseBlock("b7"))
+    told = c.hears("p2", to_pilot.Exit)
+    assert (told.drain, c.pilot("p2").state) == (True, PilotState.DRAINING)
+    c.give_back(*held[1:])
+    assert set(held[1:]) <= {*c.held("p1"), *c.waiting()}
+    c.end(held[0])
+    assert c.ended[held[0]].ok
+    c.die(c.library("p2"), failure=None).report("p2", say.PilotLeaving("drained"))
+    assert (list(c.core.state.pilots), c.core.state.lost_pilots) == (["p1"], 0)
+
+
+def test_a_draining_pilot_that_was_cut_off_is_told_again(cluster: Make) -> None:
+    c = cluster().join("p1", block="b").call("1").ready().tell("ana", say.ReleaseBlock("b"))
+    c.cut("p1").come_back("p1", lib1=("1",))
+    c.hears("p1", to_pilot.PilotWelcome)
+    assert c.hears("p1", to_pilot.Exit).drain
+    c.lose("p1")
+    assert c.core.state.lost_pilots == 0
+
+
+def test_a_restarted_manager_waits_for_everybody_and_goes_on(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(3).ready().forget()
+    c.event(ManagerRestarted()).call("4")
+    c.nothing_else_was_said()
+    assert {p.state for p in c.core.state.pilots.values()} == {PilotState.CUT}
+    c.come_back("p1", lib1=("1",)).come_back("p2", lib2=("2",))
+    c.end("1", "2").end("3", "4")
+    assert c.ended == {}  # its client has not come back
+    c.client("ana")
+    assert len(c.ended) == 4
+
+
+def test_heartbeats_bring_measured_memory_and_have_runs_recorded(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0).end("2", run_s=4.0)
+    c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)  # type: ignore[arg-type]
+    runs = [x for x in c.others if isinstance(x, RecordRuns)]
+    assert [(x.function, x.kind, x.calls, x.run_s) for x in runs] == [("f", "cpu", 2, 6.0)]
+    assert c.library().memory_bytes == 123
+    assert c.status().refused == {"frames refused by pilots": 3}
+    c.report("p1", say.Heartbeat(), numbered=False)
+    assert len([x for x in c.others if isinstance(x, RecordRuns)]) == 1
+
+
+def test_a_library_that_dies_idle_is_not_loaded_until_it_is_wanted(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready().end("1")
+    c.forget().die(c.library(), failure=BROKEN)
+    c.nothing_else_was_said()
+    c.call("2")
+    assert c.hears("p1", to_pilot.StartLibrary).library == 2
