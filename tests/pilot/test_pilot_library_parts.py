@@ -1,0 +1,149 @@
+"""Parts of the library process by themselves."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.contexts import payloads
+from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.pilot.agent import usage
+from stoker.pilot.agent.scratch import Scratch, base_folder, sweep
+from stoker.pilot.library.frames import FrameReader, pack, pack_raw
+from stoker.pilot.library.functions import Functions
+from stoker.pilot.library.marker import Marker, running
+from stoker.pilot.library.sandbox import Sandbox
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 700_000), max_size=8), st.integers(0, 99))
+def test_frames_survive_any_cutting(sizes: list[int], seed: int) -> None:
+    chance = random.Random(seed)
+    sent = [chance.randbytes(size) for size in sizes]
+    stream = b"".join(map(pack_raw, sent))
+    ours, theirs = socket.socketpair()
+
+    def write() -> None:
+        at = 0
+        while at < len(stream):  # now and then a cut right in a length
+            step = chance.choice([1, 7, 8, 9, 4096]) if chance.random() < 0.3 else 200_000
+            theirs.sendall(stream[at : at + step])
+            at += step
+        theirs.close()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    reader, got = FrameReader(ours), []
+    while reader.fill(block=True):
+        while (frame := reader.next()) is not None:
+            got.append(bytes(frame))
+    writer.join()
+    ours.close()
+    assert got == sent
+
+
+def test_nothing_to_read_is_said() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(BlockingIOError):
+        FrameReader(ours).fill(block=False)
+
+
+def test_a_packed_frame_is_read_back() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(pack(["a", b"b" * 1000]))
+        reader = FrameReader(ours)
+        reader.fill(block=True)
+        frame = reader.next()
+        assert frame is not None
+        assert msgspec.msgpack.decode(frame) == [0, ["a", b"b" * 1000]]
+
+
+def test_functions_are_forgotten_least_recently_used_first() -> None:
+    def blob(name: str) -> FunctionBlob:
+        return FunctionBlob(key=name, name=name, blob=payloads.dumps((len, False)))
+
+    functions = Functions(room=2)
+    assert functions.find("a", None) is None
+    first = functions.find("a", blob("a"))
+    functions.find("b", blob("b"))
+    assert functions.find("a", None) is first
+    functions.find("c", blob("c"))
+    assert functions.find("b", None) is None
+    assert functions.find("a", None) is first
+    assert first is not None
+    assert first.open() == (len, False)
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    before = os.getcwd()
+    yield Sandbox(str(tmp_path / "slot"))
+    os.chdir(before)
+
+
+def test_a_sandbox_notices_what_happens_within_one_tick_of_the_clock(sandbox: Sandbox) -> None:
+    for n in range(200):
+        Path(f"file-{n}").write_text("x")
+        sandbox.restore()
+        assert os.listdir(".") == []
+        assert os.getcwd() == sandbox.path
+
+
+def test_a_sandbox_clears_what_resists(sandbox: Sandbox, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("x")
+    os.symlink(outside, "link")
+    Path("locked/inner").mkdir(parents=True)
+    sandbox.restore()
+    assert os.listdir(".") == []
+    assert (outside / "precious").exists()
+
+
+def test_the_marker_tells_what_runs(tmp_path: Path) -> None:
+    marker = Marker(tmp_path / "running", slots=2)
+    assert running(tmp_path / "running") == []
+    marker.begin(1, 7, 100)
+    assert running(tmp_path / "running") == [(7, 100)]
+    marker.begin(0, 8, 200)
+    marker.idle(1)
+    assert running(tmp_path / "running") == [(8, 200)]
+    assert running(tmp_path / "nowhere") == []
+
+
+def test_scratch_folders_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    base = base_folder(str(tmp_path))
+    assert base.stat().st_mode & 0o777 == 0o700
+    here = Scratch(base, pilot="here")
+    (base / "pilot-dead").mkdir()
+    (base / "pilot-dead" / "alive").write_bytes(b"")
+    sweep(base)
+    assert [folder.name for folder in base.iterdir()] == ["pilot-here"]
+    here.remove()
+    assert not list(base.iterdir())
+
+
+def test_the_tail_of_a_log_is_text(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"\n".join(b"line %d \xff" % n for n in range(5000)))
+    lines = usage.tail(str(log), lines=3).splitlines()
+    assert [line[:9] for line in lines] == ["line 4997", "line 4998", "line 4999"]
+    assert usage.tail(str(tmp_path / "nowhere")) == ""
+
+
+def test_memory_is_measured_exactly_before_anybody_is_accused() -> None:
+    mine = usage.resident_bytes(os.getpid())
+    assert mine > 10_000_000
+    assert 0 < usage.proportional_bytes(os.getpid()) <= mine
+    assert usage.over_limit(os.getpid(), mine * 10) == 0
+    assert usage.over_limit(os.getpid(), 1_000_000) > 1_000_000
