@@ -125,9 +125,7 @@ class CausalLM:
             raise ValueError(f"generate was given {len(seeds)} seeds for {len(rows)} prompts")
         texts = [""] * len(rows)
         for group in self._groups(rows, prefix=prefix, batch_size=batch_size):
-            draws = [
-                Draw(temperature=temperature, top_p=top_p, seed=seeds[index], stop=tuple(stop)) for index in group
-            ]
+            draws = [Draw(temperature=temperature, top_p=top_p, seed=seeds[index], stop=tuple(stop)) for index in group]
             self._generate([rows[index] for index in group], draws, max_new_tokens)
             for index, draw in zip(group, draws, strict=True):
                 texts[index] = draw.text

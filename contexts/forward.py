@@ -131,9 +131,7 @@ class Runner:
         if self._few_logits:
             kept = torch.unique(wanted)
             inputs["logits_to_keep"] = kept
-        output = self.model(
-            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **inputs
-        )
+        output = self.model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, **inputs)
         where = torch.searchsorted(kept, last)
         logits = output.logits[self._arange(len(rows)), where].float()
         cache = output.past_key_values

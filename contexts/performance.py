@@ -85,10 +85,10 @@ class PerformanceStore:
         peak_bytes: int = 0,
         device_bytes: int = 0,
     ) -> None:
-        """One load of a recipe on a device of this kind. Memory of 0 bytes counts as not measured."""
+        """One load of a recipe on a device of this kind. What is 0, the load itself apart, was not measured."""
         sizes = {"resident_bytes": resident_bytes, "peak_bytes": peak_bytes, "device_bytes": device_bytes}
-        times = {"load_s": load_s, "start_s": start_s}
-        facts = {**times, **{name: size for name, size in sizes.items() if size > 0}}
+        known = {name: fact for name, fact in {**sizes, "start_s": start_s}.items() if fact > 0}
+        facts = {"load_s": load_s, **known}
         self._add((recipe_key, kind, what, "", value) for what, value in facts.items())
 
     def record_runs(self, recipe_key: str, *, kind: str, function: str, run_s: Iterable[float]) -> None:

@@ -38,9 +38,7 @@ Loaded = tuple[Any, Any]
 """A model and its tokenizer."""
 
 
-def load_model(
-    path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0
-) -> CausalLM:
+def load_model(path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0) -> CausalLM:
     """The model at `path` (a folder, a `.gguf` file, or a hub name) on this library's device.
 
     `name` is the cache name of what lies at `path`; without one it is computed. Raises whatever Transformers raises

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from stoker.contexts.digest import digest_of
 from stoker.errors import RecipeError
 
-LOADER = '''
+LOADER = """
 import math, textwrap, dataclasses, enum
 import helpers
 from helpers import scale
@@ -52,15 +52,17 @@ def make(bias):
     return loader
 
 loader = make(2)
-'''
-HELPERS = '''
+"""
+HELPERS = """
 STEP = 4
 def scale(x):
     return x * STEP
 def offset():
     return 1
-'''
-SHOW = "from stoker.contexts.digest import digest_of\nprint(digest_of(loader, ['models/x'], {'n': 3, 'z': Settings(5)}))\n"
+"""
+SHOW = (
+    "from stoker.contexts.digest import digest_of\nprint(digest_of(loader, ['models/x'], {'n': 3, 'z': Settings(5)}))\n"
+)
 
 
 def digest(folder: Path, *, loader: str = LOADER, helpers: str = HELPERS, seed: str = "0", module: bool = False) -> str:
@@ -119,7 +121,9 @@ def test_other_when_the_code_is_other(original: str, tmp_path: Path, before: str
     assert digest(tmp_path, loader=LOADER.replace(before, after)) != original
 
 
-@pytest.mark.parametrize(("before", "after"), [("STEP = 4", "STEP = 5"), ("x * STEP", "x + STEP"), ("return 1", "return 2")])
+@pytest.mark.parametrize(
+    ("before", "after"), [("STEP = 4", "STEP = 5"), ("x * STEP", "x + STEP"), ("return 1", "return 2")]
+)
 def test_other_when_a_helper_module_is_other(original: str, tmp_path: Path, before: str, after: str) -> None:
     assert digest(tmp_path, helpers=HELPERS.replace(before, after)) != original
 
@@ -164,7 +168,8 @@ def test_a_copy_digests_alike(value: Any) -> None:
 
 
 def test_neighbours_do_not_run_together() -> None:
-    seen = [digest_of(*parts) for parts in (("ab", "c"), ("a", "bc"), (("a", "b"), "c"), ("abc",), (["ab", "c"],), ({"ab": "c"},))]
+    several = (("ab", "c"), ("a", "bc"), (("a", "b"), "c"), ("abc",), (["ab", "c"],), ({"ab": "c"},))
+    seen = [digest_of(*parts) for parts in several]
     assert len(set(seen)) == len(seen)
 
 

@@ -153,7 +153,9 @@ def test_a_message_that_cannot_be_made() -> None:
 
 def test_class_of_main_and_of_an_unknown_module(tmp_path: Path) -> None:
     """Raised in another process: in its `__main__`, and in a module that this process can't import."""
-    (tmp_path / "elsewhere.py").write_text("class Lost(Exception):\n    pass\n\nclass Plain(Exception):\n    lock = __import__('threading').Lock()\n")
+    (tmp_path / "elsewhere.py").write_text(
+        "import threading\nclass Lost(Exception):\n    pass\nclass Plain(Exception):\n    lock = threading.Lock()\n"
+    )
     program = """
         import sys; sys.path.insert(0, ".")
         import elsewhere

