@@ -42,7 +42,7 @@ class Observer:
         self._timeout_s = timeout_s
         self._decode = wire.to_client_decoder()
         if not is_listening(self.file.address):
-            raise SessionEndedError(f"session {self.file.session} is over: nobody listens at {self.file.address}")
+            raise SessionEndedError(f"session {self.file.session} is over (nobody listens at {self.file.address})")
         key = folder.read_key("client")
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)

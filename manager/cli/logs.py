@@ -91,6 +91,11 @@ def printed(texts: list[str]) -> list[tuple[Path, int, int]]:
     return [(Path(hit["path"]), int(hit["start"]), int(hit["end"])) for hit in found if hit]
 
 
+def died(texts: list[str]) -> list[str]:
+    """Libraries that died with a call, from the lines of its story: what it printed last is in their logs."""
+    return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
+
+
 def _list(folder: SessionFolder) -> None:
     there = files(folder)
     if not there:
@@ -115,7 +120,9 @@ def _print_call(session: str, what: str) -> None:
         except OSError as error:
             raise SessionError(f"{story.subject} printed into {path}, which cannot be read here: {error}") from None
     if not places:
-        console.note(f"{story.subject} printed nothing that was kept ({story.headline})")
+        libraries = died([line.text for line in story.lines])
+        look = f"; the library that it ran in died: stoker logs {libraries[-1]}" if libraries else ""
+        console.note(f"{story.subject} printed nothing that was kept apart ({story.headline}){look}")
 
 
 def _print_file(path: Path, *, follow: bool) -> None:

@@ -54,7 +54,7 @@ def render(status: Status, *, over: bool = False) -> list[str]:
     out = [_headline(status, over=over), ""]
     out += _table(
         [
-            ("pilots", _pilots(status)),
+            ("pilots", _pilots(status, over=over)),
             *(("contexts" if not n else "", text) for n, text in enumerate(_contexts(status.contexts))),
             *((("losses", _losses(status)),) if _losses(status) else ()),
             *((("refused", _refused(status)),) if status.refused else ()),
@@ -82,13 +82,14 @@ def _headline(status: Status, *, over: bool) -> str:
     return " · ".join(parts)
 
 
-def _pilots(status: Status) -> str:
+def _pilots(status: Status, *, over: bool) -> str:
     by_state: dict[str, int] = {}
     for pilot in status.pilots:
         by_state[pilot.state] = by_state.get(pilot.state, 0) + 1
     parts = [f"{count} {state}" for state, count in sorted(by_state.items())] or ["none"]
-    joined = {pilot.block for pilot in status.pilots}
-    parts += [f"block {block}: {what}" for block, what in status.blocks.items() if block not in joined]
+    if not over:
+        joined = {pilot.block for pilot in status.pilots}
+        parts += [f"block {block}: {what}" for block, what in status.blocks.items() if block not in joined]
     return " · ".join(parts)
 
 

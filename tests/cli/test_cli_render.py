@@ -107,6 +107,11 @@ def test_where_a_call_printed_is_read_from_its_story() -> None:
     ]
 
 
+def test_the_libraries_that_a_call_took_with_it_are_read_from_its_story() -> None:
+    texts = ["submitted to lib-1", "its library died (lib-2 on n was killed by SIGKILL), 1 of 2", "sent to lib-3"]
+    assert logs.died(texts) == ["lib-2"]
+
+
 def test_findings_stand_with_their_fixes_and_a_verdict() -> None:
     good = Finding("python", Level.OK, "Python 3.12")
     bad = Finding("sockets", Level.NEED, "no CURVE", "pip install pyzmq")

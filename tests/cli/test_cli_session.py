@@ -108,7 +108,7 @@ def test_a_session_that_is_over_tells_from_its_journal(
     manager.ended()
     result = stoker("status")
     assert result.exit_code == 0, result.exception
-    assert "session test is over" in result.output
+    assert "session test is over (nobody listens" in result.output
     assert "1 calls done" in result.output
     about_call = stoker("explain", "c-7")
     assert about_call.exit_code == 0, about_call.exception
