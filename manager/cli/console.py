@@ -87,7 +87,8 @@ def redrawn() -> Iterator[Redrawn]:
     if not is_terminal():
         yield Redrawn(None)
         return
-    with Live(Text(), console=_out, auto_refresh=False, vertical_overflow="crop") as live:
+    wrapping = Console(highlight=False)  # a block that is redrawn must know how many lines of the screen it takes
+    with Live(Text(), console=wrapping, auto_refresh=False, vertical_overflow="crop") as live:
         yield Redrawn(live)
 
 
