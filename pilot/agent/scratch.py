@@ -36,11 +36,13 @@ class Scratch:
     """One pilot's folder. It is locked while the pilot lives, so that others know a dead one's by trying."""
 
     def __init__(self, base: Path, *, pilot: str) -> None:
-        sweep(base)
-        self.path = base / f"pilot-{pilot}"
-        self.path.mkdir(mode=0o700)
-        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        with (base / _LOCK).open("ab") as turn:  # nobody sweeps while a folder is there and its lock is not
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            sweep(base)
+            self.path = base / f"pilot-{pilot}"
+            self.path.mkdir(mode=0o700)
+            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def library(self, number: int) -> Path:
         """A library's folder, made if need be."""
