@@ -15,7 +15,6 @@ Others    anything else is what it would be rebuilt from (`__reduce_ex__`); if t
 
 from __future__ import annotations
 
-import dis
 import enum
 import functools
 import hashlib
@@ -25,10 +24,10 @@ import sys
 import types
 from typing import Any
 
-from stoker.contexts.user_code import is_installed, version_of
+from stoker.contexts.bytecode import global_names, imported_names
+from stoker.contexts.user_code import is_installed, users_source, version_of
 from stoker.errors import RecipeError
 
-_GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"})
 _MODULE_NAMES = frozenset({"__name__", "__file__", "__spec__", "__package__", "__loader__", "__builtins__", "__doc__"})
 _CLASS_MACHINERY = frozenset({
     "__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "_abc_impl", "__firstlineno__",
@@ -56,6 +55,7 @@ class _Walk:
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
         self._definitions: dict[int, int] = {}
+        self._sources: dict[str | None, int] = {}
         self._above: list[int] = []
         self._alive: list[Any] = []  # what was made on the way, so that no id is used twice
         self._path: list[str] = []
@@ -160,7 +160,7 @@ class _Walk:
         if is_installed(home) and _found_by_name(function, home):
             self._installed("installed-function", home, function.__qualname__)
             return
-        self.open("function", 6)
+        self.open("function", 7)
         self.text(function.__name__)
         self._code(function.__code__)
         self.visit(function.__defaults__, f" defaults of {function.__name__}")
@@ -180,6 +180,7 @@ class _Walk:
             self.text(name)
             if name not in _MODULE_NAMES:
                 self.visit(function.__globals__[name], f" global {name!r} of {function.__name__}")
+        self._imports(function.__code__)
         extra = {name: part for name, part in vars(function).items() if name != "__wrapped__"}
         if extra:
             self.visit(extra, f" attributes of {function.__name__}")
@@ -228,20 +229,34 @@ class _Walk:
         if is_installed(name):
             self._installed("installed-module", name, "")
             return
-        # Which of its names are used can't be known, so all of its source counts, but not its comments and layout.
-        self.open("module", 2)
-        file = getattr(module, "__file__", None) or ""
+        self._source(name, users_source(name))
+
+    def _imports(self, code: types.CodeType) -> None:
+        """The user's own modules that code imports when it runs: they are its content as much as its globals are."""
+        for name in sorted(imported_names(code)):
+            file = users_source(name)
+            if file is not None:
+                self.text(name)
+                self._source(name, file)
+        self.raw("end", b"")
+
+    def _source(self, name: str, file: str | None) -> None:
+        """A module by its source: which of its names are used can't be known. Comments and layout do not count."""
+        if file in self._sources:
+            self.raw("source-again", b"%d" % self._sources[file])
+            return
+        if file is not None:
+            self._sources[file] = len(self._sources)
         try:
-            with open(file, "rb") as source:
+            with open(file or "", "rb") as source:
                 code = compile(source.read(), "", "exec", dont_inherit=True)
-        except (OSError, SyntaxError, ValueError):
+        except (OSError, SyntaxError, ValueError):  # made by hand, or a compiled extension
+            self.open("nameless-source", 1)
             self.text(name)
             return
+        self.open("source", 2)
         self._code(code)
-        others = [part for _, part in sorted(vars(module).items()) if isinstance(part, types.ModuleType)]
-        self.open("modules", len(others))
-        for other in others:
-            self.visit(other)
+        self._imports(code)
 
     # ---- objects
 
@@ -305,16 +320,6 @@ class _Walk:
 
     def _where(self) -> str:
         return " at" + "".join(self._path) if self._path else ""
-
-
-@functools.lru_cache(maxsize=1024)
-def global_names(code: types.CodeType) -> frozenset[str]:
-    """Names of globals that code refers to, nested code included."""
-    names = {step.argval for step in dis.get_instructions(code) if step.opname in _GLOBAL_OPS}
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            names |= global_names(const)
-    return frozenset(names)
 
 
 def _found_by_name(value: Any, home: str) -> bool:

@@ -11,8 +11,10 @@ its place in the call.
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -25,13 +27,19 @@ PREFIX_LIMIT_BYTES = 512_000_000
 """What kept prefixes may take of the device's memory."""
 
 
-def _without_gradients(function: F) -> F:
-    typed: F = torch.inference_mode()(function)
-    return typed
+def _alone(function: F) -> F:
+    """One call at a time, without gradients: kept prefixes are the model's, and slots are threads."""
+
+    @functools.wraps(function)
+    def guarded(self: CausalLM, *args: Any, **kwargs: Any) -> Any:
+        with self._turn, torch.inference_mode():
+            return function(self, *args, **kwargs)
+
+    return cast(F, guarded)
 
 
 class CausalLM:
-    """A language model and its tokenizer on their device. One call at a time uses it."""
+    """A language model and its tokenizer on their device. Calls of several slots take turns."""
 
     def __init__(self, model: Any, tokenizer: Any, *, name: str = "", origin: str = "") -> None:
         self.model = model
@@ -40,6 +48,7 @@ class CausalLM:
         self.origin = origin
         """How it was loaded, for people: from a snapshot or not, and in what time."""
         self._runner = Runner(model, limit_bytes=PREFIX_LIMIT_BYTES)
+        self._turn = threading.RLock()
         self._longest = int(getattr(model.config, "max_position_embeddings", 0) or 0)
 
     @property
@@ -69,7 +78,7 @@ class CausalLM:
         """Free what is kept of earlier prompts."""
         self._runner.prefixes.clear()
 
-    @_without_gradients
+    @_alone
     def label_scores(
         self, prompts: Sequence[str], labels: Sequence[str], *, batch_size: int = 1, prefix: str = ""
     ) -> list[list[float]]:
@@ -96,7 +105,7 @@ class CausalLM:
                 scores[index] = row
         return scores
 
-    @_without_gradients
+    @_alone
     def generate(
         self,
         prompts: Sequence[str],

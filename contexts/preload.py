@@ -6,7 +6,6 @@ import their parts on first use: touching the attribute is what makes the import
 
 from __future__ import annotations
 
-import dis
 import functools
 import importlib
 import sys
@@ -14,7 +13,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from stoker.contexts.digest import global_names
+from stoker.contexts.bytecode import global_names, imported_names, imported_parts
 from stoker.contexts.user_code import is_installed
 
 _ORDER_FIRST = ("torch", "transformers")
@@ -32,7 +31,7 @@ def modules_of(loader: Any) -> tuple[str, ...]:
     code = getattr(loader, "__code__", None)
     if not isinstance(code, types.CodeType):
         return _tidy([str(getattr(loader, "__module__", ""))], [])
-    modules, parts = _imported(code)
+    modules, parts = [name.partition(".")[0] for name in imported_names(code)], sorted(imported_parts(code))
     for name in sorted(global_names(code) & loader.__globals__.keys()):
         value = loader.__globals__[name]
         home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
@@ -53,24 +52,6 @@ def import_for(names: Iterable[str]) -> dict[str, str]:
         except Exception as error:  # an import runs code that may raise whatever it likes
             failed[name] = f"{type(error).__name__}: {error}"
     return failed
-
-
-def _imported(code: types.CodeType) -> tuple[list[str], list[str]]:
-    modules: list[str] = []
-    parts: list[str] = []
-    current = ""
-    for step in dis.get_instructions(code):
-        if step.opname == "IMPORT_NAME":
-            current = step.argval
-            modules.append(current.partition(".")[0])
-        elif step.opname == "IMPORT_FROM" and current:
-            parts.append(f"{current}:{step.argval}")
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            inner_modules, inner_parts = _imported(const)
-            modules += inner_modules
-            parts += inner_parts
-    return modules, parts
 
 
 def _tidy(modules: list[str], parts: list[str]) -> tuple[str, ...]:

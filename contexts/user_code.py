@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import importlib.util
 import os
 import site
 import sys
@@ -43,7 +44,30 @@ def _is_installed(name: str) -> bool:
     file = _file_of(module)
     if file is None:
         return getattr(module, "__spec__", None) is not None
-    return any(file.startswith(root) for root in _installed_roots()) or top in _editable_names()
+    return _lies_in_environment(file) or top in _editable_names()
+
+
+def _lies_in_environment(file: str) -> bool:
+    return any(file.startswith(root) for root in _installed_roots())
+
+
+def users_source(name: str) -> str | None:
+    """The source file of the user's own module `name`, imported or not; None for any other module."""
+    if is_installed(name):
+        return None
+    module = sys.modules.get(name)
+    if module is not None:
+        return _file_of(module)
+    if "." in name:  # looking for it would import what it lies in
+        return users_source(name.partition(".")[0])
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    file = spec.origin if spec is not None and spec.has_location else None
+    if file is None or _lies_in_environment(os.path.abspath(file)) or name in _editable_names():
+        return None
+    return os.path.abspath(file)
 
 
 def version_of(name: str) -> str:

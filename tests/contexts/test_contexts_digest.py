@@ -173,6 +173,22 @@ def test_neighbours_do_not_run_together() -> None:
     assert len(set(seen)) == len(seen)
 
 
+def test_a_module_that_the_loader_imports_counts(tmp_path: Path) -> None:
+    """Imported inside the loader, never here: its source and that of what it imports are read, not run."""
+    loader = "Settings = lambda n: n\ndef loader(path):\n    import helpers\n    return helpers\n"
+    helpers, below = "import below\nVALUE = below.VALUE\n", "VALUE = 1\nraise SystemExit('it was run')\n"
+
+    def made(folder: str, helpers: str, below: str) -> str:
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "below.py").write_text(below)
+        return digest(tmp_path / folder, loader=loader, helpers=helpers)
+
+    original = made("a", helpers, below)
+    assert made("b", helpers, "# moved\n" + below) == original
+    assert made("c", helpers, below.replace("= 1", "= 2")) != original
+    assert made("d", helpers.replace("below.VALUE", "below.VALUE + 1"), below) != original
+
+
 def test_order_of_keywords_does_not_count() -> None:
     assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
 
