@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from parsl.app.errors import wrap_error
 from parsl.app.python import PythonApp
 from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
 from parsl.dataflow.futures import AppFuture
@@ -17,7 +19,7 @@ from stoker.errors import ConfigError, SessionError
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.packing import bare
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants
-from stoker.manager.executor.wants import read_wants
+from stoker.manager.executor.wants import Wants, read_wants
 from stoker.units import show_seconds
 
 HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.load("site.toml")
@@ -99,6 +101,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self.batch_size = batch_size
         self.kwargs[SPECIFICATION] = specification
         self._labels = list(executors) if executors is not None else None
+        self._is_method = False
         self._found: tuple[DataFlowKernel, list[str]] | None = None
         self.__doc__ = function.__doc__
         self.__module__ = function.__module__
@@ -120,11 +123,20 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         """The function as it was written."""
         return bare(self.func)
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        """In a class: a method reads `self, context, ...`, and a library calls with the context first."""
+        if self.specification.wants.takes_context and not self._is_method:
+            self._is_method = True
+            self.func = wrap_error(_context_first(self.function))
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method: the instance travels as the first argument after the context."""
-        if instance is None:
-            return self
-        return lambda *args, **kwargs: self(instance, *args, **kwargs)
+        """As a method: the instance travels with the call."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An app travels in functions that name it, without what it knows of this program's executors."""
+        given = (self.batch_size, self.cache, self.ignore_for_cache, self._labels)
+        return _again, (self.__wrapped__, self.specification.wants, *given)
 
     def __repr__(self) -> str:
         wants = self.specification.wants
@@ -136,12 +148,35 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return f"<app {self.__name__}: {', '.join(facts)}>"
 
 
+def _again(function: Callable[..., Any], wants: Wants, *given: Any) -> StokerApp:
+    batch_size, cache, ignore_for_cache, executors = given
+    return StokerApp(
+        function,
+        specification=AppWants(wants),
+        batch_size=batch_size,
+        cache=cache,
+        ignore_for_cache=ignore_for_cache,
+        executors=executors,
+    )
+
+
+def _context_first(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(instance, context, *args, **kwargs)
+
+    return call
+
+
 def loaded_kernel(name: str) -> DataFlowKernel:
     """Parsl's loaded kernel. Raises SessionError, which names the app and shows how to load a site."""
     try:
         return DataFlowKernelLoader.dfk()
     except NoDataFlowKernelError:
-        raise SessionError(f"{name} was called before a site was loaded. Load one first:\n\n{HOW_TO_LOAD}\n") from None
+        raise SessionError(
+            f"{name} was called before a site was loaded. Load one first:\n\n{HOW_TO_LOAD}\n\n"
+            f"Inside of another call, call the function itself: {name}.function(...)"
+        ) from None
 
 
 def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:

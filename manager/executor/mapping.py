@@ -15,6 +15,7 @@ Two questions that the name does not answer:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import queue
 import sys
@@ -31,7 +32,7 @@ from stoker.errors import ConfigError
 from stoker.manager.executor.apps import StokerApp, loaded_kernel, stoker_executors
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
-from stoker.manager.executor.packing import pack_arguments
+from stoker.manager.executor.packing import name_of, pack_arguments
 from stoker.manager.executor.progress import Bar, Follow
 from stoker.manager.executor.wants import Wants
 from stoker.manager.protocol.calls import CallEnd, CallProgress, Payload
@@ -63,7 +64,7 @@ def map(
     a bar; a callable gets `(done, total)`, total None if `items` has no length. Raises SessionError before a site is
     loaded, ConfigError for an option that cannot be meant.
     """
-    size = batch_size if batch_size is not None else getattr(function, "batch_size", None)
+    size = batch_size if batch_size is not None else getattr(_app_in(function), "batch_size", None)
     for name, number in (("batch_size", size), ("window", window)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ConfigError(f"stoker.map: {name}: {number!r} is not a whole number of at least 1")
@@ -71,7 +72,7 @@ def map(
         raise ConfigError(f"stoker.map: {function!r} is not a function; write stoker.map(function, items)")
     if not isinstance(items, Iterable):
         raise ConfigError(f"stoker.map: {items!r} cannot be iterated over; write stoker.map(function, items)")
-    name = getattr(function, "__name__", type(function).__name__)
+    name = name_of(function)
     executor = stoker_executors(loaded_kernel(f"stoker.map({name}, ...)"), "stoker.map")[0]
     total = len(items) if isinstance(items, Sized) else None
     if total is not None and size is not None:
@@ -96,9 +97,14 @@ class Stream(Iterator[Any]):
         follow: Follow | None,
     ) -> None:
         wants = _PLAIN
-        if isinstance(function, PythonApp):
-            wants = function.specification.wants if isinstance(function, StokerApp) else _PLAIN
-            function = function.func
+        self._before: tuple[Any, ...] = ()
+        self._with: dict[str, Any] = {}
+        app = _app_in(function)
+        if app is not None:
+            wants = app.specification.wants if isinstance(app, StokerApp) else _PLAIN
+            if isinstance(function, functools.partial):  # a method, or an app with arguments given ahead
+                self._before, self._with = function.args, function.keywords
+            function = app.func
         self._link = executor.link
         self._prepared = executor.preparer.function(function)
         self._job = self._prepared.job(function, wants, folder="")
@@ -273,7 +279,7 @@ class Stream(Iterator[Any]):
         return min(self._window - len(self._sent), 2 * self._window - len(self._sent) - len(self._ready))
 
     def _pack(self, item: Any) -> Payload:
-        return pack_arguments((item,), {}, name=self._prepared.name, large=self._link.large)
+        return pack_arguments((*self._before, item), self._with, name=self._prepared.name, large=self._link.large)
 
     def _send(self, packed: list[Payload]) -> None:
         if packed:
@@ -295,6 +301,11 @@ _open_streams: weakref.WeakSet[Stream] = weakref.WeakSet()
 def interrupt_open() -> list[str]:
     """Stop every open stream, because Ctrl-C came while their consumer was at work; what to say of each."""
     return [stream.interrupted() for stream in list(_open_streams)]
+
+
+def _app_in(function: Callable[..., Any]) -> PythonApp | None:
+    inner = function.func if isinstance(function, functools.partial) else function
+    return inner if isinstance(inner, PythonApp) else None
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -63,7 +63,8 @@ def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, 
 def name_of(function: Callable[..., Any]) -> str:
     """What people call a function: `verify`, `Checker.check`, `<lambda>`."""
     inner = getattr(function, "func", function) if not hasattr(function, "__name__") else function
-    return str(getattr(inner, "__qualname__", None) or type(function).__name__).replace("<locals>.", "")
+    name = getattr(inner, "__qualname__", None) or getattr(inner, "__name__", None) or type(function).__name__
+    return str(name).replace("<locals>.", "")
 
 
 def _pickle_function(function: Callable[..., Any], *, takes_context: bool) -> FunctionBlob:

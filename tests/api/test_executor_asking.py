@@ -186,7 +186,13 @@ def test_parsls_wrapper_is_taken_off_and_others_are_not():
 
 @pytest.mark.parametrize(
     ("function", "name"),
-    [(double, "double"), (functools.partial(double, 1), "double"), (len, "len"), (lambda: 0, "<lambda>")],
+    [
+        (double, "double"),
+        (stoker.app()(double), "double"),
+        (functools.partial(double, 1), "double"),
+        (len, "len"),
+        (lambda: 0, "<lambda>"),
+    ],
 )
 def test_names_of_functions(function, name):
     assert name_of(function).endswith(name)

@@ -46,6 +46,10 @@ def greet(session, tmp_path):
     return greet
 
 
+def test_map_of_an_app_with_arguments_given_ahead(greet):
+    assert list(stoker.map(functools.partial(greet, mark="?"), ["a", "b"])) == ["hello a?", "hello b?"]
+
+
 def test_a_context_is_loaded_once_and_serves_call_after_call(greet):
     assert greet("ana").result(60) == "hello ana!"
     assert [greet(str(n), mark="?").result(60) for n in range(20)] == [f"hello {n}?" for n in range(20)]
@@ -195,6 +199,41 @@ def closure(step):
 def test_all_kinds_of_functions_travel(session, function, value, result):
     [got] = stoker.map(function, [value])
     assert got.limit == 5 if result is None else got == result
+
+
+class Judge:
+    def __init__(self, strictness):
+        self.strictness = strictness
+
+    @stoker.app(context=stoker.context(dict)(word="said"))
+    def weigh(self, context, claim):
+        return f"{context['word']} {claim} {self.strictness}"
+
+    @stoker.app()
+    def plainly(self, claim):
+        return claim * self.strictness
+
+
+def test_methods_as_apps(session):
+    assert Judge(3).weigh("it").result(60) == "said it 3"
+    assert Judge(3).plainly("ab").result(60) == "ababab"
+    assert list(stoker.map(Judge(2).weigh, ["a", "b"])) == ["said a 2", "said b 2"]
+
+
+@stoker.app()
+def countdown(n):
+    return [n, *countdown.function(n - 1)] if n else [0]
+
+
+def test_an_app_may_name_itself_and_says_what_to_do_when_it_is_called_inside_a_call(session):
+    assert countdown(3).result(60) == [3, 2, 1, 0]
+
+    @stoker.app()
+    def outer():
+        return countdown(1)
+
+    with pytest.raises(errors.SessionError, match=r"countdown\.function"):
+        outer().result(60)
 
 
 def test_plain_parsl_apps(session, tmp_path):
