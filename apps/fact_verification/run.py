@@ -23,6 +23,7 @@ from stoker.apps.fact_verification.options import Options, choose_prompts, param
 from stoker.apps.fact_verification.prompts import Prompt
 from stoker.apps.fact_verification.results import KEY, figures, make_records, make_rows, write_results, write_timeline
 from stoker.apps.fact_verification.verify import Question, Scores, verify
+from stoker.config import load_site
 from stoker.contexts.causal_lm import causal_lm, default_model
 from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import StokerError
@@ -50,6 +51,7 @@ def run(
     claims = sample_claims(everything, limit=options.limit or None, seed=options.seed)
     prompts = choose_prompts(options, claims)
     recipe, model = make_recipe(options)
+    load_site(options.site or None)  # a wrong site file is said before there is a run folder
     folder = open_run(
         Path("runs"),
         app=APP,

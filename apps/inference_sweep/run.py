@@ -26,6 +26,7 @@ from stoker.apps.common.screen import Screen
 from stoker.apps.common.session_facts import ContextFacts
 from stoker.apps.inference_sweep.generate import Request, Written, generate
 from stoker.apps.inference_sweep.plan import EXAMPLE, Combination, Item, Sweep, combinations, digest_items, read_sweep
+from stoker.config import load_site
 from stoker.contexts.causal_lm import causal_lm
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, StokerError
@@ -68,6 +69,7 @@ def run(
     combined = combinations(sweep)
     total = len(combined) * len(sweep.items)
     recipes = {model.name: causal_lm(model.path, dtype=model.dtype) for model in sweep.models}
+    load_site(options.site or None)  # a wrong site file is said before there is a run folder
     folder = open_run(
         Path("runs"),
         app=APP,
