@@ -65,10 +65,18 @@ class RequestPilots(msgspec.Struct, frozen=True):
     kind: str = ""
 
 
+class DiscardObject(msgspec.Struct, frozen=True):
+    """Remove the file of a result that nobody will read."""
+
+    path: str
+
+
 class EndManager(msgspec.Struct, frozen=True):
     """The session is over: send what is to be sent, and exit."""
 
     reason: str
 
 
-Command = ToPilot | ToClient | SetTimer | AskAdvice | RecordLoad | RecordRuns | RequestPilots | EndManager
+Command = (
+    ToPilot | ToClient | SetTimer | AskAdvice | RecordLoad | RecordRuns | RequestPilots | DiscardObject | EndManager
+)

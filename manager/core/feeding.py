@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import calls
+from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import Call, CallState, Context, Gang, Group, Library, LibraryState, PilotState
 from stoker.manager.protocol.calls import CallEnd
@@ -179,6 +181,8 @@ def _odd_end(core: Core, library: Library, call: Call | None, outcome: CallEnd) 
     if library.zombies.pop(outcome.call, None) is None:
         core.state.refuse("late or repeated end of a call")
         return 0
+    if isinstance(outcome.payload, ObjectRef):
+        core.out.append(DiscardObject(outcome.payload.source))
     return 1
 
 

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.calls import CallEnd
 
 
 class LargeArguments:
@@ -44,6 +45,13 @@ class LargeArguments:
             if self._users[ref.name] <= 0:
                 del self._users[ref.name]
                 Path(ref.source).unlink(missing_ok=True)
+
+
+def discard_result(end: CallEnd) -> None:
+    """Nobody wants this result: its file, if it has one, is of no use."""
+    payload = end.payload
+    if isinstance(payload, ObjectRef) and payload.name.startswith("result-"):
+        Path(payload.source).unlink(missing_ok=True)
 
 
 def read_result(ref: ObjectRef) -> mmap.mmap | bytes:

@@ -35,7 +35,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.errors import ProtocolError, SessionError
-from stoker.manager.executor.large import LargeArguments
+from stoker.manager.executor.large import LargeArguments, discard_result
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Features, Payload
 from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId, RecipeKey, show_call
@@ -452,6 +452,7 @@ class Link:
         for end in ends:
             waiter = pop(end.call, None)
             if waiter is None:
+                discard_result(end)
                 continue
             try:
                 if waiter.settle(end):

@@ -15,6 +15,7 @@ import heapq
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -22,6 +23,7 @@ from stoker.errors import ProtocolError, SessionError
 from stoker.manager.core.commands import (
     AskAdvice,
     Command,
+    DiscardObject,
     EndManager,
     RecordLoad,
     RecordRuns,
@@ -252,6 +254,8 @@ class Server:
                     self.history.record(command)
                 case RequestPilots(count, kind):
                     log.info("a policy wants %d more pilots of kind %r; the client's provider brings them", count, kind)
+                case DiscardObject(path):
+                    self._discard(path)
                 case EndManager(reason):
                     self._ended = reason
         for peer, messages in frames.items():
@@ -261,6 +265,12 @@ class Server:
                 log.info("nobody is connected as %s", peer)
         for ask in advice:
             self._advise(ask)
+
+    def _discard(self, path: str) -> None:
+        """Remove a file of this session's objects, and nothing else, whatever a pilot calls it."""
+        file = Path(path)
+        if file.parent == self.folder.objects and file.name.startswith("result-"):
+            file.unlink(missing_ok=True)
 
     def _advise(self, ask: AskAdvice) -> None:
         answer = self.history.answer(ask)

@@ -38,6 +38,8 @@ def finish(agent: Agent, library: Library) -> None:
     running = [CallId(call) for call, _ in library.running()]
     failure = library.cause or _verdict(agent, library, loading=loading, running=running)
     left = state.gone(running)
+    for call in left.running:
+        _remove_drafts(agent, call)
     number = state.library
     log.log(
         logging.WARNING if failure else logging.INFO,
@@ -63,6 +65,12 @@ def finish(agent: Agent, library: Library) -> None:
     )  # fmt: skip
     if len(agent.gone) > _REMEMBERED:
         agent.gone.popitem(last=False)
+
+
+def _remove_drafts(agent: Agent, call: int) -> None:
+    """A library that died while it wrote a large result has left a part of it."""
+    for draft in agent.session.objects.glob(f"result-{call:x}-*"):
+        draft.unlink(missing_ok=True)
 
 
 def _verdict(agent: Agent, library: Library, *, loading: bool, running: list[CallId]) -> Failure | None:
