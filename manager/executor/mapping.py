@@ -32,6 +32,7 @@ from stoker.errors import ConfigError
 from stoker.manager.executor.apps import StokerApp, loaded_kernel, stoker_executors
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
+from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.packing import name_of, pack_arguments
 from stoker.manager.executor.progress import Bar, Follow
 from stoker.manager.executor.wants import Wants
@@ -168,6 +169,10 @@ class Stream(Iterator[Any]):
         if not self._closed:
             self._finish()
             self._link.cancel(list(self._sent))
+            self._collect()
+            for end in self._ready.values():
+                if isinstance(end, CallEnd):
+                    discard_result(end)
             self._sent.clear()
             self._ready.clear()
 
