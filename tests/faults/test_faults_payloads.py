@@ -1,0 +1,381 @@
+"""What cannot travel, what is very large, and functions from every place where people write them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from faults.world import kill, until
+
+import stoker
+from stoker import errors
+
+LARGE = 300_000_000
+
+
+def resident(pid):
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmRSS:"))
+
+
+def files_of(session):
+    return sorted(path.name for path in (session.folder / "objects").iterdir())
+
+
+@pytest.mark.slow
+def test_a_300_mb_argument_and_result(shared, shared_world):
+    manager = shared_world.manager()
+    before = resident(manager)
+
+    @stoker.app()
+    def flip(array):
+        return array[::-1].copy()
+
+    array = np.arange(LARGE // 8)
+    flipped = flip(array).result(120)
+    assert flipped.nbytes == LARGE
+    assert flipped[0] == array[-1]
+    assert flipped[-1] == 0
+    assert resident(manager) - before < 20_000_000, "payloads of this size go around the manager"
+    assert (shared.folder / "journal").stat().st_size < 20_000_000
+    until(lambda: files_of(shared) == [], why="neither the argument nor the result is kept")
+    flipped[0] = 5
+    assert flipped[0] == 5, "what comes back can be written to"
+
+
+def test_large_arguments_are_kept_until_every_call_with_them_has_ended(shared):
+    shared_data = os.urandom(3_000_000)
+
+    @stoker.app()
+    def size(data, number):
+        time.sleep(0.05)
+        return len(data) + number
+
+    futures = [size(shared_data, number) for number in range(8)]
+    assert [future.result(60) for future in futures] == [3_000_000 + number for number in range(8)]
+    same = list(stoker.map(len, (shared_data for _ in range(5))))
+    assert same == [3_000_000] * 5
+    until(lambda: files_of(shared) == [])
+
+
+def test_large_results_nobody_takes_are_removed_too(shared):
+    def make(number):
+        return os.urandom(2_000_000)
+
+    results = stoker.map(make, range(20))
+    assert len(next(results)) == 2_000_000
+    results.close()
+    until(lambda: shared.executor.outstanding() == 0)
+    until(lambda: all(context.running == 0 for context in shared.status().contexts))
+    until(lambda: files_of(shared) == [], limit_s=5, why="results that came after the map was closed")
+
+
+def test_a_call_with_a_large_argument_survives_its_library(shared, tmp_path):
+    """The file lies there for the second try."""
+    flag = tmp_path / "died"
+
+    @stoker.app()
+    def size(data):
+        if not flag.exists():
+            flag.touch()
+            os._exit(1)
+        return len(data)
+
+    assert size(b"x" * 5_000_000).result(60) == 5_000_000
+    until(lambda: files_of(shared) == [])
+
+
+def _take(value):
+    return value
+
+
+class Unpicklable:
+    def __reduce__(self):
+        raise RuntimeError("this one stays here")
+
+
+class UnopenableThere:
+    """Pickles, and cannot be opened in a library."""
+
+    def __reduce__(self):
+        return _open, (os.getpid(),)
+
+
+def _open(home):
+    if os.getpid() != home:
+        raise RuntimeError("only at home")
+    return "at home"
+
+
+class UnopenableHere:
+    def __init__(self):
+        self.home = os.getpid()
+
+    def __reduce__(self):
+        return _open, (self.home,)
+
+
+class Odd(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+class Locked(Exception):
+    def __init__(self):
+        super().__init__("locked")
+        self.lock = threading.Lock()
+
+
+class Stuck(Exception):
+    def __init__(self):
+        super().__init__("stuck", Unpicklable())
+
+
+def raises(kind):
+    raise {"odd": lambda: Odd(1, 2), "locked": Locked, "stuck": Stuck, "socket": lambda: OSError(socket.socket())}[
+        kind
+    ]()
+
+
+def returns(kind):
+    return {
+        "lock": threading.Lock,
+        "refuses": Unpicklable,
+        "generator": lambda: (number for number in range(3)),
+        "here": UnopenableHere,
+    }[kind]()
+
+
+@pytest.mark.parametrize("bad", [threading.Lock(), Unpicklable(), (number for number in range(3))], ids=type)
+def test_arguments_that_cannot_be_pickled(shared, bad):
+    take = stoker.app()(_take)
+    with pytest.raises(errors.SerializationError, match="_take") as caught:
+        take(bad).result(60)
+    assert caught.value.what == "argument"
+    with pytest.raises(errors.SerializationError, match="_take"):
+        list(stoker.map(_take, [bad]))
+    assert take(1).result(60) == 1
+
+
+def test_arguments_that_cannot_be_opened_there(shared):
+    with pytest.raises(errors.SerializationError, match="only at home") as caught:
+        stoker.app()(_take)(UnopenableThere()).result(60)
+    assert "_take" in str(caught.value)
+    assert shared.status().pilots[0].pilot in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("lock", "lock"), ("refuses", "this one stays here"), ("generator", "generator"), ("here", "only at home")],
+)
+def test_results_that_cannot_travel(shared, kind, said):
+    app = stoker.app()(returns)
+    with pytest.raises(errors.SerializationError, match=said) as caught:
+        app(kind).result(60)
+    assert "result" in str(caught.value)
+    assert caught.value.call in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_", "said"),
+    [
+        ("odd", Odd, "1 and 2"),
+        ("locked", Locked, "locked"),
+        ("stuck", errors.RemoteCallError, "Stuck: "),
+        ("socket", errors.RemoteCallError, "OSError"),
+    ],
+)
+def test_exceptions_that_are_hard_to_pickle(shared, kind, type_, said):
+    app = stoker.app()(raises)
+    with pytest.raises(type_) as caught:
+        app(kind).result(60)
+    assert said in str(caught.value)
+    assert "in raises" in str(caught.value.__cause__)
+
+
+def test_a_function_that_cannot_be_pickled_is_named(shared):
+    lock = threading.Lock()
+
+    @stoker.app()
+    def holds(value):
+        with lock:
+            return value
+
+    with pytest.raises(errors.SerializationError, match="holds"):
+        holds(1).result(60)
+    with pytest.raises(errors.SerializationError, match="holds"):
+        list(stoker.map(holds, [1]))
+
+
+MAIN = '''
+"""Functions of a script, a notebook's cells, lambdas and methods, all through a session."""
+import dataclasses, enum, functools, json, os, sys, threading
+import parsl
+from parsl import python_app
+import stoker
+
+FACTOR = 3
+
+def helper(value):
+    return value * FACTOR
+
+class Model:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def predict(self, value):
+        return helper(value) * self.factor
+
+    @staticmethod
+    def plain(value):
+        return helper(value)
+
+    @classmethod
+    def named(cls, value):
+        return cls.__name__, value
+
+@dataclasses.dataclass
+class Row:
+    text: str
+
+class Label(enum.Enum):
+    YES = "yes"
+
+class Broken(Exception):
+    pass
+
+@stoker.context
+def model(factor):
+    return Model(factor)
+
+@stoker.app(context=model(5))
+def predict(model, value):
+    return model.predict(value)
+
+@stoker.app()
+def rows(row):
+    return [Row(row.text.upper()), Label.YES, Label(Label.YES.value) is Label.YES]
+
+@python_app
+def plain(value):
+    return helper(value)
+
+@stoker.app()
+def fails():
+    raise Broken("in main")
+
+CELL = """
+import math
+SCALE = 7
+
+@stoker.app()
+def in_cell(value):
+    return math.floor(SCALE * value), second(value)
+
+def second(value):
+    return value + SCALE
+
+also = lambda value: second(value)
+"""
+
+with stoker.load() as session:
+    out = {
+        "context": predict(2).result(60),
+        "class": rows(Row("a")).result(60) == [Row("A"), Label.YES, True],
+        "parsl": plain(4).result(60),
+        "lambda": list(stoker.map(lambda value: helper(value) + 1, [1, 2])),
+        "method": list(stoker.map(Model(2).predict, [1])),
+        "static": list(stoker.map(Model.plain, [1])),
+        "classmethod": [list(each) for each in stoker.map(Model.named, [1])],
+        "partial": list(stoker.map(functools.partial(helper), [1])),
+    }
+    try:
+        fails().result(60)
+    except Broken as error:
+        out["exception"] = str(error)
+    cell = {"__name__": "__main__", "stoker": stoker}
+    exec(compile(CELL, "<ipython-input-3>", "exec"), cell)
+    out["cell"] = list(cell["in_cell"](1.5).result(60))
+    out["cell lambda"] = list(stoker.map(cell["also"], [1]))
+    exec(compile("def again(value):\\n    return value + 1", "<cell>", "exec"), cell)
+    out["first"] = list(stoker.map(cell["again"], [1]))
+    exec(compile("def again(value):\\n    return value + 2", "<cell>", "exec"), cell)
+    out["run again"] = list(stoker.map(cell["again"], [1]))
+    print(json.dumps(out))
+'''
+
+
+def test_functions_of_main_of_cells_lambdas_and_methods(world):
+    program = world.start(MAIN)
+    out, err = program.communicate(timeout=90)
+    assert program.returncode == 0, err
+    assert json.loads(out) == {
+        "context": 30,
+        "class": True,
+        "parsl": 12,
+        "lambda": [4, 7],
+        "method": [6],
+        "static": [3],
+        "classmethod": [["Model", 1]],
+        "partial": [3],
+        "exception": "in main",
+        "cell": [10, 8.5],
+        "cell lambda": [8],
+        "first": [2],
+        "run again": [3],
+    }
+
+
+def test_nothing_is_unpickled_by_the_manager_or_the_pilot(shared, shared_world, tmp_path):
+    """What travels is opened where it runs and nowhere else."""
+    opened = tmp_path / "opened"
+
+    class Tells:
+        def __reduce__(self):
+            return _tell, (str(opened),)
+
+    @stoker.app()
+    def take(value):
+        return os.getpid(), value
+
+    library, _ = take(Tells()).result(60)
+    assert {int(line) for line in opened.read_text().split()} <= {library, os.getpid()}
+
+
+def _tell(path):
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    return os.getpid()
+
+
+def test_calls_that_end_while_nobody_holds_their_future(shared):
+    @stoker.app()
+    def quick(number):
+        return number
+
+    for number in range(200):
+        quick(number)
+    gc.collect()
+    assert quick(1).result(60) == 1
+    until(lambda: shared.executor.outstanding() == 0)
+
+
+def test_many_results_at_once_survive_a_killed_manager(shared, shared_world):
+    """Results that the client has not acknowledged come again, and only once."""
+
+    def make(number):
+        return number, b"x" * 20_000
+
+    results = stoker.map(make, range(600), ordered=False)
+    seen = []
+    for number, _ in results:
+        seen.append(number)
+        if len(seen) == 50:
+            kill([shared_world.manager()])
+    assert sorted(seen) == list(range(600))
