@@ -1,11 +1,15 @@
 """How many events a second the pure core handles, with few and with many calls queued.
 
 An event is a call's arrival, or a call's end. They come as the live loop delivers them: arrivals in Submit messages of
-256 calls, ends in frames of 16 to 32, from 1,000 pilots with one hot library each, in random order; each frame that comes
-is answered by giving the library as many calls as it has room for. The number of queued calls stays what it was: as many
-arrive as end. Only the time in `Core.handle` counts, acknowledgements and all; no sockets, no journal, no encoding.
+256 calls, ends in frames of 16 to 32, from 1,000 pilots with one hot library each, in random order. Each frame of ends
+is answered with as many calls for that library, and with the results for the client. The number of calls that wait in
+the manager stays what it was: as many arrive as end. Only the processor time of `Core.handle` counts, acknowledgements
+and all; no sockets, no journal, no encoding.
 
-    python -m benchmarks.core_events [--queued 1000 100000 1000000] [--events 400000] [--repeats 3] [--profile]
+Libraries have 32 slots, so that frames have the same size however few calls wait. With `--slots 1` calls of 0.2 ms go to
+libraries of one slot through the prefetch window, whose fair share makes frames of one or two ends when few calls wait.
+
+    python -m benchmarks.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5] [--profile]
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import random
 import statistics
 import time
 
-from stoker.contexts.recipe import BARE
+from stoker.contexts.recipe import Recipe
 from stoker.manager.core.commands import Command, ToPilot
 from stoker.manager.core.core import Core
 from stoker.manager.core.events import FromClient, FromPilot
@@ -42,42 +46,49 @@ from stoker.manager.protocol.to_manager import (
 )
 from stoker.manager.protocol.to_pilot import RunCalls, StartLibrary
 
-SUBMIT, RUN_S, PAYLOAD = 256, 0.0002, b"x" * 64
+SUBMIT, PAYLOAD = 256, b"x" * 64
 
 
 class Load:
     """A core with pilots, hot libraries and a queue, and what its pilots hold."""
 
-    def __init__(self, *, pilots: int, queued: int) -> None:
+    def __init__(self, *, pilots: int, queued: int, slots: int) -> None:
+        self.run_s = 0.0002 if slots == 1 else 1.0
+        self.queued = queued
         self.core = Core("bench", default_policies())
         self.spent = 0.0
         self.now = 0.0
         self.results = 0
+        self.frames = 0
         self.chance = random.Random(pilots + queued)
         self.held: dict[int, list[CallId]] = {}
         self.home: dict[int, PilotId] = {}
         self._frames: dict[str, int] = {}
-        self._calls = 0
+        self.calls = 0
         self.client(ClientHello(wire.VERSION, "bench"))
-        self.client(DefineRecipe(BARE), DefineFunction(FunctionKey("f"), "f", b"code"))
+        self.client(DefineRecipe(Recipe("bench", "bench", slots=slots)), DefineFunction(FunctionKey("f"), "f", b"code"))
         for n in range(pilots):
             facts = DeviceFacts(DeviceId("cpu:0"), "cpu", 8 * 10**9)
             self.pilot(PilotId(f"node{n}-ab12"), PilotHello(wire.VERSION, "bench", f"node{n}", 1, (facts,)), number=False)
-        self.submit(pilots)
         while len(self.held) < pilots or not all(self.held.values()):
-            self.submit(pilots)
-        for _ in range(3):  # run times become known, and prefetch windows open
-            for library in list(self.held):
-                self.end(library, 32)
-            self.submit(4 * pilots)
-        while self.core.state.contexts["bare"].queue.count < queued:
-            self.submit(min(SUBMIT, queued))
+            self.submit(SUBMIT)
+        for library in list(self.held):  # run times become known, and prefetch windows open
+            self.end(library, 1)
+        self.refill()
+
+    @property
+    def waiting(self) -> int:
+        return self.core.state.contexts["bench"].queue.count
+
+    def refill(self) -> None:
+        while self.waiting < self.queued:
+            self.submit(SUBMIT)
 
     def handle(self, event: FromClient | FromPilot) -> None:
         self.now += 1e-5
-        before = time.perf_counter()
+        before = time.thread_time()
         commands = self.core.handle(event, self.now)
-        self.spent += time.perf_counter() - before
+        self.spent += time.thread_time() - before
         self.take(commands)
 
     def take(self, commands: list[Command]) -> None:
@@ -100,17 +111,18 @@ class Load:
     def submit(self, count: int) -> None:
         specs = []
         for _ in range(count):
-            self._calls += 1
-            specs.append(CallSpec(CallId(self._calls), PAYLOAD))
-        self.client(Submit(FunctionKey("f"), RecipeKey("bare"), specs))
+            self.calls += 1
+            specs.append(CallSpec(CallId(self.calls), PAYLOAD))
+        self.client(Submit(FunctionKey("f"), RecipeKey("bench"), specs))
 
     def end(self, library: int, count: int) -> int:
         calls = self.held[library][:count]
         del self.held[library][:count]
         if calls:
-            ends = [CallEnd(call, True, b"result", RUN_S) for call in calls]
+            ends = [CallEnd(call, True, b"result", self.run_s) for call in calls]
             self.pilot(self.home[library], CallsEnded(LibraryId(library), ends))
             self.results += len(calls)
+            self.frames += 1
         return len(calls)
 
     def _number(self, peer: str) -> int:
@@ -121,17 +133,14 @@ class Load:
 def measure(load: Load, *, events: int) -> float:
     """Events a second over so many events."""
     chance, libraries = load.chance, list(load.held)
-    handled, owed = 0, 0
+    handled, before = 0, load.calls
     load.spent = 0.0
-    while handled < events:
-        ended = load.end(chance.choice(libraries), chance.randint(16, 32))
-        handled += ended
-        owed += ended
-        if owed >= SUBMIT:
-            owed -= SUBMIT
-            handled += SUBMIT
-            load.submit(SUBMIT)
+    while handled + load.calls - before < events:
+        handled += load.end(chance.choice(libraries), chance.randint(16, 32))
+        if load.waiting < load.queued:
+            load.refill()
             load.client(Received(load.results))
+    handled += load.calls - before
     return handled / load.spent
 
 
@@ -139,8 +148,9 @@ def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--queued", type=int, nargs="+", default=[1000, 100_000, 1_000_000])
     ask.add_argument("--pilots", type=int, default=1000)
+    ask.add_argument("--slots", type=int, default=32)
     ask.add_argument("--events", type=int, default=400_000)
-    ask.add_argument("--repeats", type=int, default=3)
+    ask.add_argument("--repeats", type=int, default=5)
     ask.add_argument("--profile", action="store_true")
     ask.add_argument("--json", action="store_true")
     asked = ask.parse_args()
@@ -149,20 +159,22 @@ def main() -> None:
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)  # as the live loop does
     for queued in asked.queued:
-        load = Load(pilots=asked.pilots, queued=queued)
+        load = Load(pilots=asked.pilots, queued=queued, slots=asked.slots)
         if asked.profile:
             with cProfile.Profile() as profile:
                 measure(load, events=asked.events)
             pstats.Stats(profile).sort_stats("tottime").print_stats(25)
             continue
+        frames, results = load.frames, load.results
         rates[queued] = [measure(load, events=asked.events) for _ in range(asked.repeats)]
+        ends = (load.results - results) / (load.frames - frames)
         state = load.core.state
         assert not state.refused, state.refused
         del load
         gc.collect()
         if not asked.json:
             median, low, high = statistics.median(rates[queued]), min(rates[queued]), max(rates[queued])
-            print(f"{queued:>9,} queued, {asked.pilots:,} pilots: {median:>9,.0f} events/s  ({low:,.0f}-{high:,.0f})")
+            print(f"{queued:>9,} queued, {asked.pilots:,} pilots: {median:>9,.0f} events/s  ({low:,.0f}-{high:,.0f}), {ends:.1f} ends a frame")
     if asked.json:
         print(json.dumps({"events_per_second": rates}))
 

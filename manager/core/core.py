@@ -12,6 +12,7 @@ again at the end of the event too, when everything that happened is known.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, assert_never
 
@@ -37,6 +38,11 @@ from stoker.manager.protocol.to_pilot import CancelCalls, RunCalls
 
 _SETTLE_TURNS = 100
 """Policies that have not come to rest after so many turns of asking never will."""
+
+
+def _hunger(context: Context) -> float:
+    """Who has waited longest without any library is asked about first, so that nobody takes what was freed for it."""
+    return math.inf if context.starved_since is None else context.starved_since
 
 
 class Core:
@@ -198,7 +204,7 @@ class Core:
                 self.dirty.update(dict.fromkeys(self.state.hungry.values()))
                 self.apply(self.policies.provisioning.demand(self.state), seam="provisioning")
             elif self.dirty:
-                dirty, self.dirty = self.dirty, {}
+                dirty, self.dirty = sorted(self.dirty, key=_hunger), {}
                 for context in dirty:
                     if context.queue.count:
                         context.asked_at = self.state.now

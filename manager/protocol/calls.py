@@ -1,4 +1,7 @@
-"""The parts of messages that speak of calls: what a call is, what it wants, how it ended."""
+"""The parts of messages that speak of calls: what a call is, what it wants, how it ended.
+
+There may be a million of them in a process, frozen and without cycles: the garbage collector need not walk them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ INLINE_LIMIT_BYTES = 1_000_000
 """Payloads over this size travel as objects."""
 
 
-class Features(msgspec.Struct, frozen=True, array_like=True):
+class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What policies may know of a call's input. Lengths in tokens; 0 = unknown."""
 
     items: int = 1
@@ -24,7 +27,7 @@ class Features(msgspec.Struct, frozen=True, array_like=True):
     expected_output: int = 0
 
 
-class Objective(msgspec.Struct, frozen=True, array_like=True):
+class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the user wants of a call's time. Seconds; 0 = not wanted. `deadline_at` is on the manager's clock."""
 
     deadline_at: float = 0.0
@@ -33,7 +36,7 @@ class Objective(msgspec.Struct, frozen=True, array_like=True):
     tpot_s: float = 0.0
 
 
-class CallOptions(msgspec.Struct, frozen=True):
+class CallOptions(msgspec.Struct, frozen=True, gc=False):
     """What the calls of one submission have in common.
 
     `variants` lists other contexts that can serve the call too, in order of preference after its own. `gang` is the
@@ -50,7 +53,7 @@ class CallOptions(msgspec.Struct, frozen=True):
     folder: str = ""
 
 
-class CallSpec(msgspec.Struct, frozen=True, array_like=True):
+class CallSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One call: its id, its pickled `(args, kwargs)`, and what is known of its input."""
 
     call: CallId
@@ -82,7 +85,7 @@ class FailureKind(enum.Enum):
     """Its library process ended: by a signal, or because something called exit."""
 
 
-class Failure(msgspec.Struct, frozen=True):
+class Failure(msgspec.Struct, frozen=True, gc=False):
     """Evidence of a failure. `signal` is 0 unless a signal ended the process; `tail` holds its last log lines."""
 
     kind: FailureKind
@@ -95,7 +98,7 @@ class Failure(msgspec.Struct, frozen=True):
     log: str = ""
 
 
-class Printed(msgspec.Struct, frozen=True, array_like=True):
+class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a call's output lies: bytes `start` to `end` of the log file `path` on its pilot."""
 
     path: str
@@ -103,7 +106,7 @@ class Printed(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
 
-class CallEnd(msgspec.Struct, frozen=True, array_like=True):
+class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How a call ended: exactly one of these reaches the client for each call that was accepted.
 
     `ok`: payload is the pickled result. Not `ok` and no `failure`: payload is the pickled exception that the user's
