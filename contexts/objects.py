@@ -42,11 +42,14 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
     given = Path(path)
     try:
         real = given.resolve(strict=True)
+        str(real).encode()  # it travels as text
         with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
             if real.is_dir():
                 digest, size = _folder_digest(real, remembered)
                 return ObjectRef(name=f"folder-{digest}", size_bytes=size, source=str(real))
             digest, size = _file_digest(real, remembered)
+    except UnicodeEncodeError:
+        raise RecipeError(f"the path {os.fsencode(given)!r} is not UTF-8, so it can't travel; rename it") from None
     except FileNotFoundError as error:
         missing = error.filename or given
         raise RecipeError(f"{given} is not there ({missing} does not exist); check the path", path=str(given)) from None

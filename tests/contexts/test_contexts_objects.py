@@ -137,6 +137,19 @@ def test_what_cannot_be_an_object(tmp_path: Path) -> None:
         object_of(tmp_path / "dangling")
 
 
+def test_names_that_are_no_text(tmp_path: Path) -> None:
+    """A pilot is told the path, so that must be text; names inside a folder may be any bytes."""
+    folder = tmp_path / "d"
+    folder.mkdir()
+    odd = Path(os.fsdecode(os.fsencode(folder) + b"/\xff\n"))
+    odd.write_bytes(b"x")
+    ref = object_of(folder)
+    copy_object(folder, tmp_path / "copy")
+    assert matches(tmp_path / "copy", ref)
+    with pytest.raises(RecipeError, match="not UTF-8"):
+        object_of(odd)
+
+
 # ---- remembered digests
 
 
