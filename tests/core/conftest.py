@@ -1,4 +1,4 @@
-"""`cluster`, and whatever it made is replayed when its test is over."""
+"""`cluster` and `toy`; whatever they made is replayed when its test is over."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from core import builders
+from core.toy import Toy
 
 
 @pytest.fixture
@@ -15,6 +16,19 @@ def cluster() -> Iterator[Callable[..., builders.Cluster]]:
 
     def make(**options: Any) -> builders.Cluster:
         made.append(builders.cluster(**options))
+        return made[-1]
+
+    yield make
+    for desk in made:
+        desk.check()
+
+
+@pytest.fixture
+def toy() -> Iterator[Callable[..., Toy]]:
+    made: list[Toy] = []
+
+    def make(**options: Any) -> Toy:
+        made.append(Toy(**options))
         return made[-1]
 
     yield make

@@ -1,5 +1,5 @@
-"""`cluster` as in `tests/core`, and `toy`: the same core with pilots that act by themselves in virtual time."""
+"""`cluster` and `toy`, as in `tests/core`."""
 
-from core.conftest import cluster
+from core.conftest import cluster, toy
 
-__all__ = ["cluster"]
+__all__ = ["cluster", "toy"]

@@ -1,0 +1,156 @@
+"""Default policies over toy pilots, in virtual time: whole lives of calls, with everything that goes wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from core.toy import Toy
+
+from stoker.manager.core.report import device_seconds
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import FailureKind
+
+Make = Callable[..., Toy]
+
+
+def test_a_context_is_loaded_once_a_device_and_serves_call_after_call(toy: Make) -> None:
+    t = toy()
+    t.pilot("p1", devices=2)
+    t.context("llm", load_s=5.0).call(*(f"c{n}" for n in range(20)), context="llm", run_s=1.0).run()
+    assert t.core.state.contexts["llm"].loads == 2
+    assert t.now == pytest.approx(15.0, abs=0.5)
+
+
+def test_short_calls_hide_the_round_trip_behind_a_backlog(toy: Make) -> None:
+    t = toy(latency_s=0.002)
+    t.pilot("p1")
+    t.call("first", run_s=0.0005).run()
+    before = t.now
+    t.call(*(f"c{n}" for n in range(400)), run_s=0.0005).run()
+    assert t.now - before < 0.0005 * 400 + 4 * 0.002 + 0.02
+
+
+def test_what_one_library_hoards_another_takes_back(toy: Make) -> None:
+    t = toy()
+    t.pilot("p1", devices=2)
+    t.call("warm1", "warm2", run_s=0.001).run()
+    t.call(*(f"c{n}" for n in range(40)), run_s=0.001)
+    t.call(*(f"slow{n}" for n in range(4)), run_s=1.0)  # of the same function, so nobody can know
+    before = t.now
+    t.run()
+    assert t.now - before < 2.2
+
+
+def test_two_contexts_of_unknown_size_share_a_device_once_they_are_measured(toy: Make) -> None:
+    t = toy()
+    t.pilot("p1", memory="8 GB")
+    t.context("a", memory="2 GB").context("b", memory="3 GB")
+    t.call("a1", context="a").call("b1", context="b").call("c1").run()
+    promised = {x.context.recipe.key: x.promised_bytes for x in t.core.state.libraries.values()}
+    assert promised == {"a": 2.2e9, "b": 3.3e9, "bare": 256_000_000}
+
+
+def test_contexts_that_do_not_fit_together_take_turns(toy: Make) -> None:
+    t = toy()
+    t.pilot("p1", memory="8 GB")
+    t.context("a", memory="5 GB").context("b", memory="5 GB")
+    t.call(*(f"a{n}" for n in range(60)), context="a").call(*(f"b{n}" for n in range(5)), context="b").run()
+    assert all(end.ok for end in t.ended.values())
+    assert max(t.ended_at[f"b{n}"] for n in range(5)) < 40
+
+
+def test_a_poison_call_ends_and_the_good_ones_go_on(toy: Make) -> None:
+    t = toy()
+    t.pilot("p1", devices=2)
+    t.call("g1", "g2", "g3").call("bad", kills=True).call("g4", "g5").run()
+    assert t.ended["bad"].failure is not None
+    assert t.ended["bad"].failure.kind is FailureKind.POISON
+    assert all(end.ok for name, end in t.ended.items() if name != "bad")
+
+
+def test_a_loader_that_raises_fails_its_calls_and_nothing_else(toy: Make) -> None:
+    t = toy()
+    t.pilot("p1", devices=2)
+    t.context("bad", broken="RuntimeError: boom").call("b1", "b2", "b3", context="bad").call("c1", "c2").run()
+    assert {t.ended[n].failure.kind for n in ("b1", "b2", "b3")} == {FailureKind.CONTEXT}  # type: ignore[union-attr]
+    assert t.ended["c1"].ok
+    assert t.ended["c2"].ok
+
+
+def test_a_library_for_every_call(toy: Make) -> None:
+    t = toy()
+    t.pilot("p1", devices=2)
+    t.context("once", load_s=1.0, calls_per_library=1).call(*(f"c{n}" for n in range(6)), context="once").run()
+    assert t.core.state.contexts["once"].loads == 6
+    assert t.now == pytest.approx(6.0, abs=0.3)
+
+
+def test_a_cut_loses_nothing_and_repeats_nothing(toy: Make) -> None:
+    t = toy()
+    pilot = t.pilot("p1")
+    t.call(*(f"c{n}" for n in range(10)), run_s=1.0)
+    for at in (1.5, 4.2, 7.9):
+        t.after(at, lambda: t.cut("p1", back_after=0.7))
+    t.run()
+    assert sorted(call for _, call, _, _ in pilot.began) == sorted(t.ids.values())
+
+
+def test_a_pilot_that_dies_costs_only_what_it_was_running(toy: Make) -> None:
+    t = toy()
+    t.pilot("p1")
+    t.pilot("p2")
+    t.call(*(f"c{n}" for n in range(20)), run_s=1.0)
+    t.after(5.0, lambda: t.kill("p1"))
+    t.run()
+    assert t.core.state.rerun_calls == 1
+    assert all(end.ok for end in t.ended.values())
+
+
+def test_device_seconds_are_accounted_by_tier(toy: Make) -> None:
+    t = toy()
+    t.pilot("p1")
+    t.pilot("p2")
+    t.context("llm", load_s=4.0).call("c1", context="llm", run_s=6.0).run(until=20.0)
+    t.tell(say.AskStatus(), numbered=False)  # an event: the core knows no other time
+    tiers = device_seconds(t.core.state)
+    assert tiers["warm"] == pytest.approx(16.0, abs=0.1)
+    assert tiers["cold"] == pytest.approx(24.0, abs=0.1)
+    t.kill("p1")
+    t.kill("p2")
+    assert sum(device_seconds(t.core.state).values()) == pytest.approx(40.0, abs=0.1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_bad_day(toy: Make, seed: int) -> None:
+    """Many calls, contexts and deaths at random times: every call ends once, well unless it was bad."""
+    chance = random.Random(seed)
+    t = toy(latency_s=chance.choice((0.0005, 0.02)))
+    for n in range(4):
+        t.pilot(f"p{n}", devices=chance.randint(1, 3), memory="8 GB")
+    t.context("a", load_s=2, memory="3 GB").context("b", load_s=1, memory="6 GB", slots=3)
+    t.context("once", load_s=0.5, calls_per_library=2)
+    for n in range(120):
+        how = {"context": chance.choice(("a", "b", "once", "bare")), "priority": chance.randint(0, 2)}
+        run_s = chance.choice((0.001, 0.01, 0.5, 3.0))
+        bad = chance.random() < 0.03
+        t.after(chance.random() * 20, lambda n=n, how=how, run_s=run_s, bad=bad: _submit(t, n, how, run_s, bad))  # type: ignore[misc]
+    for _ in range(12):
+        name, at = f"p{chance.randrange(4)}", chance.random() * 25
+        t.after(at, lambda name=name, gap=chance.choice((0.1, 2.0)): _blip(t, name, gap))  # type: ignore[misc]
+    for n in range(4, 7):
+        t.after(chance.random() * 20, lambda n=n: (t.kill(chance.choice([*t.core.state.pilots])), t.pilot(f"p{n}")))  # type: ignore[func-returns-value,misc,arg-type]
+    t.run(until=25.0)
+    t.run()
+    for name, end in t.ended.items():
+        assert end.ok != name.startswith("bad"), end
+
+
+def _submit(t: Toy, n: int, how: dict[str, object], run_s: float, bad: bool) -> None:
+    t.call(f"{'bad' if bad else 'c'}{n}", run_s=run_s, kills=bad, **how)  # type: ignore[arg-type]
+
+
+def _blip(t: Toy, name: str, gap: float) -> None:
+    if name in t.core.state.pilots and t.links[name]:
+        t.cut(name, back_after=gap)

@@ -1,0 +1,186 @@
+"""A toy cluster in virtual time: the real core and policies, toy pilots, a client, a heap of timed events.
+
+Everything takes `latency_s` from one process to another, in order, and may be lost with its connection. The times are
+the same each time; nothing waits.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from core.builders import devices as make_devices
+from core.builders import recipe
+from core.desk import SESSION, Desk
+from core.toy_pilot import ToyPilot, Work
+
+from stoker.contexts.recipe import BARE
+from stoker.manager.core.commands import AskAdvice, Command, EndManager, RequestPilots, SetTimer, ToClient, ToPilot
+from stoker.manager.core.events import AdviceArrived, ContextAdvice, FromClient, FromPilot, PilotCut, PilotLost, TimerFired
+from stoker.manager.protocol import to_client, wire
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Features
+from stoker.units import parse_bytes
+
+_decode = msgspec.msgpack.Decoder(tuple[int, list[say.FromPilot]]).decode
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """What a context costs in the toy world, whatever its recipe declares."""
+
+    load_s: float = 1.0
+    resident_bytes: int = 10**9
+    broken: str = ""
+
+
+class Toy(Desk):
+    """See the module's text."""
+
+    def __init__(self, *, latency_s: float = 0.001, resize_s: float = 0.5, **options: Any) -> None:
+        super().__init__(**options)
+        self.session = SESSION
+        self.latency_s, self.resize_s = latency_s, resize_s
+        self.pilots: dict[str, ToyPilot] = {}
+        self.links: dict[str, int] = {}
+        """Which connection of a pilot is up; 0 = none."""
+        self.costs = {"bare": Cost(0.1, 50_000_000)}
+        self.ids: dict[str, int] = {}
+        self.names: dict[int, str] = {}
+        self.ended: dict[str, CallEnd] = {}
+        self.ended_at: dict[str, float] = {}
+        self.reports: list[CallProgress] = []
+        self.advice: dict[str, tuple[float, ContextAdvice]] = {}
+        self.asked_for: list[RequestPilots] = []
+        self.over = ""
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._links = itertools.count(1)
+        self._frames = itertools.count(1)
+        for commands in self.did:
+            self._carry_out(commands)
+        self.tell(say.ClientHello(wire.VERSION, SESSION), numbered=False)
+        self.tell(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+
+    # ---- time
+
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (self.now + max(0.0, seconds), next(self._count), what))
+
+    def run(self, *, until: float = 0.0, limit_s: float = 10_000.0) -> Toy:
+        """Let time pass until then, or until no call is open."""
+        stop = until or self.now + limit_s
+        while self._heap and (until or self.core.state.calls or self._heap[0][0] <= self.now):
+            if self._heap[0][0] > stop:
+                break
+            self.now, _, what = heapq.heappop(self._heap)
+            what()
+        if until:
+            self.now = max(self.now, until)
+        else:
+            assert not self.core.state.calls, f"after {limit_s} s these calls still wait: {self.open()}"
+        return self
+
+    def open(self) -> list[str]:
+        return [self.names[id] for id in self.core.state.calls]
+
+    # ---- the world
+
+    def pilot(self, name: str, *, devices: int = 1, kind: str = "cpu", memory: str = "8 GB", block: str = "") -> ToyPilot:
+        """A pilot joins now."""
+        facts = make_devices(devices, kind=kind, memory=memory)
+        pilot = self.pilots[name] = ToyPilot(self, name, facts, block=block)
+        self._connect(pilot)
+        return pilot
+
+    def context(self, key: str, *, load_s: float = 1.0, memory: str = "1 GB", broken: str = "", **needs: Any) -> Toy:
+        """A context whose recipe declares nothing unless `needs` says so."""
+        self.costs[key] = Cost(load_s, parse_bytes(memory), broken)
+        return self.tell(say.DefineRecipe(recipe(key, **needs)))
+
+    def call(
+        self, *names: str, context: str = "bare", items: int = 1, run_s: float = 1.0, raises: bool = False,
+        kills: bool = False, step_s: float = 0.0, **how: Any,
+    ) -> Toy:  # fmt: skip
+        payload = msgspec.msgpack.encode(Work(run_s, raises, kills, step_s))
+        specs = []
+        for name in names:
+            id = len(self.ids) + 1
+            self.ids[name], self.names[id] = id, name
+            specs.append(CallSpec(id, payload, Features(items)))  # type: ignore[arg-type]
+        return self.tell(say.Submit("f", context, specs, CallOptions(**how)))  # type: ignore[arg-type]
+
+    def tell(self, *messages: Any, numbered: bool = True) -> Toy:
+        sequence = next(self._frames) if numbered else 0
+        self._carry_out(self.give(FromClient("ana", sequence, list(messages))))  # type: ignore[arg-type]
+        return self
+
+    def cut(self, name: str, *, back_after: float = 0.0) -> None:
+        """The connection breaks, with everything that is on its way; it is up again after a while, if at all."""
+        self.links[name] = 0
+        self._event(PilotCut(name))  # type: ignore[arg-type]
+        if back_after:
+            self.after(back_after, lambda: self._connect(self.pilots[name]))
+
+    def kill(self, name: str) -> None:
+        """A pilot vanishes, and the manager gives it up."""
+        self.pilots[name].alive = False
+        self.cut(name)
+        self._event(PilotLost(name, "killed by the batch system"))  # type: ignore[arg-type]
+
+    def advise(self, key: str, *, after_s: float, **facts: Any) -> None:
+        """Advice on a context will arrive so long after it is asked for."""
+        self.advice[key] = after_s, ContextAdvice(**facts)
+
+    # ---- the wires
+
+    def _connect(self, pilot: ToyPilot) -> None:
+        if pilot.alive:
+            self.links[pilot.name] = next(self._links)
+            for frame in pilot.outbox.unacked():
+                self.from_pilot(pilot, *_decode(frame))
+            self.from_pilot(pilot, 0, [pilot.hello()])
+
+    def from_pilot(self, pilot: ToyPilot, sequence: int, messages: list[Any]) -> None:
+        link, event = self.links.get(pilot.name), FromPilot(pilot.name, sequence, messages)  # type: ignore[arg-type]
+        if link:
+            self.after(self.latency_s, lambda: self._event(event) if self.links[pilot.name] == link else None)
+
+    def _event(self, event: Any) -> None:
+        self._carry_out(self.give(event))
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case ToPilot(name, message):
+                    self._to_pilot(str(name), message)
+                case ToClient(_, to_client.Results(first, ends)):
+                    assert first == len(self.ended), "results were skipped or repeated"
+                    for end in ends:
+                        name = self.names[end.call]
+                        assert name not in self.ended, f"{name} ended twice"
+                        self.ended[name], self.ended_at[name] = end, self.now
+                case ToClient(_, to_client.Progress(reports)):
+                    self.reports += reports
+                case SetTimer(at, key):
+                    self.after(at - self.now, lambda key=key, at=at: self._timer(key, at))  # type: ignore[misc]
+                case AskAdvice(key) if key in self.advice:
+                    wait, facts = self.advice[key]
+                    self.after(wait, lambda key=key, facts=facts: self._event(AdviceArrived(key, {"": facts})))  # type: ignore[misc]
+                case RequestPilots():
+                    self.asked_for.append(command)
+                case EndManager(reason):
+                    self.over = reason
+
+    def _to_pilot(self, name: str, message: Any) -> None:
+        pilot, link = self.pilots.get(name), self.links.get(name)
+        if pilot is not None and link:
+            self.after(
+                self.latency_s, lambda: pilot.hear(message) if pilot.alive and self.links[name] == link else None
+            )
+
+    def _timer(self, key: str, at: float) -> None:
+        if self.core.state.timers.get(key) == at:
+            self._event(TimerFired(key))

@@ -1,0 +1,267 @@
+"""A pilot that obeys the protocol in virtual time: it loads, runs, gives back, evicts, resizes, refuses, drains, dies.
+
+It is as strict as a real one: a reservation that does not fit what is really held, a call twice in one library, or a
+function that it was never sent is a fault of the manager's, and fails the test.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stoker.contexts.recipe import Recipe
+from stoker.manager.protocol import to_pilot
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, GangPlace
+from stoker.manager.protocol.reliable import Outbox
+
+if TYPE_CHECKING:
+    from core.toy import Toy
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a call does: run so long; perhaps raise, or kill its library; report after every `step_s`."""
+
+    run_s: float = 1.0
+    raises: bool = False
+    kills: bool = False
+    step_s: float = 0.0
+
+
+class Running:
+    def __init__(self, spec: CallSpec, work: Work, started: float, done: float, gang: GangPlace | None) -> None:
+        self.spec, self.work, self.started, self.done, self.gang = spec, work, started, done, gang
+
+
+class ToyLibrary:
+    def __init__(self, order: to_pilot.StartLibrary) -> None:
+        self.id = order.library
+        self.recipe: Recipe = order.recipe
+        self.devices = order.devices
+        self.held_bytes = order.device_memory_bytes
+        self.ready = False
+        self.stopping = False
+        self.waiting: OrderedDict[int, tuple[CallSpec, GangPlace | None]] = OrderedDict()
+        self.running: dict[int, Running] = {}
+        self.functions: set[str] = set()
+        self.served = 0
+
+
+class ToyPilot:
+    """One pilot. `toy.after` schedules what it does next; what it says goes through its numbered outbox."""
+
+    def __init__(self, toy: Toy, name: str, devices: tuple[say.DeviceFacts, ...], *, block: str = "") -> None:
+        self.toy, self.name, self.devices, self.block = toy, name, devices, block
+        self.libraries: dict[int, ToyLibrary] = {}
+        self.outbox = Outbox()
+        self.alive = True
+        self.draining = False
+        self.refuses = ""
+        """Why it refuses offers, if it does."""
+        self.began: list[tuple[float, int, int, int]] = []
+        """(when, call, rank, size) of everything that it began."""
+
+    # ---- what the manager says
+
+    def hear(self, message: Any) -> None:
+        match message:
+            case to_pilot.StartLibrary():
+                self._start(message)
+            case to_pilot.RunCalls():
+                self._run(message)
+            case to_pilot.TakeBack(id, count):
+                library = self.libraries.get(id)
+                back = list(reversed(library.waiting))[:count] if library else []
+                self._give_back(id, back)
+            case to_pilot.CancelCalls(id, calls, running):
+                self._cancel(id, calls, running=running)
+            case to_pilot.EvictCall(id, call):
+                self._evict(id, call)
+            case to_pilot.ResizeLibrary(id, size):
+                self.toy.after(self.toy.resize_s, lambda: self._resize(id, size))
+            case to_pilot.StopLibrary(id):
+                library = self.libraries.get(id)
+                if library:
+                    self._stop(library)
+            case to_pilot.Exit(_, drain):
+                if not drain:
+                    self.alive = False
+                    return
+                self.draining = True
+                for library in list(self.libraries.values()):
+                    self._stop(library)
+                self._leave_if_drained()
+            case to_pilot.Ack(sequence):
+                self.outbox.acked(sequence)
+            case to_pilot.PilotWelcome():
+                pass
+            case to_pilot.PilotRefused():
+                self.alive = False
+
+    def hello(self) -> say.PilotHello:
+        return say.PilotHello(
+            1, self.toy.session, f"host-{self.name}", 7, self.devices, self.block,
+            tuple(
+                say.LibraryFacts(x.id, x.recipe.key, x.devices, x.ready, (*x.running, *x.waiting))  # type: ignore[arg-type]
+                for x in self.libraries.values()
+            ),
+        )  # fmt: skip
+
+    # ---- libraries
+
+    def _held(self, device: str) -> int:
+        return sum(x.held_bytes for x in self.libraries.values() if device in x.devices)
+
+    def _start(self, order: to_pilot.StartLibrary) -> None:
+        assert order.library not in self.libraries, "a library was started twice"
+        for facts in self.devices:
+            if facts.device in order.devices:
+                held = self._held(facts.device) + order.device_memory_bytes
+                assert held <= facts.memory_bytes, f"{facts.device} of {self.name} is promised twice"
+        library = self.libraries[order.library] = ToyLibrary(order)
+        cost = self.toy.costs[order.recipe.key]
+        self.say(say.LibraryNews(library.id, say.LibraryPhase.LOADING))
+        if cost.broken:
+            self.toy.after(cost.load_s, lambda: self._gone(library, Failure(FailureKind.CONTEXT, cost.broken)))
+        else:
+            self.toy.after(cost.load_s, lambda: self._loaded(library))
+
+    def _loaded(self, library: ToyLibrary) -> None:
+        if self.libraries.get(library.id) is library:
+            library.ready = True
+            cost = self.toy.costs[library.recipe.key]
+            self.say(say.LibraryReady(library.id, 0.1, cost.load_s, cost.resident_bytes, cost.resident_bytes))  # type: ignore[arg-type]
+            if library.stopping and not library.running:
+                self._gone(library, None)
+            self._go_on(library)
+
+    def _resize(self, id: int, size: int) -> None:
+        library = self.libraries.get(id)
+        if library is None or not self.alive:
+            return
+        library.held_bytes = size
+        for facts in self.devices:
+            assert self._held(facts.device) <= facts.memory_bytes, f"{facts.device} of {self.name} is held twice"
+        self.say(say.LibraryResized(library.id, size))  # type: ignore[arg-type]
+
+    def _stop(self, library: ToyLibrary) -> None:
+        library.stopping = True
+        self._give_back(library.id, list(library.waiting))
+        if library.ready and not library.running:
+            self._gone(library, None)
+
+    def _gone(self, library: ToyLibrary, failure: Failure | None, killers: tuple[int, ...] = ()) -> None:
+        if self.libraries.pop(library.id, None) is None:
+            return
+        running = tuple(id for id in library.running if not killers or id in killers)
+        rest = (*(id for id in library.running if id not in running), *library.waiting)
+        self.say(say.LibraryGone(library.id, failure, not library.ready, running, rest))  # type: ignore[arg-type]
+        self._leave_if_drained()
+
+    def _leave_if_drained(self) -> None:
+        if self.draining and not self.libraries and self.alive:
+            self.say(say.PilotLeaving("drained"))
+            self.alive = False
+
+    # ---- calls
+
+    def _run(self, order: to_pilot.RunCalls) -> None:
+        ids = [spec.call for spec in order.calls]
+        library = self.libraries.get(order.library)
+        if order.offer and self.refuses:
+            self.say(say.CallsReturned(order.library, tuple(ids), self.refuses))
+            return
+        if library is None:
+            return  # it died meanwhile, and the manager will hear of that
+        if library.stopping:
+            self._give_back(library.id, ids, known=False)
+            return
+        if order.function_blob is not None:
+            library.functions.add(order.function)
+        assert order.function in library.functions, "a function that was never sent"
+        for spec in order.calls:
+            assert spec.call not in library.waiting, "a call twice in one library"
+            assert spec.call not in library.running, "a call twice in one library"
+            library.waiting[spec.call] = spec, order.gang
+        self._go_on(library)
+
+    def _go_on(self, library: ToyLibrary) -> None:
+        while library.ready and library.waiting and len(library.running) < library.recipe.slots:
+            id, (spec, gang) = library.waiting.popitem(last=False)
+            work = msgspec.msgpack.decode(spec.payload, type=Work)  # type: ignore[arg-type]
+            done = float(spec.progress or b"0")
+            run = library.running[id] = Running(spec, work, self.toy.now, done, gang)
+            self.began.append((self.toy.now, id, gang.rank if gang else 0, gang.size if gang else 1))
+            self.toy.after(work.run_s - done, lambda run=run: self._finish(library, run))  # type: ignore[misc]
+            if work.step_s:
+                self.toy.after(work.step_s, lambda run=run: self._report(library, run))  # type: ignore[misc]
+
+    def _here(self, library: ToyLibrary, run: Running) -> bool:
+        here = library.running.get(run.spec.call) is run
+        return here and self.alive and self.libraries.get(library.id) is library
+
+    def _finish(self, library: ToyLibrary, run: Running) -> None:
+        if not self._here(library, run):
+            return
+        if run.work.kills:
+            self._gone(library, Failure(FailureKind.DIED, "signal 11", signal=11), (run.spec.call,))
+            return
+        del library.running[run.spec.call]
+        library.served += 1
+        self.say(say.CallsEnded(library.id, [CallEnd(run.spec.call, not run.work.raises, b"", run.work.run_s)]))
+        if library.stopping and not library.running:
+            self._gone(library, None)
+        elif 0 < library.recipe.calls_per_library <= library.served:
+            self._stop(library)
+        else:
+            self._go_on(library)
+
+    def _report(self, library: ToyLibrary, run: Running) -> None:
+        if self._here(library, run):
+            self.say(say.CallsProgress(library.id, [self._progress(run)]))
+            self.toy.after(run.work.step_s, lambda: self._report(library, run))
+
+    def _progress(self, run: Running) -> CallProgress:
+        done = run.done + self.toy.now - run.started
+        return CallProgress(run.spec.call, done, run.work.run_s, 0.0, str(done).encode())
+
+    def _evict(self, id: int, call: int) -> None:
+        library = self.libraries.get(id)
+        run = library.running.pop(call, None) if library else None
+        if library and run:
+            self.say(say.CallEvicted(library.id, self._progress(run)))
+            self._go_on(library)
+        elif library and call in library.waiting:
+            self._give_back(id, [call])
+
+    def _cancel(self, id: int, calls: tuple[int, ...], *, running: bool) -> None:
+        library = self.libraries.get(id)
+        if library is None:
+            return
+        self._give_back(id, [call for call in calls if call in library.waiting])
+        for call in calls:
+            if running and library.running.pop(call, None):
+                failure = Failure(FailureKind.CANCELLED, "stopped")
+                self.say(say.CallsEnded(library.id, [CallEnd(call, False, failure=failure)]))  # type: ignore[arg-type]
+        if library.stopping and not library.running:
+            self._gone(library, None)
+        self._go_on(library)
+
+    def _give_back(self, id: int, calls: list[int], *, known: bool = True) -> None:
+        library = self.libraries.get(id)
+        if library is None:
+            return
+        for call in calls:
+            if known:
+                del library.waiting[call]
+        self.say(say.CallsReturned(library.id, tuple(calls)))  # type: ignore[arg-type]
+
+    # ---- talking
+
+    def say(self, message: Any) -> None:
+        if self.alive:
+            sequence = self.outbox.next()
+            self.outbox.keep(sequence, msgspec.msgpack.encode((sequence, [message])))
+            self.toy.from_pilot(self, sequence, [message])
