@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli.ask import is_listening
 from stoker.manager.cli.finding import Finding, Level
-from stoker.manager.protocol.session import SessionFolder, home
+from stoker.manager.protocol.session import SessionFolder
 from stoker.units import show_bytes
 
 STORE = "performance.sqlite"
@@ -23,7 +24,7 @@ _OURS = ("stoker.manager.main", "stoker.pilot.main")
 
 def store() -> Iterator[Finding]:
     """The measurements of earlier runs."""
-    path = home() / STORE
+    path = state_folder() / STORE
     if not path.exists():
         yield Finding("store", Level.OK, f"no measurements yet: the first run makes {path}")
         return
@@ -45,7 +46,7 @@ def sessions() -> Iterator[Finding]:
     alive: list[tuple[str, Path]] = []
     over: list[tuple[str, Path]] = []
     dangling: list[Path] = []
-    for link in sorted((home() / "sessions").glob("*")):
+    for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
         try:
             file = folder.read()

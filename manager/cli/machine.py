@@ -14,9 +14,9 @@ from pathlib import Path
 
 import zmq
 
+from stoker.contexts.state import state_folder
 from stoker.errors import StokerError
 from stoker.manager.cli.finding import Finding, Level
-from stoker.manager.protocol.session import home
 from stoker.pilot.devices import find_devices
 from stoker.units import show_bytes
 
@@ -82,7 +82,7 @@ def _torch_cuda() -> str | None:
 def disks() -> Iterator[Finding]:
     """Room for measurements and snapshots (state folder) and for pilots' caches (temporary folder)."""
     for what, path, variable in (
-        ("state folder", home(), "STOKER_HOME"),
+        ("state folder", state_folder(), "STOKER_HOME"),
         ("pilots' cache", Path(tempfile.gettempdir()), "TMPDIR"),
     ):
         there = next(folder for folder in (path, *path.parents) if folder.exists())
@@ -141,7 +141,7 @@ def sockets() -> Iterator[Finding]:
 
 def clock() -> Iterator[Finding]:
     """The clock against that of the disk: leases and deadlines of a shared folder need them to agree."""
-    folder = home()
+    folder = state_folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         folder = Path(tempfile.gettempdir())
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor-") as file:

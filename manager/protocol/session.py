@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
+from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -114,20 +115,11 @@ class SessionFolder:
         draft.replace(path)
 
 
-def home() -> Path:
-    """The user's state folder (it may not exist yet)."""
-    named = os.environ.get("STOKER_HOME")
-    if named:
-        return Path(named).absolute()
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base).absolute() / "stoker"
-
-
 def find_session(name: str = "") -> SessionFolder:
     """A session's folder by id (or a unique beginning of one), by path, or the newest. Raises SessionError."""
     if name and (Path(name) / "session.json").exists():
         return SessionFolder(name)
-    links = sorted((home() / "sessions").glob("*"), key=lambda link: link.lstat().st_mtime)
+    links = sorted((state_folder() / "sessions").glob("*"), key=lambda link: link.lstat().st_mtime)
     links = [link for link in links if (link / "session.json").exists() and link.name.startswith(name)]
     if not links:
         what = f"no session {name!r}" if name else "no session"

@@ -14,7 +14,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class PilotWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager knows the pilot. Libraries and calls that it no longer wants follow as StopLibrary and CancelCalls."""
+    """The manager knows the pilot. What it no longer wants of it follows as StopLibrary and CancelCalls."""
 
     session: str
     heartbeat_s: float

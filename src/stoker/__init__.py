@@ -22,15 +22,23 @@ _HOME = {
     "load_variable_from_serverless": "stoker.contexts",
     "map": "stoker.manager.executor",
     "progress": "stoker.contexts",
+    "scratch": "stoker.contexts",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]
 
 if TYPE_CHECKING:
-    from stoker.contexts import context, device, load_variable_from_serverless, progress
-    from stoker.contexts.causal_lm import causal_lm
-    from stoker.errors import StokerError
-    from stoker.manager.executor import StokerExecutor, app, load, map
+    from stoker.contexts import context as context
+    from stoker.contexts import device as device
+    from stoker.contexts import load_variable_from_serverless as load_variable_from_serverless
+    from stoker.contexts import progress as progress
+    from stoker.contexts import scratch as scratch
+    from stoker.contexts.causal_lm import causal_lm as causal_lm
+    from stoker.errors import StokerError as StokerError
+    from stoker.manager.executor import StokerExecutor as StokerExecutor
+    from stoker.manager.executor import app as app
+    from stoker.manager.executor import load as load
+    from stoker.manager.executor import map as map
 
 
 def __getattr__(name: str) -> Any:

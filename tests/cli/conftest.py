@@ -7,11 +7,12 @@ import pytest
 from click.testing import CliRunner, Result
 from live.peers import Manager, Peer, key_pair, pilot_hello
 
+from stoker.contexts.state import state_folder
 from stoker.errors import StokerError
 from stoker.manager.cli.main import cli
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import wire
-from stoker.manager.protocol.session import SessionFolder, home
+from stoker.manager.protocol.session import SessionFolder
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def folder(tmp_path: Path) -> SessionFolder:
     folder.make()
     for role in ("server", "client", "pilot"):
         folder.write_key(role, key_pair())
-    links = home() / "sessions"
+    links = state_folder() / "sessions"
     links.mkdir(parents=True)
     (links / "test").symlink_to(folder.path)
     return folder

@@ -16,9 +16,10 @@ from click.testing import Result
 from live.peers import Manager
 
 import stoker as package
+from stoker.contexts.state import state_folder
 from stoker.manager.cli import doctor, leftovers, machine, software
 from stoker.manager.cli.finding import Finding, Level
-from stoker.manager.protocol.session import SessionFile, SessionFolder, home
+from stoker.manager.protocol.session import SessionFile, SessionFolder
 
 Stoker = Callable[..., Result]
 
@@ -132,8 +133,8 @@ def test_what_torch_was_built_for_is_read_and_not_imported(tmp_path: Path, monke
 
 
 def test_measurements_that_are_damaged_are_said() -> None:
-    home().mkdir(parents=True)
-    path = home() / leftovers.STORE
+    state_folder().mkdir(parents=True)
+    path = state_folder() / leftovers.STORE
     assert next(leftovers.store()).level is Level.OK
     path.write_bytes(b"not a database at all, whatever it says" * 100)
     damaged = next(leftovers.store())
@@ -151,8 +152,8 @@ def test_sessions_alive_over_and_dangling(manager: Manager, tmp_path: Path) -> N
     over = SessionFolder(tmp_path / "over")
     over.make()
     over.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
-    (home() / "sessions" / "k1").symlink_to(over.path)
-    (home() / "sessions" / "k0").symlink_to(tmp_path / "nowhere")
+    (state_folder() / "sessions" / "k1").symlink_to(over.path)
+    (state_folder() / "sessions" / "k0").symlink_to(tmp_path / "nowhere")
     texts = [finding.text for finding in leftovers.sessions()]
     assert texts[0] == "1 live session: test"
     assert texts[1].startswith("1 session that is over keeps ")
