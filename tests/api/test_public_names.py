@@ -25,6 +25,7 @@ def test_exported_names():
         "load_variable_from_serverless",
         "map",
         "progress",
+        "scratch",
     ]
     for name in stoker.__all__:
         assert getattr(stoker, name) is not None
