@@ -26,60 +26,27 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ProtocolError, SessionError
 from stoker.manager.executor.large import LargeArguments, discard_result
+from stoker.manager.executor.outgoing import Job, Outgoing, Waiter
 from stoker.manager.protocol import to_client, to_manager, wire
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Features, Payload
-from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId, RecipeKey, show_call
-from stoker.manager.protocol.reliable import Outbox
+from stoker.manager.protocol.calls import CallSpec, Features, Payload
+from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId, show_call
 from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_pilot import FunctionBlob
 
 logger = logging.getLogger(__name__)
 
 DIRECT_BELOW = 8
 """With fewer calls in flight than this, the submitting thread sends by itself."""
-FRAME_CALLS = 2_000
-FRAME_BYTES = 8_000_000
-"""A frame is closed at this many calls or bytes of arguments, so that the manager stays responsive."""
 COPY_BELOW = 65_536
 """Smaller frames are copied for ZeroMQ: that costs less than sharing them does."""
-RECEIVED_DELAY_S = 0.2
-"""Received goes along with the next frame, or alone after this long."""
-
-
-class Waiter(Protocol):
-    """Who waits for a call. Called on the I/O thread, exactly once a call."""
-
-    def settle(self, end: CallEnd) -> bool:
-        """The call has ended. True: call `flush` when all ends that came together have been settled."""
-
-    def fail(self, call: CallId, error: Exception) -> None:
-        """The call will have no end: its session is over or the manager did not take it."""
-
-    def flush(self) -> None:
-        """All ends that came together have been settled."""
-
-    def report(self, progress: CallProgress) -> None:
-        """The running call says how far it is."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Job:
-    """What calls of one submission have in common. Calls of the same Job object travel together."""
-
-    function: FunctionBlob
-    recipe: Recipe
-    options: CallOptions
-    variants: tuple[Recipe, ...] = ()
 
 
 class Link:
@@ -96,13 +63,9 @@ class Link:
         self._files: dict[CallId, ObjectRef] = {}
         self._observer = observer
         self._client = ClientId(f"client-{uuid4().hex[:12]}")
-        self._queue: deque[tuple[Job, CallSpec] | Any] = deque()
-        self._outbox = Outbox()
-        self._known: set[str] = set()
+        self._out = Outgoing(self.waiting)
         self._asked: dict[type, deque[tuple[Any, Future[Any]]]] = {to_client.Status: deque(), to_client.Story: deque()}
         self._questions: deque[Any] = deque()
-        self._received = self._received_said = 0
-        self._received_due = 0.0
         self._base = 0
         self._sequence = itertools.count()
         self._joined = threading.Event()
@@ -167,7 +130,7 @@ class Link:
         self.waiting[call] = waiter
         if isinstance(payload, ObjectRef):
             self._files[call] = payload
-        self._queue.append((job, CallSpec(call, payload, features)))
+        self._out.queue.append((job, CallSpec(call, payload, features)))
         if len(self.waiting) < DIRECT_BELOW:
             self._send_now()
         elif not self._woken:
@@ -183,7 +146,7 @@ class Link:
         calls = [spec.call for spec in specs]
         self.waiting.update(dict.fromkeys(calls, waiter))
         self._files.update((spec.call, spec.payload) for spec in specs if isinstance(spec.payload, ObjectRef))
-        self._queue.extend([(job, spec) for spec in specs])
+        self._out.queue.extend([(job, spec) for spec in specs])
         self._send_now()
         return calls
 
@@ -196,7 +159,7 @@ class Link:
 
     def tell(self, message: Any) -> None:
         """Send one message, after everything that was submitted before it."""
-        self._queue.append(message)
+        self._out.queue.append(message)
         self._send_now()
 
     def ask_status(self) -> Future[to_client.Status]:
@@ -273,55 +236,11 @@ class Link:
         """Send everything in the queue. The caller holds the lock."""
         if not self._joined.is_set() or self._socket.closed:
             return
-        while self._queue:
-            self._send_frame(self._next_batch())
+        for frame in self._out.frames(time.monotonic()):
+            self._socket.send(frame, 0, len(frame) < COPY_BELOW)
         if self._questions:
             self._socket.send(wire.encode(list(self._questions)))
             self._questions.clear()
-
-    def _next_batch(self) -> list[Any]:
-        messages: list[Any] = []
-        job: Job | None = None
-        specs: list[CallSpec] = []
-        count = size = 0
-        queue = self._queue
-        while queue and count < FRAME_CALLS and size < FRAME_BYTES:
-            entry = queue.popleft()
-            if type(entry) is not tuple:
-                messages.append(entry)
-                job = None
-                continue
-            if entry[1].call not in self.waiting:  # cancelled before it left
-                continue
-            if entry[0] is not job:
-                job = entry[0]
-                specs = []
-                self._define(job, messages)
-                messages.append(to_manager.Submit(job.function.key, RecipeKey(job.recipe.key), specs, job.options))
-            specs.append(entry[1])
-            count += 1
-            payload = entry[1].payload
-            size += len(payload) if type(payload) is bytes else 0
-        return messages
-
-    def _define(self, job: Job, messages: list[Any]) -> None:
-        for recipe in (job.recipe, *job.variants):
-            if recipe.key not in self._known:
-                self._known.add(recipe.key)
-                messages.append(to_manager.DefineRecipe(recipe))
-        function = job.function
-        if function.key not in self._known:
-            self._known.add(function.key)
-            messages.append(to_manager.DefineFunction(function.key, function.name, function.blob))
-
-    def _send_frame(self, messages: list[Any]) -> None:
-        if self._received > self._received_said:
-            messages.append(to_manager.Received(self._received))
-            self._received_said = self._received
-        sequence = self._outbox.next()
-        frame = wire.encode(messages, sequence=sequence)
-        self._outbox.keep(sequence, frame)
-        self._socket.send(frame, 0, len(frame) < COPY_BELOW)
 
     # ---- the I/O thread
 
@@ -332,8 +251,8 @@ class Link:
         try:
             while not self._stop:
                 self._turn()
-                wait_s = self._received_due - time.monotonic() if self._received > self._received_said else None
-                poll.poll(None if wait_s is None else max(0, int(wait_s * 1000)))
+                wait_s = self._out.due_in(time.monotonic()) if self._joined.is_set() else None
+                poll.poll(None if wait_s is None else wait_s * 1000)
         except Exception as error:
             logger.exception("the link to session %s failed", self.session.session)
             self.fail_all(SessionError(f"the link to the manager failed: {error!r}", session=self.session.session))
@@ -351,9 +270,6 @@ class Link:
             self._take(data)
         with self._lock:
             self._flush()
-            late = self._received > self._received_said and time.monotonic() >= self._received_due
-            if late and self._joined.is_set():
-                self._send_frame([])
             again = self._readable()
         if again:
             self.wake()
@@ -375,7 +291,7 @@ class Link:
             except zmq.Again:
                 return
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                hello = to_manager.ClientHello(wire.VERSION, self.session.session, self._received, self._observer)
+                hello = to_manager.ClientHello(wire.VERSION, self.session.session, self._out.received, self._observer)
                 with self._lock:
                     self._socket.send(wire.encode([hello]))
             elif event == zmq.EVENT_DISCONNECTED:
@@ -404,7 +320,7 @@ class Link:
                 self._results(message)
             case to_client.Ack():
                 with self._lock:
-                    self._outbox.acked(message.sequence)
+                    self._out.acked(message.sequence)
             case to_client.Progress():
                 for report in message.reports:
                     waiter = self.waiting.get(report.call)
@@ -433,19 +349,17 @@ class Link:
     def _welcome(self, message: to_client.ClientWelcome) -> None:
         with self._lock:
             self._base = message.number << CLIENT_SHIFT
-            for frame in self._outbox.unacked():
+            for frame in self._out.again():
                 self._socket.send(frame)
             self._questions = deque(message for asked in self._asked.values() for message, _ in asked)
             self._joined.set()
 
     def _results(self, message: to_client.Results) -> None:
-        seen = self._received - message.first
+        seen = self._out.received - message.first
         if seen < 0:  # predecessors were lost with a connection; the next hello brings them again
             return
         ends = message.ends[seen:] if seen else message.ends
-        if self._received == self._received_said:
-            self._received_due = time.monotonic() + RECEIVED_DELAY_S
-        self._received += len(ends)
+        self._out.receive(len(ends), time.monotonic())
         pop = self.waiting.pop
         touched: set[Waiter] = set()
         self._drop_files(end.call for end in ends)

@@ -14,7 +14,7 @@ from typing import Any
 from parsl.dataflow.memoization import id_for_memo
 
 from stoker.contexts.recipe import Recipe
-from stoker.manager.executor.link import Job
+from stoker.manager.executor.outgoing import Job
 from stoker.manager.executor.packing import FunctionCache, bare, name_of
 from stoker.manager.executor.wants import Wants, read_parsl_spec, read_wants
 

@@ -13,7 +13,8 @@ import pytest
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import CallCancelledError, ProtocolError, SessionError
 from stoker.manager.executor.futures import CallFuture
-from stoker.manager.executor.link import Job, Link
+from stoker.manager.executor.link import Link
+from stoker.manager.executor.outgoing import Job
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.protocol import to_client, to_manager
 from stoker.manager.protocol.calls import CallEnd, CallOptions, Failure, FailureKind

@@ -1,0 +1,134 @@
+"""What a client has to say, made into numbered frames.
+
+`queue` takes calls (as `(job, spec)`) and messages from any thread. `frames` empties it, in order: consecutive calls of
+one job become one `Submit`, definitions go once and before the calls that need them, and what was received is
+acknowledged along with whatever leaves. Everything else is the business of one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from stoker.contexts.recipe import Recipe
+from stoker.manager.protocol import to_manager, wire
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec
+from stoker.manager.protocol.ids import CallId, RecipeKey
+from stoker.manager.protocol.reliable import Outbox
+from stoker.manager.protocol.to_pilot import FunctionBlob
+
+FRAME_CALLS = 2_000
+FRAME_BYTES = 8_000_000
+"""A frame is closed at this many calls or bytes of arguments, so that the manager stays responsive."""
+RECEIVED_DELAY_S = 0.2
+"""Received goes along with the next frame, or alone after this long."""
+
+
+class Waiter(Protocol):
+    """Who waits for a call. Called on the I/O thread, exactly once a call."""
+
+    def settle(self, end: CallEnd) -> bool:
+        """The call has ended. True: call `flush` when all ends that came together have been settled."""
+
+    def fail(self, call: CallId, error: Exception) -> None:
+        """The call will have no end: its session is over or the manager did not take it."""
+
+    def flush(self) -> None:
+        """All ends that came together have been settled."""
+
+    def report(self, progress: CallProgress) -> None:
+        """The running call says how far it is."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Job:
+    """What calls of one submission have in common. Calls of the same Job object travel together."""
+
+    function: FunctionBlob
+    recipe: Recipe
+    options: CallOptions
+    variants: tuple[Recipe, ...] = ()
+
+
+class Outgoing:
+    """The sending side of a link. A call that is not in `wanted` any more when its turn comes is not sent."""
+
+    def __init__(self, wanted: Container[CallId]) -> None:
+        self.queue: deque[tuple[Job, CallSpec] | Any] = deque()
+        self.received = 0
+        self._wanted = wanted
+        self._outbox = Outbox()
+        self._known: set[str] = set()
+        self._said = 0
+        self._due = 0.0
+
+    def receive(self, count: int, now: float) -> None:
+        """So many more results have come; `now` in seconds on any clock that `due_in` is asked with."""
+        if self.received == self._said:
+            self._due = now + RECEIVED_DELAY_S
+        self.received += count
+
+    def due_in(self, now: float) -> float | None:
+        """Seconds until what was received must be acknowledged, or None if it is."""
+        return max(0.0, self._due - now) if self.received > self._said else None
+
+    def frames(self, now: float) -> Iterator[bytes]:
+        """Frames of everything that is to be said now."""
+        while self.queue:
+            yield self._frame(self._next_batch())
+        if self.due_in(now) == 0.0:
+            yield self._frame([])
+
+    def again(self) -> list[bytes]:
+        """Frames that were sent and may have been lost."""
+        return self._outbox.unacked()
+
+    def acked(self, sequence: int) -> None:
+        """The manager has frames up to this number for good."""
+        self._outbox.acked(sequence)
+
+    def _frame(self, messages: list[Any]) -> bytes:
+        if self.received > self._said:
+            messages.append(to_manager.Received(self.received))
+            self._said = self.received
+        sequence = self._outbox.next()
+        frame = wire.encode(messages, sequence=sequence)
+        self._outbox.keep(sequence, frame)
+        return frame
+
+    def _next_batch(self) -> list[Any]:
+        messages: list[Any] = []
+        job: Job | None = None
+        specs: list[CallSpec] = []
+        count = size = 0
+        queue = self.queue
+        while queue and count < FRAME_CALLS and size < FRAME_BYTES:
+            entry = queue.popleft()
+            if type(entry) is not tuple:
+                messages.append(entry)
+                job = None
+                continue
+            if entry[1].call not in self._wanted:  # cancelled before it left
+                continue
+            if entry[0] is not job:
+                job = entry[0]
+                specs = []
+                self._define(job, messages)
+                messages.append(to_manager.Submit(job.function.key, RecipeKey(job.recipe.key), specs, job.options))
+            specs.append(entry[1])
+            count += 1
+            payload = entry[1].payload
+            size += len(payload) if type(payload) is bytes else 0
+        return messages
+
+    def _define(self, job: Job, messages: list[Any]) -> None:
+        for recipe in (job.recipe, *job.variants):
+            if recipe.key not in self._known:
+                self._known.add(recipe.key)
+                messages.append(to_manager.DefineRecipe(recipe))
+        function = job.function
+        if function.key not in self._known:
+            self._known.add(function.key)
+            messages.append(to_manager.DefineFunction(function.key, function.name, function.blob))
