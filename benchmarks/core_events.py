@@ -6,10 +6,12 @@ is answered with as many calls for that library, and with the results for the cl
 the manager stays what it was: as many arrive as end. Only the processor time of `Core.handle` counts, acknowledgements
 and all; no sockets, no journal, no encoding.
 
-Libraries have 32 slots, so that frames have the same size however few calls wait. With `--slots 1` calls of 0.2 ms go to
-libraries of one slot through the prefetch window, whose fair share makes frames of one or two ends when few calls wait.
+Libraries have 32 slots, so that frames have the same size however few calls wait. With `--slots 1` calls of 0.2 ms go
+to libraries of one slot through the prefetch window, whose fair share makes frames of one or two ends when few calls
+wait.
 
     python -m benchmarks.core_events [--queued 1000 100000 1000000] [--slots 32] [--repeats 5] [--profile]
+
 """
 
 from __future__ import annotations
@@ -37,12 +39,16 @@ from stoker.manager.protocol.to_manager import (
     DefineFunction,
     DefineRecipe,
     DeviceFacts,
-    FromClient as ClientMessage,
-    FromPilot as PilotMessage,
     LibraryReady,
     PilotHello,
     Received,
     Submit,
+)
+from stoker.manager.protocol.to_manager import (
+    FromClient as ClientMessage,
+)
+from stoker.manager.protocol.to_manager import (
+    FromPilot as PilotMessage,
 )
 from stoker.manager.protocol.to_pilot import RunCalls, StartLibrary
 
@@ -69,7 +75,9 @@ class Load:
         self.client(DefineRecipe(Recipe("bench", "bench", slots=slots)), DefineFunction(FunctionKey("f"), "f", b"code"))
         for n in range(pilots):
             facts = DeviceFacts(DeviceId("cpu:0"), "cpu", 8 * 10**9)
-            self.pilot(PilotId(f"node{n}-ab12"), PilotHello(wire.VERSION, "bench", f"node{n}", 1, (facts,)), number=False)
+            self.pilot(
+                PilotId(f"node{n}-ab12"), PilotHello(wire.VERSION, "bench", f"node{n}", 1, (facts,)), number=False
+            )
         while len(self.held) < pilots or not all(self.held.values()):
             self.submit(SUBMIT)
         for library in list(self.held):  # run times become known, and prefetch windows open
@@ -174,7 +182,9 @@ def main() -> None:
         gc.collect()
         if not asked.json:
             median, low, high = statistics.median(rates[queued]), min(rates[queued]), max(rates[queued])
-            print(f"{queued:>9,} queued, {asked.pilots:,} pilots: {median:>9,.0f} events/s  ({low:,.0f}-{high:,.0f}), {ends:.1f} ends a frame")
+            print(
+                f"{queued:>9,} queued, {asked.pilots:,} pilots: {median:>9,.0f} events/s  ({low:,.0f}-{high:,.0f}), {ends:.1f} ends a frame"
+            )
     if asked.json:
         print(json.dumps({"events_per_second": rates}))
 

@@ -1,10 +1,12 @@
 """What a queued call costs the manager: bytes of memory, with 64 bytes of arguments, at 200,000 queued.
 
-The calls come as frames of a client (Submit messages of 256), through the decoder of the live loop, into the core with its
-default policies and no pilot. Frames are made one at a time and dropped, so that only what the manager keeps is counted.
-`resident` is what the process grew by, `traced` what Python's allocator was asked for (tracemalloc, in a second run).
+The calls come as frames of a client (Submit messages of 256), through the decoder of the live loop, into the core with
+its default policies and no pilot. Frames are made one at a time and dropped, so that only what the manager keeps is
+counted. `resident` is what the process grew by, `traced` what Python's allocator was asked for (tracemalloc, in a
+second run).
 
     python -m benchmarks.memory_per_call [--calls 200000] [--json]
+
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ def arrive(core: Core, group: Group, specs: list[CallSpec]) -> None:
         return
     group.open_calls += len(fresh)
     group.client.open_calls += len(fresh)
+    group.client.last_call = max(group.client.last_call, fresh[-1].id)
     if core.tracked:
         for changes in core.tracked:
             changes.calls.update(call.id for call in fresh)
@@ -85,6 +86,7 @@ def hungry(core: Core, context: Context) -> None:
     """A context has waiting calls: ask what to do about it, when its queue has doubled since the last time."""
     if context.recipe.key not in core.state.hungry:
         core.state.hungry[context.recipe.key] = context
+        core.demand_changed = True
         starving(core, context)
     if context.queue.count >= context.ask_at:
         context.ask_at = 2 * context.queue.count

@@ -74,6 +74,9 @@ class Core:
         self.returned: dict[Context, None] = {}
         self.dirty: dict[Context, None] = {}
         self.supply_changed = False
+        """Devices came or went, or have more room: contexts with waiting calls are asked about."""
+        self.demand_changed = False
+        """Provisioning is asked, once residency has made of it what it can."""
         self._results: dict[Client, list[CallEnd]] = {}
         self._drops: dict[tuple[Library, bool], list[CallId]] = {}
         self._seams: tuple[tuple[str, Rounds], ...] = (
@@ -183,7 +186,7 @@ class Core:
     # ---- the end of an event
 
     def _settle(self) -> None:
-        if self.returned or self.dirty or self.supply_changed:
+        if self.returned or self.dirty or self.supply_changed or self.demand_changed:
             self._ask()
         for (library, running), dropped in self._drops.items():
             self.say(library.pilot, CancelCalls(library.id, tuple(dropped), running))
@@ -200,18 +203,20 @@ class Core:
                 for context in returned:
                     feeding.serve(self, context)
             elif self.supply_changed:
-                self.supply_changed = False
+                self.supply_changed, self.demand_changed = False, True
                 self.dirty.update(dict.fromkeys(self.state.hungry.values()))
-                self.apply(self.policies.provisioning.demand(self.state), seam="provisioning")
             elif self.dirty:
                 dirty, self.dirty = sorted(self.dirty, key=_hunger), {}
                 for context in dirty:
                     if context.queue.count:
                         context.asked_at = self.state.now
                         self.apply(self.policies.residency.wanted(self.state, context), seam="residency")
+            elif self.demand_changed:
+                self.demand_changed = False
+                self.apply(self.policies.provisioning.demand(self.state), seam="provisioning")
             else:
                 return
-        self.returned, self.dirty, self.supply_changed = {}, {}, False
+        self.returned, self.dirty, self.supply_changed, self.demand_changed = {}, {}, False, False
         self.illegal(PolicyError("it does not come to rest"), seam="residency")
 
     def _send_calls(self) -> None:

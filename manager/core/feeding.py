@@ -62,6 +62,8 @@ def pull(core: Core, library: Library) -> None:
     dispatch, queue = core.policies.dispatch, library.context.queue
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
         return
+    reclass(core, library)
+    given = False
     while queue.count:
         answer = dispatch.pull(state, library)
         if not isinstance(answer, int):
@@ -70,7 +72,9 @@ def pull(core: Core, library: Library) -> None:
         head = queue.head()
         if answer <= 0 or head is None or not _give(core, library, head.group, answer):
             break
-    reclass(core, library)
+        given = True
+    if given:
+        reclass(core, library)
     calls.fed(core, context)
     if queue.count or library.held or library.zombies:
         return

@@ -67,7 +67,9 @@ Note = tuple[float, str]
 class Client:
     """Somebody who submits calls."""
 
-    __slots__ = ("connected", "first_unacked", "gone", "id", "inbox", "number", "observer", "open_calls", "unacked")
+    __slots__ = (
+        "connected", "first_unacked", "gone", "id", "inbox", "last_call", "number", "observer", "open_calls", "unacked",
+    )  # fmt: skip
 
     def __init__(self, id: ClientId, *, number: int, observer: bool) -> None:
         self.id = id
@@ -78,6 +80,8 @@ class Client:
         self.inbox = Inbox()
         self.unacked: deque[CallEnd] = deque()
         self.first_unacked = 0
+        self.last_call = -1
+        """The highest id among its calls."""
         self.open_calls = 0
 
 

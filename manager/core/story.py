@@ -19,7 +19,7 @@ from stoker.manager.core.state import (
     State,
 )
 from stoker.manager.protocol import to_client
-from stoker.manager.protocol.ids import parse_call, show_call, show_library
+from stoker.manager.protocol.ids import CLIENT_SHIFT, parse_call, show_call, show_library
 from stoker.units import show_bytes, show_seconds
 
 
@@ -42,8 +42,8 @@ def tell(state: State, subject: str) -> to_client.Story:
     call = state.calls.get(id) or state.failed.get(id)
     if call is not None:
         return _story(show_call(id), *_of_call(state, call))
-    number = id >> 40
-    if number in state.clients_by_number or (id & ((1 << 40) - 1)) < state.done:
+    client = state.clients_by_number.get(id >> CLIENT_SHIFT)
+    if client is not None and id <= client.last_call:
         return to_client.Story(show_call(id), False, "ended; its story is in the journal", ())
     return to_client.Story(show_call(id), False, "no such call in this session", ())
 

@@ -137,8 +137,8 @@ def test_a_bad_day(toy: Make, seed: int) -> None:
         bad = chance.random() < 0.03
         t.after(chance.random() * 20, lambda n=n, how=how, run_s=run_s, bad=bad: _submit(t, n, how, run_s, bad))  # type: ignore[misc]
     for _ in range(12):
-        name, at = f"p{chance.randrange(4)}", chance.random() * 25
-        t.after(at, lambda name=name, gap=chance.choice((0.1, 2.0)): _blip(t, name, gap))  # type: ignore[misc]
+        name, at, gap = f"p{chance.randrange(4)}", chance.random() * 25, chance.choice((0.1, 2.0))
+        t.after(at, lambda name=name, gap=gap: _blip(t, name, gap))  # type: ignore[misc]
     for n in range(4, 7):
         t.after(chance.random() * 20, lambda n=n: (t.kill(chance.choice([*t.core.state.pilots])), t.pilot(f"p{n}")))  # type: ignore[func-returns-value,misc,arg-type]
     t.run(until=25.0)

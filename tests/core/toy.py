@@ -19,7 +19,15 @@ from core.toy_pilot import ToyPilot, Work
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.core.commands import AskAdvice, Command, EndManager, RequestPilots, SetTimer, ToClient, ToPilot
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, FromClient, FromPilot, PilotCut, PilotLost, TimerFired
+from stoker.manager.core.events import (
+    AdviceArrived,
+    ContextAdvice,
+    FromClient,
+    FromPilot,
+    PilotCut,
+    PilotLost,
+    TimerFired,
+)
 from stoker.manager.protocol import to_client, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Features
@@ -88,17 +96,21 @@ class Toy(Desk):
 
     # ---- the world
 
-    def pilot(self, name: str, *, devices: int = 1, kind: str = "cpu", memory: str = "8 GB", block: str = "") -> ToyPilot:
+    def pilot(
+        self, name: str, *, devices: int = 1, kind: str = "cpu", memory: str = "8 GB", block: str = ""
+    ) -> ToyPilot:
         """A pilot joins now."""
         facts = make_devices(devices, kind=kind, memory=memory)
         pilot = self.pilots[name] = ToyPilot(self, name, facts, block=block)
         self._connect(pilot)
         return pilot
 
-    def context(self, key: str, *, load_s: float = 1.0, memory: str = "1 GB", broken: str = "", **needs: Any) -> Toy:
-        """A context whose recipe declares nothing unless `needs` says so."""
+    def context(
+        self, key: str, *, load_s: float = 1.0, memory: str = "1 GB", declares: str = "", broken: str = "", **needs: Any
+    ) -> Toy:
+        """A context that takes `memory`, and declares nothing unless told otherwise."""
         self.costs[key] = Cost(load_s, parse_bytes(memory), broken)
-        return self.tell(say.DefineRecipe(recipe(key, **needs)))
+        return self.tell(say.DefineRecipe(recipe(key, memory=declares, **needs)))
 
     def call(
         self, *names: str, context: str = "bare", items: int = 1, run_s: float = 1.0, raises: bool = False,

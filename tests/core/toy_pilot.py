@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker.contexts.recipe import Recipe
-from stoker.manager.protocol import to_pilot
 from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol import to_pilot
 from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, GangPlace
 from stoker.manager.protocol.reliable import Outbox
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from core.builders import Cluster, devices, recipe
 
@@ -30,7 +31,9 @@ def test_a_context_is_loaded_elsewhere_only_when_the_wait_is_longer_than_the_loa
 
 def test_advice_from_history_counts_as_long_as_nothing_was_measured(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a"))
-    c.event(AdviceArrived("a", {"cpu": ContextAdvice(load_s=20.0, run_s=1.0, resident_bytes=10**9, peak_bytes=2 * 10**9)}))  # type: ignore[arg-type]
+    c.event(
+        AdviceArrived("a", {"cpu": ContextAdvice(load_s=20.0, run_s=1.0, resident_bytes=10**9, peak_bytes=2 * 10**9)})
+    )  # type: ignore[arg-type]
     c.calls(30, context="a")
     assert c.lives_on("a") == ["p1", "p2"]  # 30 s on one, 15 s on each of two
     assert c.library(context="a").promised_bytes == 2.2 * 10**9
@@ -122,7 +125,7 @@ def test_with_one_device_two_queues_take_turns(cluster: Make) -> None:
                 c.die(library, failure=None)
         c.ready()
         turns += [x.context.recipe.key for x in c.core.state.libraries.values()]
-    changes = sum(a != b for a, b in zip(turns, turns[1:], strict=False))
+    changes = sum(a != b for a, b in pairwise(turns))
     assert 3 <= changes <= 6  # each has the device for about ten seconds
 
 

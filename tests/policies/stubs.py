@@ -1,0 +1,211 @@
+"""Stub policies: each is the smallest that needs one power of the seams, so that no later policy needs another core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.contexts.recipe import Needs
+from stoker.manager.core.overlay import Overlay, imagine_pilot
+from stoker.manager.core.seams import (
+    Action,
+    Ask,
+    Changes,
+    Drop,
+    Evict,
+    Load,
+    Policies,
+    Release,
+    Resize,
+    Send,
+    SendGang,
+    Timer,
+    View,
+    WantPilots,
+)
+from stoker.manager.core.state import Call, CallState, Context, Library, LibraryState
+from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
+from stoker.manager.protocol.ids import LibraryId, PilotId
+from stoker.manager.protocol.to_manager import DeviceFacts
+
+
+def policies(
+    *,
+    dispatch: HottestFirst | None = None,
+    residency: LoadWhereWanted | None = None,
+    provisioning: TakeWhatComes | None = None,
+) -> Policies:
+    """The default ones but for those given."""
+    return Policies(
+        dispatch=dispatch or HottestFirst(),
+        residency=residency or LoadWhereWanted(),
+        provisioning=provisioning or TakeWhatComes(),
+    )
+
+
+class Elastic(HottestFirst):
+    """Dispatch in rounds, as PromptTuner's: a waiting gang call gets as many free libraries as it wants, most first."""
+
+    period_s = 0.05
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+        return None
+
+    def pull(self, view: View, library: Library) -> int | Sequence[Action]:
+        return 0
+
+    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+        plan: list[Action] = []
+        for context in view.hungry.values():
+            free = list(context.idle)
+            for call in context.queue:
+                smallest, largest = call.group.options.gang
+                if len(free) >= smallest:
+                    members, free = free[:largest], free[largest:]
+                    plan.append(SendGang(call.id, tuple(members), rendezvous="n1:4000"))
+        return plan
+
+
+class MoreMemory(LoadWhereWanted):
+    """Residency, as SLINFER's watermarks: when `big` has loaded, every other library shrinks to make it grow."""
+
+    period_s = 0.1
+
+    def __init__(self, *, small: int, large: int) -> None:
+        super().__init__()
+        self.small, self.large = small, large
+        self.seen: list[Changes] = []
+
+    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+        self.seen.append(changes)
+        plan: list[Action] = []
+        for id in sorted(changes.libraries):
+            library = view.libraries.get(id)  # type: ignore[call-overload]
+            if library is None or library.state is not LibraryState.READY:
+                continue
+            for other in library.devices[0].libraries.values():
+                plan += self._step(other)
+        return plan
+
+    def _step(self, library: Library) -> list[Action]:
+        if library.resizing or library.state is not LibraryState.READY:
+            return []
+        if library.context.recipe.key != "big":
+            return [Resize(library.id, self.small)] if library.promised_bytes > self.small else []
+        fits = library.devices[0].free_bytes >= self.large - library.promised_bytes
+        return [Resize(library.id, self.large)] if fits and library.promised_bytes < self.large else []
+
+
+class Preempt(HottestFirst):
+    """Dispatch: a call of high priority that finds no room takes the place of a running one of lower priority."""
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+        found = super().place(view, call)
+        if found is not None or not call.group.options.priority:
+            return found
+        for library in call.group.context.libraries.values():
+            for other in library.held.values():
+                if other.group.options.priority < call.group.options.priority:
+                    return Evict(other.id)
+        return None
+
+    asks_every_call = True
+
+
+class Offer(HottestFirst):
+    """Dispatch whose picture of the pilots is old: it offers, and offers elsewhere what was refused."""
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+        tried = sum("refused" in text for _, text in call.notes or ())
+        free = sorted(call.group.context.idle)
+        return Send(call.id, free[tried % len(free)], offer=True) if free else None
+
+    def pull(self, view: View, library: Library) -> int | Sequence[Action]:
+        head = library.context.queue.head()
+        return (Send(head.id, library.id, offer=True),) if head is not None and library.load < library.slots else 0
+
+
+class Deadlines(HottestFirst):
+    """Dispatch that drops what cannot be in time any more, with a reason, when its timer says so."""
+
+    asks_every_call = True
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+        latest = call.group.options.objective.deadline_at
+        found = super().place(view, call)
+        return Timer(latest, str(call.id)) if found is None and latest else found
+
+    def timer(self, view: View, key: str) -> Sequence[Action]:
+        call = view.calls.get(int(key))
+        if call is None or call.state is not CallState.WAITING:
+            return ()
+        return (Drop(call.id, f"its deadline at {call.group.options.objective.deadline_at:g} s has passed"),)
+
+
+class Variants(HottestFirst):
+    """Dispatch, as Arlo's: a call goes to the first of its variants that has a free library, best first."""
+
+    asks_every_call = True
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+        for key in (call.group.context.recipe.key, *call.group.options.variants):
+            for id in view.contexts[key].idle:
+                return id
+        return None
+
+
+class Advised(LoadWhereWanted):
+    """Residency that asks what a context costs, does not wait for it, and drops the plan when the answer is bad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: set[str] = set()
+
+    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+        plan = list(super().wanted(view, context))
+        if context.recipe.key not in self.asked:
+            self.asked.add(context.recipe.key)
+            plan.append(Ask(context.recipe.key))  # type: ignore[arg-type]
+        return plan
+
+    def advised(self, view: View, context: Context) -> Sequence[Action]:
+        if context.advice[""].run_s < 100:
+            return ()
+        return tuple(Drop(call.id, "it would take too long") for call in context.queue)
+
+
+class Lease(TakeWhatComes):
+    """Provisioning, as PromptTuner's 60 s reclaim: a pilot is released when its lease is over."""
+
+    def __init__(self, *, lease_s: float) -> None:
+        super().__init__()
+        self.lease_s = lease_s
+        self.leased: set[PilotId] = set()
+
+    def demand(self, view: View) -> Sequence[Action]:
+        new = [id for id in view.pilots if id not in self.leased]
+        self.leased.update(new)
+        return [Timer(view.now + self.lease_s, id) for id in new]
+
+    def timer(self, view: View, key: str) -> Sequence[Action]:
+        return (Release(PilotId(key), "its lease is over"),) if key in view.pilots else ()
+
+
+class WhatIf(TakeWhatComes):
+    """Provisioning that asks the residency policy: if there were one more pilot, would you use it?"""
+
+    def __init__(self, residency: LoadWhereWanted) -> None:
+        super().__init__(elastic=True)
+        self.residency = residency
+        self.wants = 0
+
+    def demand(self, view: View) -> Sequence[Action]:
+        facts = DeviceFacts("cpu:0", "cpu", 8 * 10**9)  # type: ignore[arg-type]
+        overlay = Overlay(view, pilots=(imagine_pilot(PilotId("imagined"), (facts,), view.now),))
+        for context in view.hungry.values():
+            plan = self.residency.wanted(overlay, context)
+            if any(isinstance(action, Load) and action.pilot == "imagined" for action in plan):
+                return (WantPilots(1, "cpu"),)
+        return ()
+
+    def may_bring(self, view: View, needs: Needs) -> bool:
+        return True
