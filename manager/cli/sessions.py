@@ -58,7 +58,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
 def find(name: str = "") -> SessionFolder:
     """The session that is meant: by its path, or the newest of that id (or a beginning of one; empty: any).
 
-    Those that live are known by links in the state folder, those that ended if they were started from this folder.
+    The last ones are known by links in the state folder, older ones if they were started from this folder.
     Raises SessionError.
     """
     if name and (Path(name) / "session.json").exists():

@@ -38,7 +38,7 @@ from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants, Preparer
-from stoker.manager.executor.processes import ManagerProcess, make_folder, new_session_id, register, unregister
+from stoker.manager.executor.processes import ManagerProcess, make_folder, new_session_id, register
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
 from stoker.manager.protocol.to_manager import EndSession, ReleaseBlock, WantPilots
@@ -166,7 +166,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             self._manager.end(grace_s=END_LIMIT_S / 2)
         if self._link is not None:
             self._link.close()
-            unregister(self._link.folder, self._link.session.session)
             blocks.remove_objects(self._link.folder)
         super().shutdown()
 
@@ -234,7 +233,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._executor_exception = exception
         self._executor_bad_state.set()
         if self._link is not None:
-            self._link.fail_all(BadStateException(self, exception))
+            bad = BadStateException(self, exception)  # what Parsl's users expect; the reason goes along
+            bad.__cause__ = exception
+            self._link.fail_all(bad)
 
     def ask_status(self, timeout_s: float = STATUS_LIMIT_S) -> Status | None:
         """The session at this moment; None if the manager does not answer in time."""

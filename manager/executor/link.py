@@ -260,11 +260,11 @@ class Link:
             self._close_sockets()
 
     def _turn(self) -> None:
-        self._woken = False
         try:
             os.eventfd_read(self._wake_fd)
         except BlockingIOError:
             pass
+        self._woken = False  # after the read: a wake-up between the two is still in the descriptor
         self._watch()
         for data in self._drain():
             self._take(data)

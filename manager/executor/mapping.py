@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from parsl.app.python import PythonApp
+from parsl.executors.errors import BadStateException
 
 from stoker.errors import ConfigError
 from stoker.manager.executor.apps import StokerApp, loaded_kernel, stoker_executors
@@ -160,6 +161,9 @@ class Stream(Iterator[Any]):
             stop.add_note(said)
             sys.stderr.write(f"\n{said}\n")
             raise
+        except BadStateException as bad:
+            self.close()
+            raise bad.__cause__ or bad from None
         except BaseException:
             self.close()
             raise

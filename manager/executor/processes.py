@@ -8,7 +8,6 @@ dies again and again, or before it ever listened, takes the session down with it
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import subprocess
 import sys
@@ -29,6 +28,9 @@ RESTARTS = 5
 RESTART_WINDOW_S = 60.0
 """More deaths than this within the window end the session."""
 
+KEPT_SESSIONS = 50
+"""So many sessions are known by their ids; the folders of older ones stay, and can be named by path."""
+
 
 def make_folder(folder: SessionFolder) -> None:
     """Make a session folder and its keys."""
@@ -47,22 +49,16 @@ def new_session_id() -> str:
 
 
 def register(folder: SessionFolder) -> None:
-    """Link the session into the user's state folder, where `stoker status` finds it."""
+    """Link the session into the user's state folder, where `stoker status` finds it, also after its end."""
     links = state_folder() / "sessions"
     links.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for old in links.iterdir():
-        if not (old / "session.json").exists():
+    newest_first = sorted(links.iterdir(), key=lambda link: link.lstat().st_mtime, reverse=True)
+    for place, old in enumerate(newest_first):
+        if place >= KEPT_SESSIONS or not (old / "session.json").exists():
             old.unlink(missing_ok=True)
     link = links / folder.read().session
     link.unlink(missing_ok=True)
     link.symlink_to(folder.path)
-
-
-def unregister(folder: SessionFolder, session: str) -> None:
-    """Take the session's link away."""
-    link = state_folder() / "sessions" / session
-    if link.is_symlink() and os.readlink(link) == str(folder.path):
-        link.unlink(missing_ok=True)
 
 
 class ManagerProcess:
