@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import stoker
+from stoker.apps.common.hints import count
 from stoker.apps.common.session_facts import ContextFacts, context_facts
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _PATIENCE_S = 5.0
+_FIRST_PILOT_S = 3.0
 T = TypeVar("T")
 
 
@@ -102,8 +104,14 @@ def _results(app: StokerApp, items: Iterable[Any]) -> Iterator[Any]:
 
 
 def session_line(session: Session) -> str:
-    """`stoker 0.1.0 · site local · 1 pilot, 2 devices · session k3v9`."""
-    return f"stoker {stoker.__version__} · site {session.executor.site.name} · session {session.id}"
+    """`stoker 0.1.0 · site local · 1 pilot, 2 x cpu · session k3v9`. Waits a moment for the first pilot."""
+    until = time.monotonic() + _FIRST_PILOT_S
+    while not (pilots := session.status().pilots) and time.monotonic() < until:
+        time.sleep(0.05)
+    kinds = [device.kind for pilot in pilots for device in pilot.devices]
+    devices = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+    here = f"{count(len(pilots), 'pilot')}, {devices}" if pilots else "no pilot yet: stoker status says why"
+    return f"stoker {stoker.__version__} · site {session.executor.site.name} · {here} · session {session.id}"
 
 
 def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFacts]:

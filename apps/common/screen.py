@@ -29,6 +29,7 @@ from stoker.units import show_seconds
 _LINE_EVERY_S = 10.0
 _LOOK_EVERY_S = 0.5
 _RATE_WINDOW_S = 30.0
+_RATE_FROM_S = 1.0
 
 
 class Screen:
@@ -91,11 +92,12 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Things a second over the last half minute; 0 while there is too little to say."""
+        """Things a second over the last half minute; 0 while there is too little to say: the first results of several
+        devices come close together, whatever they cost."""
         now = time.monotonic()
         while len(self._recent) > 2 and self._recent[0][0] < now - _RATE_WINDOW_S:
             self._recent.popleft()
-        if len(self._recent) < 2 or now <= self._recent[0][0]:
+        if len(self._recent) < 2 or now < self._recent[0][0] + _RATE_FROM_S:
             return 0.0
         return (self._recent[-1][1] - self._recent[0][1]) / (now - self._recent[0][0])
 
