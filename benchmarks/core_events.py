@@ -182,9 +182,8 @@ def main() -> None:
         gc.collect()
         if not asked.json:
             median, low, high = statistics.median(rates[queued]), min(rates[queued]), max(rates[queued])
-            print(
-                f"{queued:>9,} queued, {asked.pilots:,} pilots: {median:>9,.0f} events/s  ({low:,.0f}-{high:,.0f}), {ends:.1f} ends a frame"
-            )
+            spread = f"({low:,.0f}-{high:,.0f}), {ends:.1f} ends a frame"
+            print(f"{queued:>9,} queued, {asked.pilots:,} pilots: {median:>9,.0f} events/s  {spread}")
     if asked.json:
         print(json.dumps({"events_per_second": rates}))
 

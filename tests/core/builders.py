@@ -1,4 +1,4 @@
-"""Clusters for tests, by hand: `cluster(pilots=3).call("c1")` says what happened, `hears` what the core said about it."""
+"""Clusters for tests, by hand: `cluster(pilots=3).call("c1")` tells what happened, `hears` what the core said to it."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Preempt(HottestFirst):
             return found
         for library in call.group.context.libraries.values():
             for other in library.held.values():
-                if other.group.options.priority < call.group.options.priority:
+                if other.holder is library and other.group.options.priority < call.group.options.priority:
                     return Evict(other.id)
         return None
 
