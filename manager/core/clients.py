@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 from stoker.manager.core import calls, pilots, report, story
 from stoker.manager.core.commands import AskAdvice, EndManager, ToClient
 from stoker.manager.core.events import FromClient
-from stoker.manager.core.state import CallState, Client, Context, Group
+from stoker.manager.core.state import CallState, Client, Context, Group, PilotState
 from stoker.manager.protocol import to_client, to_manager
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId, RecipeKey
@@ -74,8 +74,11 @@ def _message(core: Core, client: Client, message: to_manager.FromClient) -> None
             core.tell(client, report.status(state))
         case AskStory(subject=subject):
             core.tell(client, story.tell(state, subject))
-        case WantPilots(blocks=blocks):
+        case WantPilots(blocks=blocks, ended=ended):
             state.blocks = dict(blocks)
+            for pilot in [each for each in state.pilots.values() if each.block in ended]:
+                if pilot.state is PilotState.CUT:
+                    pilots.lost(core, pilot.id, f"its block {pilot.block} has ended")
             core.supply_changed |= bool(state.hungry)
         case ReleaseBlock(block=block):
             for pilot in state.pilots.values():

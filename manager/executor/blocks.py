@@ -37,7 +37,8 @@ def on_failed_blocks(executor: StokerExecutor, status: dict[str, JobStatus]) -> 
     failed = [job for job in status.values() if job.state in (JobState.FAILED, JobState.MISSING)]
     if len(status) >= enough and len(failed) == len(status):
         answer = executor.ask_status()
-        if answer is None or not (answer.pilots or answer.lost_pilots):
+        # Without an answer (the manager is being started again) nobody knows whether there was a pilot: look again.
+        if answer is not None and not (answer.pilots or answer.lost_pilots):
             executor.set_bad_state_and_fail_all(_get_error(status))
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from parsl.data_provider.staging import Staging
 from parsl.executors.errors import BadStateException
 from parsl.executors.status_handling import BlockProviderExecutor
-from parsl.jobs.states import JobState, JobStatus
+from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
 from parsl.monitoring.radios.base import RadioConfig
 from parsl.monitoring.radios.filesystem import FilesystemRadio
 from parsl.providers import LocalProvider
@@ -289,7 +289,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         said = {block: blocks.show(job) for block, job in self._status.items()}
         if said != self._said_blocks and self._link is not None and not self._stopped:
             self._said_blocks = said
-            self._link.tell(WantPilots(said))
+            ended = tuple(block for block, job in self._status.items() if job.state in TERMINAL_STATES)
+            self._link.tell(WantPilots(said, ended))
 
     def _finish_draining(self) -> None:
         for block, until in list(self._draining.items()):

@@ -74,9 +74,13 @@ class AskStory(_Message, frozen=True, tag="ask-story"):
 
 
 class WantPilots(_Message, frozen=True, tag="want-pilots"):
-    """The client's provider has changed its blocks: what `status` should say of them (state, reason)."""
+    """The client's provider has changed its blocks: what `status` should say of them (state, reason).
+
+    `ended`: those whose batch job is over. A pilot of such a block that is cut off will not come back.
+    """
 
     blocks: dict[str, str]
+    ended: tuple[str, ...] = ()
 
 
 class ReleaseBlock(_Message, frozen=True, tag="release-block"):
