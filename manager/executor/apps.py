@@ -168,14 +168,17 @@ def _context_first(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def loaded_kernel(name: str) -> DataFlowKernel:
-    """Parsl's loaded kernel. Raises SessionError, which names the app and shows how to load a site."""
+def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
+    """Parsl's loaded kernel. Raises SessionError, which names the app and shows how to load a site.
+
+    `inside`: what to do instead in a function that is a call already.
+    """
     try:
         return DataFlowKernelLoader.dfk()
     except NoDataFlowKernelError:
         raise SessionError(
             f"{name} was called before a site was loaded. Load one first:\n\n{HOW_TO_LOAD}\n\n"
-            f"Inside of another call, call the function itself: {name}.function(...)"
+            f"Inside of another call, {inside or f'call the function itself: {name}.function(...)'}"
         ) from None
 
 

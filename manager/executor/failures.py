@@ -45,12 +45,22 @@ def outcome(end: CallEnd) -> Any:
         raise failure_error(end.failure, call=end.call)
     error = payloads.load_exception(_bytes(end.payload, end))
     if isinstance(error, Exception):
+        error.add_note(_where(end))
         raise error
     kind = type(error).__name__  # SystemExit and the like would end this program instead of telling it something
     text = str(error.__cause__)
     raise RemoteCallError(
-        f"call {show_call(end.call)} raised {error!r}", kind=kind, traceback=text
+        f"call {show_call(end.call)} raised {error!r}, which would have ended its process; return instead, or raise "
+        "an Exception",
+        call=show_call(end.call),
+        kind=kind,
+        traceback=text,
     ) from error.__cause__
+
+
+def _where(end: CallEnd) -> str:
+    call = show_call(end.call)
+    return f"call {call} (what it printed: stoker logs {call})" if end.printed else f"call {call}"
 
 
 def failure_error(failure: Failure, *, call: int) -> StokerError:

@@ -24,7 +24,7 @@ class LargeArguments:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._users: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collected `map` may drop its files wherever a collection starts
 
     def put(self, data: bytes) -> ObjectRef:
         """Write bytes under their cache name, for one call. Raises OSError."""

@@ -11,6 +11,10 @@ Two questions that the name does not answer:
   says. One result comes back for each call: for each item, or for each batch.
 - When is an error raised? Where its result would have come: in order with `ordered`, else when it arrives. The calls
   that are left are cancelled then, as they are when the loop ends early or Ctrl-C stops it.
+
+A loop that is left drops the last reference to its stream, which is what cancels: so the link knows the stream's
+`Inbox` only. Ctrl-C in the body of a loop does the same, before anybody can say what was kept; that is remembered
+(`_left`) for the session, which is the next to hear of the Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
@@ -33,11 +38,12 @@ from stoker.errors import ConfigError
 from stoker.manager.executor.apps import StokerApp, loaded_kernel, stoker_executors
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
+from stoker.manager.executor.inbox import Inbox
 from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.packing import name_of, pack_arguments
 from stoker.manager.executor.progress import Bar, Follow
 from stoker.manager.executor.wants import Wants
-from stoker.manager.protocol.calls import CallEnd, CallProgress, Payload
+from stoker.manager.protocol.calls import CallEnd, Payload
 from stoker.manager.protocol.ids import CallId
 
 WINDOW = 2_000
@@ -62,9 +68,11 @@ def map(
     """Call `function` on every item; iterate over the results as they come.
 
     `function` is an app or a plain function. With `batch_size=n` it gets lists of up to n items, and there is one
-    result a list. `items` may be endless: at most `window` calls (default 2,000) are in flight. `progress=True` shows
-    a bar; a callable gets `(done, total)`, total None if `items` has no length. Raises SessionError before a site is
-    loaded, ConfigError for an option that cannot be meant.
+    result a list. Results come in the order of the items; `ordered=False`: each as soon as it is there. `items` may be
+    endless: at most `window` calls (default 2,000) are in flight; futures among them are waited for. `progress=True`
+    shows a bar; a callable gets `(done, total)`, total None if `items` has no length. To leave the loop cancels what
+    is left. Raises SessionError before a site is loaded, ConfigError for an option that cannot be meant, and what a
+    call raised in place of its result.
     """
     size = batch_size if batch_size is not None else getattr(_app_in(function), "batch_size", None)
     for name, number in (("batch_size", size), ("window", window)):
@@ -75,13 +83,23 @@ def map(
     if not isinstance(items, Iterable):
         raise ConfigError(f"stoker.map: {items!r} cannot be iterated over; write stoker.map(function, items)")
     name = name_of(function)
-    executor = stoker_executors(loaded_kernel(f"stoker.map({name}, ...)"), "stoker.map")[0]
+    kernel = loaded_kernel(f"stoker.map({name}, ...)", inside="use Python's own map")
+    executor = stoker_executors(kernel, "stoker.map")[0]
     total = len(items) if isinstance(items, Sized) else None
     if total is not None and size is not None:
         total = -(-total // size)
-    inputs = iter(items) if size is None else _batches(iter(items), size)
+    inputs = _settled(items) if size is None else _batches(_settled(items), size)
     follow = Bar(name, total, executor.ask_status) if progress is True else progress or None
-    return Stream(executor, function, inputs, ordered=ordered, window=window or WINDOW, total=total, follow=follow)
+    return Stream(
+        executor,
+        function,
+        inputs,
+        ordered=ordered,
+        window=window or WINDOW,
+        total=total,
+        follow=follow,
+        what="item" if size is None else "batch",
+    )
 
 
 class Stream(Iterator[Any]):
@@ -97,6 +115,7 @@ class Stream(Iterator[Any]):
         window: int,
         total: int | None,
         follow: Follow | None,
+        what: str,
     ) -> None:
         wants = _PLAIN
         self._before: tuple[Any, ...] = ()
@@ -115,37 +134,19 @@ class Stream(Iterator[Any]):
         self._window = window
         self._total = total
         self._follow = follow
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._arrived: deque[Any] = deque()
+        self._inbox = Inbox()
+        self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
         self._sent: dict[CallId, tuple[int, int]] = {}  # place in order, bytes
         self._bytes = 0
         self._places = itertools.count()
         self._next = 0
         self._ready: dict[int, Any] = {}
+        self._failed: dict[CallId, int] = {}  # of many items, it matters which one it was
+        self._what = what
         self._exhausted = False
         self._closed = False
         self.taken = 0
         _open_streams.add(self)
-
-    # ---- for the link, on its thread
-
-    def settle(self, end: CallEnd) -> bool:
-        """A call has ended."""
-        self._arrived.append(end)
-        return True
-
-    def fail(self, call: CallId, error: Exception) -> None:
-        """A call will have no end."""
-        self._arrived.append((call, error))
-
-    def flush(self) -> None:
-        """Ring once for all that came together."""
-        self._bell.put(None)
-
-    def report(self, progress: CallProgress) -> None:
-        """Reports of running calls are not shown."""
-
-    # ---- for the consumer
 
     def __iter__(self) -> Stream:
         return self
@@ -196,9 +197,9 @@ class Stream(Iterator[Any]):
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
-            self.close()
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not getattr(self, "_closed", True) and not _ending():
+            _left.append((time.monotonic(), self.interrupted()))
 
     def __repr__(self) -> str:
         total = "" if self._total is None else f" of {self._total:,}"
@@ -216,7 +217,12 @@ class Stream(Iterator[Any]):
                 self._next += 1
                 if type(end) is tuple:
                     raise end[1]
-                value = outcome(end)
+                try:
+                    value = outcome(end)
+                except Exception as error:
+                    if end.call in self._failed:
+                        error.add_note(f"stoker.map: {self._what} {self._failed[end.call]:,}, counted from 0")
+                    raise
                 self.taken += 1
                 if self._follow is not None:
                     self._follow(self.taken, self._total)
@@ -248,6 +254,8 @@ class Stream(Iterator[Any]):
             if sent is not None:
                 self._bytes -= sent[1]
                 self._ready[sent[0] if self._ordered else self._next + len(self._ready)] = end
+                if type(end) is CallEnd and not end.ok:
+                    self._failed[call] = sent[0]
 
     def _fill(self) -> None:
         """Send calls while there is room, but not one by one while results can be handed over."""
@@ -292,7 +300,7 @@ class Stream(Iterator[Any]):
 
     def _send(self, packed: list[Payload]) -> None:
         if packed:
-            for call, payload in zip(self._link.submit_many(self._job, packed, self), packed, strict=True):
+            for call, payload in zip(self._link.submit_many(self._job, packed, self._inbox), packed, strict=True):
                 size = _size(payload)
                 self._sent[call] = (next(self._places), size)
                 self._bytes += size
@@ -305,16 +313,27 @@ class Stream(Iterator[Any]):
 
 
 _open_streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+_left: deque[tuple[float, str]] = deque(maxlen=4)
+"""Streams whose loops were left, with what there was to say of them."""
+_JUST_S = 1.0
 
 
 def interrupt_open() -> list[str]:
     """Stop every open stream, because Ctrl-C came while their consumer was at work; what to say of each."""
-    return [stream.interrupted() for stream in list(_open_streams)]
+    now = time.monotonic()
+    just = [said for at, said in _left if now - at < _JUST_S]
+    _left.clear()
+    return just + [stream.interrupted() for stream in list(_open_streams)]
 
 
 def _app_in(function: Callable[..., Any]) -> PythonApp | None:
     inner = function.func if isinstance(function, functools.partial) else function
     return inner if isinstance(inner, PythonApp) else None
+
+
+def _settled(items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        yield item.result() if isinstance(item, Future) else item
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -21,7 +21,7 @@ Follow = Callable[[int, int | None], None]
 
 REDRAW_S = 0.1
 LINE_S = 10.0
-STATUS_S = 3.0
+STATUS_S = 1.0
 
 
 class Bar:

@@ -6,6 +6,7 @@ import functools
 import gc
 import itertools
 import os
+import re
 import threading
 import time
 import weakref
@@ -107,6 +108,39 @@ def test_map_without_order_gives_all_and_the_quick_ones_first(session):
     naps = [1.0, 0.0, 0.0, 0.0]
     assert list(stoker.map(nap, naps, ordered=True)) == naps
     assert list(stoker.map(nap, naps, ordered=False))[-1] == 1.0
+
+
+def test_a_loop_that_is_left_cancels_the_calls_that_are_left(session):
+    @stoker.app(context=greeter("nap", os.devnull))
+    def nap(context, seconds):
+        time.sleep(seconds)
+        return seconds
+
+    for seconds in stoker.map(nap, [0.05] * 1_000):
+        assert seconds == 0.05
+        break
+    assert nap(0.0).result(20) == 0.0  # behind a thousand naps it would take 25 s and more
+    assert session.status().queued == 0
+
+
+def test_an_error_says_which_call_and_which_item_it_was(session):
+    @stoker.app()
+    def half(number):
+        print("half of", number)
+        return 1 / number
+
+    with pytest.raises(ZeroDivisionError) as one:
+        half(0).result(60)
+    assert re.fullmatch(r"call (c-\d+) \(what it printed: stoker logs \1\)", one.value.__notes__[0])
+    for ordered in (True, False):
+        with pytest.raises(ZeroDivisionError) as among:
+            list(stoker.map(half, [1, 2, 0, 4], ordered=ordered))
+        assert among.value.__notes__[1] == "stoker.map: item 2, counted from 0"
+
+
+def test_map_waits_for_items_that_are_futures(greet):
+    assert list(stoker.map(greet, [greet("a"), "b"])) == ["hello hello a!!", "hello b!"]
+    assert list(stoker.map("".join, [greet("a"), "b"], batch_size=2)) == ["hello a!b"]
 
 
 def test_map_in_batches_gives_lists_and_one_result_a_list(session):
