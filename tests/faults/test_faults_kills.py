@@ -109,6 +109,26 @@ def test_the_manager_is_killed_in_a_stream_of_calls_and_finished_work_is_not_run
     assert session.status().pilots[0].state == "here"
 
 
+def test_pilot_and_manager_are_killed_together(world, tmp_path):
+    log = str(tmp_path / "log")
+
+    def work(context, number):
+        note(log, number)
+        time.sleep(0.002)
+        return number
+
+    with stoker.load(run_dir=str(world.runs), strategy_period=0.1):
+        results = stoker.map(stoker.app(context=loaded(log))(work), range(1000))
+        got = [next(results) for _ in range(50)]
+        kill([world.manager(), world.pilot()])
+        got += results
+        assert got == list(range(1000))
+    runs = count_lines(tmp_path / "log")
+    assert runs.pop("loaded") <= 4
+    assert set(runs) == {str(number) for number in range(1000)}
+    assert sum(runs.values()) <= 1000 + 200, "results that the pilot had not handed over are made again"
+
+
 def test_a_manager_that_dies_again_and_again_ends_the_session_with_its_log(session, world):
     @stoker.app()
     def wait():

@@ -97,6 +97,10 @@ class World:
         [pid] = until(lambda: _leaders(self.of("stoker.pilot.main")), why="a pilot")
         return pid
 
+    def pilots(self) -> list[int]:
+        """Pilots that are here just now."""
+        return _leaders(self.of("stoker.pilot.main"))
+
     def pilot_folders(self) -> list[Path]:
         """What pilots keep on local disk while they live."""
         return list(self.scratch.glob("stoker-*/pilot-*"))

@@ -1,0 +1,110 @@
+"""Everything is killed at seeded random times while calls stream: each ends exactly once, with the right result."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from faults.world import World, count_lines, is_alive, kill, note
+
+import stoker
+
+CALLS = 2_000
+
+
+class Chaos(threading.Thread):
+    """Kills a library, the pilot or the manager every now and then, until it is stopped. `done` says what it did.
+
+    Two things would rightly end calls as failed, so they are left out: a call that was running in two killed libraries
+    is a poison call, and a manager that dies five times within a minute ends its session.
+    """
+
+    def __init__(self, world: World, seed: int, *, log: Path, every_s: tuple[float, float]) -> None:
+        super().__init__(name="chaos", daemon=True)
+        self.done: list[str] = []
+        self._world = world
+        self._chance = random.Random(seed)
+        self._log = log
+        self._every_s = every_s
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        plan = ["library", "manager", "library", "pilot", "library", "manager", "library", "pilot", "manager"]
+        self._chance.shuffle(plan)
+        while not self._over.wait(self._chance.uniform(*self._every_s)):
+            what = plan[-1] if plan else "library"
+            if getattr(self, f"_kill_{what}")():
+                self.done.append(what)
+                del plan[-1:]
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+    def _kill_library(self) -> bool:
+        ran = [line.split() for line in count_lines(self._log) if not line.startswith("loaded")]
+        libraries = [pid for pid in {int(pid) for _, pid in ran} if is_alive(pid)]
+        if not libraries:
+            return False
+        library = self._chance.choice(sorted(libraries))
+        kill([library], signal.SIGSTOP)  # it begins no other call while it is looked at
+        ran = [line.split() for line in count_lines(self._log) if not line.startswith("loaded")]
+        last = next(number for number, pid in reversed(ran) if int(pid) == library)
+        innocent = sum(number == last for number, _ in ran) == 1
+        kill([library], signal.SIGKILL if innocent else signal.SIGCONT)
+        return innocent
+
+    def _kill_pilot(self) -> bool:
+        pilots = self._world.pilots()
+        kill(pilots)
+        return bool(pilots)
+
+    def _kill_manager(self) -> bool:
+        managers = self._world.of("stoker.manager.main")
+        kill(managers)
+        return bool(managers)
+
+
+@stoker.context
+def slow_to_load(log):
+    note(log, "loaded")
+    time.sleep(0.05)
+    return 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_every_call_ends_once_with_its_result_while_everything_dies(world, tmp_path, seed):
+    log = str(tmp_path / "log")
+
+    def work(context, number):
+        note(log, f"{number} {os.getpid()}")
+        time.sleep(0.004)
+        return number * context, b"x" * (number % 7) * 1000
+
+    with stoker.load(run_dir=str(world.runs), strategy_period=0.2) as session:
+        app = stoker.app(context=slow_to_load(log))(work)
+        chaos = Chaos(world, seed, log=tmp_path / "log", every_s=(0.2, 1.0))
+        results = stoker.map(app, range(CALLS), window=500)
+        got = [next(results)]
+        chaos.start()
+        try:
+            got += results
+        finally:
+            chaos.stop()
+        assert got == [(number * 3, b"x" * (number % 7) * 1000) for number in range(CALLS)]
+        assert set(chaos.done) == {"library", "manager", "pilot"}, chaos.done
+        runs = Counter(line.split()[0] for line in count_lines(tmp_path / "log"))
+        runs.pop("loaded")
+        assert len(runs) == CALLS
+        assert runs.total() - CALLS <= 3 * len(chaos.done), "what runs again is what was running when something died"
+        status = session.status()
+        assert status.failed == 0
+        assert status.done == CALLS
+        assert session.executor.outstanding() == 0

@@ -1,0 +1,194 @@
+"""Ctrl-C at any moment: asks nothing, ends soon, leaves no process and no half-written file; the next run goes on.
+
+A terminal sends SIGINT to every process of its foreground group; so do these tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import signal
+import sys
+import time
+
+import pytest
+from faults.world import World, until
+
+SOON_S = 12.0
+"""How long ending may take: pilots get five seconds to end by themselves, and this machine may be busy."""
+
+PROGRAM = """
+import os, sys, time
+print("begins", flush=True)
+import stoker
+
+@stoker.context
+def slow_to_load():
+    time.sleep(0.3)
+    return 5
+
+@stoker.app(context=slow_to_load())
+def work(context, number):
+    time.sleep(0.02)
+    return number
+
+with stoker.load() as session:
+    print("loaded", flush=True)
+    for number in stoker.map(work, range(200)):
+        print(number, flush=True)
+print("ended", flush=True)
+"""
+
+
+def interrupt(program, *, times=1):
+    """Ctrl-C, once or more often; what the program says until it ends, and how long that takes."""
+    started = time.monotonic()
+    for turn in range(times):
+        try:
+            os.killpg(program.pid, signal.SIGINT)
+        except ProcessLookupError:
+            break
+        if turn + 1 < times:
+            time.sleep(0.15)
+    out, err = program.communicate(timeout=60)
+    return out, err, time.monotonic() - started
+
+
+def wait_until_busy(program):
+    for line in program.stdout:
+        if line.strip() == "20":
+            return
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_program_is_interrupted_at_a_random_moment(world, seed):
+    program = world.start(PROGRAM)
+    program.stdout.readline()
+    moment = random.Random(seed).uniform(0.0, 3.5)
+    end = time.monotonic() + moment
+    until(lambda: time.monotonic() >= end or program.poll() is not None)
+    out, err, took = interrupt(program)
+    assert took < SOON_S
+    assert "ended" in out or "KeyboardInterrupt" in err
+    assert "[y/n]" not in (out + err).lower()
+    numbers = [int(line) for line in out.split() if line.isdigit()]
+    assert numbers == list(range(len(numbers)))
+    world.empty()
+    assert not list((world.path / "runinfo").glob("*/stoker/objects/*"))
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_map_that_is_interrupted_says_what_is_kept_and_how_to_go_on(world, times):
+    program = world.start(PROGRAM)
+    wait_until_busy(program)
+    _, err, took = interrupt(program, times=times)
+    assert took < SOON_S
+    assert program.returncode in (-signal.SIGINT, 130, 1)
+    if times == 1:
+        assert "stoker.map stopped: " in err
+        assert "of 200 results were taken" in err
+    world.empty()
+
+
+CLAIMS = 600
+
+TINY = """
+import sys
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+tokenizer = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=letters[0]).save_pretrained(sys.argv[1])
+torch.manual_seed(0)
+LlamaForCausalLM(
+    LlamaConfig(
+        vocab_size=len(letters), hidden_size=64, num_hidden_layers=6, num_attention_heads=4, intermediate_size=64
+    )
+).save_pretrained(sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def model_world(tmp_path_factory):
+    """A world with a tiny model of letters, and claims to verify with it."""
+    for needed in ("torch", "transformers"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed")
+    world = World(tmp_path_factory.mktemp("world"))
+    made = world.start(TINY, str(world.path / "tiny"))
+    _, err = made.communicate(timeout=120)
+    assert made.returncode == 0, err
+    with open(world.path / "claims.jsonl", "w") as file:
+        for number in range(CLAIMS):
+            label = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")[number % 3]
+            file.write(json.dumps({"id": number, "claim": f"The number {number} is even.", "label": label}) + "\n")
+    (world.path / "prompts.toml").write_text('[[prompts]]\nname = "one"\ntext = "Claim: {claim} This claim is"\n')
+    yield world
+    world.clear()
+
+
+def start_run(world):
+    return world.spawn(
+        [
+            *(sys.executable, "-m", "stoker.manager.cli.main", "run", "fact_verification", "--all", "--model", "tiny"),
+            *("--claims", "claims.jsonl", "--prompts", "prompts.toml", "--batch-size", "2", "--format", "jsonl"),
+        ],
+        folder=world.path,
+    )
+
+
+def kept(world):
+    """Results so far, each of them whole."""
+    found = []
+    for file in world.path.glob("runs/*/results.jsonl.part"):
+        found += [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return found
+
+
+def whole(world):
+    return list(world.path.glob("runs/*/results.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_run_is_interrupted_again_and_again_and_the_next_one_goes_on(model_world):
+    world, chance = model_world, random.Random(11)
+    most, busy = 0, 0
+    moments = [chance.uniform(0.1, 0.8), chance.uniform(1.0, 4.0), "first", "hundred more"]
+    for moment in moments:
+        program = start_run(world)
+        if isinstance(moment, float):
+            end = time.monotonic() + moment
+            until(lambda: time.monotonic() >= end or program.poll() is not None)  # noqa: B023
+        else:
+            wanted = most + (1 if moment == "first" else 100)
+            until(lambda: len(kept(world)) >= wanted or program.poll() is not None, limit_s=60)  # noqa: B023
+        finished = program.poll() is not None
+        out, err, took = interrupt(program)
+        assert not finished, err
+        assert took < SOON_S
+        assert program.returncode in (130, -signal.SIGINT) or "Aborted" in err, (program.returncode, err)
+        assert "Traceback" not in err
+        world.empty()
+        assert not whole(world), "a results file is there when it is whole"
+        text = "".join(file.read_text() for file in world.path.glob("runs/*/results.jsonl.part"))
+        assert text.endswith("\n") or not text, "no half-written line"
+        assert len(kept(world)) >= most, "nothing that was kept is lost"
+        most = len(kept(world))
+        if program.returncode == 130 and most:
+            assert f"{most} of {CLAIMS}" in out + err
+            busy += 1
+    assert busy >= 2
+    program = start_run(world)
+    out, err = program.communicate(timeout=120)
+    assert program.returncode == 0, err
+    assert f"{most} of {CLAIMS} are there" in out + err
+    [results] = whole(world)
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    assert len(rows) == CLAIMS
+    assert len({row["claim"] for row in rows}) == CLAIMS
+    world.empty()
