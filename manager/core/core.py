@@ -40,9 +40,9 @@ _SETTLE_TURNS = 100
 """Policies that have not come to rest after so many turns of asking never will."""
 
 
-def _hunger(context: Context) -> float:
-    """Who has waited longest without any library is asked about first, so that nobody takes what was freed for it."""
-    return math.inf if context.starved_since is None else context.starved_since
+def _line(context: Context) -> tuple[float, float, int]:
+    """Who lacks libraries is asked about first, so that nobody takes what was freed for somebody else."""
+    return context.lacking or (math.inf, 0.0, 0)
 
 
 class Core:
@@ -206,7 +206,7 @@ class Core:
                 self.supply_changed, self.demand_changed = False, True
                 self.dirty.update(dict.fromkeys(self.state.hungry.values()))
             elif self.dirty:
-                dirty, self.dirty = sorted(self.dirty, key=_hunger), {}
+                dirty, self.dirty = sorted(self.dirty, key=_line), {}
                 for context in dirty:
                     if context.queue.count:
                         context.asked_at = self.state.now

@@ -179,6 +179,20 @@ class Context:
         self.run_s = 0.0
         self.run_total_s = 0.0
 
+    @property
+    def lacking(self) -> tuple[int, float, int] | None:
+        """Set while the first waiting call lacks libraries that it cannot do without: any at all, or some of its gang.
+        The smallest is first in line for devices: by priority, then by how long that has been so."""
+        head = self.queue.head()
+        if head is None:
+            return None
+        priority, gang = -head.group.options.priority, head.group.options.gang[0]
+        if self.starved_since is not None:
+            return priority, self.starved_since, head.id
+        if gang > 1 and sum(library.usable for library in self.libraries.values()) < gang:
+            return priority, head.submitted_at, head.id
+        return None
+
 
 class Device:
     """One GPU (or CPU allotment) of a pilot. `promised_bytes` is what the manager has given away of its memory."""

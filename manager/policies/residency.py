@@ -78,7 +78,7 @@ class LoadWhereWanted(Quiet):
             impossible = self._impossible(view, context)
             if impossible is not None:
                 return (FailWaiting(key, impossible),)
-        return plan + (self._evict_idle(view, context) or ([] if alive else self._share(view, context)))
+        return plan + (self._evict_idle(view, context) or self._share(view, context))
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
         """Look again at a context whose calls still wait."""
@@ -186,24 +186,28 @@ class LoadWhereWanted(Quiet):
         """Evict just enough idle libraries, those that were used longest ago."""
         if any(x.state is LibraryState.LOADING for x in context.libraries.values()):
             return []
-        chosen = self._make_room(view, context, may_go=_idle, rank=lambda x: (x.used_at, x.id))
+        chosen = self._make_room(
+            view, context, may_go=lambda x: _idle(x) and not _saved(x, context), rank=lambda x: (x.used_at, x.id)
+        )
         return [Unload(x.id, f"idle, and room is needed for {context.recipe.name}") for x in chosen]
 
     def _share(self, view: View, context: Context) -> list[Action]:
-        """A context that has waited long without any library gets a device from whoever holds most of them, and has had
-        it for as long as it took to load."""
-        waited = view.now - (view.now if context.starved_since is None else context.starved_since)
+        """A context that has waited long without the libraries that it needs gets a device from whoever holds most of
+        them, and has had it for as long as it took to load."""
+        lacking = context.lacking
+        waited = view.now - lacking[1] if lacking is not None else 0.0
         if waited < self.patience_s:
             return []
 
         def has_had_its_turn(library: Library) -> bool:
             age = view.now - library.ready_at
-            return library.state is LibraryState.READY and age > max(self.patience_s, library.context.load_s)
+            ready = library.state is LibraryState.READY and not _saved(library, context)
+            return ready and age > max(self.patience_s, library.context.load_s)
 
         chosen = self._make_room(
             view, context, may_go=has_had_its_turn, rank=lambda x: (-len(x.context.libraries), x.ready_at)
         )
-        return [Unload(x.id, f"{context.recipe.name} has waited {waited:.0f} s without a device") for x in chosen]
+        return [Unload(x.id, f"{context.recipe.name} has waited {waited:.0f} s for a device") for x in chosen]
 
     def _make_room(self, view: View, context: Context, *, may_go: _May, rank: _Rank) -> list[Library]:
         """Libraries to end so that the context fits on devices of one pilot: of those that may go, the lowest in rank.
@@ -292,6 +296,13 @@ def _holds(device: Device, context: Context) -> bool:
 
 def _busy(device: Device) -> int:
     return sum(bool(x.held) or x.state is LibraryState.LOADING for x in device.libraries.values())
+
+
+def _saved(library: Library, context: Context) -> bool:
+    """Whether a library that is free waits for the rest of a gang that is before this context in line. Of two gangs
+    that need the same devices the first in line gets them all."""
+    mine, other = context.lacking, library.context.lacking
+    return _idle(library) and other is not None and (mine is None or other < mine)
 
 
 def _idle(library: Library) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from core.builders import DIED, Cluster, recipe
 
+from stoker.manager.core.seams import PolicyError, SendGang, Unload
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, FailureKind
@@ -79,11 +81,11 @@ def test_a_function_that_never_ran_is_not_prefetched(cluster: Make) -> None:
 
 
 def test_prefetch_takes_no_more_than_a_fair_share(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).hot(run_s=0.0001)
-    c.calls(2, priority=1)  # both are busy
-    c.calls(20).end("3")
-    assert len(c.held("p1")) + len(c.held("p2")) == 21 - len(c.waiting())
-    assert max(len(c.held("p1")), len(c.held("p2"))) <= 11
+    c = cluster(pilots=2).calls(2).hot(run_s=0.0001).cut("p1").cut("p2").calls(20)
+    c.come_back("p1", lib1=())
+    assert len(c.held("p1")) == 10
+    c.come_back("p2", lib2=())
+    assert len(c.held("p2")) == 5  # the other five are for whoever is first done
 
 
 def test_a_library_that_runs_dry_takes_back_half_of_what_another_has_not_begun(cluster: Make) -> None:
@@ -218,3 +220,50 @@ def test_progress_reaches_the_client_and_is_kept_for_the_next_try(cluster: Make)
     assert "3 of 10 done" in c.story("c-1")
     c.die(c.library(), "c1", failure=DIED).ready()
     assert c.hears("p1", to_pilot.RunCalls).calls[0].progress == b"checkpoint"
+
+
+def test_what_a_library_was_given_in_the_frame_in_which_it_ended_goes_elsewhere(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2).ready().forget()
+    end = CallEnd(c.ids["1"], True)  # type: ignore[arg-type]
+    c.names[c.ids["1"]] = "1"
+    c.report("p1", say.CallsEnded(1, [end]), say.LibraryGone(1))  # type: ignore[arg-type]
+    assert c.waiting() == ["2"]
+    assert c.hears("p1", to_pilot.StartLibrary).library == 2
+    c.nothing_else_was_said()
+
+
+def test_what_a_pilot_was_given_in_the_frame_in_which_it_is_released_is_never_sent(cluster: Make) -> None:
+    c = cluster().join("p1", block="b").call("1").ready().end("1").forget()
+    c.ids["2"], c.names[2] = 2, "2"
+    c.tell("ana", say.Submit("f", "bare", [CallSpec(2, b"")]), say.ReleaseBlock("b"))  # type: ignore[arg-type]
+    assert c.waiting() == ["2"]
+    c.hears("p1", to_pilot.Exit)
+    c.nothing_else_was_said()
+
+
+def test_what_a_library_was_given_in_the_event_in_which_it_is_stopped_is_never_sent(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready().end("1").forget()
+    c.by_hand = True
+    c.core._ask = lambda: c.core.apply([Unload(1, "for a test")], seam="residency")  # type: ignore[method-assign,arg-type]
+    c.core.supply_changed = True
+    c.call("2")
+    c.hears("p1", to_pilot.StopLibrary)
+    c.nothing_else_was_said()
+    assert c.waiting() == ["2"]
+
+
+def test_a_call_that_a_library_is_still_to_drop_does_not_come_back_to_it_meanwhile(cluster: Make) -> None:
+    c = cluster(pilots=2).define(recipe("a", slots=2)).call("w", context="a").ready().end("w", run_s=50.0)
+    c.calls(3, context="a").wait(1).ready()  # p2 loads too, for it takes long
+    assert c.lives_on("a") == ["p1", "p2"]
+    c.end("2", "3", "4").call("g", context="a", gang=(2, 2)).forget()
+    c.lose("p2")
+    c.hears("p1", to_pilot.CancelCalls)
+    c.join("p3").ready()
+    assert c.waiting("a") == ["g"]  # p1 has two slots, and the first try of `g` in one of them
+    c.by_hand = True
+    members = (c.library("p1", "a").id, c.library("p3", "a").id)
+    with pytest.raises(PolicyError, match="with load 1"):
+        c.core.apply([SendGang(c.ids["g"], members)], seam="dispatch")  # type: ignore[arg-type]
+    c.report("p1", say.CallsReturned(1, (c.ids["g"],)))  # type: ignore[arg-type]
+    assert {library.pilot.id for library in c.holders("g")} == {"p1", "p3"}

@@ -156,3 +156,18 @@ def test_a_queue_that_shrinks_and_grows_again_is_asked_about_again(cluster: Make
     c.by_hand = True
     c.join("p4").forget().calls(30, context="a")
     assert c.lives_on("a") == ["p1", "p4"]
+
+
+def test_while_room_is_on_its_way_nothing_more_is_evicted(cluster: Make) -> None:
+    c = cluster(pilots=2).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
+    c.calls(2, context="a").ready().end("1", "2").call("b1", context="b").wait(5)
+    states = sorted(x.state.value for x in c.context("a").libraries.values())
+    assert states == ["ready", "stopping"]
+
+
+def test_nobody_loses_a_device_before_its_load_has_paid(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
+    c.calls(9, context="a").ready(load_s=30.0).call("b1", context="b").wait(25)
+    assert c.library(context="a").state is LibraryState.READY
+    c.wait(10)
+    assert c.library(context="a").state is LibraryState.STOPPING

@@ -94,6 +94,26 @@ def test_two_gangs_do_not_wait_for_each_other_for_ever(toy: Make, make: Callable
     assert abs(first[0][0] - second[0][0]) >= 2.0
 
 
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_two_gangs_of_two_contexts_that_need_the_same_devices_both_run(toy: Make, first: str) -> None:
+    t = toy()
+    t.pilot("p1", devices=2)
+    t.context("a", declares="5 GB").context("b", declares="6 GB", load_s=2.0)
+    t.call("w1", context="a").call("w2", context="b").run()  # one library each, on one device each
+    t.call("g1", context=first, gang=(2, 2)).call("g2", context="b" if first == "a" else "a", gang=(2, 2), priority=1)
+    t.run(limit_s=60)
+    assert t.ended["g1"].ok
+    assert t.ended["g2"].ok
+
+
+def test_a_gang_gets_its_second_device_from_a_queue_that_never_ends(toy: Make) -> None:
+    t = toy()
+    t.pilot("p1", devices=2)
+    t.context("a", declares="5 GB").context("b", declares="6 GB")
+    t.call(*(f"b{n}" for n in range(100)), context="b").call("g", context="a", gang=(2, 2)).run()
+    assert t.ended_at["g"] < 40
+
+
 def test_a_cancelled_gang_lets_every_member_go(toy: Make) -> None:
     t = toy()
     t.pilot("p1", devices=2)
