@@ -1,7 +1,8 @@
 """A pilot came back: what the manager thinks is there, against what is there.
 
-A pilot that reconnects first sends again what was not acknowledged, then says hello with what it holds. So whatever it
-does not list now, it never got or has lost; and whatever it was told while it was cut off, it must be told again.
+The hello of a pilot that reconnects says what it held before the frames that were not acknowledged; those follow, and
+end what they end. So whatever it does not list, it never got or has lost; and whatever it was told while it was cut
+off, it must be told again.
 """
 
 from __future__ import annotations
