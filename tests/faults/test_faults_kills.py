@@ -10,6 +10,7 @@ import time
 
 import pytest
 from faults.world import command_of, count_lines, is_alive, kill, note, until
+from parsl import python_app
 
 import stoker
 
@@ -107,6 +108,48 @@ def test_the_manager_is_killed_in_a_stream_of_calls_and_finished_work_is_not_run
     assert runs.pop("loaded") <= 2, "libraries live on while the manager is away"
     assert runs == {str(number): 1 for number in range(1500)}
     assert session.status().pilots[0].state == "here"
+
+
+def test_a_pilot_that_freezes_is_given_up_and_ends_when_it_wakes(world, tmp_path):
+    """Its calls run elsewhere; what it says later changes nothing."""
+    site, begun = tmp_path / "site.toml", tmp_path / "begun"
+    site.write_text('[session]\nheartbeat = "0.3 s"\nlease = "5 s"\n')
+
+    with stoker.load(site, run_dir=str(world.runs), strategy_period=0.2) as session:
+
+        @python_app
+        def slow(number):
+            note(str(begun), number)
+            time.sleep(0.3)
+            return number
+
+        futures = [slow(number) for number in range(6)]
+        until(lambda: count_lines(begun))
+        pilot = world.pilot()
+        kill([pilot], signal.SIGSTOP)
+        until(lambda: session.status().lost_pilots == 1, limit_s=20, why="silence is noticed")
+        kill([pilot], signal.SIGCONT)
+        assert [future.result(60) for future in futures] == list(range(6))
+        until(lambda: not is_alive(pilot), why="it is told that it is not wanted")
+        status = session.status()
+        assert (status.failed, status.done, len(status.pilots)) == (0, 6, 1)
+
+
+def test_a_frozen_manager_delays_and_changes_nothing(session, world):
+    def double(number):
+        return number * 2
+
+    results = stoker.map(double, range(3000), window=300)
+    got = [next(results) for _ in range(100)]
+    manager = world.manager()
+    kill([manager], signal.SIGSTOP)
+    frozen = time.monotonic()
+    until(lambda: time.monotonic() - frozen > 2)
+    kill([manager], signal.SIGCONT)
+    got += results
+    assert got == [number * 2 for number in range(3000)]
+    status = session.status()
+    assert (status.lost_pilots, status.rerun_calls, status.failed) == (0, 0, 0)
 
 
 def test_pilot_and_manager_are_killed_together(world, tmp_path):
