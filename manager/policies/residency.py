@@ -211,7 +211,7 @@ class LoadWhereWanted(Quiet):
 
     def _make_room(self, view: View, context: Context, *, may_go: _May, rank: _Rank) -> list[Library]:
         """Libraries to end so that the context fits on devices of one pilot: of those that may go, the lowest in rank.
-        None of them when room is on its way, or cannot be made."""
+        None of them when room is on its way (which ranks before all), or cannot be made."""
         best: tuple[tuple[float, ...], list[Library]] | None = None
         for pilot in view.pilots.values():
             if pilot.state is not PilotState.HERE or context.failed_on.get(pilot.id, 0) >= GIVE_UP_ON_PILOT:
@@ -222,8 +222,6 @@ class LoadWhereWanted(Quiet):
             if len(open_ways) < context.recipe.needs.devices:
                 continue
             worst, chosen = open_ways[-1][0], {x.id: x for _, libraries in open_ways for x in libraries}
-            if not chosen:
-                return []
             if best is None or worst < best[0]:
                 best = worst, list(chosen.values())
         return [] if best is None else best[1]

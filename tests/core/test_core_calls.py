@@ -267,3 +267,15 @@ def test_a_call_that_a_library_is_still_to_drop_does_not_come_back_to_it_meanwhi
         c.core.apply([SendGang(c.ids["g"], members)], seam="dispatch")  # type: ignore[arg-type]
     c.report("p1", say.CallsReturned(1, (c.ids["g"],)))  # type: ignore[arg-type]
     assert {library.pilot.id for library in c.holders("g")} == {"p1", "p3"}
+
+
+def test_nor_is_it_pulled_there(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    c = cluster(pilots=2).define(recipe("a", slots=2)).calls(4, context="a").ready().end("1", "2", "3", "4", run_s=50.0)
+    c.by_hand = True
+    with monkeypatch.context() as patched:
+        patched.setattr(c.policies.dispatch, "place", lambda view, call: SendGang(call.id, (1, 2)))  # type: ignore[arg-type]
+        c.call("g", context="a", gang=(1, 2))
+    c.lose("p2")
+    assert c.waiting("a") == ["g"]
+    c.report("p1", say.CallsReturned(1, (c.ids["g"],)))  # type: ignore[arg-type]
+    assert c.held("p1", "a") == ["g"]

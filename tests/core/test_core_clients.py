@@ -93,13 +93,13 @@ def test_when_its_client_is_gone_the_session_ends(cluster: Make) -> None:
 
 
 def test_calls_of_one_client_end_with_it_and_the_others_go_on(cluster: Make) -> None:
-    c = cluster(pilots=1).client("bob").call("a").call("b", client="bob").ready()
+    c = cluster(pilots=1).client("bob").call("a0").ready().end("a0").call("a").call("b", client="bob")
     c.event(ClientGone("ana"))  # type: ignore[arg-type]
     assert not c.over
     c.report("p1", say.CallsReturned(1, (c.ids["a"],)))  # type: ignore[arg-type]
     c.end("b")
-    assert set(c.ended) == {"b"}
-    c.client("ana")  # it comes back after all, and finds how its call ended
+    assert set(c.ended) == {"a0", "b"}
+    c.client("ana", received=1)  # it comes back after all, and finds how its call ended
     assert c.ended["a"].failure.kind is FailureKind.CANCELLED  # type: ignore[union-attr]
 
 
