@@ -56,7 +56,7 @@ def load_model(path: str, *, dtype: str = "auto", snapshot: bool = True, name: s
         (model, tokenizer), how = _through_snapshot(path, dtype=wanted, device=device, name=name)
     else:
         (model, tokenizer), how = _read(path, dtype=wanted, device=device), "as it is"
-    origin = f"{how}, {show_seconds(time.monotonic() - began)}"
+    origin = f"{how}, in {show_seconds(time.monotonic() - began)}"
     log.info("model %s on %s in %s: %s", path, device, model.dtype, origin)
     return CausalLM(model, tokenizer, name=Path(path).name, origin=origin)
 
@@ -107,7 +107,7 @@ def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple
             break
         facts = _is_snapshot(place) or {}
         took = show_seconds(float(facts.get("made_s", 0.0)))
-        how = f"snapshot, just made in {took}" if made else f"snapshot, made earlier in {took}"
+        how = f"snapshot (just made in {took})" if made else f"snapshot (made earlier in {took})"
         try:
             return _read(str(place), dtype=dtype, device=device), how
         except Exception as error:
@@ -143,10 +143,15 @@ def _read(path: str, *, dtype: Any, device: str) -> Loaded:
         place, more["gguf_file"] = os.path.split(os.path.abspath(path))
     if os.path.exists(path):
         more["local_files_only"] = True
-    tokenizer = AutoTokenizer.from_pretrained(place, **more)
-    if device != "cpu":
-        more["device_map"] = {"": device}
-    model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **more)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, **more)
+        if device != "cpu":
+            more["device_map"] = {"": device}
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **more)
+    except OSError as error:
+        if os.path.exists(path):
+            raise
+        raise OSError(f"{path} is no file or folder here, and the model hub did not give it: {error}") from None
     return model.eval().requires_grad_(False), tokenizer
 
 

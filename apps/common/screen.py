@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -158,9 +158,13 @@ class Progress:
                 last = time.monotonic()
                 line(f"  {self.noun}  {self.numbers()}")
 
-    def __rich__(self) -> Group:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        numbers = self.numbers()
+        room = options.max_width - len(self.noun) - len(numbers) - 5  # a line that wraps does not stand still
         row = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=max(1, self.total), completed=self.done, width=36)
-        row.add_row(f"  {self.noun}", bar, self.numbers())
+        bar = ProgressBar(total=max(1, self.total), completed=self.done, width=max(4, min(36, room)))
+        row.add_row(f"  {self.noun}", bar, Text(numbers, no_wrap=True))
         waiting = self.waiting()
-        return Group(Text(f"  {waiting}", style="dim"), row) if waiting else Group(row)
+        if waiting:
+            yield Text(f"  {waiting}", style="dim")
+        yield row

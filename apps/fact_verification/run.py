@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -200,7 +201,15 @@ def explain(error: StokerError, calls: Sequence[Call], *, file: Path) -> StokerE
     )
 
 
+def _given(options: Options) -> str:
+    """The files that this run was about, for a command that is to be about them too."""
+    files = {"model": options.model, "claims": options.claims, "prompts": options.prompts, "site": options.site}
+    here = f"{Path.cwd()}/"
+    return "".join(f"--{name} {shlex.quote(file.removeprefix(here))} " for name, file in files.items() if file)
+
+
 def _next_steps(options: Options, attempt: report.Attempt, *, everything: int, prompts: int) -> list[str]:
+    same = _given(options)
     steps = []
     if options.limit and options.limit < everything:
         about = ""
@@ -208,11 +217,11 @@ def _next_steps(options: Options, attempt: report.Attempt, *, everything: int, p
             each_s = attempt.infer_s / attempt.made / max(1, attempt.facts.devices)
             about = f" (about {show_minutes(attempt.facts.load_s + everything * prompts * each_s)} here)"
         which = "every shipped claim" if not options.claims else f"all {everything:,} claims of the file"
-        steps.append((_command("--all"), which + about))
+        steps.append((_command(f"{same}--all"), which + about))
     if not options.model or not options.claims:
         steps.append((_command("--model PATH --claims FILE"), "your model, your claims"))
     if not options.prompts:
-        steps.append((_command("--prompts FILE"), "your templates; see --help"))
+        steps.append((_command(f"{same}--prompts FILE"), "your templates; see --help"))
     if options.awareness is Awareness.FULL and attempt.made and not options.claims:
-        steps.append((_command("--awareness none --limit 32"), "the same without contexts"))
+        steps.append((_command(f"{same}--awareness none --limit 32"), "the same without contexts"))
     return columns(steps)

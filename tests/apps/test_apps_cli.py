@@ -1,3 +1,4 @@
+import io
 import json
 import signal
 import subprocess
@@ -5,12 +6,16 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from stoker.apps.common.calls import Stopped, in_batches, stop_on_signals
 from stoker.apps.common.hints import columns, command
 from stoker.apps.common.screen import Progress, Screen
 from stoker.apps.common.session_facts import ContextFacts
 from stoker.apps.fact_verification.cli import command as facts
+from stoker.apps.fact_verification.options import Options
+from stoker.apps.fact_verification.report import Attempt
+from stoker.apps.fact_verification.run import _next_steps
 from stoker.apps.inference_sweep.cli import command as sweep
 from stoker.errors import ConfigError, RecipeError
 
@@ -118,6 +123,25 @@ def test_progress_says_what_it_waits_for():
     progress.advance(8)
     progress.end()
     assert (progress.numbers(), progress.waiting()) == ("220/600", "")
+
+
+def test_progress_is_one_line_on_a_narrow_terminal():
+    facts = ContextFacts(names=("llm-a",), hot=2, loads=2, load_total_s=0.8, pilots=1, devices=2)
+    progress = Progress(total=100_000, done=99_212, noun="inferences", facts=lambda: facts)
+    progress.look()
+    for columns_wide in (200, 80, 60):
+        out = io.StringIO()
+        Console(file=out, width=columns_wide).print(progress)
+        first, second = out.getvalue().splitlines()
+        assert first.startswith("  context llm-a")
+        assert second.startswith("  inferences ━")
+        assert second.rstrip().endswith("99212/100000   hot 2/2")
+
+
+def test_the_next_command_is_about_the_same_files(here):
+    options = Options(model="hub/m", claims=str(here / "my claims.csv"), limit=3)
+    steps = _next_steps(options, Attempt(0, 0, 0, 0, 0, ContextFacts()), everything=5, prompts=3)
+    assert "run fact_verification --model hub/m --claims 'my claims.csv' --all " in steps[0]
 
 
 def test_a_status_that_fails_costs_a_look():
