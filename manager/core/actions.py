@@ -121,6 +121,7 @@ def _send(core: Core, action: Send) -> None:
     calls.give(core, library, call)
     if action.offer:
         core.sends[library].remove(call)
+        call.offered = True
         call.note(core.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
         blob = feeding.blob_for(library, group)
         core.say(

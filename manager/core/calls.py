@@ -135,6 +135,7 @@ def requeue(core: Core, calls: Iterable[Call], *, why: str) -> None:
     """Held calls go back to where their arrival puts them in their queues, and to free libraries after the event."""
     for call in calls:
         let_go(core, call)
+        call.offered = False
         call.state = CallState.WAITING
         call.note(core.state.now, why)
         context = call.group.context
@@ -148,6 +149,7 @@ def requeue(core: Core, calls: Iterable[Call], *, why: str) -> None:
 def retry(core: Core, call: Call, *, why: str) -> None:
     """A held call that its library refused, or was made to give up, is placed anew."""
     let_go(core, call)
+    call.offered = False
     call.state = CallState.WAITING
     call.note(core.state.now, why)
     core.changed("calls", call.id)
@@ -169,12 +171,16 @@ def withdraw(core: Core, call: Call, *, running: bool) -> None:
     call.holder = None
 
 
-def killed_its_library(core: Core, call: Call, failure: Failure) -> bool:
-    """A library died while it ran this call. True if that makes it a poison call, which ends here."""
+def killed_its_library(core: Core, call: Call, failure: Failure, *, alone: bool) -> bool:
+    """A library died while it ran this call. True if that makes it a poison call, which ends here. Of several calls
+    that ran there nobody knows which did it: each is tried again by itself (see `feeding`)."""
     call.kills += 1
-    call.note(
-        core.state.now, f"its library died ({failure.message}), {call.kills} of {POISON_KILLS} before it is given up"
-    )
+    text = f"its library died ({failure.message})"
+    if not alone:
+        call.kills = min(call.kills, POISON_KILLS - 1)
+        call.note(core.state.now, f"{text} while it ran other calls too; it is tried again by itself")
+        return False
+    call.note(core.state.now, f"{text}, {call.kills} of {POISON_KILLS} before it is given up")
     if call.kills < POISON_KILLS:
         return False
     kind = FailureKind.MEMORY if failure.kind is FailureKind.MEMORY else FailureKind.POISON

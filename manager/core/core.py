@@ -138,6 +138,8 @@ class Core:
         held = library.held
         for call in calls:
             held[call.id] = call
+            if call.kills and library.slots > 1:
+                library.suspect = call
         batch = self.sends.get(library)
         if batch is None:
             self.sends[library] = calls

@@ -2,6 +2,9 @@
 
 The hot path. What is done here a call is done a million times, so calls are handled in batches: the ends of one frame
 together, the calls that a library pulls together, and what is counted is counted a batch.
+
+A call that may have killed a library in which others ran too (`kills`) runs by itself until it is known to be good or
+bad: a library of several slots that holds such a suspect is given nothing else.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ def takes(core: Core, library: Library, call: Call) -> bool:
         and (library.context is group.context or library.context.recipe.key in group.options.variants)
         and library.load < core.policies.dispatch.window(core.state, library)
         and call.id not in library.zombies
+        and library.suspect is None
+        and not (call.kills and library.slots > 1 and library.load)
     )
 
 
@@ -44,7 +49,9 @@ def reclass(core: Core, library: Library) -> None:
     context.idle.pop(id, None)
     context.roomy.pop(id, None)
     context.backlogged.pop(id, None)
-    if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
+    if library.suspect is not None and library.suspect.id not in library.held:
+        library.suspect = None
+    if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE or library.suspect:
         return
     load = len(library.held) + len(library.zombies)
     if load < library.slots:
@@ -64,13 +71,13 @@ def pull(core: Core, library: Library) -> None:
         return
     reclass(core, library)
     given = False
-    while queue.count:
+    while queue.count and library.suspect is None:
         answer = dispatch.pull(state, library)
         if not isinstance(answer, int):
             core.apply(answer, seam="dispatch")
             break
         head = queue.head()
-        if answer <= 0 or head is None or not _give(core, library, head.group, answer):
+        if answer <= 0 or head is None or not _give(core, library, head, answer):
             break
         given = True
     if given:
@@ -85,17 +92,24 @@ def pull(core: Core, library: Library) -> None:
             core.dirty[hungry] = None
 
 
-def _give(core: Core, library: Library, group: Group, count: int) -> bool:
+def _give(core: Core, library: Library, head: Call, count: int) -> bool:
     """Give a library up to `count` calls of the group at the head of the queue. False if it may have none of them."""
+    group = head.group
     if group.options.gang[0] > 1:
         core.illegal(PolicyError(f"a gang of {group.options.gang[0]} cannot be pulled by one library"), seam="dispatch")
         return False
     now, queue = core.state.now, library.context.queue
+    if head.kills and library.slots > 1:
+        if library.load:
+            return False
+        count = 1
     taken = queue.take(group, count)
+    barred = [call for call in taken if call.kills and call is not head] if library.slots > 1 else []
     if library.zombies:
-        for call in [call for call in taken if call.id in library.zombies]:
-            taken.remove(call)
-            queue.put_back(call)
+        barred += [call for call in taken if call.id in library.zombies and call not in barred]
+    for call in barred:
+        taken.remove(call)
+        queue.put_back(call)
     for call in taken:
         call.state = CallState.HELD
         call.holder = library

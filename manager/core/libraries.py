@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import calls, feeding
+from stoker.manager.core import calls, feeding, pilots
 from stoker.manager.core.commands import RecordLoad
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.seams import PolicyError
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 LOAD_TRIES = 2
 """A context whose loads have failed this often in a row, with none between that worked, cannot be loaded."""
+
+
+BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
+"""A library that was ended for one call's sake is not the fault of the others that it ran."""
 
 
 # ---- promises
@@ -127,9 +131,9 @@ def hot(core: Core, library: Library) -> None:
     context.load_failures = 0
     context.failed_on.pop(library.pilot.id, None)
     wanted = core.policies.residency.measured(state, library)
-    more = wanted - library.promised_bytes
-    if more and all(d.free_bytes >= more for d in library.devices):
-        resize(core, library, wanted)
+    if wanted < library.promised_bytes:  # where nothing was declared, the pilot holds no more than was measured
+        core.supply_changed = True
+        promise(library, wanted)
     for device in library.devices:
         tier(core, device)
     core.changed("libraries", library.id)
@@ -169,18 +173,22 @@ def gone(core: Core, library: Library, message: LibraryGone) -> None:
     """A library has ended; its calls go elsewhere, or end if they killed it once too often."""
     state, context, failure = core.state, library.context, message.failure
     running = {id for id in message.running if id in library.held}
+    unasked = library.state is LibraryState.LOADING and message.loading and failure is None
     survivors = _detach(core, library)
     if failure is not None:
         library.notes.append((state.now, f"ended: {failure.message}"))
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
+    blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
     back = []
     for call in survivors:
-        killer = failure is not None and not message.loading and call.id in running
-        if not (killer and failure is not None and calls.killed_its_library(core, call, failure)):
+        killer = blamed is not None and call.id in running
+        if not (killer and blamed and calls.killed_its_library(core, call, blamed, alone=len(running) == 1)):
             back.append(call)
     calls.requeue(core, back, why=f"{why} ({failure.message})" if failure else why)
     if message.loading and failure is not None:
         _load_failed(core, context, library, failure)
+    if unasked:
+        pilots.leaves(core, library.pilot)
 
 
 def lost(core: Core, library: Library, *, reason: str) -> None:

@@ -195,6 +195,17 @@ def release(core: Core, pilot: Pilot, reason: str) -> None:
     _supply(core, pilot)
 
 
+def leaves(core: Core, pilot: Pilot) -> None:
+    """A pilot has refused to load, without fault: it is leaving, whatever the reason, and gets nothing new."""
+    if pilot.state is PilotState.HERE:
+        pilot.state = PilotState.DRAINING
+        pilot.notes.append((core.state.now, "draining: it is about to leave"))
+        for library in pilot.libraries.values():
+            feeding.unsend(core, library, why=f"back in the queue: {pilot.id} is about to leave")
+            feeding.reclass(core, library)
+        _supply(core, pilot)
+
+
 def restarted(core: Core) -> None:
     """The manager is back from its journal: nobody is connected until they say so."""
     for pilot in core.state.pilots.values():
@@ -234,6 +245,8 @@ def _returned(core: Core, library: Library, message: CallsReturned) -> None:
             state.refuse("return of a call that the library does not hold")
     feeding.reclass(core, library)
     if message.refused:
+        if not all(call.offered for call in back):  # what was no offer is refused by a library that is about to end
+            libraries.stop(core, library, reason=message.refused)
         for call in back:
             calls.retry(core, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
     else:

@@ -225,7 +225,8 @@ class Residency(Rounds, Protocol):
         """A context has waiting calls, and its demand or the devices have changed."""
 
     def measured(self, view: View, library: Library) -> int:
-        """What to promise a library that has just loaded, in bytes on each device."""
+        """What to promise a library that has just loaded, in bytes on each device: what it declares, or not less than
+        was measured (of which the pilot holds the exact sum); more than before is not given."""
 
 
 class Provisioning(Rounds, Protocol):

@@ -120,6 +120,7 @@ class Call(msgspec.Struct, gc=False, eq=False):
     sent_at: float = 0.0
     kills: int = 0
     ticket: int = 0
+    offered: bool = False
     notes: list[Note] | None = None
 
     def note(self, now: float, text: str) -> None:
@@ -219,8 +220,8 @@ class Library:
 
     __slots__ = (
         "context", "device_bytes", "devices", "functions", "held", "id", "memory_bytes", "notes", "phase", "pilot",
-        "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "taking",
-        "used_at", "zombies",
+        "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "suspect",
+        "taking", "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(
@@ -241,6 +242,8 @@ class Library:
         were to be stopped even if they run."""
         self.functions: set[FunctionKey] = set()
         """Functions that it has been sent."""
+        self.suspect: Call | None = None
+        """A call that runs here by itself, although there are more slots: it may have killed a library before."""
         self.taking = 0
         """Calls that it was asked to give back and has not yet."""
         self.resizing: list[int] = []

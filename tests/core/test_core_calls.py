@@ -10,7 +10,7 @@ from core.builders import DIED, Cluster, recipe
 from stoker.manager.core.seams import PolicyError, SendGang, Unload
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, FailureKind
+from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind
 
 Make = Callable[..., Cluster]
 
@@ -279,3 +279,24 @@ def test_nor_is_it_pulled_there(cluster: Make, monkeypatch: pytest.MonkeyPatch) 
     assert c.waiting("a") == ["g"]
     c.report("p1", say.CallsReturned(1, (c.ids["g"],)))  # type: ignore[arg-type]
     assert c.held("p1", "a") == ["g"]
+
+
+def test_calls_beside_one_that_took_too_long_or_was_cancelled_are_not_to_blame(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a", slots=2)).calls(2, context="a").ready()
+    for kind in (FailureKind.TIMEOUT, FailureKind.CANCELLED, FailureKind.TIMEOUT):
+        c.die(c.library(context="a"), "1", "2", failure=Failure(kind, "another call")).ready()
+    assert c.held(context="a") == ["1", "2"]
+    assert c.the_call("1").kills == 0
+
+
+def test_suspects_run_by_themselves(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a", slots=3)).calls(5, context="a").ready()
+    c.die(c.library(context="a"), "1", "2", "3").ready()
+    assert c.held(context="a") == ["1"]
+    c.end("1")
+    assert c.held(context="a") == ["2"]
+    c.die(c.library(context="a"), "2").ready()
+    assert c.ended["2"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
+    assert c.held(context="a") == ["3"]
+    c.end("3")
+    assert c.held(context="a") == ["4", "5"]

@@ -8,7 +8,8 @@ from core.builders import BROKEN, SESSION, Cluster, recipe
 
 from stoker.manager.core.commands import RecordRuns
 from stoker.manager.core.events import ManagerRestarted
-from stoker.manager.core.state import PilotState
+from stoker.manager.core.seams import Resize
+from stoker.manager.core.state import LibraryState, PilotState
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot, wire
 from stoker.manager.protocol.calls import CallEnd
@@ -101,12 +102,16 @@ def test_a_stop_that_was_lost_with_the_connection_is_said_again(cluster: Make) -
 
 
 def test_a_resize_that_was_lost_with_the_connection_is_said_again(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(memory="1 GB")
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(memory="2 GB")
+    c.by_hand = True
+    c.core.apply([Resize(1, 10**9)], seam="residency")  # type: ignore[arg-type]
+    c.core.out.clear()
     c.cut("p1").come_back("p1", lib1=("1",))
     c.hears("p1", to_pilot.PilotWelcome)
     size = c.hears("p1", to_pilot.ResizeLibrary).device_memory_bytes
-    c.report("p1", say.LibraryResized(1, size))
-    assert c.library(context="a").promised_bytes == size
+    assert c.library(context="a").promised_bytes == 2.2 * 10**9
+    c.report("p1", say.LibraryResized(1, size))  # type: ignore[arg-type]
+    assert c.library(context="a").promised_bytes == size == 10**9
 
 
 def test_a_pilot_that_was_given_up_is_sent_away(cluster: Make) -> None:
@@ -219,3 +224,21 @@ def test_a_library_that_dies_idle_is_not_loaded_until_it_is_wanted(cluster: Make
     c.nothing_else_was_said()
     c.call("2")
     assert c.hears("p1", to_pilot.StartLibrary).library == 2
+
+
+def test_a_library_that_refuses_what_was_no_offer_is_about_to_end(cluster: Make) -> None:
+    c = cluster(pilots=2).call("1").ready()
+    first = c.lives_on()[0]
+    c.give_back("1", refused="lib-1 is about to end")
+    assert c.library(first).state is LibraryState.STOPPING
+    c.die(c.library(first), failure=None).ready().end("1")
+    assert c.ended["1"].ok
+
+
+def test_a_pilot_that_loads_nothing_any_more_without_fault_is_leaving(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a", memory="1 GB")).call("1").ready().call("2", context="a").join("p2")
+    c.die(c.library(context="a"), failure=None, loading=True)
+    assert c.pilot("p1").state is PilotState.DRAINING
+    assert c.lives_on("a") == ["p2"]
+    c.end("1").report("p1", say.PilotLeaving("walltime"))
+    assert c.core.state.lost_pilots == 0

@@ -70,6 +70,31 @@ def test_a_poison_call_ends_and_the_good_ones_go_on(toy: Make) -> None:
     assert all(end.ok for name, end in t.ended.items() if name != "bad")
 
 
+def test_of_calls_that_run_side_by_side_the_poison_one_is_found_and_the_good_ones_end(toy: Make) -> None:
+    t = toy()
+    t.pilot("p1")
+    t.context("a", slots=4)
+    names = [f"g{n}" for n in range(12)]
+    t.call(*names[:2], context="a").call("bad", context="a", kills=True, run_s=0.9).call(*names[2:], context="a").run()
+    assert t.ended["bad"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
+    assert all(t.ended[name].ok for name in names)
+    assert t.core.state.contexts["a"].loads <= 4
+
+
+def test_a_pilot_that_leaves_by_itself_is_given_nothing_more(toy: Make) -> None:
+    t = toy()
+    leaver = t.pilot("p1")
+    t.call("long", run_s=50.0).call("c1", "c2", "c3", run_s=1.0)
+    t.run(until=2.0)
+    leaver.leave()
+    t.pilot("p2")
+    before = len(t.past)
+    t.run()
+    assert len(t.past) - before < 80
+    assert all(end.ok for end in t.ended.values())
+    assert max(t.ended_at[name] for name in ("c1", "c2", "c3")) < 10
+
+
 def test_a_loader_that_raises_fails_its_calls_and_nothing_else(toy: Make) -> None:
     t = toy()
     t.pilot("p1", devices=2)

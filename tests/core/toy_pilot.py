@@ -89,16 +89,20 @@ class ToyPilot:
                 if not drain:
                     self.alive = False
                     return
-                self.draining = True
-                for library in list(self.libraries.values()):
-                    self._stop(library)
-                self._leave_if_drained()
+                self.leave()
             case to_pilot.Ack(sequence):
                 self.outbox.acked(sequence)
             case to_pilot.PilotWelcome():
                 pass
             case to_pilot.PilotRefused():
                 self.alive = False
+
+    def leave(self) -> None:
+        """Finish what runs, give back the rest, take nothing new, go."""
+        self.draining = True
+        for library in list(self.libraries.values()):
+            self._stop(library)
+        self._leave_if_drained()
 
     def hello(self) -> say.PilotHello:
         return say.PilotHello(
@@ -116,6 +120,9 @@ class ToyPilot:
 
     def _start(self, order: to_pilot.StartLibrary) -> None:
         assert order.library not in self.libraries, "a library was started twice"
+        if self.draining:
+            self.say(say.LibraryGone(order.library, None, loading=True))
+            return
         for facts in self.devices:
             if facts.device in order.devices:
                 held = self._held(facts.device) + order.device_memory_bytes
@@ -132,6 +139,8 @@ class ToyPilot:
         if self.libraries.get(library.id) is library:
             library.ready = True
             cost = self.toy.costs[library.recipe.key]
+            if not library.recipe.needs.memory_bytes:
+                library.held_bytes = min(library.held_bytes, cost.resident_bytes)
             self.say(say.LibraryReady(library.id, 0.1, cost.load_s, cost.resident_bytes, cost.resident_bytes))  # type: ignore[arg-type]
             if library.stopping and not library.running:
                 self._gone(library, None)
@@ -152,11 +161,10 @@ class ToyPilot:
         if library.ready and not library.running:
             self._gone(library, None)
 
-    def _gone(self, library: ToyLibrary, failure: Failure | None, killers: tuple[int, ...] = ()) -> None:
+    def _gone(self, library: ToyLibrary, failure: Failure | None) -> None:
         if self.libraries.pop(library.id, None) is None:
             return
-        running = tuple(id for id in library.running if not killers or id in killers)
-        rest = (*(id for id in library.running if id not in running), *library.waiting)
+        running, rest = tuple(library.running), tuple(library.waiting)
         self.say(say.LibraryGone(library.id, failure, not library.ready, running, rest))  # type: ignore[arg-type]
         self._leave_if_drained()
 
@@ -173,10 +181,8 @@ class ToyPilot:
         if order.offer and self.refuses:
             self.say(say.CallsReturned(order.library, tuple(ids), self.refuses))
             return
-        if library is None:
-            return  # it died meanwhile, and the manager will hear of that
-        if library.stopping:
-            self._give_back(library.id, ids, known=False)
+        if library is None or library.stopping:
+            self.say(say.CallsReturned(order.library, tuple(ids), "the library is about to end"))
             return
         if order.function_blob is not None:
             library.functions.add(order.function)
@@ -206,7 +212,7 @@ class ToyPilot:
         if not self._here(library, run):
             return
         if run.work.kills:
-            self._gone(library, Failure(FailureKind.DIED, "signal 11", signal=11), (run.spec.call,))
+            self._gone(library, Failure(FailureKind.DIED, "signal 11", signal=11))
             return
         del library.running[run.spec.call]
         library.served += 1
@@ -249,13 +255,12 @@ class ToyPilot:
             self._gone(library, None)
         self._go_on(library)
 
-    def _give_back(self, id: int, calls: list[int], *, known: bool = True) -> None:
+    def _give_back(self, id: int, calls: list[int]) -> None:
         library = self.libraries.get(id)
         if library is None:
             return
         for call in calls:
-            if known:
-                del library.waiting[call]
+            del library.waiting[call]
         self.say(say.CallsReturned(library.id, tuple(calls)))  # type: ignore[arg-type]
 
     # ---- talking
