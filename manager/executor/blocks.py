@@ -10,12 +10,12 @@ import sysconfig
 import time
 from typing import TYPE_CHECKING
 
-from parsl.jobs.error_handlers import _get_error
 from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
 from parsl.providers import LocalProvider
 from parsl.providers.base import ExecutionProvider
 
 from stoker.config import Pilot, Site
+from stoker.errors import SessionError
 from stoker.manager.protocol.session import SessionFolder
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 STATUS_LIMIT_S = 2.0
 PILOT_END_S = 5.0
 """How long pilots on this machine have to end by themselves."""
+_LAST_LINES = 20
 
 
 def on_failed_blocks(executor: StokerExecutor, status: dict[str, JobStatus]) -> None:
@@ -39,7 +40,27 @@ def on_failed_blocks(executor: StokerExecutor, status: dict[str, JobStatus]) -> 
         answer = executor.ask_status()
         # Without an answer (the manager is being started again) nobody knows whether there was a pilot: look again.
         if answer is not None and not (answer.pilots or answer.lost_pilots):
-            executor.set_bad_state_and_fail_all(_get_error(status))
+            executor.set_bad_state_and_fail_all(no_pilot(status, site=executor.site.name, log=_scripts(executor)))
+
+
+def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionError:
+    """Why no block ever brought a pilot: what each said last, once where they all said the same."""
+    said: dict[tuple[str, ...], list[str]] = {}
+    for block, job in status.items():
+        text = (job.stderr_summary or "").strip() or job.message or ""
+        how = (f"exit code {job.exit_code}",) if job.exit_code is not None else ()
+        said.setdefault((*how, *text.splitlines()[-_LAST_LINES:]), []).append(block)
+    lines = [f"no pilot could be started on site {site}"]
+    for (what, *more), names in ((text or ("it said nothing",), names) for text, names in said.items()):
+        lines += [f"  block {', '.join(names)}: {what}", *(f"    {line}" for line in more)]
+    lines.append("  mend what it says (the site file, or what a job finds on its node), and load again")
+    if log:
+        lines.append(f"  the scripts and all that they printed: {log}")
+    return SessionError("\n".join(lines), log=log)
+
+
+def _scripts(executor: StokerExecutor) -> str:
+    return str(getattr(executor.provider, "script_dir", "") or "")
 
 
 def choose(executor: StokerExecutor, wanted: int, *, idle_only: bool) -> list[str]:

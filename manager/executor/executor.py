@@ -184,7 +184,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return self._manager is not None and self._manager.is_running()
 
     def _manager_lost(self, error: SessionError) -> None:
-        logger.error("%s", error)
         self.set_bad_state_and_fail_all(error)
 
     # ---- calls

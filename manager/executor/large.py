@@ -22,17 +22,21 @@ class LargeArguments:
     """The files of one client's large arguments, in the session's objects."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._users: Counter[str] = Counter()
         self._lock = threading.RLock()  # a collected `map` may drop its files wherever a collection starts
 
     def put(self, data: bytes) -> ObjectRef:
         """Write bytes under their cache name, for one call. Raises OSError."""
-        draft = self._folder / f"draft-{uuid4().hex}"
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
+        draft = self.folder / f"draft-{uuid4().hex}"
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+        except OSError:
+            draft.unlink(missing_ok=True)  # what it holds is in the way of whatever else is to be written there
+            raise
         ref = object_of(draft)
-        place = self._folder / ref.name
+        place = self.folder / ref.name
         with self._lock:
             self._users[ref.name] += 1
             draft.replace(place)

@@ -163,7 +163,7 @@ def _line(status: Status) -> str:
 
 def _keep_log(path: str) -> logging.Handler:
     """Stoker's own log of this client: everything into the session folder, warnings to the terminal as well."""
-    handler = logging.FileHandler(path, delay=True)
+    handler = _LogFile(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(logging.INFO)
     logger = logging.getLogger("stoker")
@@ -173,6 +173,13 @@ def _keep_log(path: str) -> logging.Handler:
     if not logging.getLogger().handlers and len(logger.handlers) == 1:
         _to_terminal(logger)
     return handler
+
+
+class _LogFile(logging.FileHandler):
+    """A log that cannot be written (a full disk) is no reason to fill the terminal: that has its own handler."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing."""
 
 
 def _to_terminal(logger: logging.Logger) -> None:

@@ -19,6 +19,7 @@ from stoker.manager.executor.large import LargeArguments
 from stoker.manager.protocol.calls import INLINE_LIMIT_BYTES, Payload
 from stoker.manager.protocol.ids import FunctionKey
 from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.units import show_bytes
 
 _WRAPPER_CODE = wrap_error(lambda: None).__code__
 
@@ -57,7 +58,16 @@ def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, 
         data = payloads.dumps((args, kwargs))
     except SerializationError as error:
         raise SerializationError(f"{name}: {error}", **error.facts) from error
-    return data if len(data) <= INLINE_LIMIT_BYTES else large.put(data)
+    if len(data) <= INLINE_LIMIT_BYTES:
+        return data
+    try:
+        return large.put(data)
+    except OSError as error:
+        raise SerializationError(
+            f"{name}: its arguments of {show_bytes(len(data))} cannot be written to {large.folder}: {error}; make room "
+            "there, or keep sessions elsewhere with stoker.load(run_dir=...)",
+            what="argument",
+        ) from error
 
 
 def name_of(function: Callable[..., Any]) -> str:

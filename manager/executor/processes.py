@@ -33,11 +33,17 @@ KEPT_SESSIONS = 50
 
 
 def make_folder(folder: SessionFolder) -> None:
-    """Make a session folder and its keys."""
-    folder.make()
-    for role in ("server", "client", "pilot"):
-        public, secret = curve_keypair()
-        folder.write_key(role, KeyPair(public=public.decode(), secret=secret.decode()))
+    """Make a session folder and its keys. Raises SessionError."""
+    try:
+        folder.make()
+        for role in ("server", "client", "pilot"):
+            public, secret = curve_keypair()
+            folder.write_key(role, KeyPair(public=public.decode(), secret=secret.decode()))
+    except OSError as error:
+        raise SessionError(
+            f"the session folder {folder.path} cannot be made: {error}; make room there, or name another place with "
+            "stoker.load(run_dir=...)"
+        ) from error
 
 
 def new_session_id() -> str:

@@ -13,12 +13,13 @@ import pytest
 from parsl import python_app
 from parsl.dataflow.memoization import id_for_memo
 from parsl.executors.errors import InvalidResourceSpecification
+from parsl.jobs.states import JobState, JobStatus
 
 import stoker
 from stoker import errors
 from stoker.contexts import payloads
 from stoker.contexts.recipe import BARE, ObjectRef
-from stoker.manager.executor import failures, garbage
+from stoker.manager.executor import blocks, failures, garbage
 from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.packing import FunctionCache, bare, name_of, pack_arguments
 from stoker.manager.executor.prepared import AppWants, Preparer
@@ -307,3 +308,27 @@ def test_the_collector_is_calm_while_a_session_is_loaded_and_as_before_afterward
         assert gc.get_threshold() == (701, 11, 12)
     finally:
         gc.set_threshold(*before)
+
+
+def test_blocks_that_bring_no_pilot_say_why_once():
+    gone = JobStatus(JobState.FAILED, message="lost by the batch system")
+    status = {
+        "0": JobStatus(JobState.FAILED, exit_code=1, stderr_path=None),
+        "1": JobStatus(JobState.FAILED, exit_code=1, stderr_path=None),
+        "2": gone,
+    }
+    error = blocks.no_pilot(status, site="lab", log="/runs/submit_scripts")
+    assert str(error).splitlines() == [
+        "no pilot could be started on site lab",
+        "  block 0, 1: exit code 1",
+        "  block 2: lost by the batch system",
+        "  mend what it says (the site file, or what a job finds on its node), and load again",
+        "  the scripts and all that they printed: /runs/submit_scripts",
+    ]
+    assert error.log == "/runs/submit_scripts"
+
+
+def test_arguments_that_cannot_be_written_say_where(tmp_path):
+    large = LargeArguments(tmp_path / "gone")
+    with pytest.raises(errors.SerializationError, match=r"f: its arguments of 5\.0 MB cannot be written to .*gone"):
+        pack_arguments((b"x" * 5_000_000,), {}, name="f", large=large)
