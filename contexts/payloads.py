@@ -218,7 +218,7 @@ def load_exception(data: Buffer) -> BaseException:
     why = "it could not be pickled in the library"
     if body:
         try:
-            error = _rebuild_exception(loads(body))
+            error = _saying(message, _rebuild_exception(loads(body)))
         except Exception as failure:
             why = f"it can't be rebuilt here: {type(failure).__name__}: {failure}"
     if not isinstance(error, BaseException):
@@ -226,6 +226,22 @@ def load_exception(data: Buffer) -> BaseException:
     found: BaseException = error
     found.__cause__ = RemoteTraceback(text)
     return found
+
+
+def _saying(message: str, error: Any) -> Any:
+    """The exception, made again by its class where that brings its message back.
+
+    tblib, once a program has installed it, unpickles exceptions without their `__init__`, which is where
+    UnicodeDecodeError keeps what it says.
+    """
+    if str(error) == message:
+        return error
+    try:
+        again = type(error)(*error.args)
+        vars(again).update(vars(error))
+    except Exception:
+        return error
+    return again if str(again) == message else error
 
 
 def _name_of(kind: type) -> str:

@@ -185,3 +185,18 @@ def test_an_exception_that_came_back_can_travel_again() -> None:
     again = travel(raises(once))
     assert type(again) is ValueError
     assert "deep_in_the_function" in str(again.__cause__)
+
+
+def test_comes_back_as_itself_where_tblib_is_installed():
+    """Parsl brings tblib along, whose unpickling leaves `__init__` out; in a process of its own: it cannot be undone."""
+    program = """
+import tblib.pickling_support
+from stoker.contexts import payloads
+tblib.pickling_support.install()
+error = payloads.load_exception(payloads.dump_exception(UnicodeDecodeError("utf-8", b"\\xff", 0, 1, "bad byte")))
+print(type(error).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "UnicodeDecodeError 'utf-8' codec can't decode byte 0xff in position 0: bad byte", (
+        done
+    )
