@@ -234,9 +234,9 @@ def _saying(message: str, error: Any) -> Any:
     tblib, once a program has installed it, unpickles exceptions without their `__init__`, which is where
     UnicodeDecodeError keeps what it says.
     """
-    if str(error) == message:
-        return error
     try:
+        if str(error) == message:
+            return error
         again = type(error)(*error.args)
         vars(again).update(vars(error))
     except Exception:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 
 def pytest_configure() -> None:
-    """Ctrl-C works in the programs that tests start, also where the tests themselves run in the background: a shell
-    starts `pytest &` with SIGINT ignored, and children inherit that."""
+    """Programs that tests start behave alike wherever the tests run.
+
+    Ctrl-C works in them: a shell starts `pytest &` with SIGINT ignored, and children inherit that. And they do not
+    think that make started them: `make test` says so in the environment, and hints are worded by it.
+    """
+    os.environ.pop("MAKELEVEL", None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
