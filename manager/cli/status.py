@@ -72,8 +72,9 @@ def render(status: Status, *, over: bool = False) -> list[str]:
 def _headline(status: Status, *, over: bool) -> str:
     parts = [f"session {status.session}", f"{'was up' if over else 'up'} {show_seconds(status.uptime_s)}"]
     calls = [f"{status.done:,} calls done", f"{status.running:,} running", f"{status.queued:,} queued"]
-    if status.failed:
-        calls.insert(1, f"{status.failed:,} of them failed")
+    without = {"failed": status.failed, "cancelled": status.cancelled}
+    if any(without.values()):
+        calls[0] += " (" + ", ".join(f"{number:,} {how}" for how, number in without.items() if number) + ")"
     parts.append(", ".join(calls))
     if status.rate and not over:
         parts.append(f"{status.rate:.1f} calls/s" if status.rate < 100 else f"{status.rate:,.0f} calls/s")

@@ -207,7 +207,10 @@ def end(core: Core, call: Call, outcome: CallEnd) -> None:
     state.reports.pop(call.id, None)
     closed(core, group, 1)
     if not outcome.ok:
-        state.failures += 1
+        if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
+            state.cancelled += 1
+        else:
+            state.failures += 1
     if not outcome.ok or call.id in core.watch:
         keep(core, call, outcome)
     core.changed("calls", call.id)

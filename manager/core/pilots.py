@@ -170,6 +170,7 @@ def lost(core: Core, id: PilotId, reason: str, *, counted: bool = True) -> None:
         return
     if counted and pilot.state is not PilotState.DRAINING:
         state.lost_pilots += 1
+    state.pilots_gone += 1
     pilot.state = PilotState.GONE
     pilot.notes.append((state.now, f"gone: {reason}"))
     for library in list(pilot.libraries.values()):

@@ -34,6 +34,8 @@ def status(state: State) -> to_client.Status:
         lost_pilots=state.lost_pilots,
         rerun_calls=state.rerun_calls,
         refused=refused,
+        cancelled=state.cancelled,
+        gone_pilots=state.pilots_gone,
     )
 
 

@@ -325,7 +325,10 @@ class State:
         self.next_library = 1
         self.done = 0
         self.failures = 0
+        self.cancelled = 0
         self.lost_pilots = 0
+        self.pilots_gone = 0
+        """However they went."""
         self.rerun_calls = 0
         self.rate: deque[tuple[int, int]] = deque()
         """Calls ended in each of the last seconds: (second, calls)."""

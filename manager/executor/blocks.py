@@ -39,7 +39,7 @@ def on_failed_blocks(executor: StokerExecutor, status: dict[str, JobStatus]) -> 
     if len(status) >= enough and len(failed) == len(status):
         answer = executor.ask_status()
         # Without an answer (the manager is being started again) nobody knows whether there was a pilot: look again.
-        if answer is not None and not (answer.pilots or answer.lost_pilots):
+        if answer is not None and not (answer.pilots or answer.gone_pilots):
             executor.set_bad_state_and_fail_all(no_pilot(status, site=executor.site.name, log=_scripts(executor)))
 
 

@@ -276,7 +276,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if answer is not None:
             self.seen_blocks.update(pilot.block for pilot in answer.pilots)
             for block, job in status.items():
-                if job.state is JobState.COMPLETED and block not in self.seen_blocks and not answer.lost_pilots:
+                if job.state is JobState.COMPLETED and block not in self.seen_blocks and not answer.gone_pilots:
                     job.state = JobState.MISSING
                     job.message = job.message or "the job ended before its pilot reached the manager"
         self._finish_draining()

@@ -110,7 +110,11 @@ class ContextStatus(msgspec.Struct, frozen=True):
 
 
 class Status(_Message, frozen=True, tag="status"):
-    """The whole session at one moment. Rates in calls a second over the last half minute."""
+    """The whole session at one moment. Rates in calls a second over the last half minute.
+
+    `done` counts every call that has ended, `failed` and `cancelled` among them. `gone_pilots`: those that were here
+    once and have left, `lost_pilots` among them.
+    """
 
     session: str
     uptime_s: float
@@ -127,6 +131,8 @@ class Status(_Message, frozen=True, tag="status"):
     lost_pilots: int
     rerun_calls: int
     refused: dict[str, int]
+    cancelled: int = 0
+    gone_pilots: int = 0
 
 
 class StoryLine(msgspec.Struct, frozen=True):

@@ -45,6 +45,12 @@ BUSY = msgspec.structs.replace(
 )  # fmt: skip
 
 
+def test_calls_that_were_cancelled_did_not_fail() -> None:
+    one = msgspec.structs.replace(NOTHING, done=9, failed=1, cancelled=2)
+    assert "9 calls done (1 failed, 2 cancelled), 0 running" in status.render(one)[0]
+    assert "9 calls done (2 cancelled)" in status.render(msgspec.structs.replace(one, failed=0))[0]
+
+
 def test_an_empty_session_is_two_short_lines() -> None:
     assert status.render(NOTHING) == [
         "session k3v9 · up 3.0 s · 0 calls done, 0 running, 0 queued",
@@ -55,7 +61,7 @@ def test_an_empty_session_is_two_short_lines() -> None:
 
 def test_a_busy_session_says_all_of_it() -> None:
     assert status.render(BUSY) == [
-        "session k3v9 · up 2 h 14 min · 10,412 calls done, 3 of them failed, 128 running, 51,200 queued"
+        "session k3v9 · up 2 h 14 min · 10,412 calls done (3 failed), 128 running, 51,200 queued"
         " · 38.2 calls/s · done in about 22 min",
         "",
         "  pilots    1 here · block 1: pending: Priority",

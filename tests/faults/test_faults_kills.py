@@ -85,6 +85,17 @@ def test_a_pilot_is_lost_with_its_calls_and_another_block_goes_on(world, tmp_pat
         until(lambda: len(world.pilot_folders()) == 1, why="the dead pilots' scratch folders are swept")
 
 
+def test_a_pilot_that_is_told_to_go_before_anybody_has_looked_at_its_block(session, world):
+    """As a preempted one is. It was there, so its block did not fail: the executor starts another."""
+    assert stoker.app()(abs)(-1).result(60) == 1
+    pilot = world.pilot()
+    kill([pilot], signal.SIGTERM)
+    until(lambda: not is_alive(pilot), why="it ends by itself")
+    assert stoker.app()(abs)(-2).result(60) == 2
+    status = session.status()
+    assert (status.gone_pilots, status.lost_pilots, status.failed) == (1, 0, 0)
+
+
 def test_the_manager_is_killed_in_a_stream_of_calls_and_finished_work_is_not_run_again(session, world, tmp_path):
     log = str(tmp_path / "log")
 
