@@ -70,7 +70,6 @@ def pull(core: Core, library: Library) -> None:
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
         return
     reclass(core, library)
-    given = False
     while queue.count and library.suspect is None:
         answer = dispatch.pull(state, library)
         if not isinstance(answer, int):
@@ -79,8 +78,6 @@ def pull(core: Core, library: Library) -> None:
         head = queue.head()
         if answer <= 0 or head is None or not _give(core, library, head, answer):
             break
-        given = True
-    if given:
         reclass(core, library)
     calls.fed(core, context)
     if queue.count or library.held or library.zombies:

@@ -184,7 +184,8 @@ class LoadWhereWanted(Quiet):
 
     def _evict_idle(self, view: View, context: Context) -> list[Action]:
         """Evict just enough idle libraries, those that were used longest ago."""
-        if any(x.state is LibraryState.LOADING for x in context.libraries.values()):
+        loading = any(x.state is LibraryState.LOADING for x in context.libraries.values())
+        if loading or not any(other.idle for other in view.contexts.values() if other is not context):
             return []
         chosen = self._make_room(
             view, context, may_go=lambda x: _idle(x) and not _saved(x, context), rank=lambda x: (x.used_at, x.id)

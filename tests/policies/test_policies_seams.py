@@ -94,6 +94,17 @@ def test_two_gangs_do_not_wait_for_each_other_for_ever(toy: Make, make: Callable
     assert abs(first[0][0] - second[0][0]) >= 2.0
 
 
+def test_a_library_that_is_full_with_what_it_has_just_been_given_is_in_no_gang(toy: Make) -> None:
+    t = toy()
+    t.pilot("p1", devices=2)
+    t.context("a", slots=2).call("w1", "w2", "w3", "w4", context="a").run()
+    t.call("l1", "l2", "l3", "l4", context="a", run_s=5.0).call("c1", "c2", context="a").call(
+        "g", context="a", gang=(2, 2)
+    )
+    t.run()
+    assert all(end.ok for end in t.ended.values())
+
+
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_two_gangs_of_two_contexts_that_need_the_same_devices_both_run(toy: Make, first: str) -> None:
     t = toy()
