@@ -21,7 +21,7 @@ KEPT_FAILURES = 1000
 """So many failed calls are kept for `stoker explain`."""
 
 KEPT_GROUPS = 1000
-"""So many groups are kept although none of their calls is open: what their runs cost is still worth knowing."""
+"""So many groups are kept although none of their calls is open: more of the kind may come."""
 
 
 # ---- arriving and waiting

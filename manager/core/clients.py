@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 from stoker.manager.core import calls, pilots, report, story
 from stoker.manager.core.commands import AskAdvice, EndManager, ToClient
 from stoker.manager.core.events import FromClient
-from stoker.manager.core.state import CallState, Client, Context, Group, PilotState
+from stoker.manager.core.state import CallState, Client, Context, Cost, Group, PilotState
 from stoker.manager.protocol import to_client, to_manager
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId, RecipeKey
@@ -207,5 +207,8 @@ def _submit(core: Core, client: Client, message: Submit) -> None:
     key = (client.number, message.function, message.recipe, options)
     group = state.groups.get(key)
     if group is None:
-        group = state.groups[key] = Group(key, client, function, context, options)
+        cost = state.costs.get((function.key, context.recipe.key))
+        if cost is None:
+            cost = state.costs[function.key, context.recipe.key] = Cost(function, context)
+        group = state.groups[key] = Group(key, client, cost, options)
     calls.arrive(core, group, message.calls)

@@ -208,16 +208,16 @@ def _account(core: Core, library: Library, group: Group, good: list[CallEnd], *,
         core.results_of(group.client).extend(good)
     if not count:
         return
-    context, mean = library.context, seconds / count
-    group.run_s += (mean - group.run_s) * max(_NEW_WEIGHT, count / (group.runs + count))
-    group.runs += count
+    context, cost, mean = library.context, group.cost, seconds / count
+    cost.run_s += (mean - cost.run_s) * max(_NEW_WEIGHT, count / (cost.runs + count))
+    cost.runs += count
     context.run_s += (mean - context.run_s) * max(_NEW_WEIGHT, count / (context.runs + count))
     context.runs += count
     context.run_total_s += seconds
-    kind = group.kind_runs.setdefault(library.devices[0].facts.kind, [0.0, 0.0])
+    kind = cost.by_kind.setdefault(library.devices[0].facts.kind, [0.0, 0.0])
     kind[0] += count
     kind[1] += seconds
-    core.state.unrecorded[group] = None
+    core.state.unrecorded[cost] = None
 
 
 def _rate(core: Core, count: int) -> None:

@@ -226,11 +226,11 @@ def _heartbeat(core: Core, pilot: Pilot, message: Heartbeat) -> None:
         if library is not None:
             library.memory_bytes, library.device_bytes = use.memory_bytes, use.device_bytes
     unrecorded, core.state.unrecorded = core.state.unrecorded, {}
-    for group in unrecorded:
-        key = RecipeKey(group.context.recipe.key)
-        for kind, (count, seconds) in group.kind_runs.items():
-            core.out.append(RecordRuns(key, group.function.name, kind, int(count), seconds))
-        group.kind_runs = {}
+    for cost in unrecorded:
+        key = RecipeKey(cost.context.recipe.key)
+        for kind, (count, seconds) in cost.by_kind.items():
+            core.out.append(RecordRuns(key, cost.function.name, kind, int(count), seconds))
+        cost.by_kind = {}
 
 
 def _returned(core: Core, library: Library, message: CallsReturned) -> None:

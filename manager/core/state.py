@@ -85,23 +85,33 @@ class Client:
         self.open_calls = 0
 
 
-class Group:
-    """What calls of one function, context, client and options share, and what their runs have cost."""
+class Cost:
+    """What runs of one function on one context have cost, whoever asked for them and how."""
 
-    __slots__ = ("client", "context", "function", "key", "kind_runs", "open_calls", "options", "run_s", "runs")
+    __slots__ = ("by_kind", "context", "function", "run_s", "runs")
 
-    def __init__(
-        self, key: object, client: Client, function: FunctionBlob, context: Context, options: CallOptions
-    ) -> None:
-        self.key = key
-        self.client = client
+    def __init__(self, function: FunctionBlob, context: Context) -> None:
         self.function = function
         self.context = context
-        self.options = options
-        self.open_calls = 0
         self.runs = 0
         self.run_s = 0.0
-        self.kind_runs: dict[str, list[float]] = {}
+        self.by_kind: dict[str, list[float]] = {}
+        """Number and seconds of runs that are not in the performance history yet, by device kind."""
+
+
+class Group:
+    """What calls of one function, context, client and options share."""
+
+    __slots__ = ("client", "context", "cost", "function", "key", "open_calls", "options")
+
+    def __init__(self, key: object, client: Client, cost: Cost, options: CallOptions) -> None:
+        self.key = key
+        self.client = client
+        self.cost = cost
+        self.function = cost.function
+        self.context = cost.context
+        self.options = options
+        self.open_calls = 0
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
@@ -303,8 +313,10 @@ class State:
         self.clients_by_number: dict[int, Client] = {}
         self.functions: dict[FunctionKey, FunctionBlob] = {}
         self.groups: dict[object, Group] = {}
-        self.unrecorded: dict[Group, None] = {}
-        """Groups with runs that are not in the performance history yet."""
+        self.costs: dict[tuple[str, str], Cost] = {}
+        """By function and recipe key."""
+        self.unrecorded: dict[Cost, None] = {}
+        """Those with runs that are not in the performance history yet."""
         self.contexts: dict[str, Context] = {}
         self.calls: dict[int, Call] = {}
         self.failed: dict[int, Call] = {}

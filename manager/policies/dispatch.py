@@ -53,7 +53,7 @@ class HottestFirst(Quiet):
         for id, library in reversed(context.idle.items()):
             if library.load < self.window(view, library):
                 return id
-        if context.roomy and group.runs and group.run_s <= self.prefetch_s:
+        if context.roomy and group.cost.runs and group.cost.run_s <= self.prefetch_s:
             id, library = next(iter(context.roomy.items()))
             if library.load < self.window(view, library):
                 return id
@@ -74,7 +74,7 @@ class HottestFirst(Quiet):
             return (gang,) if gang is not None else 0
         if room <= free:
             return room
-        if not group.runs or group.run_s > self.prefetch_s:
+        if not group.cost.runs or group.cost.run_s > self.prefetch_s:
             return free
         share = -(-context.queue.count // len(context.libraries))
         return min(room, max(free, share - max(0, -free)))

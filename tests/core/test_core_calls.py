@@ -10,7 +10,7 @@ from core.builders import DIED, Cluster, recipe
 from stoker.manager.core.seams import PolicyError, SendGang, Unload
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, Objective
 
 Make = Callable[..., Cluster]
 
@@ -78,6 +78,13 @@ def test_a_function_that_never_ran_is_not_prefetched(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001)
     c.tell("ana", say.DefineFunction("g", "g", b"code")).calls(9, function="g")  # type: ignore[arg-type]
     assert len(c.held()) == 1
+
+
+def test_a_function_is_known_whatever_the_options_of_its_calls(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").hot(run_s=0.001)
+    for n in range(8):
+        c.call(f"c{n}", objective=Objective(deadline_at=100.0 + n))
+    assert len(c.held()) == 8
 
 
 def test_prefetch_takes_no_more_than_a_fair_share(cluster: Make) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.core.queue import Queue
-from stoker.manager.core.state import Call, Client, Context, Group
+from stoker.manager.core.state import Call, Client, Context, Cost, Group
 from stoker.manager.protocol.calls import CallOptions, CallSpec
 from stoker.manager.protocol.ids import CallId, ClientId, FunctionKey
 from stoker.manager.protocol.to_pilot import FunctionBlob
@@ -16,9 +16,8 @@ from stoker.manager.protocol.to_pilot import FunctionBlob
 
 def group(priority: int) -> Group:
     client = Client(ClientId("ana"), number=0, observer=False)
-    return Group(
-        priority, client, FunctionBlob(FunctionKey("f"), "f", b""), Context(BARE), CallOptions(priority=priority)
-    )
+    cost = Cost(FunctionBlob(FunctionKey("f"), "f", b""), Context(BARE))
+    return Group(priority, client, cost, CallOptions(priority=priority))
 
 
 def call(id: int, of: Group) -> Call:
