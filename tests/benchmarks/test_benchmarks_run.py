@@ -138,14 +138,20 @@ def test_fact_batches_bar(slowest_s: float, verdict: Verdict, monkeypatch: pytes
 
 
 def test_core_bars(monkeypatch: pytest.MonkeyPatch) -> None:
-    def events(*rates: float) -> list[Verdict]:
-        found = {"events_per_second": {str(n): [rate] * 3 for n, rate in zip((1000, 100_000), rates, strict=True)}}
-        monkeypatch.setattr(manager_core, "run_side", lambda *_, **__: found)
+    def events(few: float, many: float, most: float) -> list[Verdict]:
+        rates = {"1000": few, "100000": many, "1000000": most}
+
+        def side(module: str, *arguments: str, **more: Any) -> dict[str, Any]:
+            queued = arguments[arguments.index("--queued") + 1]
+            return {"events_per_second": {queued: [rates[queued]]}}
+
+        monkeypatch.setattr(manager_core, "run_side", side)
         return [line.verdict() for line in manager_core.events(lambda _: None).lines]
 
-    assert events(250_000, 201_000) == [Verdict.MET] * 3
-    assert events(250_000, 199_000) == [Verdict.MET, Verdict.MISSED, Verdict.MISSED]
-    assert events(190_000, 199_000) == [Verdict.MISSED, Verdict.MISSED, Verdict.MET]
+    good, bad = Verdict.MET, Verdict.MISSED
+    assert events(250_000, 240_000, 201_000) == [good, good, good, good]
+    assert events(250_000, 240_000, 199_000) == [good, good, bad, bad]
+    assert events(190_000, 199_000, 199_000) == [bad, bad, bad, good]
 
 
 @pytest.mark.parametrize(("resident", "verdict"), [(999.0, Verdict.MET), (1001.0, Verdict.MISSED)])
