@@ -25,6 +25,7 @@ from stoker.config import Site
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.mapping import interrupt_open
+from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status, Story
 
 _current: Session | None = None
@@ -99,8 +100,17 @@ class Session:
         return self.executor.link.ask_status().result(timeout_s)
 
     def explain(self, subject: str, timeout_s: float = 5.0) -> Story:
-        """Why a call (`c-12`), pilot, library or context is where it is."""
-        return self.executor.link.ask_story(subject).result(timeout_s)
+        """Why a call (`c-12`), pilot, library or context is where it is; of calls that have ended, why they went so.
+
+        Raises SessionError if the manager does not answer.
+        """
+        story = self.executor.link.ask_story(subject).result(timeout_s)
+        if not story.found:  # a manager forgets calls that ended well; its journal remembers them
+            from stoker.manager.live.replay import story_of_ended_session
+
+            kept = story_of_ended_session(SessionFolder(self.folder), subject)
+            return kept if kept.found else story
+        return story
 
     def stop(self) -> None:
         """End the session: calls that are left are cancelled, pilots end, Parsl is cleared. Twice is no error."""

@@ -422,8 +422,12 @@ def test_a_session_says_how_it_is(session, greet):
     assert session.id in repr(session)
     assert "1 pilot" in repr(session)
     assert session.id in session._repr_html_()
-    story = session.explain(status.pilots[0].pilot)
-    assert story.found
+    assert session.explain(status.pilots[0].pilot).found
+    call = session.executor.submit(abs, {}, -1)
+    call.result(60)
+    ended = session.explain(call.parsl_executor_task_id)  # a manager forgets what went well; the journal does not
+    assert "ended with a result" in ended.lines[-1].text
+    assert not session.explain("c-99999999").found
     assert repr(greet) == f"<app greet: context {greet.specification.wants.recipe.name}>"
 
 
