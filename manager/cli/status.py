@@ -63,7 +63,7 @@ def render(status: Status, *, over: bool = False) -> list[str]:
     waits = [(c.name, c.waits_for) for c in status.contexts if c.queued and c.waits_for]
     if waits and not over:
         out += ["", *(f"  {name} waits: {why}" for name, why in waits)]
-    devices = [row for pilot in status.pilots for row in _devices(pilot, status)]
+    devices = [row for pilot in status.pilots for row in _devices(pilot, status, over=over)]
     if devices:
         out += ["", *_columns(devices)]
     return out
@@ -84,13 +84,14 @@ def _headline(status: Status, *, over: bool) -> str:
 
 
 def _pilots(status: Status, *, over: bool) -> str:
+    if over:
+        return f"{len(status.pilots)} at the end"
     by_state: dict[str, int] = {}
     for pilot in status.pilots:
         by_state[pilot.state] = by_state.get(pilot.state, 0) + 1
     parts = [f"{count} {state}" for state, count in sorted(by_state.items())] or ["none"]
-    if not over:
-        joined = {pilot.block for pilot in status.pilots}
-        parts += [f"block {block}: {what}" for block, what in status.blocks.items() if block not in joined]
+    joined = {pilot.block for pilot in status.pilots}
+    parts += [f"block {block}: {what}" for block, what in status.blocks.items() if block not in joined]
     return " · ".join(parts)
 
 
@@ -105,7 +106,8 @@ def _facts(context: ContextStatus) -> Iterator[str]:
         yield f"{show_bytes(context.memory_bytes)} each"
     if context.loads:
         yield f"{context.loads} load{'s' * (context.loads != 1)} of {show_seconds(context.load_s)}"
-        yield f"used {context.ended / context.loads:,.0f} times a load"
+        used = round(context.ended / context.loads)
+        yield "used once a load" if used == 1 else f"used {used:,} times a load"
     if context.queued:
         yield f"{context.queued:,} queued"
 
@@ -121,7 +123,7 @@ def _refused(status: Status) -> str:
     return ", ".join(f"{count} {what}" for what, count in sorted(status.refused.items()))
 
 
-def _devices(pilot: PilotStatus, status: Status) -> list[Sequence[str]]:
+def _devices(pilot: PilotStatus, status: Status, *, over: bool) -> list[Sequence[str]]:
     libraries = {library.library: library for library in status.libraries}
     rows: list[Sequence[str]] = []
     for number, device in enumerate(pilot.devices):
@@ -135,7 +137,7 @@ def _devices(pilot: PilotStatus, status: Status) -> list[Sequence[str]]:
                 _memory(device),
                 (f"walltime {show_seconds(pilot.ends_in_s)}" if pilot.ends_in_s else "") if first else "",
                 f"{pilot.rate:.1f} calls/s" if first and pilot.ended else "",
-                pilot.state if first and pilot.state != "here" else "",
+                pilot.state if first and pilot.state != "here" and not over else "",
             )
         )
     return rows

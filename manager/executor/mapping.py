@@ -157,10 +157,8 @@ class Stream(Iterator[Any]):
         except StopIteration:
             self._finish()
             raise
-        except KeyboardInterrupt as stop:
-            said = self.interrupted()
-            stop.add_note(said)
-            sys.stderr.write(f"\n{said}\n")
+        except KeyboardInterrupt:
+            sys.stderr.write(f"\n{self.interrupted()}\n")
             raise
         except BadStateException as bad:
             self.close()
