@@ -84,6 +84,7 @@ class Link:
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             | zmq.EVENT_DISCONNECTED
         )
+        self._monitor_fd = int(self._monitor.FD)
         self._socket.connect(self.session.address)
         self._thread = threading.Thread(target=self._run, name="stoker-link", daemon=True)
         self._thread.start()
@@ -246,26 +247,31 @@ class Link:
 
     def _run(self) -> None:
         poll = select.poll()
-        for fd in (self._socket.FD, self._monitor.FD, self._wake_fd):
+        everything = {int(self._socket.FD), self._monitor_fd, self._wake_fd}
+        for fd in everything:
             poll.register(fd, select.POLLIN)
         try:
+            ready = everything
             while not self._stop:
-                self._turn()
+                self._turn(ready)
                 wait_s = self._out.due_in(time.monotonic()) if self._joined.is_set() else None
-                poll.poll(None if wait_s is None else wait_s * 1000)
+                ready = {fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)}
         except Exception as error:
             logger.exception("the link to session %s failed", self.session.session)
             self.fail_all(SessionError(f"the link to the manager failed: {error!r}", session=self.session.session))
         finally:
             self._close_sockets()
 
-    def _turn(self) -> None:
-        try:
-            os.eventfd_read(self._wake_fd)
-        except BlockingIOError:
-            pass
+    def _turn(self, ready: set[int]) -> None:
+        """Do what has come. Descriptors that are not `ready` are not looked at: a result is on its way through here."""
+        if self._wake_fd in ready:
+            try:
+                os.eventfd_read(self._wake_fd)
+            except BlockingIOError:
+                pass
         self._woken = False  # after the read: a wake-up between the two is still in the descriptor
-        self._watch()
+        if self._monitor_fd in ready:
+            self._watch()
         for data in self._drain():
             self._take(data)
         with self._lock:
