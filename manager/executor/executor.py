@@ -100,6 +100,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._said_blocks: dict[str, str] = {}
         self._calm = False
         self._stopped = False
+        self._pid = os.getpid()
 
     def __repr__(self) -> str:
         where = f"session {self._link.session.session}" if self._link else "not started"
@@ -149,7 +150,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     def shutdown(self) -> None:
         """End the session: calls that are left are cancelled, pilots and manager end, nothing is left behind."""
-        if self._stopped:
+        if self._stopped or os.getpid() != self._pid:  # a forked child of the program ends nothing of it
             return
         self._stopped = True
         if self._calm:

@@ -23,6 +23,7 @@ import os
 import select
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -86,6 +87,7 @@ class Link:
         )
         self._monitor_fd = int(self._monitor.FD)
         self._socket.connect(self.session.address)
+        _links.add(self)
         self._thread = threading.Thread(target=self._run, name="stoker-link", daemon=True)
         self._thread.start()
 
@@ -202,6 +204,16 @@ class Link:
             os.eventfd_write(self._wake_fd, 1)
         except OSError:  # closed: there is no thread to wake
             pass
+
+    def forked(self) -> None:
+        """In a child that was forked from the program: the socket and its thread are the parent's."""
+        self._over = SessionError(
+            f"this process was forked from the program that loaded session {self.session.session}, and cannot use it; "
+            "make calls in that program, or load a session here",
+            session=self.session.session,
+        )
+        self._lock = threading.Lock()
+        self._lock.acquire()  # so that nobody here ever comes to the socket
 
     # ---- sending
 
@@ -407,6 +419,17 @@ class Link:
         self._context.term()
         os.close(self._wake_fd)
         self._wake_fd = -1
+
+
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for link in list(_links):
+        link.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _popped(waiting: dict[CallId, Waiter]) -> Iterable[tuple[CallId, Waiter]]:

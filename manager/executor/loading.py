@@ -63,6 +63,17 @@ def load(
     return _current
 
 
+def _after_fork() -> None:
+    """A child that was forked from the program has no session: Parsl's threads and the socket are its parent's."""
+    global _current
+    if _current is not None:
+        _current = None
+        DataFlowKernelLoader.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def current() -> Session | None:
     """The session that `stoker.load` has loaded, if there is one."""
     return _current
@@ -90,6 +101,7 @@ class Session:
         self.folder = executor.link.folder.path
         self._kernel = kernel
         self._over = False
+        self._pid = os.getpid()
         self._log = _keep_log(os.fspath(self.folder / "client.log"))
         atexit.register(self.stop)
 
@@ -115,7 +127,7 @@ class Session:
     def stop(self) -> None:
         """End the session: calls that are left are cancelled, pilots end, Parsl is cleared. Twice is no error."""
         global _current
-        if self._over:
+        if self._over or os.getpid() != self._pid:  # a forked child of the program ends nothing of it
             return
         self._over = True
         atexit.unregister(self.stop)

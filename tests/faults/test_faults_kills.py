@@ -282,3 +282,41 @@ def test_a_pilot_that_is_killed_leaves_no_process_of_its_own(session, world):
     kill([pilot])
     until(lambda: not any(is_alive(pid) for pid in [pilot, *sleeper]))
     assert not future.done(), "losing a pilot does not fail its calls"
+
+
+FORKS = """
+import multiprocessing, os, sys
+import stoker
+
+@stoker.app()
+def double(number):
+    return number * 2
+
+def in_child(number):
+    try:
+        double(number).result(10)
+    except stoker.errors.SessionError as error:
+        return str(error)
+
+with stoker.load() as session:
+    print(double(1).result(60), flush=True)
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    print(double(2).result(60), flush=True)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        print(pool.map(in_child, [3]), flush=True)
+    print(double(4).result(60), session.status().done, flush=True)
+"""
+
+
+def test_a_program_that_forks_keeps_its_session(world):
+    """A child that ends ends nothing of its parent's; one that calls is told why it cannot."""
+    program = world.start(FORKS)
+    out, err = program.communicate(timeout=60)
+    lines = out.splitlines()
+    assert lines[:3] == ["2", "7", "4"], err
+    assert "double was called before a site was loaded" in lines[3]
+    assert lines[4] == "8 3"
+    assert program.returncode == 0
