@@ -110,6 +110,8 @@ def _facts(context: ContextStatus) -> Iterator[str]:
         yield "used once a load" if used == 1 else f"used {used:,} times a load"
     if context.queued:
         yield f"{context.queued:,} queued"
+    if context.last_failure:
+        yield f"could not be loaded: {context.last_failure}"
 
 
 def _losses(status: Status) -> str:

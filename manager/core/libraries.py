@@ -129,6 +129,7 @@ def hot(core: Core, library: Library) -> None:
     library.state = LibraryState.READY
     library.ready_at = library.used_at = state.now
     context.load_failures = 0
+    context.last_failure = None
     context.failed_on.pop(library.pilot.id, None)
     wanted = core.policies.residency.measured(state, library)
     if wanted < library.promised_bytes:  # where nothing was declared, the pilot holds no more than was measured

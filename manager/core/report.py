@@ -111,4 +111,5 @@ def _context(state: State, context: Context) -> to_client.ContextStatus:
         run_total_s=context.run_total_s,
         memory_bytes=context.resident_bytes,
         waits_for=waits_for(state, context) if context.queue.count else "",
+        last_failure=context.last_failure.message if context.last_failure is not None else "",
     )

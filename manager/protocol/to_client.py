@@ -91,7 +91,8 @@ class PilotStatus(msgspec.Struct, frozen=True):
 
 
 class ContextStatus(msgspec.Struct, frozen=True):
-    """One context: how many libraries hold it or load it, what it cost, how often it was reused."""
+    """One context: how many libraries hold it or load it, what it cost, how often it was reused. `last_failure` is why
+    it could not be loaded the last time, if it has not been since."""
 
     key: str
     name: str
@@ -107,6 +108,7 @@ class ContextStatus(msgspec.Struct, frozen=True):
     run_total_s: float
     memory_bytes: int
     waits_for: str
+    last_failure: str = ""
 
 
 class Status(_Message, frozen=True, tag="status"):

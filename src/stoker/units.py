@@ -1,6 +1,7 @@
 """Sizes and times as people write them: `"4 GB"`, `"90 s"`, `"1h30m"`; and back again, for people to read.
 
-Decimal and binary prefixes both work (`GB` = 10^9, `GiB` = 2^30). A bare number is bytes or seconds.
+Decimal and binary prefixes both work (`GB` = 10^9, `GiB` = 2^30). A bare number is bytes or seconds; a bare number in a
+text is seconds, but no size: who writes "4" means GB as often as bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)")
 
 
 def parse_bytes(text: str | int | float) -> int:
-    """A size in bytes from `"4 GB"`, `"512MiB"` or a plain number.
+    """A size in bytes from `"4 GB"`, `"512MiB"` or a plain number (a text wants its unit).
 
     Raises UnitError for anything else, negative sizes included.
     """
@@ -28,6 +29,8 @@ def parse_bytes(text: str | int | float) -> int:
             raise UnitError(f"{text} is not a size: it is negative")
         return int(text)
     found = _NUMBER.fullmatch(str(text).rstrip())
+    if found and not found[2] and float(found[1]):
+        raise UnitError(f"{text!r} is not a size: {found[1]} of what? Write {found[1]} GB, say, or a number of bytes")
     if not found or found[2].lower() not in _BYTES:
         raise UnitError(f"{text!r} is not a size; write a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB")
     return int(float(found[1]) * _BYTES[found[2].lower()])
