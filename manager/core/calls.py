@@ -271,6 +271,8 @@ def start_gang(core: Core, call: Call, members: tuple[Library, ...], rendezvous:
     call.sent_at = core.state.now
     for rank, library in enumerate(members):
         library.held[call.id] = call
+        if call.kills and library.slots > 1:
+            library.suspect = call
         feeding.reclass(core, library)
         place = GangPlace(rank, len(members), rendezvous)
         blob = feeding.blob_for(library, group)

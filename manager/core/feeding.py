@@ -37,9 +37,7 @@ def takes(core: Core, library: Library, call: Call) -> bool:
         and library.pilot.state is PilotState.HERE
         and (library.context is group.context or library.context.recipe.key in group.options.variants)
         and library.load < core.policies.dispatch.window(core.state, library)
-        and call.id not in library.zombies
-        and library.suspect is None
-        and not (call.kills and library.slots > 1 and library.load)
+        and library.admits(call)
     )
 
 

@@ -271,6 +271,12 @@ class Library:
         """Calls that take a slot, or wait here for one."""
         return len(self.held) + len(self.zombies)
 
+    def admits(self, call: Call) -> bool:
+        """Whether nothing between the two forbids it to run here now, room and context left aside: it was not taken
+        away from here a moment ago, and neither it nor what runs here may have to run by itself."""
+        alone = call.kills and self.slots > 1 and self.load
+        return self.suspect is None and not alone and call.id not in self.zombies
+
     @property
     def usable(self) -> bool:
         """Whether it serves calls, or will: loading or ready on a pilot that is here."""

@@ -67,7 +67,7 @@ def _library(state: State, library: Library) -> None:
     usable = usable and library.suspect is None
     free = usable and library.load < library.slots
     suspects = [call for call in library.held.values() if call.kills and library.slots > 1]
-    _hold(not suspects or library.load == 1 or type(suspects[0].holder) is Gang, f"{name}: a suspect runs with others")
+    _hold(not suspects or library.load == 1, f"{name}: a suspect runs with others")
     _hold((library.id in context.idle) == free, f"{name}: idle set is wrong")
     over = usable and library.load > library.slots
     _hold(library.id not in context.roomy or (usable and not free), f"{name}: roomy set is wrong")

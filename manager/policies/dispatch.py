@@ -51,11 +51,11 @@ class HottestFirst(Quiet):
         if group.options.gang[0] > 1:
             return self._gang(context, call)
         for id, library in reversed(context.idle.items()):
-            if library.load < self.window(view, library):
+            if library.load < self.window(view, library) and library.admits(call):
                 return id
         if context.roomy and group.cost.runs and group.cost.run_s <= self.prefetch_s:
             id, library = next(iter(context.roomy.items()))
-            if library.load < self.window(view, library):
+            if library.load < self.window(view, library) and library.admits(call):
                 return id
         return None
 
@@ -94,5 +94,5 @@ class HottestFirst(Quiet):
         """The call at the head on as many free libraries as it likes, once there are enough. While it waits nothing
         passes it, so they become free one after the other; gangs of one context start one at a time, in order."""
         smallest, largest = call.group.options.gang
-        free = [id for id, library in reversed(context.idle.items()) if call.id not in library.zombies]
+        free = [id for id, library in reversed(context.idle.items()) if library.admits(call)]
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None

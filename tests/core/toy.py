@@ -18,6 +18,7 @@ from core.desk import SESSION, Desk
 from core.toy_pilot import ToyPilot, Work
 
 from stoker.contexts.recipe import BARE
+from stoker.manager.core import story
 from stoker.manager.core.commands import AskAdvice, Command, EndManager, RequestPilots, SetTimer, ToClient, ToPilot
 from stoker.manager.core.events import (
     AdviceArrived,
@@ -88,8 +89,17 @@ class Toy(Desk):
         if until:
             self.now = max(self.now, until)
         else:
-            assert not self.core.state.calls, f"after {limit_s} s these calls still wait: {self.open()}"
+            assert not self.core.state.calls, f"after {limit_s} s {self.open()} still wait: {self._why()}"
         return self
+
+    def _why(self) -> str:
+        call = next(iter(self.core.state.calls))
+        libraries = [
+            f"lib-{x.id} {x.context.recipe.name} {x.state.value} on {x.pilot.id}, {x.pilot.state.value}: holds "
+            f"{list(x.held)}, drops {x.zombies}, suspects {x.suspect}, promised {x.promised_bytes}"
+            for x in self.core.state.libraries.values()
+        ]
+        return "\n".join([str(story.tell(self.core.state, str(call))), *libraries])
 
     def open(self) -> list[str]:
         return [self.names[id] for id in self.core.state.calls]

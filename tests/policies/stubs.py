@@ -56,11 +56,12 @@ class Elastic(HottestFirst):
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
         plan: list[Action] = []
         for context in view.hungry.values():
-            free = list(context.idle)
+            idle = dict(context.idle)
             for call in context.queue:
                 smallest, largest = call.group.options.gang
-                if len(free) >= smallest:
-                    members, free = free[:largest], free[largest:]
+                members = [id for id, library in idle.items() if library.admits(call)][:largest]
+                if len(members) >= smallest:
+                    idle = {id: library for id, library in idle.items() if id not in members}
                     plan.append(SendGang(call.id, tuple(members), rendezvous="n1:4000"))
         return plan
 
@@ -148,8 +149,9 @@ class Variants(HottestFirst):
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         for key in (call.group.context.recipe.key, *call.group.options.variants):
-            for id in view.contexts[key].idle:
-                return id
+            for id, library in view.contexts[key].idle.items():
+                if library.admits(call):
+                    return id
         return None
 
 
