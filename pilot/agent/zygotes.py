@@ -60,7 +60,8 @@ class Zygotes:
         for zygote in here:
             zygote.close()
         for zygote in here:
-            zygote.wait(3.0)
+            if zygote.ready:  # one that still imports would not look up for seconds, and has no library yet
+                zygote.wait(3.0)
             zygote.destroy()
         self._by_preload.clear()
         processes.kill_strays(())
