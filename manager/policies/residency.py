@@ -97,8 +97,9 @@ class LoadWhereWanted(Quiet):
     # ---- how many
 
     def _counts(self, view: View, library: Library) -> bool:
-        """Whether a library is hot or on its way, as far as anybody knows."""
-        if library.state not in (LibraryState.LOADING, LibraryState.READY):
+        """Whether a library is hot or on its way, as far as anybody knows, and not about to retire."""
+        most = library.context.recipe.calls_per_library
+        if library.state not in (LibraryState.LOADING, LibraryState.READY) or 0 < most <= library.served:
             return False
         since = library.context.starved_since
         blip = library.pilot.state is PilotState.CUT and (since is None or view.now - since < self.cut_s)

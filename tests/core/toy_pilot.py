@@ -247,13 +247,8 @@ class ToyPilot:
         if library is None:
             return
         self._give_back(id, [call for call in calls if call in library.waiting])
-        for call in calls:
-            if running and library.running.pop(call, None):
-                failure = Failure(FailureKind.CANCELLED, "stopped")
-                self.say(say.CallsEnded(library.id, [CallEnd(call, False, failure=failure)]))  # type: ignore[arg-type]
-        if library.stopping and not library.running:
-            self._gone(library, None)
-        self._go_on(library)
+        if running and any(call in library.running for call in calls):
+            self._gone(library, Failure(FailureKind.CANCELLED, "a call that it ran was cancelled"))
 
     def _give_back(self, id: int, calls: list[int]) -> None:
         library = self.libraries.get(id)
