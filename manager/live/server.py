@@ -102,9 +102,8 @@ class Server:
         self.doors = Doors(folder, address=before.address if before and core else "", interface=interface)
         self.history = History()
         now = self.clock()
-        self.core = core or Core(
-            session, policies, now=now, heartbeat_s=patience.heartbeat_s, lease_s=patience.pilot_lease_s
-        )
+        self.core = core or Core(session, policies, now=now)
+        self.core.heartbeat_s, self.core.lease_s = patience.heartbeat_s, patience.pilot_lease_s
         self._carry_out(self.core.start())
         if core is not None:
             self._come_back(now)
