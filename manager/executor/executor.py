@@ -18,6 +18,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._preparer = Preparer()
         self._call_folder = ""
         self._early: list[str] | None = None
+        self._starting: Future[list[str]] | None = None
         self._draining: dict[str, float] = {}
         self._said_blocks: dict[str, str] = {}
         self._calm = False
@@ -157,6 +159,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             garbage.restore()
         if self._manager is not None:
             self._manager.expect_end()
+        if self._starting is not None:
+            wait([self._starting])
         told: set[str] = set()
         if self._link is not None and self._manager_is_up() and not self._link.wait_finished(0):
             told = blocks.with_pilots(self._link)
@@ -164,16 +168,21 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             self._link.wait_finished(END_LIMIT_S)
         blocks.end_all(self, told=told)
         if self._manager is not None:
-            self._manager.end(grace_s=END_LIMIT_S / 2)
+            # One that was never told of the end (nobody was connected to it yet) need not be waited for.
+            self._manager.end(grace_s=END_LIMIT_S / 2 if self._link is not None else 0)
         if self._link is not None:
             self._link.close()
             blocks.remove_objects(self._link.folder)
         super().shutdown()
 
     def _start_blocks(self) -> None:
+        """In a thread of its own: Ctrl-C must not come between a job's submission and the note of its id."""
         if self.provider is not None and self.provider.init_blocks > 0:
             self._ensure_script_dir()
-            self._early = self.scale_out_facade(self.provider.init_blocks)
+            thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-blocks")
+            self._starting = thread.submit(self.scale_out_facade, self.provider.init_blocks)
+            thread.shutdown(wait=False)
+            self._early = self._starting.result()
 
     def _ensure_script_dir(self) -> None:
         """Without Parsl's kernel nobody has told the provider where its scripts go."""

@@ -58,9 +58,22 @@ def load(
             config = Config(executors=[executor], run_dir=run_dir, retries=retries, **{**defaults, **options})
         except TypeError as error:
             raise ConfigError(f"stoker.load: {error}; options go to parsl.config.Config") from None
-        kernel = parsl.load(config)
-        _current = Session(kernel, executor)
+        try:
+            _current = Session(parsl.load(config), executor)
+        except BaseException:  # Ctrl-C too: what was started ends now, not when the manager misses its client
+            _abandon(executor)
+            raise
     return _current
+
+
+def _abandon(executor: StokerExecutor) -> None:
+    """End what a load that did not come to its end has started."""
+    kernel = DataFlowKernelLoader._dfk
+    if kernel is not None:
+        DataFlowKernelLoader.clear()
+        if not kernel.cleanup_called:
+            kernel.cleanup()
+    executor.shutdown()
 
 
 def _after_fork() -> None:
