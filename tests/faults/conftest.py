@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from faults.world import World
+from faults.world import World, until
 
 import stoker
 
@@ -49,4 +49,5 @@ def session(world):
 def shared(shared_world):
     """A session of this machine for the tests of one file, which must leave it as good as they found it."""
     with stoker.load(run_dir=str(shared_world.runs)) as session:
+        until(lambda: session.status().pilots, why="the first pilot")
         yield session

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from faults.world import World, until
 
-SOON_S = 12.0
+SOON_S = 10.0
 """How long ending may take: pilots get five seconds to end by themselves, and this machine may be busy."""
 
 PROGRAM = """
