@@ -70,7 +70,7 @@ def alone(runner: Runner, *, limit: int, pairs: int) -> list[Line]:
     lines = []
     for what, other, bar in (
         (f"full, {size}, s", bound, Bar(at_most=1.05)),
-        ("the same against a load + its own time in the model, s", own, None),
+        ("the same against a load + its own time in the model, s", own, Bar(at_most=1.05)),
     ):
         cells = {"full": full, "load + inferences alone": other, "full / that": ratios(full, other)}
         lines.append(Line(what=what, cells=cells, bar=bar, digits=1, last_digits=3))
