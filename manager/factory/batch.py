@@ -1,0 +1,79 @@
+"""What the factory needs of a batch system: four commands, each bounded in time.
+
+A `Batch` belongs to one session and one site, and to the one thread that calls it: its methods block, for at most
+`site.provider.command_limit_s` a command (`commands.run` sees to that). It keeps nothing that could not be found again:
+a factory that was killed is followed by another, which asks `find` what is there.
+
+The job of block `b7` of session `k3v9` is named `stoker-k3v9-b7` (`job_name`), or carries both where a batch system
+has attributes. That name is how a job is found that was submitted by a factory that did not live to report it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.ids import BlockId
+
+
+class BatchTrouble(StokerError):
+    """The batch system does not answer, or not now: the same will be tried again. The message is in its own words."""
+
+
+class SubmissionRefused(StokerError):
+    """The batch system does not take this job, and would not take it a second time. The message is in its words."""
+
+
+class JobLook(msgspec.Struct, frozen=True):
+    """A job as its batch system sees it: PENDING (held, too), RUNNING or ENDED.
+
+    `reason`, in the batch system's words: why it waits, on which node it runs, how it ended. `expected_in_s`: the time
+    until the batch system expects to start it, 0 = it does not say.
+    """
+
+    phase: BlockPhase
+    reason: str = ""
+    expected_in_s: float = 0.0
+
+
+class Batch(Protocol):
+    """A batch system, for one session and one site. Every method may raise BatchTrouble."""
+
+    def submit(self, block: BlockId) -> str:
+        """Submit the job of a block; the job's id. Raises SubmissionRefused.
+
+        After BatchTrouble the job may or may not be there: `find` tells.
+        """
+
+    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+        """The present state of these jobs, with as few commands as can be. A job of which nothing can be said at the
+        moment is left out; one that the batch system has forgotten is ENDED."""
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Cancel these jobs. Those that are over, or unknown, are no error."""
+
+    def find(self) -> Mapping[str, BlockId]:
+        """Every job of this session that is not over, by its id, also those that nobody here has submitted. Two jobs of
+        one block show that it was submitted twice: the caller cancels one."""
+
+
+def job_name(session: str, block: str) -> str:
+    """The name of a block's job. Characters that some batch system would not take become dashes."""
+    return f"{job_prefix(session)}{block}"
+
+
+def job_prefix(session: str) -> str:
+    """How the names of a session's jobs begin."""
+    return f"stoker-{re.sub(r'[^A-Za-z0-9_]', '-', session)}-"
+
+
+def block_of(name: str, *, session: str) -> BlockId | None:
+    """The block whose job has this name; None for a job that is not of this session."""
+    prefix = job_prefix(session)
+    block = name.removeprefix(prefix)
+    return BlockId(block) if name.startswith(prefix) and re.fullmatch(r"[A-Za-z0-9]+", block) else None
