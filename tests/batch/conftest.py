@@ -1,0 +1,63 @@
+"""Real clusters for tests: one that they share, and others of a shape of their own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from batch.lab import needs
+from batch.lab.cluster import Cluster
+from batch.lab.shape import Shape
+from faults.world import World, until
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Cluster]:
+    """Four nodes with a GPU each, of two types, on this machine's network. Tests take it as `slurm`."""
+    if why := needs.missing_for_slurm():
+        pytest.skip(why)
+    with Cluster(Shape()) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm(shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """The shared cluster, idle, and on this process's environment: Slurm's commands mean it."""
+    for name, value in shared_cluster.environ.items():
+        monkeypatch.setenv(name, value)
+    yield shared_cluster
+    shared_cluster.clear()
+
+
+@pytest.fixture
+def make_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Shape], Cluster]]:
+    """Start a cluster of a special shape for one test; Slurm's commands mean it."""
+    with contextlib.ExitStack() as all_of_them:
+
+        def make(shape: Shape) -> Cluster:
+            checks = [needs.missing_for_slurm()]
+            checks += [needs.missing_for_namespaces()] if shape.namespaces else []
+            checks += [needs.missing_for_accounting()] if shape.accounting else []
+            if why := next(filter(None, checks), ""):
+                pytest.skip(why)
+            cluster = all_of_them.enter_context(Cluster(shape))
+            for name, value in cluster.environ.items():
+                monkeypatch.setenv(name, value)
+            return cluster
+
+        yield make
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A corner of the machine for one test's session; no process of it may outlive the session."""
+    world = World(tmp_path / "world")
+    for name, value in world.environ.items():
+        monkeypatch.setenv(name, value)
+    try:
+        yield world
+        until(lambda: not world.processes(), limit_s=20, why="processes outlive the session")
+    finally:
+        world.clear()

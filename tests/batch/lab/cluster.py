@@ -1,0 +1,212 @@
+"""A cluster: its machines, started and put on one network, and everything gone again at the end.
+
+Each machine is a process (`machine`) that kills what is below it when its maker is gone, by whatever end. One process
+more, the *broom*, waits for the same and then for the last machine, and removes the folder: a test run that is killed
+leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from batch.lab import texts
+from batch.lab.commands import Commands, until
+from batch.lab.handle import Handle
+from batch.lab.network import plug_in, set_up_bridge, unplug
+from batch.lab.shape import LabError, Place, Shape, free_ports
+
+_START_S = 40.0
+_LONGEST = 60
+"""Characters of a folder's path that leave room for the names of sockets in it."""
+_BROOM = 'cat; flock "$1" rm -rf "$2"'
+
+
+class Cluster(Commands):
+    """A real Slurm. To be used as a context manager; raises LabError when it does not come up."""
+
+    def __init__(self, shape: Shape | None = None) -> None:
+        self.shape = shape or Shape()
+        self.place = Place(root=_folder(), port=free_ports(texts.ports_needed(self.shape)))
+        self.machines: dict[str, Handle] = {}
+        super().__init__(self.place, inside=self.on_head)
+
+    def __enter__(self) -> Cluster:
+        self.place.make()
+        self._broom = _broom(self.place)
+        try:
+            self._write()
+            self._start()
+        except BaseException as error:
+            error.add_note(self.tails())
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for machine in self.machines.values():
+            machine.end()
+        for machine in self.machines.values():
+            machine.gone()
+        self._broom.communicate()
+
+    # ---- machines and daemons; `where` is a node (n1, ...), or slurmctld, munged, slurmdbd, mariadb
+
+    def on_head(self, *command: str) -> list[str]:
+        """A command as it must be written to run on the head."""
+        return self.machines["head"].inside(*command)
+
+    def crash(self, node: str) -> None:
+        """A node loses power."""
+        self.machines[node].crash()
+
+    def kill(self, where: str) -> None:
+        """Kill one daemon; a node's jobs live on."""
+        machine, daemon = self._find(where)
+        machine.kill(daemon)
+
+    def start(self, where: str) -> None:
+        """Start a daemon again."""
+        machine, daemon = self._find(where)
+        machine.start(daemon)
+
+    def freeze(self, where: str) -> None:
+        """A daemon hangs."""
+        machine, daemon = self._find(where)
+        machine.freeze(daemon)
+
+    def thaw(self, where: str) -> None:
+        """It goes on."""
+        machine, daemon = self._find(where)
+        machine.thaw(daemon)
+
+    def cut(self, node: str) -> None:
+        """Pull a node's cable; with namespaces only."""
+        unplug(self.machines["head"], node)
+
+    def heal(self, node: str) -> None:
+        """Put it back."""
+        plug_in(self.machines["head"], node)
+
+    def _find(self, where: str) -> tuple[Handle, str]:
+        if where in self.shape.nodes:
+            return self.machines[where], "slurmd"
+        return self.machines["head"], where
+
+    # ---- order between tests
+
+    def clear(self, *, limit_s: float = 30.0) -> None:
+        """Make it as good as new: daemons up, no jobs, every node idle. Raises LabError."""
+        for machine in self.machines.values():
+            for daemon in machine.daemons:
+                if machine.runs(daemon):
+                    machine.thaw(daemon)
+                machine.start(daemon)
+        until(lambda: self.ask("scontrol", "ping").returncode == 0, limit_s=limit_s, what="slurmctld")
+        while jobs := [line[0] for line in self.queue()]:
+            self.cancel(*jobs)
+            until(
+                lambda jobs=jobs: not {line[0] for line in self.queue()} & {*jobs}, limit_s=limit_s, what="jobs to end"
+            )
+        self._all_idle(limit_s=limit_s)
+
+    def _wait_for_end(self, jobs: set[str], *, limit_s: float) -> None:
+        until(lambda: not jobs & {line[0] for line in self.queue()}, limit_s=limit_s, what="jobs to end")
+
+    def _all_idle(self, *, limit_s: float) -> None:
+        def idle() -> bool:
+            states = self.nodes() if self.ask("scontrol", "ping").returncode == 0 else {}
+            sick = [node for node, state in states.items() if state.rstrip("*") in ("down", "drained", "draining")]
+            if sick:
+                self.ask("scontrol", "update", f"NodeName={','.join(sick)}", "State=RESUME")
+            return set(states) == set(self.shape.nodes) and set(states.values()) == {"idle"}
+
+        until(idle, limit_s=limit_s, what="every node idle")
+
+    # ---- the beginning
+
+    def _write(self) -> None:
+        for index in range(8):
+            (self.place.root / "dev" / f"nvidia{index}").symlink_to(os.devnull)
+        for node in self.shape.nodes:
+            (self.place.run / f"spool-{node}").mkdir()
+        folder = self.place.conf.parent
+        _private(folder / "munge.key").write_bytes(secrets.token_bytes(1024))
+        for name, text in texts.files(self.shape, self.place).items():
+            (_private(folder / name) if name == "slurmdbd.conf" else folder / name).write_text(text)
+
+    def _start(self) -> None:
+        for name in ("head", *self.shape.nodes):
+            commands = texts.commands(self.shape, self.place, name)
+            self.machines[name] = Handle(name, commands, place=self.place, alone=self.shape.namespaces)
+        for machine in self.machines.values():
+            machine.ready()
+        head, nodes = self.machines["head"], [self.machines[name] for name in self.shape.nodes]
+        if self.shape.namespaces:
+            set_up_bridge(head, nodes, shape=self.shape, place=self.place)
+        head.start("munged")
+        self._up(self.place.munge.is_socket, daemon="munged")
+        if self.shape.accounting:
+            self._start_accounting(head)
+        head.start("slurmctld")
+        for node in nodes:
+            node.start("slurmd")
+        self._all_idle(limit_s=_START_S)
+
+    def _up(self, true: Callable[[], bool], *, daemon: str) -> None:
+        """Wait until something holds that a daemon of the head makes true, no longer than it runs."""
+
+        def up_or_gone() -> bool:
+            return true() or not self.machines["head"].runs(daemon)
+
+        until(up_or_gone, limit_s=_START_S, what=daemon)
+        if not true():
+            raise LabError(f"{daemon} has ended")
+
+    def _start_accounting(self, head: Handle) -> None:
+        (self.place.root / "db").mkdir()  # without grant tables mariadbd needs nothing in it
+        head.start("mariadb")
+        self._up((self.place.run / "db.sock").is_socket, daemon="mariadb")
+        head.start("slurmdbd")
+        self._up(lambda: self.ask("sacctmgr", "-n", "show", "cluster").returncode == 0, daemon="slurmdbd")
+        self.run("sacctmgr", "-i", "add", "cluster", "lab")
+
+    def tails(self) -> str:
+        """The last lines of every log."""
+        found = []
+        for log in sorted(path for path in self.place.logs.rglob("*") if path.is_file()):
+            if lines := log.read_text(errors="replace").splitlines()[-8:]:
+                found += [f"== {log.relative_to(self.place.logs)}", *lines]
+        return "\n".join(found)
+
+
+def _folder() -> Path:
+    """A new folder whose path is short enough for sockets, and plain enough for slurm.conf."""
+    base = tempfile.gettempdir()
+    if len(base) > _LONGEST - 20 or set(base) & set(" \t#=,\"'\\%[]"):
+        base = "/tmp"
+    folder = Path(tempfile.mkdtemp(prefix="slurm-lab-", dir=base)).resolve()
+    folder.chmod(0o755)  # munged insists that everybody could reach its socket
+    return folder
+
+
+def _private(path: Path) -> Path:
+    path.touch(mode=0o600)
+    return path
+
+
+def _broom(place: Place) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ["sh", "-c", _BROOM, "broom", str(place.lock), str(place.root)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )

@@ -1,0 +1,100 @@
+"""What tests ask of Slurm, through its own commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from batch.lab.needs import PATH
+from batch.lab.shape import LabError, Place
+
+T = TypeVar("T")
+
+OVER = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
+)
+"""States that a job does not leave."""
+
+
+def until(true: Callable[[], T], *, limit_s: float = 30.0, what: str = "it") -> T:
+    """Wait until something is true; its value. Raises LabError."""
+    end = time.monotonic() + limit_s
+    while not (value := true()):
+        if time.monotonic() > end:
+            raise LabError(f"{what}: not within {limit_s:g} s")
+        time.sleep(0.05)
+    return value
+
+
+class Commands:
+    """Slurm's commands, spoken to one cluster. `inside` says how a command is written to run on its head."""
+
+    def __init__(self, place: Place, *, inside: Callable[..., list[str]]) -> None:
+        self._inside = inside
+        self.environ = {"SLURM_CONF": str(place.conf), "PATH": PATH}
+
+    def ask(self, *command: str, limit_s: float = 20.0) -> subprocess.CompletedProcess[str]:
+        """Run a command on the head; what came of it, good or bad."""
+        environ = {**_clean(), **self.environ}
+        return subprocess.run(
+            self._inside(*command), capture_output=True, text=True, env=environ, timeout=limit_s, check=False
+        )
+
+    def run(self, *command: str, limit_s: float = 20.0) -> str:
+        """What a command on the head prints. Raises LabError when it fails."""
+        done = self.ask(*command, limit_s=limit_s)
+        if done.returncode:
+            raise LabError(f"{' '.join(command)}: {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def submit(self, script: str, *options: str) -> str:
+        """Submit a line of shell; the job's id. Its output goes nowhere unless `options` say where. Raises LabError."""
+        command = ["sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap={script}"]
+        return self.run(*command).strip().partition(";")[0]
+
+    def job(self, job: str) -> dict[str, str]:
+        """What Slurm knows of a job (`JobState`, `Reason`, `NodeList`, ...); empty: it does not know it."""
+        done = self.ask("scontrol", "show", "job", job)
+        return dict(re.findall(r"(\w+)=(\S*)", done.stdout)) if done.returncode == 0 else {}
+
+    def wait(self, job: str, *states: str, limit_s: float = 30.0) -> dict[str, str]:
+        """Wait until a job is in one of these states; all about it. Raises LabError."""
+
+        def found() -> dict[str, str]:
+            facts = self.job(job)
+            return facts if facts.get("JobState") in states else {}
+
+        try:
+            return until(found, limit_s=limit_s)
+        except LabError:
+            raise LabError(f"job {job}: not {' or '.join(states)} within {limit_s:g} s, but {self.job(job)}") from None
+
+    def queue(self, *options: str) -> list[list[str]]:
+        """Jobs that are not over: id, name, state, partition, nodes or reason, restarts."""
+        shape = "JobID:|,Name:|,State:|,Partition:|,ReasonList:|,RestartCnt:"
+        lines = self.run("squeue", "-h", "-O", shape, *options).splitlines()
+        return [[word.strip() for word in line.split("|")] for line in lines]
+
+    def cancel(self, *jobs: str) -> None:
+        """Cancel jobs."""
+        self.run("scancel", *jobs)
+
+    def nodes(self) -> dict[str, str]:
+        """The state of each node: idle, mixed, drained, down*, ..."""
+        lines = self.run("sinfo", "-h", "-N", "-o", "%N %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    def update_node(self, nodes: Sequence[str] | str, state: str) -> None:
+        """Have nodes drain, resume or fail."""
+        names = nodes if isinstance(nodes, str) else ",".join(nodes)
+        self.run("scontrol", "update", f"NodeName={names}", f"State={state}", "Reason=asked")
+
+
+def _clean() -> dict[str, str]:
+    """This process's environment without what steers Slurm's commands."""
+    pattern = re.compile(r"(SLURM|SLURMD|SBATCH|SQUEUE|SINFO|SCANCEL|SACCT|SALLOC|SRUN)_")
+    return {name: value for name, value in os.environ.items() if not pattern.match(name)}

@@ -1,0 +1,131 @@
+"""Machines of the lab, as whoever made it holds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from batch.lab.shape import LabError, Place
+
+_PROGRAM = Path(__file__).with_name("machine.py")
+_ALONE = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+_ANSWER_S = 20.0
+
+
+class Handle:
+    """A machine that runs. `alone`: in namespaces of its own."""
+
+    def __init__(self, name: str, commands: dict[str, list[str]], *, place: Place, alone: bool) -> None:
+        self.name = name
+        self.daemons = tuple(commands)
+        self._alone = alone
+        logs = place.logs / name
+        logs.mkdir()
+        python = [sys.executable, "-I", "-S", str(_PROGRAM), str(place.lock), str(logs), json.dumps(commands)]
+        with (logs / "machine.out").open("wb") as complaints:
+            self._process = subprocess.Popen(
+                [*(_ALONE if alone else []), *python],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                cwd="/",
+                env=_environment(place),
+                start_new_session=True,
+            )
+        self._kept = b""
+
+    def ready(self) -> None:
+        """Wait until it runs. Raises LabError."""
+        self._answer("beginning")
+
+    def start(self, daemon: str) -> None:
+        """Start a daemon; one that runs is left alone. Raises LabError."""
+        self._ask(f"start {daemon}")
+
+    def kill(self, daemon: str) -> None:
+        """Kill a daemon and nothing else. Raises LabError."""
+        self._ask(f"kill {daemon}")
+
+    def freeze(self, daemon: str) -> None:
+        """Stop a daemon where it stands. Raises LabError."""
+        self._ask(f"freeze {daemon}")
+
+    def thaw(self, daemon: str) -> None:
+        """Let a frozen daemon go on. Raises LabError."""
+        self._ask(f"thaw {daemon}")
+
+    def crash(self) -> None:
+        """Power loss: kill everything on it."""
+        self._ask("crash")
+
+    def runs(self, daemon: str) -> bool:
+        """Whether a daemon runs."""
+        return self._ask(f"look {daemon}") != "0"
+
+    def inside(self, *command: str) -> list[str]:
+        """A command as it must be written to run on this machine; files are the same everywhere."""
+        if not self._alone:
+            return list(command)
+        namespaces = Path(f"/proc/{self._process.pid}/ns")
+        pids = namespaces / "pid_for_children"
+        return ["nsenter", f"--net={namespaces}/net", f"--uts={namespaces}/uts", f"--mount={namespaces}/mnt",
+                f"--pid={pids}", f"--wd={os.getcwd()}", "--", *command]  # fmt: skip
+
+    @property
+    def network(self) -> str:
+        """What `ip link` calls its network namespace."""
+        return str(self._process.pid)
+
+    def end(self) -> None:
+        """Kill everything on it, and the machine."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def gone(self) -> None:
+        """Wait until it has ended."""
+        try:
+            self._process.wait(_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _ask(self, line: str) -> str:
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise LabError(f"{self.name}: {line}: the machine is gone ({error})") from error
+        return self._answer(line)
+
+    def _answer(self, line: str) -> str:
+        assert self._process.stdout is not None
+        until = time.monotonic() + _ANSWER_S
+        while b"\n" not in self._kept:
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, until - time.monotonic()))
+            heard = os.read(self._process.stdout.fileno(), 4096) if ready else b""
+            if not heard:
+                raise LabError(f"{self.name}: {line}: {'the machine is gone' if ready else 'no answer'}")
+            self._kept += heard
+        said, _, self._kept = self._kept.partition(b"\n")
+        word, _, more = said.decode().partition(" ")
+        if word != "ok":
+            raise LabError(f"{self.name}: {more}")
+        return more
+
+
+def _environment(place: Place) -> dict[str, str]:
+    """What daemons, and so jobs, inherit: not what the tests run in."""
+    return {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": str(Path.home()),
+        "LC_ALL": "C",
+        "SLURM_CONF": str(place.conf),
+    }

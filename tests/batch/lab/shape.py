@@ -1,0 +1,119 @@
+"""What a cluster is like, and where it lies."""
+
+from __future__ import annotations
+
+import enum
+import os
+import pwd
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+class LabError(Exception):
+    """The lab itself failed; the message has the last lines of its logs."""
+
+
+class Preempt(enum.Enum):
+    """What becomes of a job of `backfill` when one of `main` wants its node."""
+
+    REQUEUE = "REQUEUE"
+    """It goes back into the queue."""
+    CANCEL = "CANCEL"
+    """It is over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a cluster is like.
+
+    `gpus`: one entry a node, "a10:2" for two GPUs of that type, "" for none. `cpus` and `memory_mb` are what each node
+    claims; they may exceed what this machine has. `kill_wait_s`: from SIGTERM to SIGKILL. `node_timeout_s`: how long a
+    node may be silent. `namespaces`: every node, and the head, has its own network, host name and processes (root).
+    `accounting`: slurmdbd over MariaDB. `settings` go into slurm.conf as they are, over what would be there.
+    """
+
+    gpus: tuple[str, ...] = ("a10:1", "a10:1", "titanx:1", "titanx:1")
+    cpus: int = 4
+    memory_mb: int = 4000
+    preempt: Preempt = Preempt.REQUEUE
+    grace_s: int = 0
+    kill_wait_s: int = 2
+    node_timeout_s: int = 10
+    namespaces: bool = False
+    accounting: bool = False
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes, n1 and so on."""
+        return tuple(f"n{index}" for index in range(1, len(self.gpus) + 1))
+
+    def address(self, machine: str) -> str:
+        """Where a machine is reached: `head`, or the name of a node."""
+        if not self.namespaces:
+            return "127.0.0.1"
+        return "10.77.0.1" if machine == "head" else f"10.77.0.{10 + self.nodes.index(machine) + 1}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a cluster lies: a folder of its own, and a row of free ports from `port` on."""
+
+    root: Path
+    port: int
+    user: str = field(default_factory=lambda: pwd.getpwuid(os.getuid()).pw_name)
+
+    @property
+    def conf(self) -> Path:
+        """slurm.conf; the other files of the configuration lie beside it."""
+        return self.root / "etc" / "slurm.conf"
+
+    @property
+    def logs(self) -> Path:
+        """A log for each daemon, and what it printed."""
+        return self.root / "log"
+
+    @property
+    def run(self) -> Path:
+        """Sockets, process ids, and what slurmd keeps of its jobs."""
+        return self.root / "run"
+
+    @property
+    def lock(self) -> Path:
+        """Held, shared, by every machine as long as it lives."""
+        return self.root / "lock"
+
+    @property
+    def munge(self) -> Path:
+        """munged's socket."""
+        return self.run / "munge.sock"
+
+    def make(self) -> None:
+        """Make the folders and the lock."""
+        for folder in (self.conf.parent, self.logs, self.run, self.root / "state", self.root / "dev"):
+            folder.mkdir()
+        self.lock.touch()
+
+
+FIRST_PORT, LAST_PORT = 22_000, 31_900
+"""Between the ports on which sessions listen and those that the kernel gives away."""
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` ports in a row that nobody listens on; runs that start together begin to look apart."""
+    rows = list(range(FIRST_PORT, LAST_PORT, 50))
+    start = os.getpid() % len(rows)
+    for first in rows[start:] + rows[:start]:
+        if all(_is_free(port) for port in range(first, first + count)):
+            return first
+    raise LabError(f"no {count} free ports in a row between {FIRST_PORT} and {LAST_PORT}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

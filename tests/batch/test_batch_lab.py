@@ -1,0 +1,138 @@
+"""The lab is a real cluster: jobs, GPUs, preemption, faults; and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from batch.lab import texts
+from batch.lab.commands import OVER, until
+from batch.lab.shape import Place, Preempt, Shape
+
+SLEEPER = "trap '' TERM; while :; do sleep 0.2; done"
+
+
+def test_a_job_sees_the_gpus_that_it_was_granted(slurm, tmp_path):
+    out = tmp_path / "out"
+    job = slurm.submit("echo $CUDA_VISIBLE_DEVICES $SLURMD_NODENAME", "--gres=gpu:titanx:1", f"--output={out}")
+    slurm.wait(job, "COMPLETED")
+    granted, node = out.read_text().split()
+    assert granted == "0"
+    assert node in ("n3", "n4"), "only these have a titanx"
+
+
+def test_a_preempted_job_goes_back_into_the_queue(slurm):
+    low = slurm.submit("sleep 100", "--partition=backfill", "--nodelist=n1", "--exclusive")
+    slurm.wait(low, "RUNNING")
+    high = slurm.submit("sleep 100", "--partition=main", "--nodelist=n1", "--exclusive")
+    slurm.wait(high, "RUNNING")
+    assert slurm.wait(low, "PENDING")["Restarts"] == "1"
+
+
+def test_a_hung_slurmctld_answers_when_it_goes_on(slurm):
+    slurm.freeze("slurmctld")
+    with pytest.raises(subprocess.TimeoutExpired):
+        slurm.run("squeue", limit_s=1)
+    slurm.thaw("slurmctld")
+    assert slurm.queue() == []
+
+
+def test_a_killed_slurmctld_remembers_its_jobs(slurm):
+    job = slurm.submit("sleep 100")
+    slurm.wait(job, "RUNNING")
+    slurm.kill("slurmctld")
+    assert slurm.ask("squeue").returncode == 1
+    slurm.start("slurmctld")
+    until(lambda: slurm.ask("scontrol", "ping").returncode == 0, what="slurmctld")
+    slurm.wait(job, "RUNNING")
+
+
+def test_a_cancelled_preempted_job_is_over_and_a_node_may_be_one_of_its_own(make_cluster, tmp_path):
+    """One special cluster for all that needs one: CANCEL, and machines with networks of their own."""
+    cluster = make_cluster(Shape(gpus=("a10:2", ""), preempt=Preempt.CANCEL, namespaces=True, node_timeout_s=4))
+    out = tmp_path / "out"
+    job = cluster.submit(
+        "hostname; echo $CUDA_VISIBLE_DEVICES; bash -c 'exec 3<>/dev/tcp/10.77.0.1/$PORT' && echo reached; sleep 100",
+        "--gres=gpu:a10:2",
+        f"--output={out}",
+        f"--export=ALL,PORT={texts.port(cluster.place, 'slurmctld')}",
+    )
+    until(lambda: out.exists() and "reached" in out.read_text(), what="the head from n1")
+    assert out.read_text().split() == ["n1", "0,1", "reached"]
+    high = cluster.submit("sleep 100", "--partition=main", "--gres=gpu:a10:2")
+    assert cluster.wait(job, *OVER)["JobState"] == "PREEMPTED"
+    cluster.wait(high, "RUNNING")
+    assert _reaches_the_head(cluster, "n2")
+    cluster.cut("n2")
+    assert not _reaches_the_head(cluster, "n2")
+    cluster.heal("n2")
+    until(lambda: _reaches_the_head(cluster, "n2"), what="the head from n2 again")
+
+
+def _reaches_the_head(cluster, node: str) -> bool:
+    connect = f"exec 3<>/dev/tcp/{cluster.shape.address('head')}/{texts.port(cluster.place, 'slurmctld')}"
+    command = cluster.machines[node].inside("timeout", "2", "bash", "-c", connect)
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_nothing_is_left_of_a_cluster_whose_maker_was_killed(shared_cluster, tmp_path):
+    """Daemons, jobs that left their session, and the folder go when the process that made the lab is gone."""
+    program = (
+        "import sys, time\n"
+        "from batch.lab.cluster import Cluster\n"
+        "from batch.lab.shape import Shape\n"
+        "with Cluster(Shape(gpus=('a10:1',))) as cluster:\n"
+        "    job = cluster.submit('setsid sleep 1000 & sleep 1000')\n"
+        "    cluster.wait(job, 'RUNNING')\n"
+        "    print(cluster.place.root, flush=True)\n"
+        "    time.sleep(1000)\n"
+    )
+    tests = Path(__file__).resolve().parents[1]
+    maker = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(tests)}
+    )
+    assert maker.stdout is not None
+    folder = maker.stdout.readline().strip()
+    assert folder, "the cluster came up"
+    assert len(_of(folder)) >= 5, "munged, slurmctld, slurmd, and what runs of the job"
+    maker.send_signal(signal.SIGKILL)
+    maker.wait()
+    maker.stdout.close()
+    until(lambda: not Path(folder).exists(), what="the folder to go")
+    assert _of(folder) == []
+
+
+def _of(folder: str) -> list[int]:
+    """Processes that were given a cluster's configuration."""
+    mark = f"SLURM_CONF={folder}/etc/slurm.conf\0".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_what_a_site_sets_replaces_what_the_lab_would():
+    place = Place(root=Path("/lab"), port=22000, user="ana")
+    text = texts.slurm_conf(Shape(settings={"KillWait": "9", "MaxJobCount": "5"}), place)
+    assert [line for line in text.splitlines() if line.startswith(("KillWait", "MaxJobCount"))] == [
+        "KillWait=9",
+        "MaxJobCount=5",
+    ]
+
+
+def test_a_node_without_gpus_says_so():
+    place = Place(root=Path("/lab"), port=22000, user="ana")
+    shape = Shape(gpus=("", "titanx:3"))
+    assert texts.gres_conf(shape, place).splitlines()[1:] == [
+        "NodeName=n2 Name=gpu Type=titanx File=/lab/dev/nvidia[0-2]"
+    ]
+    [bare] = [line for line in texts.slurm_conf(shape, place).splitlines() if line.startswith("NodeName=n1 ")]
+    assert "Gres" not in bare
