@@ -1,0 +1,244 @@
+"""TaskVine's manager: the one module that talks to `ndcctools`.
+
+It is a C library that blocks: `wait` takes whole seconds, comes back early only with a task, and holds the
+interpreter's lock. While every slot is taken that is just right. While some are free, new calls must not wait a second
+for their turn, and `wait` is made to come back after one look at everything, by three things that it is given:
+
+- an *anchor*, a task that may not start before the next century, so that there is always one to be considered;
+- two *bells*, tasks that are cancelled as soon as they are submitted. `wait` takes the first, looks whether there is
+  something to send before it returns it (`prefer-dispatch`), and because the second is still there it does not sleep.
+
+A version of TaskVine that works otherwise would only be slower to hear of new calls. Its logs have a line for each of
+these steps, and no switch: they are not kept.
+
+A call that TaskVine gives up on (*forsaken*: its library ended) is not tried again by TaskVine: who is to blame for a
+library's end, and how often a call may be the one, is the manager's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.errors import SessionError
+from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.pilot.taskvine import library, messages
+from stoker.pilot.taskvine.plan import Plan
+
+_BELLS = 2
+_NEVER_US = 10**17
+_LOGS = ("debug", "performance", "taskgraph", "transactions")
+_MIB = 2**20
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """A ticket that TaskVine is done with. `result` is its own word; `answer` is empty unless that is `success`."""
+
+    ticket: int
+    result: str
+    answer: bytes = b""
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """A worker that is connected: its name for people, and what it has."""
+
+    name: str
+    cores: int
+    gpus: int
+    memory_bytes: int
+
+
+class Engine:
+    """A running TaskVine manager. `folder` is its own; `password` the file that workers prove themselves with."""
+
+    def __init__(self, vine: Any, plan: Plan, *, folder: Path, password: Path) -> None:
+        self._vine = vine
+        self._plan = plan
+        self._folder = folder
+        self._tasks: dict[int, tuple[int, Any]] = {}
+        """Open tasks by TaskVine's number: our ticket, and the task."""
+        self._libraries: dict[str, bytes] = {}
+        self._files: dict[str, Any] = {}
+        """Files that TaskVine was told of, by cache name or function key."""
+        self._tickets = 0
+        _keep_no_logs(folder / "logs")
+        try:
+            self._manager = vine.Manager(
+                port=list(plan.ports), run_info_path=str(folder), run_info_template="logs", staging_path=str(folder)
+            )
+        except Exception as error:
+            raise SessionError(f"TaskVine's manager could not start on ports {plan.ports}: {error}") from error
+        self._manager.set_password_file(str(password))
+        for name, value in (
+            ("transient-error-interval", 1),
+            ("keepalive-interval", plan.heartbeat_s),
+            ("keepalive-timeout", plan.silence_s),
+            ("prefer-dispatch", 1),
+        ):
+            self._manager.tune(name, value)
+        self._manager.submit(self._never())
+
+    @property
+    def port(self) -> int:
+        """Where workers reach it."""
+        return int(self._manager.port)
+
+    @property
+    def open(self) -> int:
+        """Tickets that are not finished."""
+        return len(self._tasks)
+
+    # ---- libraries and calls
+
+    def install(self, setup: messages.Setup) -> str:
+        """Tell TaskVine of a context's library, unless it knows it; the library's name."""
+        recipe = setup.recipe
+        name = recipe.key
+        packed = messages.encode(setup)
+        if self._libraries.get(name) == packed and self._manager.check_library_exists(name):
+            return name
+        task = self._manager.create_library_from_functions(
+            name,
+            library.serve,
+            library_context_info=[library.load, [packed], {}],
+            exec_mode="direct",
+            add_env=False,
+            init_command=self._start_command(),
+        )
+        needs = recipe.needs
+        on_gpu = bool(recipe.loader) and setup.devices[0].startswith("cuda")
+        task.set_cores(needs.devices if not on_gpu else 1)
+        task.set_function_slots(1)
+        if on_gpu:
+            task.set_gpus(needs.devices)
+        if needs.memory_bytes:
+            task.set_memory(-(-needs.memory_bytes // _MIB))
+        if needs.disk_bytes:
+            task.set_disk(-(-needs.disk_bytes // _MIB))
+        for ref in recipe.objects:
+            task.add_input(self._file(ref), ref.name)
+        self._manager.install_library(task)
+        self._libraries[name] = packed
+        return name
+
+    def submit(self, name: str, order: messages.Order, *, large: tuple[ObjectRef, ...] = ()) -> None:
+        """Have a library of this name work on an order. `large` are its large arguments, as files of its folder."""
+        task = self._vine.FunctionCall(name, "serve", messages.encode(order))
+        task.set_max_forsaken(0)
+        if order.function:
+            task.add_input(self._files[order.function], messages.FUNCTION_FILE)
+        for ref in large:
+            task.add_input(self._file(ref), order.objects[ref.name])
+        self._tasks[self._manager.submit(task)] = (order.ticket, task)
+
+    def new_ticket(self) -> int:
+        """A number for an order."""
+        self._tickets += 1
+        return self._tickets
+
+    def take_function(self, blob: FunctionBlob) -> None:
+        """Keep a function for the calls of it; each worker is sent it once."""
+        if blob.key not in self._files:
+            path = self._folder / f"function-{blob.key}"
+            path.write_bytes(blob.blob)
+            self._files[blob.key] = self._manager.declare_file(str(path), cache="workflow", peer_transfer=True)
+
+    def forget(self, name: str) -> None:
+        """Drop a large argument, which no call needs any more, from TaskVine and its workers."""
+        file = self._files.pop(name, None)
+        if file is not None:
+            self._manager.undeclare_file(file)
+
+    # ---- time
+
+    def turn(self, *, block: bool) -> list[Finished]:
+        """Let TaskVine work, and take what is finished. With `block` that may last a second, else it does not wait."""
+        if not block:
+            for _ in range(_BELLS):
+                self._manager.cancel_by_task_id(self._manager.submit(self._never()))
+        out: list[Finished] = []
+        task = self._manager.wait(1)
+        while task is not None:
+            finished = self._finish(task)
+            if finished is not None:
+                out.append(finished)
+            task = self._manager.wait(0)
+        return out
+
+    def workers(self) -> list[Worker]:
+        """Workers that are connected and have said what they have."""
+        found = []
+        for facts in self._manager.status("workers"):
+            cores = int(facts.get("cores_total", 0) or 0)
+            if cores > 0:
+                host = str(facts.get("hostname", "")).partition(".")[0]
+                found.append(
+                    Worker(
+                        name=f"{host} {facts.get('addrport', '')}".strip(),
+                        cores=cores,
+                        gpus=int(facts.get("gpus_total", 0) or 0),
+                        memory_bytes=int(facts.get("memory_total", 0) or 0) * _MIB,
+                    )
+                )
+        return found
+
+    def close(self) -> None:
+        """Send the workers home and stop."""
+        with contextlib.suppress(Exception):  # whatever state it is in, it ends now
+            self._manager.workers_shutdown(0)
+        self._tasks.clear()
+        self._files.clear()
+        del self._manager
+
+    def _never(self) -> Any:
+        """A task that will not run."""
+        task = self._vine.Task(":")
+        task.set_time_start(_NEVER_US)
+        return task
+
+    def _finish(self, task: Any) -> Finished | None:
+        ticket, known = self._tasks.pop(task.id, (0, None))
+        if known is None:
+            return None
+        result, answer = str(task.result), b""
+        if task.successful():
+            output = task.output
+            if isinstance(output, bytes):
+                answer = output
+            else:
+                result = f"no answer: {output}"
+        elif result == "success":
+            result = f"exit code {task.exit_code}"
+        file = task.output_file
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(file.source())
+            self._manager.undeclare_file(file)
+        return Finished(ticket, result, answer)
+
+    def _file(self, ref: ObjectRef) -> Any:
+        if ref.name not in self._files:
+            self._files[ref.name] = self._manager.declare_file(ref.source, cache="workflow", peer_transfer=True)
+        return self._files[ref.name]
+
+    def _start_command(self) -> str:
+        """What stands before `python library_code.py`: our interpreter, not whichever the node finds first."""
+        plan = self._plan
+        words = ["exec env", f'PATH={shlex.quote(os.path.dirname(plan.python))}:"$PATH"']
+        if plan.search_path:
+            words.append(f"PYTHONPATH={shlex.quote(plan.search_path)}")
+        return " ".join(words)
+
+
+def _keep_no_logs(folder: Path) -> None:
+    """Put nothing where TaskVine is going to write its logs."""
+    logs = folder / "vine-logs"
+    logs.mkdir(mode=0o700, parents=True)
+    for name in _LOGS:
+        (logs / name).symlink_to(os.devnull)

@@ -1,0 +1,64 @@
+"""TaskVine's factory: the process that starts workers through the batch system, and starts them again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from stoker.pilot.taskvine import plan as plans
+from stoker.pilot.taskvine.finding import Programs
+from stoker.pilot.taskvine.plan import Plan
+
+log = logging.getLogger("stoker.pilot")
+
+_LAST_LINES = 10
+
+
+class Factory:
+    """A running `vine_factory`. `folder` is its own; what it says is in `log_file`."""
+
+    def __init__(self, plan: Plan, programs: Programs, *, port: int, folder: Path, password: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        text, script = plans.init_script(plan), None
+        if text:
+            script = folder.parent / "worker-init.sh"
+            script.write_text(text)
+            script.chmod(0o700)
+        command = plans.factory_command(
+            plan,
+            factory=programs.factory,
+            worker=programs.worker,
+            port=port,
+            folder=folder,
+            password=password,
+            init_script=script,
+        )
+        self.log_file = folder.parent / "factory.log"
+        log.info("%s", " ".join(command))
+        with self.log_file.open("ab") as out:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=folder
+            )
+
+    def ended(self) -> str:
+        """Why there is no factory any more, in its own words; empty while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return ""
+        said = self.log_file.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
+        return f"vine_factory ended with exit code {code}: {'; '.join(said) or 'it said nothing'} ({self.log_file})"
+
+    def close(self, *, grace_s: float) -> None:
+        """Have it remove its workers and end; after `grace_s` whatever is left on this machine is killed."""
+        self._process.terminate()
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            log.warning("vine_factory did not end within %g s; it is killed", grace_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

@@ -1,0 +1,231 @@
+"""What runs in a library of TaskVine's: the context, and the calls on it.
+
+TaskVine's own program for libraries runs in `direct` mode: it calls `load` once, and then `serve` for each function
+call that it is sent, in the process that holds the context. A call is run by the very code that our own libraries use
+(`stoker.pilot.library.runner`), so that its folder, what it prints, and how it ends are the same. Nothing that a call
+raises leaves `serve`: an exception would make TaskVine end the library and its context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from stoker.contexts import ambient
+from stoker.contexts.loading import load_context
+from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
+from stoker.manager.protocol.to_library import Run
+from stoker.manager.protocol.to_pilot import FunctionBlob
+from stoker.pilot.agent.usage import resident_bytes
+from stoker.pilot.library.functions import Function, Functions
+from stoker.pilot.library.marker import Marker
+from stoker.pilot.library.printing import LogTail
+from stoker.pilot.library.runner import Runner, Work, clean
+from stoker.pilot.library.sandbox import Sandbox
+from stoker.pilot.library.settings import Settings
+from stoker.pilot.taskvine import messages
+from stoker.pilot.taskvine.watch import Stopped, Watch
+
+_TAIL_LINES = 20
+_LEAVE_S = 0.5
+_PR_SET_PDEATHSIG = 1
+
+_library: Library | None = None
+
+
+def load(setup: bytes) -> dict[str, object]:
+    """TaskVine calls this once: load the context. What went wrong is said in answer to the first order."""
+    global _library
+    _library = Library(messages.decode_setup(setup))
+    return {}
+
+
+def serve(order: bytes) -> bytes:
+    """TaskVine calls this for each function call, in the call's folder."""
+    if _library is None:
+        raise RuntimeError("serve was called before load")
+    return messages.encode(_library.serve(messages.decode_order(order)))
+
+
+class Library:
+    """The process's context and its one slot."""
+
+    def __init__(self, setup: messages.Setup) -> None:
+        # A worker that is killed takes its libraries along, also one that is in the middle of a call.
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.umask(0o077)
+        host = socket.gethostname().partition(".")[0]
+        self._setup = setup
+        self._home = os.getcwd()
+        self._log = str(Path(setup.logs) / f"vine-{host}-{os.getpid()}.log")
+        self._log_fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._note: Path | None = None
+        self._watch = Watch(self._dying)
+        self._functions = Functions()
+        self._held = messages.Held(host=host, pid=os.getpid(), log=self._log)
+        sys.path.extend(place for place in setup.search_path if place not in sys.path)
+        with self._printing_to_log():
+            self._tail = LogTail(self._log)
+            self._load()
+
+    def serve(self, order: messages.Order) -> messages.Answer:
+        """Run the calls of an order, one after the other."""
+        if self._held.failure is not None:
+            # TaskVine would keep this process, which is of no use; the next one may do better.
+            leave = threading.Timer(_LEAVE_S, os._exit, (1,))
+            leave.daemon = True
+            leave.start()
+            return messages.Answer(order.ticket, self._held)
+        before = self._held
+        self._held = msgspec.structs.replace(before, orders=before.orders + 1)
+        ends: list[CallEnd] = []
+        if order.calls:
+            folder = os.getcwd()
+            try:
+                ends = self._run(order, Path(folder))
+            finally:
+                os.chdir(folder)
+        return messages.Answer(order.ticket, before, ends)
+
+    # ---- loading
+
+    def _load(self) -> None:
+        recipe, setup = self._setup.recipe, self._setup
+        objects = {ref.name: os.path.join(self._home, ref.name) for ref in recipe.objects}
+        ambient.enter_library(device=setup.devices, objects=objects)
+        started, failure, context = time.monotonic(), None, None
+        self._watch.begin(limit_s=recipe.needs.load_limit_s, stop_file="")
+        try:
+            context = load_context(recipe, objects)
+        except Stopped:
+            failure = self._load_failure(f"its loader ran longer than {recipe.needs.load_limit_s:g} s", text="")
+        except BaseException as error:  # sys.exit in a loader too
+            trace = error.__traceback__
+            text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
+            print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
+            failure = self._load_failure(f"the loader raised {type(error).__name__}: {error}", text=text)
+        finally:
+            self._watch.end()
+        ambient.enter_library(device=setup.devices, context=context)
+        self._runner = self._make_runner(context)
+        gc.collect()
+        gc.freeze()  # the context lives as long as the process: the collector need not look at it again
+        self._held = msgspec.structs.replace(
+            self._held,
+            load_s=time.monotonic() - started,
+            resident_bytes=resident_bytes(os.getpid()),
+            failure=failure,
+        )
+
+    def _load_failure(self, message: str, *, text: str) -> Failure:
+        return Failure(
+            kind=FailureKind.CONTEXT,
+            message=clean(f"{self._setup.recipe.name}: {message}"),
+            pilot=self._setup.pilot,
+            tail=clean("\n".join(text.splitlines()[-_TAIL_LINES:])),
+            log=self._log,
+        )
+
+    def _make_runner(self, context: object) -> Runner:
+        settings = Settings(
+            pilot=self._setup.pilot, library=0, folder=self._home, log=self._log, objects=self._setup.objects
+        )
+        self._sandbox = Sandbox(os.path.join(self._home, "stoker-call"))
+        runner = Runner(
+            settings,
+            slot=0,
+            marker=Marker(os.path.join(self._home, "stoker-running"), slots=1),
+            sandbox=self._sandbox,
+            tail=self._tail,
+            context=context,
+            report=lambda _report: None,
+        )
+        os.chdir(self._home)
+        os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
+        return runner
+
+    # ---- calls
+
+    def _run(self, order: messages.Order, folder: Path) -> list[CallEnd]:
+        function = self._functions.find(order.function, None) or self._take_function(order, folder)
+        run = Run(
+            function=order.function,
+            calls=order.calls,
+            options=order.options,
+            objects={name: str(folder / file) for name, file in order.objects.items()},
+        )
+        self._note = messages.note_file(self._setup.running, order.ticket)
+        with self._printing_to_log():
+            self._tail.take()
+            os.chdir(self._sandbox.path)
+            ends = [self._run_one(spec, run, function) for spec in order.calls]
+        self._note.unlink(missing_ok=True)
+        return ends
+
+    def _run_one(self, spec: CallSpec, run: Run, function: Function) -> CallEnd:
+        self._write_note(spec.call)
+        self._watch.begin(
+            limit_s=run.options.limit_s, stop_file=str(messages.stop_file(self._setup.running, spec.call))
+        )
+        try:
+            end = self._runner.run(Work(spec, run, function))
+        except Stopped:  # it came between two lines of ours: whatever the call had to say is lost
+            end = CallEnd(spec.call, ok=False)
+        finally:
+            self._watch.end()
+        if self._watch.reason:
+            return CallEnd(spec.call, ok=False, failure=self._stopped(run.options.limit_s))
+        return end if isinstance(end, CallEnd) else CallEnd(spec.call, ok=False)
+
+    def _take_function(self, order: messages.Order, folder: Path) -> Function:
+        blob = (folder / messages.FUNCTION_FILE).read_bytes()
+        found = self._functions.find(order.function, FunctionBlob(order.function, order.function_name, blob))
+        if found is None:
+            raise RuntimeError(f"function {order.function} was given and is not there")
+        return found
+
+    def _stopped(self, limit_s: float) -> Failure:
+        if self._watch.reason == messages.OVER_LIMIT:
+            kind, message = FailureKind.TIMEOUT, f"the call ran longer than its limit, {limit_s:g} s"
+        else:
+            kind, message = FailureKind.CANCELLED, "it was cancelled while it ran"
+        return Failure(kind=kind, message=message, pilot=self._setup.pilot, log=self._log)
+
+    # ---- notes and prints
+
+    def _write_note(self, call: int, reason: str = "") -> None:
+        """Say what runs, for the pilot to read should this process end."""
+        if self._note is not None:
+            note = messages.Note(call=call, log=self._log, reason=reason)
+            with contextlib.suppress(OSError):
+                self._note.write_bytes(msgspec.json.encode(note))
+
+    def _dying(self, reason: str) -> None:
+        self._write_note(self._runner.call if self._note is not None else 0, reason)
+
+    @contextlib.contextmanager
+    def _printing_to_log(self) -> Iterator[None]:
+        """While code of the user runs, what it prints goes to this library's log, and what TaskVine prints does not."""
+        kept = [os.dup(number) for number in (1, 2)]
+        try:
+            for number in (1, 2):
+                os.dup2(self._log_fd, number)
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, before in zip((1, 2), kept, strict=True):
+                os.dup2(before, number)
+                os.close(before)

@@ -1,0 +1,109 @@
+"""What the pilot and the libraries that TaskVine runs for it say to each other.
+
+Orders and answers travel inside of TaskVine's own files. Beside them there are two kinds of small files in the folder
+`running` of the session, which every node sees: a *note* that says what a library is doing, for the case that it dies,
+and a *stop file*, with which the pilot has a running call stopped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from stoker.contexts.recipe import BARE, Recipe
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
+from stoker.manager.protocol.ids import CallId, FunctionKey
+
+FUNCTION_FILE = "function"
+"""The name of the function's pickled bytes in a call's folder."""
+OVER_LIMIT = "limit"
+CANCELLED = "cancelled"
+"""Why a call was stopped."""
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What a library is told when it starts. Paths are the session's.
+
+    `logs` is the pilot's folder, `objects` the session's for large results; `devices` are those of its context.
+    """
+
+    pilot: str
+    logs: str
+    objects: str
+    running: str
+    recipe: Recipe = BARE
+    devices: tuple[str, ...] = ("cpu:0",)
+    search_path: tuple[str, ...] = ()
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Calls of one function for one library; no calls: it is only to say what it holds.
+
+    `objects` are large arguments, by cache name, and the files of the call's folder that they lie in.
+    """
+
+    ticket: int
+    function: FunctionKey = FunctionKey("")
+    function_name: str = ""
+    calls: list[CallSpec] = msgspec.field(default_factory=list)
+    options: CallOptions = CallOptions()
+    objects: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What a library says of itself: where it is, and what its context has cost; `failure` if it could not be loaded.
+
+    `orders` counts those that it has answered before.
+    """
+
+    host: str
+    pid: int
+    log: str
+    load_s: float = 0.0
+    resident_bytes: int = 0
+    orders: int = 0
+    failure: Failure | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """How the calls of an order ended; there are none if the context is not there."""
+
+    ticket: int
+    held: Held
+    ends: list[CallEnd] = msgspec.field(default_factory=list)
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What a library is doing: the call that it runs, where its log is, and why it is about to end itself."""
+
+    call: int
+    log: str
+    reason: str = ""
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_setup = msgspec.msgpack.Decoder(Setup).decode
+decode_order = msgspec.msgpack.Decoder(Order).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
+def note_file(running: str, ticket: int) -> Path:
+    """Where the note of an order is."""
+    return Path(running) / f"order-{ticket}"
+
+
+def take_note(running: str, ticket: int) -> Note | None:
+    """The note of an order, if there is one; it goes."""
+    path = note_file(running, ticket)
+    try:
+        note = msgspec.json.decode(path.read_bytes(), type=Note)
+    except (OSError, msgspec.DecodeError):
+        return None
+    path.unlink(missing_ok=True)
+    return note
+
+
+def stop_file(running: str, call: CallId) -> Path:
+    """The file that has a call stopped."""
+    return Path(running) / f"stop-{call}"

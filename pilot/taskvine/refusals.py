@@ -1,0 +1,90 @@
+"""What a site or a call may ask for that TaskVine cannot do. It is refused with a sentence, not ignored.
+
+TaskVine schedules by itself: which call runs where, and which library makes room, is its business. It gives a library
+whole cores and whole GPUs and keeps no account of a device's memory, it knows no deadlines, and a call that runs cannot
+be looked into or moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stoker.contexts.recipe import Awareness, Recipe
+from stoker.errors import ConfigError
+from stoker.manager.protocol.calls import CallOptions
+from stoker.site import EnvironmentKind, Policy, ProviderKind, ProvisioningName, Site
+
+BATCH = (ProviderKind.LOCAL, ProviderKind.SLURM, ProviderKind.CONDOR)
+"""Where its factory starts workers for us."""
+
+
+def refuse_site(site: Site) -> None:
+    """Raise ConfigError if the site file wants what TaskVine cannot do."""
+    _refuse(list(_of_site(site)), where=f"site {site.name}: ")
+
+
+def refuse_call(
+    recipe: Recipe, options: CallOptions, *, variants: Sequence[Recipe] = (), deadline_s: float = 0.0
+) -> None:
+    """Raise ConfigError if calls of this context with these options want what TaskVine cannot do."""
+    found = [*_of_recipe(recipe), *_of_options(options)]
+    if deadline_s:
+        found.append("deadline: it runs calls in the order in which they came")
+    if variants or options.variants:
+        found.append("variants: it does not know which library holds what; name one context")
+    _refuse(found, where=f"{recipe.name}: ")
+
+
+def _refuse(found: list[str], *, where: str) -> None:
+    if found:
+        rest = "; also " + ", ".join(text.partition(":")[0] for text in found[1:]) if found[1:] else ""
+        raise ConfigError(
+            f'{where}engine = "taskvine" cannot honour {found[0]}{rest} (engine = "stoker" can)',
+            key=found[0].partition(":")[0],
+        )
+
+
+def _of_site(site: Site) -> Iterator[str]:
+    provider = site.provider
+    if provider.kind not in BATCH:
+        there = ", ".join(f'"{kind.value}"' for kind in BATCH)
+        yield f'[provider] kind = "{provider.kind.value}": its factory is used with {there}'
+    if site.sites:
+        yield "sites: a session with TaskVine has one site"
+    if provider.nodes > 1:
+        yield f"[provider] nodes = {provider.nodes}: a worker is one node; raise [pilot] max_blocks instead"
+    if not provider.shared_files:
+        yield "[provider] shared_files = false: its libraries read this environment and write their logs here"
+    if site.environment.kind is EnvironmentKind.PACKED:
+        yield '[environment] kind = "packed": its libraries run in this environment'
+    if site.policy.provisioning not in (ProvisioningName.DEFAULT, ProvisioningName.OPPORTUNISTIC):
+        yield f'[policy] provisioning = "{site.policy.provisioning.value}": its factory decides how many workers run'
+    for setting in ("keep_pending", "finish_within_s"):
+        if getattr(site.policy, setting) != getattr(Policy(), setting):
+            yield f"[policy] {setting.removesuffix('_s')}: its factory decides how many workers run"
+
+
+def _of_recipe(recipe: Recipe) -> Iterator[str]:
+    needs = recipe.needs
+    if needs.device_memory_bytes:
+        yield "device_memory: it gives a library whole GPUs and keeps no account of their memory; leave it out"
+    if recipe.slots > 1:
+        yield f"slots = {recipe.slots}: a library that keeps its context serves one call at a time; leave it out"
+    if recipe.awareness is not Awareness.FULL:
+        yield f'awareness = "{recipe.awareness.value}": a context stays loaded as long as TaskVine leaves it there'
+    if recipe.calls_per_library:
+        yield "calls_per_library: it decides when a library ends; leave it out"
+    if strange := [kind for kind in needs.kinds if kind not in ("cpu", "gpu")]:
+        yield f'kinds = "{strange[0]}": it knows GPUs by their number alone; ask for them in the site file (gpus)'
+
+
+def _of_options(options: CallOptions) -> Iterator[str]:
+    for setting in ("latency_s", "ttft_s", "tpot_s"):
+        if getattr(options.objective, setting):
+            yield f"{setting.removesuffix('_s')}: it runs calls in the order in which they came"
+    if options.objective.deadline_at:
+        yield "deadline: it runs calls in the order in which they came"
+    if options.gang != (1, 1):
+        yield f"gang = {options.gang}: it starts one library a call; devices= in @context gives a library several"
+    if options.stream:
+        yield "stream: a call that runs in a library says nothing before its end"
