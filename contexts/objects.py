@@ -1,15 +1,16 @@
 """Files and folders as objects: their content's digest is their name.
 
-A name is `<kind>-<digest><suffix>`: kind `file` or `folder`; the digest is SHA-256 over an encoding in which every part
-carries its length, so that no two different contents (names with newlines, empty folders, links) can encode alike; a
-file keeps a short plain suffix (`.gguf`), because loaders look at it.
+A name is `<kind>-<digest><suffix>`: kind `file` or `folder`; the digest is that of the object's manifest, which lists
+what it is made of and the digests of all its parts (`stoker.contexts.manifest`); a file keeps a short plain suffix
+(`.gguf`), because loaders look at it.
 
 What counts: a file's bytes and whether its owner may execute it; a folder's names, files, folders (empty ones too) and
 links. A link that stays inside the folder is a link; one that leads out of it (as in a model hub's cache) counts as
 what it leads to, since the pilot has nothing else there. What does not count: times, owners, other mode bits.
 
-Reading a model takes seconds, so digests are remembered in the state folder by path, size, mtime, ctime and inode; a
-file that changed within the last two seconds is not, as git does it, since a second change could leave no trace.
+Reading a model takes seconds, so the digests of files' parts are remembered in the state folder by path, size, mtime,
+ctime and inode; a file that changed within the last two seconds is not, as git does it, since a second change could
+leave no trace. A process also keeps the manifests of the objects that it named last: it will be asked for them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import shutil
 import sqlite3
 import stat
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+from stoker.contexts.manifest import PART_BYTES, Entry, Kind, Manifest, encode, name_of, proves
 from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.state import state_folder
 from stoker.errors import RecipeError
@@ -32,6 +35,9 @@ from stoker.errors import RecipeError
 _SUFFIX = re.compile(r"(\.[A-Za-z0-9]{1,16}){1,2}")
 _NAME = re.compile(r"(file|folder)-[0-9a-f]{64}((\.[A-Za-z0-9]{1,16}){1,2})?")
 _RACY_NS = 2_000_000_000
+_KEPT = 32
+_KEPT_BYTES = 1 << 20
+"""Larger manifests are not kept: they are made again from remembered digests."""
 
 
 def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> ObjectRef:
@@ -44,10 +50,7 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
         real = given.resolve(strict=True)
         str(real).encode()  # it travels as text
         with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
-            if real.is_dir():
-                digest, size = _folder_digest(real, remembered)
-                return ObjectRef(name=f"folder-{digest}", size_bytes=size, source=str(real))
-            digest, size = _file_digest(real, remembered)
+            made = _manifest(real, remembered)
     except UnicodeEncodeError:
         raise RecipeError(f"the path {os.fsencode(given)!r} is not UTF-8, so it can't travel; rename it") from None
     except FileNotFoundError as error:
@@ -55,7 +58,30 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
         raise RecipeError(f"{given} is not there ({missing} does not exist); check the path", path=str(given)) from None
     except (OSError, RuntimeError) as error:
         raise RecipeError(f"{given} can't be read: {error}", path=str(given)) from error
-    return ObjectRef(name=f"file-{digest}{_suffix_of(given.name)}", size_bytes=size, source=str(real))
+    data = encode(made)
+    name = name_of(data, suffix=_suffix_of(given.name) if made.kind is Kind.FILE else "")
+    _keep(name, data)
+    return ObjectRef(name=name, size_bytes=made.size_bytes, source=str(real))
+
+
+def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
+    """The bytes of an object's manifest: kept, or made from what lies at its source.
+
+    Raises RecipeError if the source can't be read, or no longer is that object.
+    """
+    kept = _kept.get(ref.name)
+    if kept is not None:
+        return kept
+    try:
+        with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
+            data = encode(_manifest(Path(ref.source).resolve(strict=True), remembered))
+    except (OSError, RuntimeError) as error:
+        raise RecipeError(f"{ref.source} can't be read: {error}", path=ref.source) from error
+    if not proves(ref.name, data):
+        what = "it no longer has the content that the recipe was made from: it was changed; make the recipe again"
+        raise RecipeError(what, path=ref.source)
+    _keep(ref.name, data)
+    return data
 
 
 def is_object_name(name: str) -> bool:
@@ -65,12 +91,9 @@ def is_object_name(name: str) -> bool:
 
 def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
     """Whether what lies at `path` (under whatever name) has the content of `ref`. Reads all of it."""
-    real = Path(path)
     try:
         with _Memo(None) as nothing:
-            if ref.name.startswith("folder-"):
-                return real.is_dir() and ref.name == f"folder-{_folder_digest(real, nothing)[0]}"
-            return real.is_file() and ref.name.partition(".")[0] == f"file-{_file_digest(real, nothing)[0]}"
+            return proves(ref.name, encode(_manifest(Path(path), nothing)))
     except (OSError, RecipeError):
         return False
 
@@ -89,13 +112,24 @@ def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
     goal.mkdir(mode=0o700)
     for name, path, kind in _entries(root):
         place = Path(os.fsdecode(os.path.join(os.fsencode(goal), name)))
-        if kind == "folder":
+        if kind is Kind.FOLDER:
             place.mkdir(mode=0o700)
-        elif kind == "link":
+        elif kind is Kind.LINK:
             os.symlink(os.readlink(path), place)
         else:
             shutil.copyfile(path, place)
             place.chmod(0o700 if _executable(path.stat()) else 0o600)
+
+
+_kept: OrderedDict[str, bytes] = OrderedDict()
+
+
+def _keep(name: str, data: bytes) -> None:
+    if len(data) <= _KEPT_BYTES:
+        _kept[name] = data
+        while len(_kept) > _KEPT:
+            with suppress(KeyError):  # another thread was faster
+                _kept.popitem(last=False)
 
 
 def _suffix_of(name: str) -> str:
@@ -108,44 +142,51 @@ def _executable(facts: os.stat_result) -> bool:
     return bool(facts.st_mode & stat.S_IXUSR)
 
 
-def _frame(*parts: bytes) -> bytes:
-    """Parts with their lengths before them: no two different sequences of parts frame alike."""
-    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+def _manifest(root: Path, remembered: _Memo) -> Manifest:
+    if not root.is_dir():
+        return Manifest(Kind.FILE, (_file(root, b"", remembered),))
+    entries: list[Entry] = []
+    for name, path, kind in _entries(root):
+        if kind is Kind.FOLDER:
+            entries.append(Entry(name, kind))
+        elif kind is Kind.LINK:
+            entries.append(Entry(name, kind, target=os.fsencode(os.readlink(path))))
+        else:
+            entries.append(_file(path, name, remembered))
+    return Manifest(Kind.FOLDER, tuple(entries))
 
 
-def _file_digest(path: Path, remembered: _Memo) -> tuple[str, int]:
+def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
     facts = path.stat()
     if not stat.S_ISREG(facts.st_mode):
         raise RecipeError(f"{path} is neither a file nor a folder, so it can't travel; leave it out", path=str(path))
-    known = remembered.get(path, facts)
-    if known is None:
-        with path.open("rb") as file:
-            known = hashlib.file_digest(file, "sha256").hexdigest()
+    parts = remembered.get(path, facts)
+    if parts is None:
+        parts = _read_parts(path)
         after = path.stat()
         if (after.st_size, after.st_mtime_ns, after.st_ino) != (facts.st_size, facts.st_mtime_ns, facts.st_ino):
             raise RecipeError(f"{path} changed while it was read; wait until it is written", path=str(path))
-        remembered.put(path, facts, known)
-    mode = b"x" if _executable(facts) else b"-"
-    return hashlib.sha256(_frame(b"file", mode, bytes.fromhex(known))).hexdigest(), facts.st_size
+        remembered.put(path, facts, parts)
+    return Entry(name, Kind.FILE, executable=_executable(facts), size_bytes=facts.st_size, parts=parts)
 
 
-def _folder_digest(root: Path, remembered: _Memo) -> tuple[str, int]:
-    total, whole = 0, hashlib.sha256(_frame(b"folder"))
-    for name, path, kind in _entries(root):
-        if kind == "folder":
-            content = b""
-        elif kind == "link":
-            content = os.fsencode(os.readlink(path))
-        else:
-            digest, size = _file_digest(path, remembered)
-            content, total = bytes.fromhex(digest), total + size
-        whole.update(_frame(name, kind.encode(), content))
-    return whole.hexdigest(), total
+def _read_parts(path: Path) -> bytes:
+    """The digests of a file's parts, one after another."""
+    digests: list[bytes] = []
+    view = memoryview(bytearray(PART_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while True:
+            size = 0
+            while size < PART_BYTES and (more := file.readinto(view[size:])):
+                size += more
+            if not size:
+                return b"".join(digests)
+            digests.append(hashlib.sha256(view[:size]).digest())
 
 
-def _entries(root: Path) -> Iterator[tuple[bytes, Path, str]]:
-    """Everything below a folder, sorted by relative name as bytes: `(name, path, "file" | "folder" | "link")`."""
-    found: list[tuple[bytes, Path, str]] = []
+def _entries(root: Path) -> Iterator[tuple[bytes, Path, Kind]]:
+    """Everything below a folder, sorted by relative name as bytes: `(name, path, kind)`."""
+    found: list[tuple[bytes, Path, Kind]] = []
     real_root = os.path.realpath(root)
 
     def walk(folder: Path, prefix: bytes, above: frozenset[str]) -> None:
@@ -157,12 +198,12 @@ def _entries(root: Path) -> Iterator[tuple[bytes, Path, str]]:
                 name = prefix + os.fsencode(entry.name)
                 path = Path(entry.path)
                 if entry.is_symlink() and _stays_inside(path, real_root):
-                    found.append((name, path, "link"))
+                    found.append((name, path, Kind.LINK))
                 elif entry.is_dir():
-                    found.append((name, path, "folder"))
+                    found.append((name, path, Kind.FOLDER))
                     walk(path, name + b"/", above | {real})
                 else:
-                    found.append((name, path, "file"))
+                    found.append((name, path, Kind.FILE))
 
     walk(root, b"", frozenset())
     return iter(sorted(found, key=lambda entry: entry[0]))
@@ -176,12 +217,13 @@ def _stays_inside(link: Path, real_root: str) -> bool:
 
 
 class _Memo:
-    """Digests of files by what `stat` says of them. A memo that can't be used is none: it only costs time."""
+    """Digests of files' parts by what `stat` says of the file. A memo that can't be used is none: it only costs
+    time."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
-        self._fresh: list[tuple[str, int, int, int, int, str]] = []
+        self._fresh: list[tuple[str, int, int, int, int, bytes]] = []
 
     def __enter__(self) -> _Memo:
         if self._path is not None:
@@ -199,31 +241,31 @@ class _Memo:
     def __exit__(self, *exc: object) -> None:
         if self._db is not None:
             with closing(self._db) as db, suppress(sqlite3.Error), db:
-                db.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?, ?)", self._fresh)
+                db.executemany("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?)", self._fresh)
 
-    def get(self, path: Path, facts: os.stat_result) -> str | None:
-        """The file's digest if `stat` says the same as when it was read."""
+    def get(self, path: Path, facts: os.stat_result) -> bytes | None:
+        """The digests of a file's parts if `stat` says the same as when it was read."""
         if self._db is None:
             return None
         with suppress(sqlite3.Error):
             row = self._db.execute(
-                "SELECT digest FROM digests WHERE path = ? AND size = ? AND mtime = ? AND ctime = ? AND inode = ?",
+                "SELECT digests FROM parts WHERE path = ? AND size = ? AND mtime = ? AND ctime = ? AND inode = ?",
                 _key(path, facts),
             ).fetchone()
             return row[0] if row else None
         return None
 
-    def put(self, path: Path, facts: os.stat_result, digest: str) -> None:
-        """Remember a digest, unless the file is so young that it could change without a trace."""
+    def put(self, path: Path, facts: os.stat_result, digests: bytes) -> None:
+        """Remember digests, unless the file is so young that it could change without a trace."""
         if time.time_ns() - max(facts.st_mtime_ns, facts.st_ctime_ns) > _RACY_NS:
-            self._fresh.append((*_key(path, facts), digest))
+            self._fresh.append((*_key(path, facts), digests))
 
     @staticmethod
     def _connect(path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=10)
         db.execute(
-            "CREATE TABLE IF NOT EXISTS digests (path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, ctime INTEGER,"
-            " inode INTEGER, digest TEXT)"
+            "CREATE TABLE IF NOT EXISTS parts (path TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, ctime INTEGER,"
+            " inode INTEGER, digests BLOB)"
         )
         return db
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.contexts.objects import copy_object, is_object_name, matches, object_of
+from stoker.contexts.manifest import decode, proves
+from stoker.contexts.objects import copy_object, is_object_name, manifest_of, matches, object_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import RecipeError
 
@@ -50,6 +51,8 @@ def test_folders_are_named_alike_only_if_they_are(
     first, second = object_of(build(folder / "1", one)), object_of(build(folder / "2", other))
     assert (first.name == second.name) == (one == other)
     assert is_object_name(first.name)
+    assert proves(first.name, manifest_of(first))
+    assert decode(manifest_of(first)).size_bytes == first.size_bytes
     shutil.rmtree(folder)
 
 
@@ -154,8 +157,6 @@ def test_names_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_a_remembered_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hashlib
-
     import stoker.contexts.objects as module
 
     file = tmp_path / "big"
@@ -164,8 +165,8 @@ def test_a_remembered_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest
     memo = tmp_path / "memo.sqlite"
     ref = object_of(file, memo=memo)
     reads = []
-    real = hashlib.file_digest
-    monkeypatch.setattr(hashlib, "file_digest", lambda *args: reads.append(1) or real(*args))  # type: ignore[func-returns-value]
+    real = module._read_parts
+    monkeypatch.setattr(module, "_read_parts", lambda path: reads.append(path) or real(path))  # type: ignore[func-returns-value]
     assert object_of(file, memo=memo) == ref
     assert not reads
     file.write_bytes(b"y" * 1000)
@@ -178,7 +179,7 @@ def test_a_young_file_is_not_remembered(tmp_path: Path) -> None:
     file.write_bytes(b"x")
     object_of(file, memo=memo)
     with sqlite3.connect(memo) as db:
-        assert db.execute("SELECT count(*) FROM digests").fetchone() == (0,)
+        assert db.execute("SELECT count(*) FROM parts").fetchone() == (0,)
 
 
 def test_a_damaged_or_closed_memo_costs_only_time(tmp_path: Path) -> None:
@@ -187,3 +188,24 @@ def test_a_damaged_or_closed_memo_costs_only_time(tmp_path: Path) -> None:
     memo.write_bytes(b"this is no database, and long enough to be taken for one" * 50)
     ref = object_of(file, memo=memo)
     assert object_of(file, memo=tmp_path / "f" / "not-a-folder" / "memo") == ref
+
+
+# ---- manifests of objects
+
+
+def test_a_manifest_is_kept_or_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import stoker.contexts.objects as module
+
+    file = tmp_path / "f.gguf"
+    file.write_bytes(b"weights")
+    ref = object_of(file)
+    kept = manifest_of(ref)
+    monkeypatch.setattr(module, "_kept", type(module._kept)())
+    assert manifest_of(ref) == kept
+    monkeypatch.setattr(module, "_kept", type(module._kept)())
+    file.write_bytes(b"changed")
+    with pytest.raises(RecipeError, match="no longer has the content"):
+        manifest_of(ref)
+    file.unlink()
+    with pytest.raises(RecipeError, match="can't be read"):
+        manifest_of(ref)

@@ -1,0 +1,225 @@
+"""What an object is made of, in bytes whose digest is its name: so every part of it can be proven.
+
+An object's name ends in the SHA-256 of its *manifest*: its files, folders and links, and of each file the digests of
+its parts of 4 MiB. Whoever knows the name can check a manifest that anybody hands him, and with it every single part as
+it arrives, whoever sent it; a wrong one costs 4 MiB and not the whole object. This is a hash tree of one level, as in
+BitTorrent's first version; more levels would buy nothing here, since an object of 100 GB has a manifest of 0.8 MB.
+Parts belong to files, and not to the object as one long stream: so a file's parts can be remembered by what `stat` says
+of it, whatever lies beside it.
+
+The encoding gives each field its length, so no two different contents (names with newlines, empty folders, links)
+can encode alike:
+
+    a file      "file" mode size digests
+    a folder    "folder", then for everything below it, sorted by name: name "file" mode size digests
+                                                                        name "folder"
+                                                                        name "link" target
+
+Many small files would be many small requests: *pieces* are what travels. A piece is a run of parts, whole ones and in
+this order, of 4 MiB at most; both ends cut a manifest into the same pieces.
+
+Standard library alone: what starts on a bare node reads manifests too.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+PART_BYTES = 4 << 20
+MOST_BYTES = 512 << 20
+"""No manifest is larger: one that is was not made here."""
+
+_DIGEST_BYTES = 32
+_SLICES = 1024
+"""The most parts in a piece: checking one must stay short."""
+
+
+class Kind(enum.Enum):
+    """What an entry is."""
+
+    FILE = b"file"
+    FOLDER = b"folder"
+    LINK = b"link"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file, folder or link. `name` is its path inside the object (empty for a file that is the object itself),
+    `parts` its parts' digests one after another, 32 bytes each, `target` where a link leads."""
+
+    name: bytes
+    kind: Kind
+    executable: bool = False
+    size_bytes: int = 0
+    parts: bytes = b""
+    target: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A whole object: a file (one entry without a name) or a folder (what lies below it, sorted by name)."""
+
+    kind: Kind
+    entries: tuple[Entry, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of all files."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One part of one file: `entry` counts the manifest's entries; `offset` and `size_bytes` are in the file."""
+
+    entry: int
+    offset: int
+    size_bytes: int
+    digest: bytes
+
+
+Piece = tuple[Slice, ...]
+"""What is asked for and sent as one: see the module's text."""
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest's bytes. Equal objects have equal bytes."""
+    if manifest.kind is Kind.FILE:
+        (entry,) = manifest.entries
+        return _frame(*_content(entry))
+    whole = [_frame(b"folder")]
+    whole += [_frame(entry.name, *_content(entry)) for entry in manifest.entries]
+    return b"".join(whole)
+
+
+def decode(data: bytes) -> Manifest:
+    """The manifest of these bytes. Raises ValueError for bytes that `encode` never makes.
+
+    What it gives is safe to lay out on a disk: no name climbs out of the object, and none lies below a link.
+    """
+    fields = _fields(data)
+    try:
+        kind = Kind(next(fields))
+        if kind is Kind.FILE:
+            manifest = Manifest(kind, (_entry(b"", kind, fields),))
+        else:
+            manifest = Manifest(kind, tuple(_entry(name, Kind(next(fields)), fields) for name in fields))
+    except (StopIteration, RuntimeError):
+        raise ValueError("the manifest ends in the middle") from None
+    if manifest.kind is Kind.LINK or next(fields, None) is not None:
+        raise ValueError("this is no manifest")
+    _check_names(manifest)
+    return manifest
+
+
+def name_of(data: bytes, *, suffix: str = "") -> str:
+    """The cache name of the object with this manifest."""
+    kind = "file" if data[8:12] == b"file" else "folder"
+    return f"{kind}-{hashlib.sha256(data).hexdigest()}{suffix}"
+
+
+def proves(name: str, data: bytes) -> bool:
+    """Whether these bytes are the manifest of the object of that name."""
+    return name.partition(".")[0] == name_of(data)
+
+
+def read_manifest(name: str, data: bytes) -> Manifest:
+    """The manifest of the object of that name. Raises ValueError for bytes that are not."""
+    if not proves(name, data):
+        raise ValueError(f"these {len(data)} bytes are not the manifest of {name}")
+    return decode(data)
+
+
+def slices(manifest: Manifest) -> Iterator[Slice]:
+    """All parts, in order."""
+    for place, entry in enumerate(manifest.entries):
+        for count in range(len(entry.parts) // _DIGEST_BYTES):
+            offset = count * PART_BYTES
+            digest = entry.parts[count * _DIGEST_BYTES : (count + 1) * _DIGEST_BYTES]
+            yield Slice(place, offset, min(PART_BYTES, entry.size_bytes - offset), digest)
+
+
+def pieces(manifest: Manifest) -> list[Piece]:
+    """What travels as one, in order: parts together while they fit into `PART_BYTES`."""
+    whole: list[Piece] = []
+    run: list[Slice] = []
+    size = 0
+    for part in slices(manifest):
+        if run and (size + part.size_bytes > PART_BYTES or len(run) == _SLICES):
+            whole.append(tuple(run))
+            run, size = [], 0
+        run.append(part)
+        size += part.size_bytes
+    if run:
+        whole.append(tuple(run))
+    return whole
+
+
+def piece_bytes(piece: Piece) -> int:
+    """A piece's length."""
+    return sum(part.size_bytes for part in piece)
+
+
+def is_right(piece: Piece, data: memoryview) -> bool:
+    """Whether these bytes are that piece."""
+    offset = 0
+    for part in piece:
+        if hashlib.sha256(data[offset : offset + part.size_bytes]).digest() != part.digest:
+            return False
+        offset += part.size_bytes
+    return offset == len(data)
+
+
+# ---- inside
+
+
+def _frame(*fields: bytes) -> bytes:
+    return b"".join(len(field).to_bytes(8, "big") + field for field in fields)
+
+
+def _fields(data: bytes) -> Iterator[bytes]:
+    place = 0
+    while place < len(data):
+        end = place + 8 + int.from_bytes(data[place : place + 8], "big")
+        if end > len(data):
+            raise ValueError("the manifest ends in the middle")
+        yield data[place + 8 : end]
+        place = end
+
+
+def _content(entry: Entry) -> tuple[bytes, ...]:
+    if entry.kind is Kind.FILE:
+        return b"file", b"x" if entry.executable else b"-", entry.size_bytes.to_bytes(8, "big"), entry.parts
+    return (b"folder",) if entry.kind is Kind.FOLDER else (b"link", entry.target)
+
+
+def _entry(name: bytes, kind: Kind, fields: Iterator[bytes]) -> Entry:
+    if kind is Kind.FOLDER:
+        return Entry(name, kind)
+    if kind is Kind.LINK:
+        target = next(fields)
+        if not target or target.startswith(b"/") or b"\0" in target:
+            raise ValueError(f"the link {name!r} leads to {target!r}")
+        return Entry(name, kind, target=target)
+    mode, size, parts = next(fields), next(fields), next(fields)
+    length = int.from_bytes(size, "big")
+    if mode not in (b"x", b"-") or len(size) != 8 or len(parts) != -(-length // PART_BYTES) * _DIGEST_BYTES:
+        raise ValueError(f"the entry {name!r} is damaged")
+    return Entry(name, kind, executable=mode == b"x", size_bytes=length, parts=parts)
+
+
+def _check_names(manifest: Manifest) -> None:
+    if manifest.kind is Kind.FILE:
+        return
+    folders, last = {b""}, b""
+    for entry in manifest.entries:
+        above, _, own = entry.name.rpartition(b"/")
+        absolute = entry.name.startswith(b"/")
+        if absolute or entry.name <= last or own in (b"", b".", b"..") or b"\0" in own or above not in folders:
+            raise ValueError(f"the manifest has an entry {entry.name!r} where none can be")
+        if entry.kind is Kind.FOLDER:
+            folders.add(entry.name)
+        last = entry.name

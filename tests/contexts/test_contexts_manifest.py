@@ -1,0 +1,172 @@
+"""Manifests: who knows an object's name can prove every part of it, and nothing else passes for one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.contexts.manifest import (
+    PART_BYTES,
+    Entry,
+    Kind,
+    Manifest,
+    decode,
+    encode,
+    is_right,
+    name_of,
+    piece_bytes,
+    pieces,
+    proves,
+    read_manifest,
+)
+from stoker.contexts.objects import manifest_of, object_of
+from stoker.contexts.published import Published, publish
+from stoker.contexts.recipe import ObjectRef
+
+DIGEST = bytes(32)
+
+
+def files(*sizes: int) -> Manifest:
+    """A folder of files of these lengths."""
+    entries = [
+        Entry(b"%05d" % number, Kind.FILE, size_bytes=size, parts=DIGEST * -(-size // PART_BYTES))
+        for number, size in enumerate(sizes)
+    ]
+    return Manifest(Kind.FOLDER, tuple(entries))
+
+
+component = st.binary(min_size=1, max_size=5).filter(
+    lambda name: name not in (b".", b"..") and b"/" not in name and b"\0" not in name
+)
+content = st.one_of(
+    st.builds(lambda size, x: ("file", size, x), st.integers(0, 3 * PART_BYTES), st.booleans()),
+    st.builds(lambda target: ("link", target), component),
+    st.just(("folder",)),
+)
+
+
+def entry(name: bytes, made: tuple) -> Entry:  # type: ignore[type-arg]
+    if made[0] == "file":
+        parts = DIGEST * -(-made[1] // PART_BYTES)
+        return Entry(name, Kind.FILE, executable=made[2], size_bytes=made[1], parts=parts)
+    return Entry(name, Kind.LINK, target=made[1]) if made[0] == "link" else Entry(name, Kind.FOLDER)
+
+
+folders = st.dictionaries(component, content, max_size=5).map(
+    lambda made: Manifest(Kind.FOLDER, tuple(entry(name, made[name]) for name in sorted(made)))
+)
+
+
+@given(folders)
+def test_what_is_encoded_is_decoded(manifest: Manifest) -> None:
+    data = encode(manifest)
+    assert decode(data) == manifest
+    name = name_of(data)
+    assert name.startswith("folder-")
+    assert proves(name, data)
+    assert read_manifest(name, data) == manifest
+
+
+@given(folders, st.data())
+def test_no_change_passes(manifest: Manifest, draw: st.DataObject) -> None:
+    data = encode(manifest)
+    place = draw.draw(st.integers(0, len(data) - 1))
+    changed = data[:place] + bytes([data[place] ^ draw.draw(st.integers(1, 255))]) + data[place + 1 :]
+    assert not proves(name_of(data), changed)
+    with pytest.raises(ValueError, match="not the manifest"):
+        read_manifest(name_of(data), changed)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_of_strangers_are_refused_or_mean_themselves(data: bytes) -> None:
+    try:
+        found = decode(data)
+    except ValueError:
+        return
+    assert encode(found) == data
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [b"../x"],
+        [b"/etc"],
+        [b"a/b"],  # its folder is not there
+        [b".."],
+        [b"b", b"a"],  # not in order
+        [b"a", b"a"],
+        [b"a\0"],
+        [b""],
+        [b"a/"],
+    ],
+)
+def test_names_that_lead_elsewhere_are_refused(names: list[bytes]) -> None:
+    data = encode(Manifest(Kind.FOLDER, tuple(Entry(name, Kind.FILE) for name in names)))
+    with pytest.raises(ValueError, match="where none can be"):
+        decode(data)
+
+
+def test_nothing_lies_below_a_link() -> None:
+    made = Manifest(Kind.FOLDER, (Entry(b"out", Kind.LINK, target=b".."), Entry(b"out/x", Kind.FILE)))
+    with pytest.raises(ValueError, match="where none can be"):
+        decode(encode(made))
+    for target in (b"/etc/passwd", b"", b"a\0b"):
+        with pytest.raises(ValueError, match="leads to"):
+            decode(encode(Manifest(Kind.FOLDER, (Entry(b"out", Kind.LINK, target=target),))))
+
+
+def test_half_a_manifest_is_none() -> None:
+    data = encode(files(5, 2 * PART_BYTES, 0))
+    refused = 0
+    for end in range(len(data)):
+        try:
+            decode(data[:end])
+        except ValueError:
+            refused += 1
+    assert refused > len(data) - 5  # a folder may end after any of its entries; its name tells
+
+
+def test_pieces_are_whole_parts_of_at_most_four_mebibytes() -> None:
+    manifest = files(10, PART_BYTES, 3 * PART_BYTES + 1, *[100] * 3000)
+    cut = pieces(manifest)
+    assert [piece_bytes(piece) for piece in cut[:4]] == [10, PART_BYTES, PART_BYTES, PART_BYTES]
+    assert sum(map(piece_bytes, cut)) == manifest.size_bytes
+    assert all(piece_bytes(piece) <= PART_BYTES and len(piece) <= 1024 for piece in cut)
+    assert len(cut) < 10
+    order = [(part.entry, part.offset) for piece in cut for part in piece]
+    assert order == sorted(order)
+
+
+def test_an_object_of_many_parts(tmp_path: Path) -> None:
+    data = os.urandom(2 * PART_BYTES + 5)
+    (tmp_path / "big").write_bytes(data)
+    ref = object_of(tmp_path / "big")
+    manifest = read_manifest(ref.name, manifest_of(ref))
+    cut = pieces(manifest)
+    assert len(cut) == 3
+    last = memoryview(data)[2 * PART_BYTES :]
+    assert is_right(cut[2], last)
+    assert not is_right(cut[2], last[:-1])
+    assert not is_right(cut[1], last)
+    assert not is_right(cut[2], memoryview(bytes(5)))
+
+
+def test_published_objects_are_found_as_the_list_grows(tmp_path: Path) -> None:
+    one, two = ObjectRef("file-" + "1" * 64, 5, "/a/b\nc"), ObjectRef("file-" + "2" * 64, 6, "/d")
+    published = Published(tmp_path)
+    assert published.find(one.name) is None
+    publish(tmp_path, (one,))
+    assert published.find(one.name) == one
+    publish(tmp_path, ())
+    with (tmp_path / "index.jsonl").open("ab") as file:
+        file.write(b'no json\n{"name": 3}\n')
+    publish(tmp_path, (two,))
+    assert published.find(two.name) == two
+    with (tmp_path / "index.jsonl").open("ab") as file:
+        file.write(b'{"name": "half')  # somebody is writing just now
+    assert published.find("half") is None
+    assert published.find(one.name) == one
