@@ -1,0 +1,236 @@
+"""The lease of a session's manager: a small file that says who runs the session, so that nobody else does.
+
+A cluster has several login nodes that see one session folder. Locks are not trusted across hosts (some network file
+systems grant them to everybody), nor are clocks: a file's age says nothing to a host whose clock differs. So the holder
+changes the file every few seconds, a counter in it, by atomic rename; and whoever wants the session looks.
+
+- On the holder's own machine the process is asked for: its id, and when it was started, since ids come back. One that
+  is dead is followed at once; one that lives keeps the session, however still it is.
+- From another machine the holder counts as dead when the content of the file has not changed for `PATIENCE_S` of the
+  watcher's own clock. Two watchers may come to that at the same moment: both write, wait, and the one whose name is in
+  the file has it.
+- A holder that was only frozen (a suspended login node, a file system that hung) reads the file before it renews it,
+  finds another name there, and stops at once. What it may still write until then goes into a journal that nobody reads:
+  whoever follows a holder on another machine goes on with a copy of its journal.
+
+The lease of a session that is over says so, and is never followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from stoker.errors import SessionError
+from stoker.manager.protocol.session import SessionFolder
+
+log = logging.getLogger("stoker.manager")
+
+RENEW_S = 3.0
+PATIENCE_S = 30.0
+"""A lease that has not changed for so long, seen from another machine, is up."""
+SETTLE_S = 2.0
+"""How long one who follows on another machine waits for somebody who does the same."""
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """The content of a lease. `machine` is the same for processes that can see each other's ids; `started` is in the
+    kernel's ticks since boot. `over` says why the session has ended; empty while it has not."""
+
+    host: str
+    machine: str
+    pid: int
+    started: int
+    token: str
+    counter: int = 0
+    over: str = ""
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}"
+
+
+class Lease:
+    """A lease that is held, and renewed until it is released. `on_lost` hears, on a thread of its own, who has it now
+    (None: the session folder is gone)."""
+
+    def __init__(self, path: Path, holder: Holder, *, follows: Holder | None, renew_s: float = RENEW_S) -> None:
+        self.path = path
+        self.holder = holder
+        self.follows = follows
+        """Who had it before, if that one did not end the session."""
+        self._renew_s = renew_s
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def from_elsewhere(self) -> bool:
+        """Whether the one before ran on another machine: it may be alive after all."""
+        return self.follows is not None and self.follows.machine != self.holder.machine
+
+    def keep(self, on_lost: Callable[[Holder | None], None]) -> None:
+        """Renew it from now on."""
+        self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
+        self._thread.start()
+
+    def release(self, *, over: str = "") -> None:
+        """Let go of it; `over`: the session has ended, for this reason, and nobody is to follow."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with contextlib.suppress(OSError, SessionError):
+            there = read(self.path)
+            if there is None or there.token != self.holder.token:
+                return
+            if over:
+                _write(self.path, msgspec.structs.replace(self.holder, over=over))
+            else:
+                self.path.unlink()
+
+    def _renew(self, on_lost: Callable[[Holder | None], None]) -> None:
+        while not self._stop.wait(self._renew_s):
+            try:
+                there = read(self.path)
+                if there is not None and there.token != self.holder.token:
+                    on_lost(there)
+                    return
+                self.holder = msgspec.structs.replace(self.holder, counter=self.holder.counter + 1)
+                _write(self.path, self.holder)
+            except FileNotFoundError:
+                on_lost(None)
+                return
+            except (OSError, SessionError) as error:  # a file system that is away, or full: it may come back
+                log.warning("the lease %s could not be renewed: %s", self.path, error)
+
+
+def lease_file(folder: SessionFolder) -> Path:
+    """Where a session's lease lies."""
+    return folder.path / "manager.lease"
+
+
+def take(path: Path, *, patience_s: float = PATIENCE_S, settle_s: float = SETTLE_S, renew_s: float = RENEW_S) -> Lease:
+    """Take the lease at `path`, as soon as nobody holds it.
+
+    Waits up to `patience_s` for a holder on another machine that may be dead. Raises SessionError when the session has
+    a manager that lives, or is over.
+    """
+    with _one_at_a_time(path):
+        before = read(path)
+        if before is not None:
+            _wait_until_free(path, before, patience_s=patience_s)
+        lease = Lease(path, _myself(), follows=before, renew_s=renew_s)
+        try:
+            _write(path, lease.holder)
+        except OSError as error:
+            raise SessionError(f"the lease {path} cannot be written: {error.strerror}; make room there") from error
+        if lease.from_elsewhere:
+            time.sleep(settle_s)
+            there = read(path)
+            if there is None or there.token != lease.holder.token:
+                raise _taken(path, there)
+    return lease
+
+
+def read(path: Path) -> Holder | None:
+    """Who holds the lease at `path`; None if nobody does. Raises SessionError for a file that is no lease, OSError."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return msgspec.json.decode(data, type=Holder)
+    except msgspec.DecodeError as error:
+        raise SessionError(f"{path} is damaged: {error}; if no manager of the session runs, remove it") from error
+
+
+def is_alive(holder: Holder) -> bool | None:
+    """Whether a holder's process lives; None if it is on another machine, where only its silence can tell."""
+    if holder.over:
+        return False
+    if holder.machine != _machine():
+        return None
+    return _started(holder.pid) == holder.started
+
+
+def copy_journal(journal: Path) -> None:
+    """Go on with a copy of a journal, so that what somebody still appends to the old one is never read."""
+    if journal.exists():
+        draft = journal.with_suffix(f".{secrets.token_hex(4)}")
+        shutil.copyfile(journal, draft)
+        draft.chmod(0o600)
+        draft.replace(journal)
+
+
+def _wait_until_free(path: Path, before: Holder, *, patience_s: float) -> None:
+    if before.over:
+        raise SessionError(f"session folder {path.parent}: the session is over ({before.over}); start a new one")
+    alive = is_alive(before)
+    if alive:
+        raise _taken(path, before)
+    if alive is None:
+        log.info("waiting %.0f s for a sign of the manager that was %s", patience_s, before)
+        until = time.monotonic() + patience_s
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.5))
+            there = read(path)
+            if there is None:
+                return
+            if there != before:
+                raise _taken(path, there)
+
+
+def _taken(path: Path, holder: Holder | None) -> SessionError:
+    who = f" ({holder})" if holder else ""
+    return SessionError(f"{path.parent} already has a manager{who}; one session has one manager")
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Starters on one machine follow each other. Where the file system has no locks the lease alone must do."""
+    with open(path.with_suffix(".lock"), "ab") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(path: Path, holder: Holder) -> None:
+    draft = path.with_suffix(f".{holder.token}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(holder))
+    draft.replace(path)
+
+
+def _myself() -> Holder:
+    pid = os.getpid()
+    return Holder(
+        host=socket.gethostname(),
+        machine=_machine(),
+        pid=pid,
+        started=_started(pid),
+        token=secrets.token_hex(8),
+    )
+
+
+def _machine() -> str:
+    """Two processes that read the same here can look for each other by process id."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def _started(pid: int) -> int:
+    """When a process was started, in ticks since boot; 0 if there is none, or what is left of one."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])

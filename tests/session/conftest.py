@@ -1,0 +1,23 @@
+"""A world of its own for each test: whatever a session leaves behind in it is a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    world = World(tmp_path / "world")
+    for name, value in world.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("STOKER_SESSION", raising=False)
+    monkeypatch.chdir(tmp_path)
+    try:
+        yield world
+        world.empty()
+    finally:
+        world.clear()

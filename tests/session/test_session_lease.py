@@ -1,0 +1,171 @@
+"""Leases: one manager a session, on one machine and on several."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from faults.world import until
+
+from stoker.errors import SessionError
+from stoker.manager.live import lease
+from stoker.manager.live.journal import Journal
+from stoker.manager.live.lease import Holder
+
+ELSEWHERE = Holder(host="login2", machine="another boot/pid:[1]", pid=7, started=70, token="theirs")
+QUICK = {"patience_s": 0.4, "settle_s": 0.05, "renew_s": 0.05}
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from stoker.manager.live import lease
+held = lease.take(Path(sys.argv[1]), renew_s=0.05)
+held.keep(lambda other: None)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "manager.lease"
+
+
+def write(path: Path, holder: Holder) -> None:
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(msgspec.json.encode(holder))
+    draft.replace(path)
+
+
+def hold(path: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"held\n"
+    return process
+
+
+def test_a_lease_is_held_by_one_who_lives_and_followed_when_that_one_is_killed(path: Path) -> None:
+    with hold(path) as other:
+        with pytest.raises(SessionError, match=rf"already has a manager \(pid {other.pid} on "):
+            lease.take(path, **QUICK)
+        other.send_signal(signal.SIGSTOP)  # however still it is: it is there
+        time.sleep(0.5)
+        with pytest.raises(SessionError, match="already has a manager"):
+            lease.take(path, **QUICK)
+        other.kill()
+        until(lambda: lease.is_alive(lease.read(path)) is False)  # a zombie is dead, too
+        mine = lease.take(path, patience_s=600)
+    assert not mine.from_elsewhere
+    assert mine.follows is not None
+    assert lease.read(path) == mine.holder
+
+
+def test_a_process_id_that_came_back_is_somebody_else(path: Path) -> None:
+    mine = lease.take(path)
+    write(path, msgspec.structs.replace(mine.holder, started=mine.holder.started - 1, token="before"))
+    assert lease.is_alive(mine.holder)
+    assert lease.take(path, patience_s=600).holder.pid == os.getpid()
+
+
+def test_one_on_another_machine_is_followed_after_silence_alone(path: Path) -> None:
+    write(path, ELSEWHERE)
+    assert lease.is_alive(ELSEWHERE) is None
+    began = time.monotonic()
+    mine = lease.take(path, **QUICK)
+    assert time.monotonic() - began >= QUICK["patience_s"]
+    assert mine.from_elsewhere
+    assert lease.read(path) == mine.holder
+
+
+def test_one_on_another_machine_that_renews_is_not_followed(path: Path) -> None:
+    write(path, ELSEWHERE)
+    stop = threading.Event()
+
+    def renew() -> None:
+        counter = 0
+        while not stop.wait(0.05):
+            counter += 1
+            write(path, msgspec.structs.replace(ELSEWHERE, counter=counter))
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        with pytest.raises(SessionError, match=r"already has a manager .pid 7 on login2"):
+            lease.take(path, patience_s=30)
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_of_two_who_follow_at_once_the_one_whose_name_is_in_the_file_has_it(path: Path) -> None:
+    write(path, ELSEWHERE)
+    third = msgspec.structs.replace(ELSEWHERE, host="login3", token="third")
+
+    def follow_too() -> None:
+        until(lambda: lease.read(path) != ELSEWHERE)
+        write(path, third)
+
+    thread = threading.Thread(target=follow_too)
+    thread.start()
+    with pytest.raises(SessionError, match="login3"):
+        lease.take(path, patience_s=0.2, settle_s=1.0)
+    thread.join()
+    assert lease.read(path) == third
+
+
+def test_a_holder_that_was_taken_over_finds_out_and_touches_nothing(path: Path) -> None:
+    mine, heard = lease.take(path, **QUICK), []
+    mine.keep(heard.append)
+    until(lambda: lease.read(path).counter >= 2)
+    write(path, ELSEWHERE)
+    until(lambda: heard)
+    assert heard == [ELSEWHERE]
+    mine.release()
+    assert lease.read(path) == ELSEWHERE
+
+
+def test_a_holder_whose_folder_is_gone_finds_out(tmp_path: Path) -> None:
+    folder = tmp_path / "session"
+    folder.mkdir()
+    mine, heard = lease.take(folder / "manager.lease", **QUICK), []
+    mine.keep(heard.append)
+    folder.rename(tmp_path / "away")
+    until(lambda: heard)
+    assert heard == [None]
+
+
+def test_a_lease_that_was_let_go_is_free_and_one_of_a_session_that_is_over_is_not(path: Path) -> None:
+    mine = lease.take(path, **QUICK)
+    mine.keep(lambda _: None)
+    mine.release()
+    assert lease.read(path) is None
+    again = lease.take(path, **QUICK)
+    assert again.follows is None
+    again.release(over="stoker down")
+    with pytest.raises(SessionError, match=r"the session is over \(stoker down\)"):
+        lease.take(path, **QUICK)
+
+
+def test_a_lease_that_is_no_lease_is_said(path: Path) -> None:
+    path.write_text("nonsense")
+    with pytest.raises(SessionError, match="is damaged"):
+        lease.take(path)
+
+
+def test_what_an_old_holder_still_writes_is_not_in_the_copy(tmp_path: Path) -> None:
+    old = Journal(tmp_path / "journal")
+    before = (tmp_path / "journal").read_bytes()
+    lease.copy_journal(tmp_path / "journal")
+    os.write(old._fd, b"late")
+    assert (tmp_path / "journal").read_bytes() == before
+    new = Journal(tmp_path / "journal")  # the lock on the old one does not hold this one up
+    new.close()
+    old.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal"]
