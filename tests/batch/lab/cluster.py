@@ -112,9 +112,7 @@ class Cluster(Commands):
         until(lambda: self.ask("scontrol", "ping").returncode == 0, limit_s=limit_s, what="slurmctld")
         while jobs := [line[0] for line in self.queue()]:
             self.cancel(*jobs)
-            until(
-                lambda jobs=jobs: not {line[0] for line in self.queue()} & {*jobs}, limit_s=limit_s, what="jobs to end"
-            )
+            self._wait_for_end(set(jobs), limit_s=limit_s)
         self._all_idle(limit_s=limit_s)
 
     def _wait_for_end(self, jobs: set[str], *, limit_s: float) -> None:
