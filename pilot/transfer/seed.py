@@ -1,0 +1,196 @@
+"""`python -m stoker.pilot.transfer.seed --session DIR`: serves a session's objects to pilots that see no shared files.
+
+It runs beside the manager and hands out what clients have published (the files of their recipes, from where they lie)
+and what is in the session's folder of objects (large arguments); large results come in the same way. It writes the
+address that it listens at into `seed.address` in the session folder, takes the same port again when it is started
+again, and ends when the session does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from stoker.config import load_site
+from stoker.contexts.objects import is_object_name, manifest_of
+from stoker.contexts.published import Published
+from stoker.contexts.recipe import ObjectRef
+from stoker.errors import StokerError
+from stoker.manager.protocol.session import SessionFolder
+from stoker.pilot.transfer import wire
+from stoker.pilot.transfer.client import SEED_FILE, read_key
+from stoker.pilot.transfer.copy import Copy
+from stoker.pilot.transfer.meeting import Meetings
+from stoker.pilot.transfer.server import Server
+
+log = logging.getLogger("stoker.transfer")
+
+MOST = 32
+"""Pilots that get bytes at one time: an object has one reader here, but every pilot gets its own arguments."""
+
+_RESULT = re.compile(r"result-[0-9a-f]{1,16}-[0-9a-f]{12}")
+_CHUNK = 1 << 20
+_LOOK_S = 0.5
+
+
+class Seed:
+    """What a session's seed answers. Any thread may call it."""
+
+    def __init__(self, objects: Path) -> None:
+        self._objects = objects
+        self._published = Published(objects)
+        self._meetings = Meetings()
+        self._lock = threading.Lock()
+
+    def serve(self, *, key: bytes, host: str, ports: tuple[int, int] = (0, 0)) -> Server:
+        """Listen. Raises OSError."""
+        more = {"put": self._put, "meet": self._meet}
+        return Server(self, key=key, host=host, ports=ports, most=MOST, more=more)
+
+    @contextmanager
+    def lend(self, name: str) -> Iterator[Copy | None]:
+        """The object where it lies, if it still is that object."""
+        ref = self._find(name)
+        copy = None
+        if ref is not None:
+            try:
+                copy = Copy(Path(ref.source), name, manifest_of(ref), whole=True)
+            except (OSError, ValueError, StokerError) as error:
+                log.warning("%s cannot be served: %s", name, error)
+        yield copy
+
+    def expects(self, name: str) -> bool:  # noqa: ARG002  # whatever it is
+        """Nothing is on its way here."""
+        return False
+
+    # ---- inside
+
+    def _find(self, name: str) -> ObjectRef | None:
+        if not is_object_name(name):
+            return None
+        with self._lock:
+            ref = self._published.find(name)
+        place = self._objects / name
+        return ref or (ObjectRef(name, 0, str(place)) if place.exists() else None)
+
+    def _meet(self, channel: wire.Channel, request: dict[str, Any]) -> None:
+        """Whoever wants the same object is told of others that do (see `meeting`)."""
+        others = self._meetings.meet(str(request.get("object")), str(request.get("address") or ""))
+        channel.send({"others": others})
+
+    def _put(self, channel: wire.Channel, request: dict[str, Any]) -> None:
+        """Take a result in, whole or not at all, and say where it lies."""
+        name, size, digest = request.get("name"), request.get("size"), request.get("sha256")
+        if not isinstance(name, str) or not _RESULT.fullmatch(name) or type(size) is not int or size < 0:
+            channel.send({"error": "refused", "text": f"{name!r} of {size} bytes is no result"})
+            return
+        channel.send({"go": True})
+        place = self._objects / name
+        draft = place.with_name(f"draft-{name}-{threading.get_ident()}")
+        try:
+            found = _receive(channel, draft, size)
+            if found != digest:
+                raise OSError("it was changed on its way")
+            draft.replace(place)
+        except OSError as error:  # its bytes may still be coming: this connection is of no use
+            channel.send({"error": "refused", "text": f"{place} could not be written: {error}"})
+            raise wire.PeerError(f"{name} was not taken: {error}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+        channel.send({"path": str(place)})
+
+
+def _receive(channel: wire.Channel, into: Path, size: int) -> str:
+    """Write the next bytes of a connection to a new file; returns their digest. Raises OSError, PeerError."""
+    whole = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK))
+    with os.fdopen(os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+        while size:
+            chunk = buffer[: min(size, _CHUNK)]
+            channel.receive_body(chunk)
+            whole.update(chunk)
+            size -= len(chunk)
+            while chunk:
+                chunk = chunk[file.write(chunk) :]
+    return whole.hexdigest()
+
+
+def address_file(session: SessionFolder) -> Path:
+    """The file that says where a session's seed listens: `host:port`, once it does."""
+    return session.path / SEED_FILE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until the session is over, or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m stoker.pilot.transfer.seed", description=__doc__.splitlines()[0])
+    parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
+    session = SessionFolder(parser.parse_args(arguments).session)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the user's terminal is the client's business
+    try:
+        lock = os.open(session.path / "seed.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        while not _is_alone(lock):
+            if stopped.wait(_LOOK_S) or _is_over(session):
+                return 0
+        server = _listen(session)
+    except (OSError, ValueError, StokerError) as error:
+        log.error("the seed of %s cannot listen: %s", session.path, error)
+        return 1
+    draft = address_file(session).with_suffix(".new")
+    draft.write_text(server.address)
+    draft.replace(address_file(session))
+    log.info("serving %s at %s", session.objects, server.address)
+    while not stopped.wait(_LOOK_S) and not _is_over(session):
+        pass
+    server.close()
+    return 0
+
+
+def _is_alone(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_over(session: SessionFolder) -> bool:
+    """Whether the session has ended: its objects are gone, or its manager's lease says so."""
+    if not session.objects.is_dir():
+        return True
+    try:
+        return bool(json.loads((session.path / "manager.lease").read_bytes()).get("over"))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _listen(session: SessionFolder) -> Server:
+    """Listen where the manager does, and where an earlier seed of the session did, if that can be, so that pilots need
+    not look again. Raises OSError, ValueError, StokerError."""
+    seed = Seed(session.objects)
+    key = read_key(session.key_file("transfer"))
+    host, _ = wire.split_address(session.read().address.removeprefix("tcp://"))
+    with suppress(OSError, ValueError):
+        before = wire.split_address(address_file(session).read_text())
+        if before[0] == host:
+            return seed.serve(key=key, host=host, ports=(before[1], before[1]))
+    sites = [load_site(file) for file in sorted(session.sites.glob("*.toml"))]
+    return seed.serve(key=key, host=host, ports=sites[0].session.port_range if sites else (0, 0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,329 @@
+"""Serves objects to peers: whole ones, and of those that are still being fetched the pieces that are here.
+
+A thread serves one connection, and a bounded number of connections get bytes; one more is told that this pilot is busy.
+
+A piece that is on its way to one peer is not sent to another at the same time, nor for as long again afterwards: the
+other is told "later". Of a new piece that four peers wait for, one copy leaves, and its receiver has it for the other
+three, as long as this pilot has other pieces to send; without that rule the first pilot's link is filled with copies of
+the same piece. (BitTorrent's super-seeding reaches the same by showing each peer other pieces.)
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from stoker.contexts.manifest import Piece, piece_bytes
+from stoker.pilot.transfer import wire
+from stoker.pilot.transfer.copy import Copy
+
+log = logging.getLogger("stoker.transfer")
+
+MOST = 4
+"""Peers that get bytes at one time."""
+WAIT_S = 0.5
+"""So long a peer's question for news stays unanswered at most: it must hear from us before its patience ends."""
+
+_UNPROVEN = 32
+_NEWS = 4000
+_LATER_S = 2.0
+
+
+class Shelf(Protocol):
+    """Where a server finds what it serves."""
+
+    def lend(self, name: str) -> AbstractContextManager[Copy | None]:
+        """The object's copy, which stays where it is until it is given back; None if it is not here (yet)."""
+
+    def expects(self, name: str) -> bool:
+        """Whether an object that is not here is on its way."""
+
+
+class Server:
+    """Listens at `address` until it is closed.
+
+    `more` are further requests that it answers: each gets the connection and the request, and raises PeerError when the
+    connection is of no use any more. Raises OSError if it cannot listen.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        *,
+        key: bytes,
+        host: str,
+        ports: tuple[int, int] = (0, 0),
+        most: int = MOST,
+        limits: wire.Limits = wire.LIMITS,
+        more: Mapping[str, Callable[[wire.Channel, dict[str, Any]], None]] | None = None,
+    ) -> None:
+        self._shelf = shelf
+        self._key = key
+        self._limits = limits
+        self._more = dict(more or {})
+        self._unproven = threading.BoundedSemaphore(_UNPROVEN)
+        self._lock = threading.Lock()
+        self._serving = 0
+        self._most = most
+        self._open: set[wire.Channel] = set()
+        self._sending = Sending()
+        self._closed = threading.Event()
+        self.sent_bytes = 0
+        self._socket = _listen(host, ports)
+        bound = self._socket.getsockname()
+        self.address = wire.join_address(bound[0], bound[1])
+        threading.Thread(target=self._accept, name="transfer-accept", daemon=True).start()
+
+    @property
+    def serving(self) -> int:
+        """Peers that are connected for an object."""
+        return self._serving
+
+    def close(self) -> None:
+        """Stop listening and hang up on everybody."""
+        self._closed.set()
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._socket.close()
+        with self._lock:
+            channels = list(self._open)
+        for channel in channels:
+            channel.close()
+
+    # ---- connections
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                sock, peer = self._socket.accept()
+            except OSError as error:
+                if self._closed.is_set():
+                    return
+                log.warning("no connection could be accepted: %s", error)
+                time.sleep(0.2)  # out of descriptors, most likely
+                continue
+            if not self._unproven.acquire(blocking=False):
+                sock.close()
+                continue
+            threading.Thread(target=self._begin, args=(sock, peer), name="transfer-serve", daemon=True).start()
+
+    def _begin(self, sock: socket.socket, peer: Any) -> None:
+        try:
+            channel = wire.accept(sock, key=self._key, limits=self._limits)
+        except wire.PeerError as error:
+            log.warning("%s: %s", peer[0], error)
+            return
+        finally:
+            self._unproven.release()
+        with self._lock:
+            self._open.add(channel)
+        try:
+            if not self._closed.is_set():
+                self._converse(channel)
+        except wire.PeerError as error:
+            log.info("%s: %s", peer[0], error)
+        except Exception:
+            log.exception("serving %s failed", peer[0])
+        finally:
+            with self._lock:
+                self._open.discard(channel)
+            channel.close()
+
+    def _converse(self, channel: wire.Channel) -> None:
+        """Answer requests until the peer hangs up (which ends it with PeerError)."""
+        request = channel.receive()
+        while True:
+            what = str(request.get("op"))
+            if what == "open":
+                request = self._opened(channel, request)
+                continue
+            answer = self._more.get(what)
+            if answer is not None:
+                answer(channel, request)
+            else:
+                channel.send({"error": "unknown"})
+            request = channel.receive()
+
+    def _opened(self, channel: wire.Channel, request: dict[str, Any]) -> dict[str, Any]:
+        """Serve one object on this connection; returns the request that is about something else."""
+        name = str(request.get("object"))
+        with self._slot() as free:
+            if not free:
+                channel.send({"error": "busy"})
+                return channel.receive()
+            until = time.monotonic() + WAIT_S
+            while True:
+                with self._shelf.lend(name) as copy:
+                    if copy is not None:
+                        return _Lending(self, channel, copy).serve(wants_manifest=bool(request.get("manifest")))
+                if not self._shelf.expects(name) or time.monotonic() > until:
+                    channel.send({"error": "soon" if self._shelf.expects(name) else "absent"})
+                    return channel.receive()
+                time.sleep(0.05)
+
+    @contextmanager
+    def _slot(self) -> Iterator[bool]:
+        with self._lock:
+            free = self._serving < self._most
+            self._serving += free
+        try:
+            yield free
+        finally:
+            with self._lock:
+                self._serving -= free
+
+    def count(self, sent: int) -> None:
+        """So many bytes of an object have been sent."""
+        with self._lock:
+            self.sent_bytes += sent
+
+    @property
+    def sending(self) -> Sending:
+        """Which pieces are on their way."""
+        return self._sending
+
+
+class Sending:
+    """Which pieces are being sent, or have just been."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free_at: dict[tuple[str, int], float] = {}
+
+    def begin(self, name: str, index: int) -> bool:
+        """Whether this piece may be sent to one more peer now; if so it counts as being sent."""
+        now = time.monotonic()
+        with self._lock:
+            if now < self._free_at.get((name, index), 0.0):
+                return False
+            self._free_at[name, index] = now + _LATER_S
+            return True
+
+    def end(self, name: str, index: int, *, seconds: float) -> None:
+        """It has been sent, which took so long."""
+        with self._lock:
+            self._free_at[name, index] = time.monotonic() + min(seconds, _LATER_S)
+            if len(self._free_at) > 10_000:
+                now = time.monotonic()
+                self._free_at = {piece: at for piece, at in self._free_at.items() if at > now}
+
+    def free_in(self, name: str, index: int) -> float:
+        """Seconds until this piece may be sent to one more peer."""
+        with self._lock:
+            return self._free_at.get((name, index), 0.0) - time.monotonic()
+
+
+class _Lending:
+    """One object served on one connection."""
+
+    def __init__(self, server: Server, channel: wire.Channel, copy: Copy) -> None:
+        self._server, self._channel, self._copy = server, channel, copy
+        self._told = 0
+        self._later: set[int] = set()
+
+    def serve(self, *, wants_manifest: bool) -> dict[str, Any]:
+        """Answer the request that opened it and those that follow; returns the first that is about something else."""
+        copy, channel = self._copy, self._channel
+        self._answer_open(wants_manifest)
+        while True:
+            request = channel.receive()
+            what, index = request.get("op"), request.get("index")
+            if what == "wait":
+                self._wait()
+                channel.send({"have": self._news()})
+            elif what == "piece" and type(index) is int and 0 <= index < len(copy.pieces):
+                self._piece(index)
+            else:
+                return request
+
+    def _answer_open(self, wants_manifest: bool) -> None:
+        """The manifest if it is wanted, which pieces are here, and the object itself if it is one piece."""
+        copy = self._copy
+        whole = copy.complete
+        manifest = copy.data if wants_manifest else b""
+        if len(copy.pieces) == 1 and whole:
+            size = piece_bytes(copy.pieces[0])
+            header = {"manifest": len(manifest), "have": 0, "whole": True, "data": size}
+            self._channel.send_header(header, len(manifest) + size)
+            self._channel.send_body(manifest)
+            self._send_piece(copy.pieces[0])
+            self._told = 1
+            return
+        self._told = len(copy.arrivals)
+        bits = b"" if whole else _bits(copy.arrivals[: self._told], len(copy.pieces))
+        header = {"manifest": len(manifest), "have": len(bits), "whole": whole, "data": 0}
+        self._channel.send(header, manifest, bits)
+
+    def _wait(self) -> None:
+        """Until there is something to tell, or it is time to say at least something."""
+        copy, until = self._copy, time.monotonic() + WAIT_S
+        while True:
+            now = time.monotonic()
+            soonest = min((self._server.sending.free_in(copy.name, index) for index in self._later), default=WAIT_S)
+            if soonest <= 0 or now >= until:
+                return
+            with copy.changed:
+                if len(copy.arrivals) > self._told:
+                    return
+                copy.changed.wait(min(soonest, until - now))
+
+    def _news(self) -> list[int]:
+        """Pieces that this peer was not told of, and one that it was told to ask for later."""
+        news = list(self._copy.arrivals[self._told : self._told + _NEWS])
+        self._told += len(news)
+        for index in self._later:
+            if self._server.sending.free_in(self._copy.name, index) <= 0:
+                self._later.discard(index)
+                return [*news, index]
+        return news
+
+    def _piece(self, index: int) -> None:
+        copy, channel, sending = self._copy, self._channel, self._server.sending
+        if not copy.has(index):
+            channel.send({"error": "absent", "index": index, "have": self._news()})
+        elif not sending.begin(copy.name, index):
+            self._later.add(index)
+            channel.send({"error": "later", "index": index, "have": self._news()})
+        else:
+            began = time.monotonic()
+            try:
+                channel.send_header({"index": index, "have": self._news()}, piece_bytes(copy.pieces[index]))
+                self._send_piece(copy.pieces[index])
+            finally:
+                sending.end(copy.name, index, seconds=time.monotonic() - began)
+
+    def _send_piece(self, piece: Piece) -> None:
+        try:
+            for part in piece:
+                with self._copy.file_of(part) as file:
+                    self._channel.send_file(file, part.offset, part.size_bytes)
+                self._server.count(part.size_bytes)
+        except OSError as error:  # removed or damaged under us, after its bytes were announced
+            raise wire.PeerError(f"{self._copy.name} can't be read any more: {error}") from error
+
+
+def _bits(indices: Any, count: int) -> bytes:
+    bits = bytearray(-(-count // 8))
+    for index in indices:
+        bits[index >> 3] |= 1 << (index & 7)
+    return bytes(bits)
+
+
+def _listen(host: str, ports: tuple[int, int]) -> socket.socket:
+    """A socket that listens on the first free port of a range; (0, 0) for any. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    first, last = ports
+    for port in range(first, last + 1):
+        try:
+            return socket.create_server((host, port), family=family, backlog=128)
+        except OSError:
+            if port == last:
+                raise
+    raise OSError(f"no port between {first} and {last}")

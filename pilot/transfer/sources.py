@@ -1,0 +1,218 @@
+"""One source of a fetch, read by a thread of its own until the fetch is over or the source is of no use."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.contexts.manifest import MOST_BYTES, PART_BYTES, piece_bytes
+from stoker.errors import StokerError
+from stoker.pilot.transfer import wire
+from stoker.pilot.transfer.board import Board, Source, WrongBytesError
+from stoker.pilot.transfer.copy import Copy
+
+DEPTH = 2
+"""Pieces that a peer is asked for at one time: the next is on its way while one is checked and written."""
+
+_CHANGED = (
+    "it no longer has the content that the recipe was made from: it was changed or is damaged; make the recipe again"
+)
+_BUSY_S = 15.0
+_BUSY_AGAIN_S = 0.3
+_IDLE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What a worker needs to read its source: the transfer key, patience, and who makes manifests of paths."""
+
+    key: bytes
+    limits: wire.Limits = wire.LIMITS
+    manifest_at: Callable[[str], bytes] | None = None
+
+
+class Worker:
+    """Reads one source. `ended` is called once, on its thread: why it was given up (empty: it was told to stop, or all
+    is there), and whether it served wrong bytes."""
+
+    def __init__(
+        self, source: Source, board: Board, *, means: Means, ended: Callable[[Worker, str, bool], None]
+    ) -> None:
+        self.source = source
+        self._board = board
+        self._means = means
+        self._ended = ended
+        self._channel: wire.Channel | None = None
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._why = ""
+        self._useful = 0
+
+    def start(self) -> None:
+        """Begin, on a thread of its own."""
+        threading.Thread(target=self._run, name="transfer-fetch", daemon=True).start()
+
+    def stop(self, why: str = "") -> None:
+        """End soon, for this reason."""
+        with self._lock:
+            self._stopped = True
+            self._why = why
+            if self._channel is not None:
+                self._channel.close()
+
+    # ---- inside
+
+    @property
+    def _done(self) -> bool:
+        return self._stopped or self._board.over
+
+    def _run(self) -> None:
+        why, wrong = "", False
+        try:
+            while not self._done:
+                useful = self._useful
+                try:
+                    if self.source.path:
+                        self._read_path()
+                    else:
+                        self._read_peer()
+                except wire.PeerError as error:
+                    why = str(error)
+                    if self._useful == useful:  # else it was of use since it was last connected: try again
+                        break
+                    why = ""
+        except WrongBytesError as error:
+            why, wrong = _CHANGED if self.source.path else str(error), True
+        except (OSError, ValueError, StokerError) as error:
+            why = str(error)
+        except Exception as error:  # a fault of ours must not leave a source that is waited for
+            why = f"{type(error).__name__}: {error}"
+        self._board.leave(self.source)
+        self._ended(self, self._why if self._stopped else why, wrong)
+
+    def _read_peer(self) -> None:
+        channel = wire.connect(self.source.address, key=self._means.key, limits=self._means.limits)
+        with self._lock:
+            self._channel = channel
+            if self._stopped:
+                channel.close()
+        try:
+            copy = self._open(channel)
+            if copy is not None:
+                self._converse(channel, copy)
+        finally:
+            with self._lock:
+                self._channel = None
+            channel.close()
+
+    def _open(self, channel: wire.Channel) -> Copy | None:
+        """Ask for the object until it is there, and for the manifest where nobody has told it yet."""
+        board, busy_until = self._board, time.monotonic() + _BUSY_S
+        while not self._done:
+            channel.send({"op": "open", "object": board.name, "manifest": board.copy is None and not board.told})
+            header = channel.receive()
+            trouble = header.get("error")
+            if not trouble:
+                return self._opened(channel, header)
+            if trouble == "busy" and time.monotonic() < busy_until:
+                board.wait(_BUSY_AGAIN_S)
+            elif trouble == "busy":
+                raise wire.PeerError("it is busy with others")
+            elif trouble != "soon":
+                raise wire.PeerError("it does not have the object")
+        return None
+
+    def _opened(self, channel: wire.Channel, header: dict[str, Any]) -> Copy:
+        manifest = _body(channel, header, "manifest", most=MOST_BYTES)
+        bits = _body(channel, header, "have", most=MOST_BYTES)
+        data = _body(channel, header, "data", most=PART_BYTES)
+        copy = self._board.copy
+        if copy is None:
+            copy = self._board.establish(self._board.told or bytes(manifest))
+        count = len(copy.pieces)
+        has = range(count) if header.get("whole") else (i for i in range(count) if bits[i >> 3] >> (i & 7) & 1)
+        if not header.get("whole") and len(bits) != -(-count // 8):
+            raise wire.PeerError("it does not say which pieces it has")
+        self._board.join(self.source, has)
+        if data and count == 1:
+            self._arrived(0, data)
+        return copy
+
+    def _converse(self, channel: wire.Channel, copy: Copy) -> None:
+        board, asked = self._board, deque[int]()
+        buffer = memoryview(bytearray(PART_BYTES))
+        while not self._done:
+            while len(asked) < DEPTH and (index := board.take(self.source)) is not None:
+                channel.send({"op": "piece", "index": index})
+                asked.append(index)
+            if asked:
+                self._answer(channel, copy, asked.popleft(), buffer)
+            else:
+                channel.send({"op": "wait"})
+                header = channel.receive()
+                _body(channel, header, "", most=0)
+                board.hear(self.source, _indices(header, len(copy.pieces)))
+
+    def _answer(self, channel: wire.Channel, copy: Copy, index: int, buffer: memoryview) -> None:
+        """The answer to a request for a piece."""
+        header = channel.receive()
+        size = piece_bytes(copy.pieces[index])
+        has = _indices(header, len(copy.pieces))
+        if header.get("error"):
+            _body(channel, header, "", most=0)
+            self._board.hear(self.source, has, lacks=index)
+            return
+        if header.get("index") != index or header["body"] != size:
+            raise wire.PeerError("it answered what it was not asked")
+        channel.receive_body(buffer[:size])
+        self._board.hear(self.source, has)
+        self._arrived(index, buffer[:size])
+
+    def _arrived(self, index: int, data: memoryview) -> None:
+        self._board.arrive(self.source, index, data)
+        self._useful += 1
+
+    def _read_path(self) -> None:
+        """Copy from a path that this host sees, piece by piece, as far as nobody else has them."""
+        board = self._board
+        copy = board.copy
+        if copy is None:
+            make = self._means.manifest_at
+            if not board.told and make is None:
+                raise wire.PeerError("what it is made of is not known")
+            copy = board.establish(board.told or (make(self.source.path) if make else b""))
+        original = Copy(Path(self.source.path), board.name, copy.data, whole=True)
+        board.join(self.source, range(len(copy.pieces)))
+        buffer = memoryview(bytearray(PART_BYTES))
+        while not self._done:
+            index = board.take(self.source)
+            if index is None:
+                board.wait(_IDLE_S)
+                continue
+            data = buffer[: piece_bytes(copy.pieces[index])]
+            if not original.read(index, data):
+                raise OSError(f"{self.source.path} is shorter than it was")
+            self._arrived(index, data)
+
+
+def _body(channel: wire.Channel, header: dict[str, Any], field: str, *, most: int) -> memoryview:
+    """The part of a message's body that `field` of its header counts (without a name: no body is allowed)."""
+    size = header.get(field, 0) if field else header["body"]
+    if type(size) is not int or not 0 <= size <= most:
+        raise wire.PeerError(f"it announced {size} bytes where at most {most} make sense")
+    data = memoryview(bytearray(size))
+    channel.receive_body(data)
+    return data
+
+
+def _indices(header: dict[str, Any], count: int) -> list[int]:
+    """The pieces that a header says are there now."""
+    have = header.get("have", [])
+    if not isinstance(have, list) or not all(type(index) is int and 0 <= index < count for index in have):
+        raise wire.PeerError("it says that it has pieces that do not exist")
+    return have

@@ -1,0 +1,271 @@
+"""What two hosts say to each other when one has an object that the other wants. Standard library alone.
+
+A connection begins with both proving that they know the session's transfer key, before anything else is read; neither
+sends the key, and neither can use the other's proof (the roles are part of it):
+
+    client                                      server
+    MAGIC, 32 random bytes             ->
+                                       <-       MAGIC, 32 random bytes, HMAC(key, "server", both random numbers)
+    HMAC(key, "client", both)          ->
+    request                            ->       (goes with the proof)
+                                       <-       answer
+
+A message is a header, and as many bytes of body as the header says:
+
+    length of the header (4 bytes) · MAC of it (16) · header (JSON, an object; "body": bytes that follow)
+
+The MAC is made with a key of this connection and direction, and counts messages, so nobody on the way can put one in,
+leave one out, or repeat one. Bodies are checked by content: a piece against the object's manifest, the manifest against
+the object's name, what is put against the digest in its header. Bodies are not encrypted.
+
+Time: a peer from which nothing comes for `silence_s` is cut, one that trickles when a body takes longer than `body_s`.
+Sockets block, with the kernel's own time limits: a wait for a whole piece is then one system call, and the agent's
+loop, which shares this process, is not woken by every packet.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.errors import StokerError
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC = b"stoker-transfer1"
+_NONCE_BYTES = 32
+_PROOF_BYTES = 32
+_MAC_BYTES = 16
+_HEAD = struct.Struct("!I")
+
+
+class PeerError(StokerError):
+    """A peer could not be reached, was cut, or said what is not in the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a peer is waited for, in seconds, and how much of a header is read."""
+
+    connect_s: float = 5.0
+    handshake_s: float = 5.0
+    silence_s: float = 10.0
+    body_s: float = 120.0
+    header_bytes: int = 1 << 16
+
+
+LIMITS = Limits()
+
+
+class Channel:
+    """One connection whose other end has proven that it knows the key. One thread at a time."""
+
+    def __init__(self, sock: socket.socket, *, send_key: bytes, receive_key: bytes, limits: Limits) -> None:
+        self._socket = sock
+        self._keys = send_key, receive_key
+        self._counts = [0, 0]
+        self._limits = limits
+        _set_timeout(sock, limits.silence_s)
+
+    def send(self, header: dict[str, Any], *body: Buffer) -> None:
+        """Send a message with all of its body. Raises PeerError."""
+        self.send_header(header, sum(len(part) for part in body))
+        for part in body:
+            self.send_body(part)
+
+    def send_header(self, header: dict[str, Any], body_bytes: int = 0) -> None:
+        """Send a header; `body_bytes` of body must follow. Raises PeerError."""
+        data = json.dumps({**header, "body": body_bytes}, separators=(",", ":")).encode()
+        if len(data) > self._limits.header_bytes:
+            raise ValueError(f"a header of {len(data)} bytes is too long")
+        self.send_body(_HEAD.pack(len(data)) + self._mac(0, data) + data)
+
+    def send_body(self, data: Buffer) -> None:
+        """Send bytes that a header has announced. Raises PeerError."""
+        rest = memoryview(data)
+        until = time.monotonic() + self._limits.body_s
+        while rest:
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except OSError as error:
+                raise _cut(error, "took nothing", self._limits.silence_s) from error
+            if rest and time.monotonic() > until:
+                raise PeerError(f"the other side is too slow: it did not take its bytes in {self._limits.body_s:g} s")
+
+    def send_file(self, descriptor: int, offset: int, count: int) -> None:
+        """Send bytes of a file that a header has announced, without them coming through here. Raises PeerError."""
+        end = offset + count
+        until = time.monotonic() + self._limits.body_s
+        while offset < end:
+            try:
+                sent = os.sendfile(self._socket.fileno(), descriptor, offset, end - offset)
+            except OSError as error:
+                raise _cut(error, "took nothing", self._limits.silence_s) from error
+            if not sent:
+                raise PeerError("the file became shorter while it was sent")
+            offset += sent
+            if offset < end and time.monotonic() > until:
+                raise PeerError(f"the other side is too slow: it did not take its bytes in {self._limits.body_s:g} s")
+
+    def receive(self) -> dict[str, Any]:
+        """The next header; its body must be read before the next. Raises PeerError."""
+        head = memoryview(bytearray(_HEAD.size + _MAC_BYTES))
+        self.receive_body(head)
+        (size,) = _HEAD.unpack_from(head)
+        if not 2 <= size <= self._limits.header_bytes:
+            raise PeerError(f"the other side announced a header of {size} bytes")
+        data = bytearray(size)
+        self.receive_body(memoryview(data))
+        if not hmac.compare_digest(self._mac(1, bytes(data)), bytes(head[_HEAD.size :])):
+            raise PeerError("a header was changed on its way")
+        try:
+            header = json.loads(data)
+        except ValueError:
+            header = None
+        if not isinstance(header, dict) or type(header.get("body")) is not int or header["body"] < 0:
+            raise PeerError("the other side sent a header that is none")
+        return header
+
+    def receive_body(self, into: memoryview) -> None:
+        """Fill `into` with the next bytes. Raises PeerError."""
+        until = time.monotonic() + self._limits.body_s
+        got = 0
+        while got < len(into):
+            try:
+                count = self._socket.recv_into(into[got:], 0, socket.MSG_WAITALL)
+            except OSError as error:
+                raise _cut(error, "said nothing", self._limits.silence_s) from error
+            if not count:
+                raise PeerError("the other side hung up")
+            got += count
+            if got < len(into) and time.monotonic() > until:
+                raise PeerError(f"the other side is too slow: {got} of {len(into)} bytes in {self._limits.body_s:g} s")
+
+    def close(self) -> None:
+        """Hang up, also when another thread waits in this connection."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it was cut already
+            pass
+        self._socket.close()
+
+    def _mac(self, direction: int, data: bytes) -> bytes:
+        count = self._counts[direction]
+        self._counts[direction] += 1
+        return hmac.digest(self._keys[direction], count.to_bytes(8, "big") + data, "sha256")[:_MAC_BYTES]
+
+
+def connect(address: str, *, key: bytes, limits: Limits = LIMITS) -> Channel:
+    """Connect to `host:port`, prove the key and have it proven. Raises PeerError."""
+    try:
+        sock = socket.create_connection(split_address(address), timeout=limits.connect_s)
+    except (OSError, ValueError) as error:
+        raise PeerError(f"{address} cannot be reached: {error}") from error
+    try:
+        _prepare(sock, limits)
+        mine = os.urandom(_NONCE_BYTES)
+        sock.sendall(MAGIC + mine)
+        answer = _exactly(sock, len(MAGIC) + _NONCE_BYTES + _PROOF_BYTES)
+        theirs = _nonce(answer)
+        if not hmac.compare_digest(_proof(key, b"server", mine, theirs), answer[-_PROOF_BYTES:]):
+            raise PeerError("it does not know this session's transfer key")
+        sock.sendall(_proof(key, b"client", mine, theirs))
+        return _channel(sock, key, nonces=(mine, theirs), limits=limits, is_client=True)
+    except (OSError, PeerError) as error:
+        sock.close()
+        raise PeerError(f"{address}: {_why(error)}") from error
+
+
+def accept(sock: socket.socket, *, key: bytes, limits: Limits = LIMITS) -> Channel:
+    """The server's side of `connect`, on a connection that has just come. Raises PeerError, and hangs up then."""
+    try:
+        _prepare(sock, limits)
+        theirs = _nonce(_exactly(sock, len(MAGIC) + _NONCE_BYTES))
+        mine = os.urandom(_NONCE_BYTES)
+        sock.sendall(MAGIC + mine + _proof(key, b"server", theirs, mine))
+        if not hmac.compare_digest(_proof(key, b"client", theirs, mine), _exactly(sock, _PROOF_BYTES)):
+            raise PeerError("it does not know this session's transfer key")
+        return _channel(sock, key, nonces=(theirs, mine), limits=limits, is_client=False)
+    except (OSError, PeerError) as error:
+        sock.close()
+        raise PeerError(f"a peer was refused: {_why(error)}") from error
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`, `[host]:port` for IPv6. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def route_to(host: str) -> str:
+    """The address of the interface by which this machine reaches `host`: the one that others can reach it at."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+# ---- inside
+
+
+def _prepare(sock: socket.socket, limits: Limits) -> None:
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _set_timeout(sock, limits.handshake_s)
+
+
+def _set_timeout(sock: socket.socket, seconds: float) -> None:
+    value = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    """So many bytes of a handshake, all within its time. Raises PeerError, OSError."""
+    data = bytearray(count)
+    got = sock.recv_into(data, count, socket.MSG_WAITALL)
+    if got < count:
+        raise PeerError("it hung up, or said too little, before it had proven its key")
+    return bytes(data)
+
+
+def _nonce(hello: bytes) -> bytes:
+    if not hello.startswith(MAGIC):
+        raise PeerError("it does not speak this protocol")
+    return hello[len(MAGIC) : len(MAGIC) + _NONCE_BYTES]
+
+
+def _proof(key: bytes, role: bytes, client: bytes, server: bytes) -> bytes:
+    return hmac.digest(key, MAGIC + role + client + server, "sha256")
+
+
+def _channel(
+    sock: socket.socket, key: bytes, *, nonces: tuple[bytes, bytes], limits: Limits, is_client: bool
+) -> Channel:
+    asks, answers = _proof(key, b"asks", *nonces), _proof(key, b"answers", *nonces)
+    if is_client:
+        return Channel(sock, send_key=asks, receive_key=answers, limits=limits)
+    return Channel(sock, send_key=answers, receive_key=asks, limits=limits)
+
+
+def _cut(error: OSError, what: str, seconds: float) -> PeerError:
+    if isinstance(error, BlockingIOError):
+        return PeerError(f"the other side {what} for {seconds:g} s")
+    return PeerError(f"the connection broke: {error}")
+
+
+def _why(error: Exception) -> str:
+    return "it said nothing in time" if isinstance(error, BlockingIOError) else str(error)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from transfer.hosts import KEY, Host, Original
+
+from stoker.contexts.manifest import PART_BYTES
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Callable[..., Host]]:
+    """Makes hosts: a place on disk and a server, each."""
+    made: list[Host] = []
+
+    def make(**more: object) -> Host:
+        made.append(Host(tmp_path / f"host-{len(made)}", **{"key": KEY, **more}))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(scope="session")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Original:
+    """A file of eleven parts and a bit. Nobody changes it."""
+    path = tmp_path_factory.mktemp("big") / "big.gguf"
+    path.write_bytes(os.urandom(11 * PART_BYTES + 1234))
+    return Original(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Original:
+    """A folder with all that a folder may have."""
+    root = tmp_path / "model"
+    (root / "deep" / "empty").mkdir(parents=True)
+    (root / "weights").write_bytes(os.urandom(PART_BYTES + 7))
+    (root / "deep" / "nothing").write_bytes(b"")
+    (root / "run me").write_bytes(b"#!/bin/sh\n")
+    (root / "run me").chmod(0o755)
+    (root / "deep" / "again").symlink_to("../weights")
+    for number in range(50):
+        (root / "deep" / f"small-{number}").write_bytes(os.urandom(number))
+    return Original(root)

@@ -1,0 +1,192 @@
+"""Hosts for tests: what a pilot has of a transfer, and nothing else of a pilot. Real sockets, real disks."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from stoker.contexts.manifest import PART_BYTES
+from stoker.contexts.objects import manifest_of, matches, object_of
+from stoker.pilot.transfer import wire
+from stoker.pilot.transfer.board import Outcome, Source
+from stoker.pilot.transfer.copy import Copy
+from stoker.pilot.transfer.fetch import Fetch
+from stoker.pilot.transfer.server import Server
+from stoker.pilot.transfer.sources import Means
+
+KEY = bytes(range(32))
+SHORT = wire.Limits(connect_s=2.0, handshake_s=2.0, silence_s=2.0, body_s=4.0)
+WAIT_S = 30.0
+
+
+def until(true: Callable[[], Any], *, seconds: float = WAIT_S, what: str = "it") -> Any:
+    """Poll until something is true."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = true()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{what} did not happen within {seconds} s")
+
+
+class Original:
+    """What a test's object is made from."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ref = object_of(path)
+        self.name = self.ref.name
+        self.manifest = manifest_of(self.ref)
+
+    @property
+    def source(self) -> Source:
+        return Source(path=str(self.path), origin=True)
+
+
+class Host:
+    """A disk, a server on it, and fetches to it."""
+
+    def __init__(self, folder: Path, *, key: bytes, limits: wire.Limits = wire.LIMITS, most: int = 4) -> None:
+        folder.mkdir()
+        self.folder = folder
+        self.means = Means(key=key, limits=limits)
+        self.copies: dict[str, Copy] = {}
+        self.expected: set[str] = set()
+        self.lost: list[tuple[Source, str]] = []
+        self.fetches: list[Fetch] = []
+        self.server = Server(self, key=key, host="127.0.0.1", limits=limits, most=most)
+        self.source = Source(address=self.server.address, label=folder.name)
+
+    @contextmanager
+    def lend(self, name: str) -> Iterator[Copy | None]:
+        yield self.copies.get(name)
+
+    def expects(self, name: str) -> bool:
+        return name in self.expected
+
+    def hold(self, original: Original) -> None:
+        """Have the whole object."""
+        self.copies[original.name] = Copy(original.path, original.name, original.manifest, whole=True)
+
+    def fetch(self, original: Original, *sources: Source, manifest: bool = False) -> Fetch:
+        """Begin to fetch an object from these."""
+        fetch = Fetch(
+            original.name,
+            self.folder / "object",
+            means=self.means,
+            lost=lambda source, why: self.lost.append((source, why)),
+            begun=lambda copy: self.copies.setdefault(copy.name, copy),
+        )
+        self.fetches.append(fetch)
+        fetch.offer(sources, manifest=original.manifest if manifest else b"")
+        return fetch
+
+    def get(self, original: Original, *sources: Source, manifest: bool = False) -> Outcome:
+        """Fetch an object, and see that it is right."""
+        outcome = self.fetch(original, *sources, manifest=manifest).run(alone_s=0.0)
+        assert matches(self.folder / "object", original.ref)
+        return outcome
+
+    def close(self) -> None:
+        for fetch in self.fetches:
+            fetch.stop()
+        self.server.close()
+
+
+class Running:
+    """A fetch on a thread of its own."""
+
+    def __init__(self, fetch: Fetch, *, alone_s: float = float("inf")) -> None:
+        self.outcome: Outcome | None = None
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(fetch, alone_s), daemon=True)
+        self._thread.start()
+
+    def _run(self, fetch: Fetch, alone_s: float) -> None:
+        try:
+            self.outcome = fetch.run(alone_s=alone_s)
+        except Exception as error:
+            self.error = error
+
+    def wait(self, seconds: float = WAIT_S) -> Outcome:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), "the fetch did not end"
+        if self.error is not None:
+            raise self.error
+        assert self.outcome is not None
+        return self.outcome
+
+
+class Between:
+    """A relay before a server, that does what a bad network or a bad peer does.
+
+    `spoil` gets each chunk that the server sends and the bytes that it has sent before; what it returns goes on. None
+    cuts the connection; a relay that is `frozen` passes nothing.
+    """
+
+    def __init__(self, address: str, *, spoil: Callable[[bytes, int], bytes | None] | None = None) -> None:
+        self._to = wire.split_address(address)
+        self._spoil = spoil or (lambda chunk, _before: chunk)
+        self.frozen = threading.Event()
+        self.connections = 0
+        self.passed = 0
+        self._open: list[socket.socket] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.source = Source(address=wire.join_address("127.0.0.1", self._socket.getsockname()[1]), label="between")
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Break every connection that there is."""
+        for one in self._open:
+            _shut(one)
+
+    def close(self) -> None:
+        _shut(self._socket)
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                here, _ = self._socket.accept()
+                there = socket.create_connection(self._to)
+            except OSError:
+                return
+            self.connections += 1
+            self._open += [here, there]
+            threading.Thread(target=self._pass, args=(here, there, lambda chunk, _before: chunk), daemon=True).start()
+            threading.Thread(target=self._pass, args=(there, here, self._spoil), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, spoil: Callable[[bytes, int], bytes | None]) -> None:
+        before = 0
+        try:
+            while chunk := source.recv(65536):
+                while self.frozen.is_set():
+                    time.sleep(0.01)
+                changed = spoil(chunk, before)
+                if changed is None:
+                    break
+                before += len(chunk)
+                if source in self._open[1::2]:
+                    self.passed += len(chunk)
+                target.sendall(changed)
+        except OSError:
+            pass
+        _shut(source)
+        _shut(target)
+
+
+def _shut(one: socket.socket) -> None:
+    try:
+        one.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    one.close()
+
+
+PART = PART_BYTES

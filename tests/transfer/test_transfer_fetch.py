@@ -1,0 +1,386 @@
+"""Objects from host to host: whole, in parts, from several, and against everything that a source may do wrong."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transfer.hosts import KEY, PART, SHORT, Between, Host, Original, Running, until
+
+from stoker.contexts.objects import matches
+from stoker.pilot.transfer import wire
+from stoker.pilot.transfer.board import Source
+
+Hosts = Callable[..., Host]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_file_comes_over(host: Hosts, big: Original, known: bool) -> None:
+    one, two = host(), host()
+    one.hold(big)
+    outcome = two.get(big, one.source, manifest=known)
+    assert outcome.peer_bytes == big.ref.size_bytes
+    assert outcome.origin_bytes == outcome.kept_bytes == 0
+    assert one.server.sent_bytes == big.ref.size_bytes
+    assert not two.lost
+
+
+def test_a_folder_comes_over_with_all_that_it_has(host: Hosts, folder: Original) -> None:
+    one, two = host(), host()
+    one.hold(folder)
+    two.get(folder, one.source)
+    there = two.folder / "object"
+    assert os.readlink(there / "deep" / "again") == "../weights"
+    assert (there / "deep" / "empty").is_dir()
+    assert os.access(there / "run me", os.X_OK)
+    assert not os.access(there / "weights", os.X_OK)
+
+
+@pytest.mark.parametrize("size", [0, 1, PART])
+def test_a_small_object_is_one_answer(host: Hosts, tmp_path: Path, size: int) -> None:
+    (tmp_path / "small").write_bytes(os.urandom(size))
+    small = Original(tmp_path / "small")
+    one, two = host(), host()
+    one.hold(small)
+    between = Between(one.server.address)
+    two.get(small, between.source)
+    assert between.connections == 1
+    # The handshake's answer, one header, the manifest, the bytes: nothing was asked a second time.
+    assert between.passed - size - len(small.manifest) < 400
+    between.close()
+
+
+def test_the_origin_is_read_where_it_lies(host: Hosts, big: Original, folder: Original) -> None:
+    one, two = host(), host()
+    outcome = one.get(big, big.source, manifest=True)
+    assert outcome.origin_bytes == big.ref.size_bytes
+    assert outcome.peer_bytes == 0
+    assert two.get(folder, folder.source, manifest=True).origin_bytes == folder.ref.size_bytes
+
+
+def test_links_that_lead_out_are_read_as_what_they_lead_to(host: Hosts, tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(os.urandom(1000))
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "weights").symlink_to("../blob")
+    hub = Original(tmp_path / "hub")
+    one, two = host(), host()
+    one.get(hub, hub.source, manifest=True)
+    assert not (one.folder / "object" / "weights").is_symlink()
+    two.hold(hub)
+    one.close()
+    host().get(hub, two.source)
+
+
+def test_two_sources_share_the_work(host: Hosts, big: Original) -> None:
+    one, two, three = host(), host(), host()
+    one.hold(big)
+    two.hold(big)
+    outcome = three.get(big, one.source, two.source)
+    assert one.server.sent_bytes > 0
+    assert two.server.sent_bytes > 0
+    assert big.ref.size_bytes <= outcome.peer_bytes < 1.3 * big.ref.size_bytes  # some may have been asked for twice
+
+
+def test_who_fetches_serves_what_it_has(host: Hosts, big: Original) -> None:
+    """A chain: the second gets from the first while the first still gets."""
+    one, two, three = host(), host(), host()
+    one.hold(big)
+    gate = threading.Event()
+    between = Between(one.server.address, spoil=lambda chunk, before: _hold_after(chunk, before, gate, 5 * PART))
+    two.expected.add(big.name)
+    second = Running(two.fetch(big, between.source))
+    third = Running(three.fetch(big, two.source))
+    until(lambda: three.copies.get(big.name) and len(three.copies[big.name].arrivals) >= 2)
+    assert not second.outcome
+    gate.set()
+    second.wait()
+    assert third.wait().peer_bytes == big.ref.size_bytes
+    assert matches(three.folder / "object", big.ref)
+    assert one.server.sent_bytes == big.ref.size_bytes
+    between.close()
+
+
+def test_the_origin_is_read_once_for_eight(host: Hosts, big: Original) -> None:
+    hosts = [host(most=8) for _ in range(8)]
+    for one in hosts:
+        one.expected.add(big.name)
+    fetches = []
+    for place, one in enumerate(hosts):
+        peers = [hosts[(place + step) % 8].source for step in (1, 2, 3)]
+        sources = [big.source, *peers] if place == 0 else [hosts[0].source, *peers]
+        fetches.append(Running(one.fetch(big, *dict.fromkeys(sources), manifest=True)))
+    outcomes = [fetch.wait() for fetch in fetches]
+    assert all(matches(one.folder / "object", big.ref) for one in hosts)
+    assert big.ref.size_bytes <= sum(outcome.origin_bytes for outcome in outcomes) <= 1.1 * big.ref.size_bytes
+    assert not [one.lost for one in hosts if one.lost]
+    assert hosts[0].server.sent_bytes < 7 * big.ref.size_bytes  # they had it from each other too
+
+
+# ---- what goes wrong
+
+
+def test_a_wrong_part_is_dropped_and_its_source_named(host: Hosts, big: Original, tmp_path: Path) -> None:
+    liar, honest, taker = host(), host(), host()
+    (tmp_path / "lie").write_bytes(big.path.read_bytes())
+    liar.hold(big)
+    liar.copies[big.name]._root = os.open(tmp_path / "lie", os.O_RDWR)
+    with (tmp_path / "lie").open("r+b") as file:
+        for place in range(0, big.ref.size_bytes, PART):
+            file.seek(place)
+            file.write(b"wrong")
+    honest.hold(big)
+    taker.get(big, liar.source, honest.source, manifest=True)
+    assert [source for source, _ in taker.lost] == [liar.source]
+    assert "not what its name says" in taker.lost[0][1]
+    fetch = taker.fetches[0]
+    assert fetch._wrong == {liar.source}
+
+
+def test_a_wrong_manifest_is_refused(host: Hosts, big: Original, folder: Original) -> None:
+    liar, taker = host(), host()
+    liar.hold(folder)
+    liar.copies[big.name] = liar.copies[folder.name]
+    with pytest.raises(wire.PeerError):
+        taker.get(big, liar.source)
+    assert "not the manifest" in taker.lost[0][1]
+    assert not (taker.folder / "object").exists()
+
+
+def test_a_source_that_was_changed_is_told_so(host: Hosts, folder: Original) -> None:
+    (folder.path / "weights").write_bytes(os.urandom(PART + 7))
+    taker = host()
+    with pytest.raises(wire.PeerError):
+        taker.get(folder, folder.source, manifest=True)
+    assert "no longer has the content" in taker.lost[0][1]
+
+
+def test_half_an_object_is_gone_on_with(host: Hosts, big: Original) -> None:
+    """The connection is cut in the middle, again and again: what has come is kept, the rest is asked for anew."""
+    one, two = host(), host()
+    one.hold(big)
+    between = Between(one.server.address, spoil=lambda chunk, before: chunk if before < 3.5 * PART else None)
+    outcome = two.get(big, between.source)
+    assert between.connections >= 4
+    assert outcome.peer_bytes == big.ref.size_bytes
+    assert not two.lost
+    between.close()
+
+
+def test_another_try_keeps_what_is_right(host: Hosts, big: Original) -> None:
+    one, two = host(), host()
+    one.hold(big)
+    between = Between(one.server.address, spoil=lambda chunk, before: chunk if before < 5.5 * PART else None)
+    fetch = two.fetch(big, between.source)
+    running = Running(fetch)
+    until(lambda: big.name in two.copies and len(two.copies[big.name].arrivals) >= 4)
+    fetch.stop()
+    with pytest.raises(wire.PeerError, match="stopped"):
+        running.wait()
+    here = len(two.copies[big.name].arrivals) * PART
+    with (two.folder / "object").open("r+b") as file:  # the disk lost a bit of it meanwhile
+        file.seek(two.copies[big.name].arrivals[0] * PART)
+        file.write(b"rotten")
+    outcome = two.get(big, one.source)
+    assert outcome.kept_bytes >= here - 2 * PART
+    assert outcome.kept_bytes + outcome.peer_bytes == big.ref.size_bytes
+    between.close()
+
+
+def test_one_that_hangs_is_cut_and_the_others_go_on(host: Hosts, big: Original) -> None:
+    one, two, three = host(), host(), host(limits=SHORT)
+    one.hold(big)
+    two.hold(big)
+    between = Between(one.server.address, spoil=lambda chunk, before: _freeze(between, chunk, before))
+    outcome = three.get(big, between.source, two.source)
+    assert outcome.peer_bytes >= big.ref.size_bytes
+    between.frozen.clear()
+    between.close()
+
+
+def test_one_that_hangs_is_named_when_it_is_the_only_one(host: Hosts, big: Original) -> None:
+    one, two = host(), host(limits=SHORT)
+    one.hold(big)
+    between = Between(one.server.address, spoil=lambda chunk, before: _freeze(between, chunk, before))
+    with pytest.raises(wire.PeerError, match="no source"):
+        two.get(big, between.source)
+    assert "said nothing" in two.lost[0][1] or "in time" in two.lost[0][1]
+    between.frozen.clear()
+    between.close()
+
+
+def test_one_that_trickles_is_cut(host: Hosts, big: Original) -> None:
+    one, two = host(), host(limits=SHORT)
+    one.hold(big)
+
+    def slowly(chunk: bytes, before: int) -> bytes:
+        if before > 10_000:
+            time.sleep(0.5)
+        return chunk
+
+    between = Between(one.server.address, spoil=slowly)
+    begun = time.monotonic()
+    with pytest.raises(wire.PeerError, match="no source"):
+        two.get(big, between.source)
+    assert "too slow" in two.lost[0][1]
+    assert time.monotonic() - begun < 60
+    between.close()
+
+
+def test_a_neighbour_without_the_key_gets_nothing(host: Hosts, big: Original) -> None:
+    one, stranger = host(), host(key=bytes(32))
+    one.hold(big)
+    with pytest.raises(wire.PeerError):
+        stranger.get(big, one.source)
+    assert "does not know this session's transfer key" in stranger.lost[0][1]
+    assert one.server.sent_bytes == 0
+
+
+def test_a_server_reads_nothing_of_who_has_not_the_key(host: Hosts, big: Original) -> None:
+    one = host()
+    one.hold(big)
+    for said in (b"", b"GET / HTTP/1.0\r\n\r\n" * 20, wire.MAGIC + bytes(32) + bytes(32) + b"\xff" * 100, bytes(10**6)):
+        with socket.create_connection(wire.split_address(one.server.address)) as sock:
+            sock.settimeout(10)
+            try:
+                sock.sendall(said)
+                sock.shutdown(socket.SHUT_WR)
+                heard = b"".join(iter(lambda: sock.recv(4096), b""))
+            except OSError:
+                heard = b""
+        assert len(heard) <= len(wire.MAGIC) + 64
+    assert host().get(big, one.source).peer_bytes == big.ref.size_bytes  # and it serves on
+
+
+def test_many_silent_connections_do_not_keep_others_out(host: Hosts, big: Original) -> None:
+    one = host(limits=SHORT)
+    one.hold(big)
+    silent = [socket.create_connection(wire.split_address(one.server.address)) for _ in range(40)]
+    try:
+        two = host()
+        running = Running(two.fetch(big))
+
+        def again() -> bool:
+            two.fetches[0].offer([one.source])
+            return running.outcome is not None
+
+        until(again)
+    finally:
+        for sock in silent:
+            sock.close()
+
+
+def test_headers_are_bounded_and_bound_to_their_connection(host: Hosts, big: Original) -> None:
+    one = host()
+    one.hold(big)
+    channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+    channel.send_body(b"\x7f\xff\xff\xff" + bytes(16))
+    with pytest.raises(wire.PeerError):
+        channel.receive()
+    channel.close()
+    channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+    heard: list[bytes] = []
+    real = channel.send_body
+    channel.send_body = heard.append  # type: ignore[method-assign,assignment]
+    channel.send({"op": "open", "object": big.name})
+    channel.send_body = real  # type: ignore[method-assign]
+    channel.send_body(heard[0].replace(b"open", b"opex"))
+    with pytest.raises(wire.PeerError, match=r"hung up|broke"):
+        channel.receive()
+    channel.close()
+
+
+def test_odd_requests_are_answered_or_cut(host: Hosts, big: Original) -> None:
+    one = host()
+    one.hold(big)
+    for request in (
+        {"op": "open", "object": "../../etc/passwd"},
+        {"op": "open"},
+        {"op": "piece", "index": 0},
+        {"op": "put", "name": "x", "size": 1, "sha256": ""},
+        {"op": "wait"},
+        {},
+    ):
+        channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+        channel.send(request)
+        assert channel.receive()["error"] in ("absent", "unknown")
+        channel.close()
+    channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+    channel.send({"op": "open", "object": big.name})
+    channel.receive()
+    for index in (-1, 10**9, "0", None, 0.5):
+        channel.send({"op": "piece", "index": index})
+        assert channel.receive()["error"] == "unknown"
+        channel.send({"op": "open", "object": big.name})
+        channel.receive()
+    channel.close()
+
+
+def test_one_that_is_busy_is_waited_for(host: Hosts, big: Original) -> None:
+    one, two = host(most=1), host()
+    one.hold(big)
+    channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+    channel.send({"op": "open", "object": big.name, "manifest": False})
+    channel.receive()
+    running = Running(two.fetch(big, one.source))
+    until(lambda: one.server.serving == 1 and threading.active_count() > 3)
+    channel.close()
+    assert running.wait().peer_bytes == big.ref.size_bytes
+
+
+def test_sources_that_nobody_reaches_are_named(host: Hosts, big: Original) -> None:
+    taker = host()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    gone = Source(address=f"127.0.0.1:{port}", label="n014")
+    with pytest.raises(wire.PeerError, match="no source"):
+        taker.get(big, gone, Source(address="nonsense", label="n021"))
+    assert {str(source) for source, _ in taker.lost} == {"n014", "n021"}
+    assert all("cannot be reached" in why for _, why in taker.lost)
+
+
+def test_new_sources_help_a_fetch_that_has_none(host: Hosts, big: Original) -> None:
+    one, two = host(), host()
+    one.hold(big)
+    fetch = two.fetch(big, Source(address="127.0.0.1:1", label="gone"))
+    running = Running(fetch)
+    until(lambda: two.lost)
+    assert running.outcome is None
+    fetch.offer([one.source])
+    running.wait()
+
+
+def test_a_disk_that_is_full_ends_it(host: Hosts, big: Original, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root mounts a small disk")
+    small = tmp_path / "small"
+    small.mkdir()
+    if os.system(f"mount -t tmpfs -o size=20m tmpfs '{small}' 2>/dev/null"):
+        pytest.skip("no disk can be mounted here")
+    try:
+        one, two = host(), host()
+        one.hold(big)
+        two.folder = small
+        with pytest.raises(OSError, match="No space left"):
+            two.get(big, one.source)
+        two.copies.clear()
+        two.fetches.clear()
+    finally:
+        os.system(f"umount -l '{small}'")
+
+
+def _hold_after(chunk: bytes, before: int, gate: threading.Event, limit: int) -> bytes:
+    """Let so many bytes pass, and no more until the gate opens. A byte a time says that somebody is there."""
+    if before > limit and not gate.wait(20):
+        raise AssertionError("the gate was never opened")
+    return chunk
+
+
+def _freeze(between: Between, chunk: bytes, before: int) -> bytes:
+    if before > 2 * PART:
+        between.frozen.set()
+    return chunk
