@@ -1,0 +1,118 @@
+"""ClassAds: those of machines, how jobs match them, and how HTCondor's commands print them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+os.environ.setdefault("CONDOR_CONFIG", "/dev/null")
+
+import classad
+
+Ad = classad.ClassAd
+
+IDLE, RUNNING, REMOVED, COMPLETED, HELD = 1, 2, 3, 4, 5
+
+
+def now() -> int:
+    """Seconds since 1970, as ads count them."""
+    return int(time.time())
+
+
+def turn(ad: Ad, status: int, **attributes: Any) -> None:
+    """A job's new state, and what is new with it; None takes an attribute away."""
+    if ad["JobStatus"] != status:
+        ad["LastJobStatus"] = ad["JobStatus"]
+        ad["JobStatus"] = status
+        ad["EnteredCurrentStatus"] = now()
+    for name, value in attributes.items():
+        if value is not None:
+            ad[name] = value
+        elif name in ad:
+            del ad[name]
+
+
+def value(ad: Ad, name: str, default: Any = None) -> Any:
+    """What an attribute comes to; `default` when it is undefined or an error."""
+    found = ad.eval(name) if name in ad else None
+    return default if found is None or isinstance(found, classad.Value) else found
+
+
+def is_true(ad: Ad, expression: str) -> bool:
+    """Whether an expression is true of this ad. Raises SyntaxError (ValueError, too) for what is none."""
+    return bool(classad.ExprTree(expression).eval(ad) is True)
+
+
+def gpu_name(uuid: str) -> str:
+    """The attribute that describes a GPU: `GPUs_GPU_c4a646d7`."""
+    return f"GPUs_{uuid.replace('-', '_')}"
+
+
+def machine_ad(machine: dict[str, Any], *, name: str, free: dict[str, int], gpus: Sequence[dict[str, Any]]) -> Ad:
+    """What a slot of this machine offers: `free` of Cpus, Memory and Disk, and these GPUs."""
+    ad = Ad(
+        {
+            "MyType": "Machine", "Name": name, "Machine": machine["name"], "Arch": "X86_64", "OpSys": "LINUX",
+            "State": "Unclaimed", "Activity": "Idle", "HasFileTransfer": True, "TotalGPUs": len(machine["gpus"]),
+            "FileSystemDomain": machine["domain"], "UidDomain": machine["domain"], "GPUs": len(gpus), **free,
+        }
+    )  # fmt: skip
+    ad["Start"] = True
+    ad["Requirements"] = classad.ExprTree("Start && TARGET.RequestCpus <= Cpus && TARGET.RequestMemory <= Memory")
+    for gpu in machine["gpus"]:
+        ad[gpu_name(gpu["uuid"])] = gpu_ad(gpu)
+    ad["AvailableGPUs"] = classad.ExprTree("{" + ",".join(gpu_name(gpu["uuid"]) for gpu in gpus) + "}")
+    for attribute, expression in machine["more"].items():
+        ad[attribute] = classad.ExprTree(expression)
+    return ad
+
+
+def gpu_ad(gpu: dict[str, Any]) -> Ad:
+    """A GPU, as condor_gpu_discovery describes it."""
+    return Ad(
+        {
+            "Id": gpu["uuid"], "DeviceName": gpu["name"], "Capability": gpu["capability"],
+            "GlobalMemoryMb": gpu["memory_mb"], "DeviceUuid": gpu["uuid"].removeprefix("GPU-"),
+        }
+    )  # fmt: skip
+
+
+# ---- how they are printed
+
+
+def print_json(ads: Iterable[Ad], attributes: Sequence[str]) -> str:
+    """The body of `-json`: ads parted by lines with a comma."""
+    return "\n,\n".join(_part(ad, attributes).printJson() for ad in ads)
+
+
+def print_values(ad: Ad, attributes: Sequence[str], *, letters: str) -> str:
+    """A line of `-af`: values parted by blanks; with `j` the id before them, with `r` expressions as they stand."""
+    words = [f"{ad['ClusterId']}.{ad['ProcId']}"] if "j" in letters else []
+    for attribute in attributes:
+        if attribute not in ad:
+            words.append("undefined")
+        elif "r" in letters:
+            words.append(str(ad.lookup(attribute)))
+        else:
+            words.append(_plain(ad.eval(attribute)))
+    return " ".join(words)
+
+
+def _plain(found: Any) -> str:
+    if isinstance(found, classad.Value):
+        return str(found).rpartition(".")[2].lower()
+    return found if isinstance(found, str) else json.dumps(found, default=str)
+
+
+def _part(ad: Ad, attributes: Sequence[str]) -> Ad:
+    if not attributes:
+        return ad
+    wanted = {attribute.lower() for attribute in attributes}
+    part = Ad()
+    for name in ad.keys():  # noqa: SIM118  # a ClassAd is not iterable in all versions
+        if name.lower() in wanted:
+            part[name] = ad.lookup(name)
+    return part

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from batch.condor.pool import Pool
+
+_MISSING = "the fake HTCondor needs HTCondor's bindings for its job ads: pip install 'htcondor<25'"
+
+
+@pytest.fixture(scope="package")
+def bindings() -> None:
+    """HTCondor's Python bindings are here."""
+    if importlib.util.find_spec("htcondor") is None:
+        pytest.skip(_MISSING)
+
+
+@pytest.fixture
+def make_pool(bindings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Pool]]:
+    """Makes pools of one's own, whose commands are then on PATH."""
+    from batch.condor.pool import Pool
+
+    made: list[Pool] = []
+
+    def make(*machines: dict[str, Any], **options: Any) -> Pool:
+        pool = Pool(tmp_path / f"pool{len(made)}", *machines, **options)
+        made.append(pool)
+        monkeypatch.setenv("PATH", str(pool.bin), prepend=":")
+        return pool
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+@pytest.fixture(scope="package")
+def shared_pool(bindings: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    from batch.condor.pool import Pool, gpu, machine
+
+    a10s = gpu("GPU-aaaa0001", "NVIDIA A10"), gpu("GPU-bbbb0002", "NVIDIA A10")
+    titan = gpu("GPU-cccc0003", "NVIDIA TITAN X (Pascal)", memory_mb=12_000)
+    machines = machine("n1", *a10s), machine("n2", titan), machine("n3", HasScratch="true"), machine("n4")
+    pool = Pool(tmp_path_factory.mktemp("condor") / "pool", *machines, rematch_s=2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def pool(shared_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """A pool on PATH that is there for all tests; each leaves it empty. It has two A10, a TITAN X, and a HasScratch."""
+    monkeypatch.setenv("PATH", str(shared_pool.bin), prepend=":")
+    yield shared_pool
+    shared_pool.clear()

@@ -1,0 +1,166 @@
+"""A pool, as a test holds it: its machines, its commands for PATH, and what may befall its jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from batch.condor.ads import HELD, IDLE, REMOVED, Ad, turn
+from batch.condor.queue import Queue, id_of, schedd_is_up
+
+COMMANDS = (
+    "condor_submit", "condor_q", "condor_history", "condor_rm", "condor_hold", "condor_release", "condor_vacate_job",
+)  # fmt: skip
+_TESTS = Path(__file__).parents[2]
+_COMMAND = """#!/bin/sh
+PYTHONPATH={tests} exec {python} -P -m batch.condor.commands {folder} {name} "$@"
+"""
+
+
+def gpu(uuid: str, name: str, *, memory_mb: int = 24_000, capability: float = 8.6) -> dict[str, Any]:
+    """A GPU of a machine; `uuid` as HTCondor shortens them, `GPU-c4a646d7`."""
+    return {"uuid": uuid, "name": name, "memory_mb": memory_mb, "capability": capability}
+
+
+def machine(
+    name: str, *gpus: dict[str, Any], cpus: int = 8, memory_mb: int = 32_000, disk_mb: int = 100_000,
+    shared: bool = False, **more: str,
+) -> dict[str, Any]:  # fmt: skip
+    """A machine. `shared`: it sees the files of the access point. `more`: attributes of its ad, as expressions."""
+    domain = "submit.pool" if shared else f"{name}.pool"
+    return {
+        "name": name, "gpus": list(gpus), "cpus": cpus, "memory_mb": memory_mb, "disk_mb": disk_mb, "domain": domain,
+        "more": more,
+    }  # fmt: skip
+
+
+class Pool:
+    """A pool that runs. `kill_s`: between a soft kill and a hard one; `rematch_s`: how long an evicted job waits."""
+
+    def __init__(self, folder: Path, *machines: dict[str, Any], kill_s: float = 5.0, rematch_s: int = 1) -> None:
+        self.folder, self.bin = folder, folder / "bin"
+        self.bin.mkdir(parents=True)
+        pool = {"machines": machines, "kill_s": kill_s, "rematch_s": rematch_s}
+        (folder / "pool.json").write_text(json.dumps(pool))
+        for name in COMMANDS:
+            text = _COMMAND.format(tests=_TESTS, python=sys.executable, folder=folder, name=name)
+            (self.bin / name).write_text(text)
+            (self.bin / name).chmod(0o755)
+        self._queue = Queue(folder)
+        self._schedd: subprocess.Popen[bytes] | None = None
+        self.start_schedd()
+
+    # ---- what a user does
+
+    def run(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """One of the commands; nothing is checked."""
+        return subprocess.run([self.bin / words[0], *words[1:]], cwd=cwd, capture_output=True, text=True, timeout=60)
+
+    def ad(self, job: str) -> Ad:
+        """A job's ad, in the queue or in the history."""
+        for ad in [*self._queue.jobs(), *self._queue.history()]:
+            if str(id_of(ad)) == job:
+                return ad
+        raise KeyError(f"no job {job} in {[str(id_of(ad)) for ad in self._queue.jobs()]}, nor in the history")
+
+    def queued(self) -> list[str]:
+        """The ids of the jobs in the queue."""
+        return [str(id_of(ad)) for ad in self._queue.jobs()]
+
+    def status(self, job: str) -> int:
+        """JobStatus: 1 idle, 2 running, 3 removed, 4 completed, 5 held."""
+        return int(self.ad(job)["JobStatus"])
+
+    def wait(self, job: str, status: int, *, seconds: float = 20.0) -> Ad:
+        """Wait until a job has this status; its ad."""
+        until(lambda: self.status(job) == status, seconds=seconds, what=f"job {job} in status {status}")
+        return self.ad(job)
+
+    # ---- what befalls jobs
+
+    def evict(self, job: str) -> None:
+        """The machine wants its slot back."""
+        with self._queue.change():
+            self._queue.order_vacate(id_of(self.ad(job)), wanted=True)
+
+    def hold(self, job: str, reason: str, *, code: int, held_for_s: int = 0) -> None:
+        """HTCondor holds the job, and has done so for a while."""
+        with self._queue.change():
+            ad = self.ad(job)
+            turn(ad, HELD, HoldReason=reason, HoldReasonCode=code, HoldReasonSubCode=0)
+            ad["EnteredCurrentStatus"] = ad["EnteredCurrentStatus"] - held_for_s
+            self._queue.put(ad)
+
+    def release(self, job: str) -> None:
+        """As an administrator does."""
+        with self._queue.change():
+            ad = self.ad(job)
+            turn(ad, IDLE, LastHoldReason=ad["HoldReason"], HoldReason=None, HoldReasonCode=None)
+            self._queue.put(ad)
+
+    def change(self, job: str, **attributes: Any) -> None:
+        """Rewrite attributes of a job, as condor_qedit does."""
+        with self._queue.change():
+            ad = self.ad(job)
+            for name, value in attributes.items():
+                ad[name] = value
+            self._queue.put(ad)
+
+    def clear(self) -> None:
+        """Remove every job, and wait until it is gone."""
+        with self._queue.change():
+            for ad in self._queue.jobs():
+                turn(ad, REMOVED, RemoveReason="for the next test", WantGracefulRemoval=False)
+                self._queue.put(ad)
+        until(lambda: not self.queued(), what="the queue being empty")
+
+    def lose(self, name: str) -> None:
+        """Nothing is heard of a machine from now on."""
+        (self.folder / "lost" / name).touch()
+
+    def processes(self, job: str) -> list[psutil.Process]:
+        """The processes of a running job."""
+        start = json.loads((self.folder / "running" / job / "start.json").read_text())
+        return list(psutil.Process(start["pid"]).children(recursive=True))
+
+    def stop_schedd(self) -> None:
+        """Kill the schedd; jobs go on."""
+        if self._schedd is not None:
+            self._schedd.kill()
+            self._schedd.wait()
+            self._schedd = None
+
+    def start_schedd(self) -> None:
+        """Start the schedd (again)."""
+        environment = {**os.environ, "PYTHONPATH": str(_TESTS)}
+        command = [sys.executable, "-P", "-m", "batch.condor.schedd", str(self.folder)]
+        self._schedd = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        until(lambda: schedd_is_up(self.folder) and (self.folder / "lost").is_dir(), what="the schedd")
+
+    def close(self) -> None:
+        """End everything."""
+        self.stop_schedd()
+        for start in (self.folder / "running").glob("*/start.json"):
+            with suppress(psutil.Error, OSError, KeyError):
+                starter = psutil.Process(json.loads(start.read_text())["pid"])
+                for process in [*starter.children(recursive=True), starter]:
+                    process.kill()
+
+
+def until(true: Callable[[], Any], *, seconds: float = 20.0, what: str = "it") -> Any:
+    """Poll until something is true."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = true()
+        if found:
+            return found
+        time.sleep(0.03)
+    raise AssertionError(f"{what} did not happen within {seconds} s")

@@ -1,0 +1,106 @@
+"""The job queue and the history: job ads in SQLite, changed by commands and schedd, each change whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import classad
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS jobs (cluster INTEGER, proc INTEGER, ad TEXT, vacate INTEGER DEFAULT 0,
+                                 PRIMARY KEY (cluster, proc));
+CREATE TABLE IF NOT EXISTS history (number INTEGER PRIMARY KEY AUTOINCREMENT, cluster INTEGER, proc INTEGER, ad TEXT);
+CREATE TABLE IF NOT EXISTS clusters (cluster INTEGER PRIMARY KEY AUTOINCREMENT);
+"""
+
+
+class Id(NamedTuple):
+    """`12.0`"""
+
+    cluster: int
+    proc: int
+
+    def __str__(self) -> str:
+        return f"{self.cluster}.{self.proc}"
+
+
+def id_of(ad: classad.ClassAd) -> Id:
+    """The id in a job ad."""
+    return Id(int(ad["ClusterId"]), int(ad["ProcId"]))
+
+
+class Queue:
+    """One process's view of the queue in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._db = sqlite3.connect(folder / "queue.db", timeout=60, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.executescript(_TABLES)
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[None]:
+        """Everything inside happens at once, or not at all."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def new_cluster(self) -> int:
+        """The number of a new cluster; numbers are never used twice."""
+        return int(self._db.execute("INSERT INTO clusters DEFAULT VALUES").lastrowid or 0)
+
+    def put(self, ad: classad.ClassAd) -> None:
+        """Add a job, or say how it is now."""
+        self._db.execute(
+            "INSERT INTO jobs (cluster, proc, ad) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET ad = excluded.ad",
+            (*id_of(ad), str(ad)),
+        )
+
+    def jobs(self) -> list[classad.ClassAd]:
+        """Every job, oldest first."""
+        rows = self._db.execute("SELECT ad FROM jobs ORDER BY cluster, proc")
+        return [classad.parseOne(text) for (text,) in rows]
+
+    def history(self) -> list[classad.ClassAd]:
+        """Jobs that have left the queue, the latest first."""
+        rows = self._db.execute("SELECT ad FROM history ORDER BY number DESC")
+        return [classad.parseOne(text) for (text,) in rows]
+
+    def leave(self, ad: classad.ClassAd) -> None:
+        """The job leaves the queue for the history."""
+        self._db.execute("DELETE FROM jobs WHERE cluster = ? AND proc = ?", id_of(ad))
+        self._db.execute("INSERT INTO history (cluster, proc, ad) VALUES (?, ?, ?)", (*id_of(ad), str(ad)))
+
+    def order_vacate(self, job: Id, *, wanted: bool) -> None:
+        """Note that a job is to vacate its slot, or that it has."""
+        self._db.execute("UPDATE jobs SET vacate = ? WHERE cluster = ? AND proc = ?", (wanted, *job))
+
+    def vacating(self) -> set[Id]:
+        """Jobs that are to vacate their slots."""
+        return {Id(*row) for row in self._db.execute("SELECT cluster, proc FROM jobs WHERE vacate")}
+
+
+def hold_lock(folder: Path) -> int:
+    """The schedd's lock: who holds it is the schedd. Waits for one that is about to end."""
+    lock = os.open(folder / "schedd.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def schedd_is_up(folder: Path) -> bool:
+    """Whether somebody is the schedd."""
+    with open(folder / "schedd.lock", "ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,182 @@
+"""The schedd, with the negotiator's and the shadows' work: matches idle jobs with slots, starts them, sees them end.
+
+Runs as `python -m batch.condor.schedd FOLDER`. All that it knows lies in the queue and in the folders of running jobs
+(`running/12.0`), so that one that was killed is followed by another that goes on. Slots are partitionable: a machine
+gives each job what it asks for, until nothing is left.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from batch.condor import slots
+from batch.condor.ads import COMPLETED, HELD, IDLE, REMOVED, RUNNING, Ad, is_true, now, turn, value
+from batch.condor.queue import Id, Queue, hold_lock, id_of
+from batch.condor.transfer import TransferError, bring_back, send
+
+_POLL_S = 0.05
+_POLICY_S = 0.3
+"""How often periodic expressions are evaluated (HTCondor: every minute)."""
+_BY_POLICY, _NOT_RUN, _NOT_SENT = 3, 6, 13
+"""Codes of holds."""
+
+
+class Schedd:
+    """One turn of everything is `look`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pool = json.loads((folder / "pool.json").read_text())
+        self._queue = Queue(folder)
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._policy_at = 0.0
+
+    def look(self) -> None:
+        """See what has changed, and do what follows."""
+        self._children = [child for child in self._children if child.poll() is None]
+        if time.monotonic() - self._policy_at > _POLICY_S:
+            self._policy_at = time.monotonic()
+            self._apply_policies()
+        vacating = self._queue.vacating()
+        for ad in self._queue.jobs():
+            place = self._place(id_of(ad))
+            if place.is_dir():
+                self._see(ad, place, vacating=id_of(ad) in vacating)
+            elif ad["JobStatus"] == REMOVED:
+                with self._queue.change():
+                    self._queue.leave(ad)
+            elif ad["JobStatus"] == RUNNING:
+                self._turn(id_of(ad), IDLE, was=RUNNING)  # a schedd was killed while it started it
+            elif ad["JobStatus"] == IDLE and now() >= value(ad, "NextRematch", 0):
+                self._match(ad)
+
+    def _place(self, job: Id) -> Path:
+        return self._folder / "running" / str(job)
+
+    def _apply_policies(self) -> None:
+        for name, status, verb in (("PeriodicRemove", REMOVED, "Remove"), ("PeriodicHold", HELD, "Hold")):
+            for ad in self._queue.jobs():
+                expression = str(ad.lookup(name)) if name in ad else "false"
+                if ad["JobStatus"] in (status, REMOVED, COMPLETED) or not is_true(ad, expression):
+                    continue
+                why = f"The job attribute {name} expression '{expression}' evaluated to TRUE"
+                more = {"HoldReasonCode": _BY_POLICY, "HoldReasonSubCode": 0} if status == HELD else {}
+                self._turn(id_of(ad), status, was=int(ad["JobStatus"]), **{f"{verb}Reason": why}, **more)
+
+    def _turn(self, job: Id, status: int, *, was: int, **attributes: Any) -> bool:
+        """A job's new state, if it is still in the one that we saw it in; whether it was."""
+        with self._queue.change():
+            for ad in self._queue.jobs():
+                if id_of(ad) == job and ad["JobStatus"] == was:
+                    turn(ad, status, **attributes)
+                    self._queue.put(ad)
+                    return True
+        return False
+
+    # ---- a job that is on a machine
+
+    def _see(self, ad: Ad, place: Path, *, vacating: bool) -> None:
+        start = json.loads((place / "start.json").read_text())
+        if (place / "exit.json").exists():
+            self._ended(id_of(ad), place, start, json.loads((place / "exit.json").read_text()), vacated=vacating)
+        elif (self._folder / "lost" / start["machine"]).exists():
+            return  # nobody hears of that machine
+        elif not psutil.pid_exists(start["pid"]):
+            self._ended(id_of(ad), place, start, {}, vacated=True)  # its starter was killed: evicted, as it were
+        elif (vacating or ad["JobStatus"] in (REMOVED, HELD)) and not (place / "told").exists():
+            graceful = vacating or value(ad, "WantGracefulRemoval", False)
+            psutil.Process(start["pid"]).send_signal(signal.SIGTERM if graceful else signal.SIGQUIT)
+            (place / "told").touch()
+
+    def _ended(self, job: Id, place: Path, start: slots.Start, ending: dict[str, Any], *, vacated: bool) -> None:
+        with self._queue.change():
+            ad = next(ad for ad in self._queue.jobs() if id_of(ad) == job)
+            ad["LastRemoteHost"] = ad["RemoteHost"]
+            self._queue.order_vacate(job, wanted=False)
+            if "failure" in ending:
+                why = f"Error from {start['slot']}: {ending['failure']}"
+                turn(ad, HELD, HoldReason=why, HoldReasonCode=_NOT_RUN, HoldReasonSubCode=2)
+            elif ad["JobStatus"] == RUNNING and not vacated:
+                bring_back(ad, Path(start["sandbox"]), transferred=start["transferred"])
+                turn(ad, COMPLETED, ExitBySignal="signal" in ending, CompletionDate=now())
+                ad["ExitSignal" if "signal" in ending else "ExitCode"] = ending.get("signal", ending.get("code"))
+            elif ad["JobStatus"] == RUNNING:
+                turn(ad, IDLE, LastVacateTime=now(), NextRematch=now() + self._pool["rematch_s"])
+            turn(ad, int(ad["JobStatus"]), RemoteHost=None)
+            if ad["JobStatus"] in (REMOVED, COMPLETED):
+                self._queue.leave(ad)
+            else:
+                self._queue.put(ad)
+        shutil.rmtree(start["sandbox"], ignore_errors=True)
+        shutil.rmtree(place)
+
+    # ---- a job that waits
+
+    def _match(self, ad: Ad) -> None:
+        lost = {path.name for path in (self._folder / "lost").iterdir()}
+        machines = [machine for machine in self._pool["machines"] if machine["name"] not in lost]
+        running = [json.loads(start.read_text()) for start in (self._folder / "running").glob("*/start.json")]
+        claim = slots.find(ad, machines, running)
+        if claim is not None:
+            self._start(ad, claim)
+        elif "LastRejMatchReason" not in ad:
+            self._turn(id_of(ad), IDLE, was=IDLE, LastRejMatchReason="no match found ", LastRejMatchTime=now())
+
+    def _start(self, ad: Ad, claim: slots.Claim) -> None:
+        job, started, runs = id_of(ad), now(), int(value(ad, "NumShadowStarts", 0)) + 1
+        sandbox = self._folder / "execute" / f"dir_{job.cluster}_{job.proc}_{runs}"
+        sandbox.mkdir(parents=True, exist_ok=True)
+        new = dict.fromkeys(("NumShadowStarts", "NumJobStarts", "JobRunCount"), runs)
+        new |= dict.fromkeys(("JobCurrentStartDate", "JobCurrentStartExecutingDate"), started)
+        new |= {"JobStartDate": value(ad, "JobStartDate", started), "LastRejMatchReason": None}
+        new |= {"RemoteHost": claim.slot, "AssignedGPUs": ",".join(claim.gpus)}
+        turn(ad, RUNNING, **new)
+        try:
+            run = send(ad, sandbox, machine=claim.ad)
+        except TransferError as error:
+            shutil.rmtree(sandbox)
+            why = "Transfer input files failure at access point submit.pool while sending files to execution point"
+            held = {"HoldReasonCode": _NOT_SENT, "HoldReasonSubCode": error.number}
+            self._turn(job, HELD, was=IDLE, HoldReason=f"{why} {claim.slot}. Details: {error}", **held)
+            return
+        if not self._turn(job, RUNNING, was=IDLE, **new):
+            shutil.rmtree(sandbox)  # it was removed just now
+            return
+        where = {"machine": claim.machine, "slot": claim.slot, "gpus": claim.gpus, "claimed": claim.claimed}
+        how = {"environment": slots.environment(ad, claim, sandbox), "kill_s": self._pool["kill_s"]}
+        self._launch(job, {**run, **where, **how, "sandbox": str(sandbox)})
+
+    def _launch(self, job: Id, start: slots.Start) -> None:
+        draft = self._folder / "starting" / str(job)
+        draft.mkdir(parents=True)
+        command = [sys.executable, "-P", str(Path(__file__).with_name("starter.py")), str(self._place(job))]
+        child = subprocess.Popen(command, start_new_session=True, stdin=subprocess.PIPE)
+        (draft / "start.json").write_text(json.dumps({**start, "pid": child.pid}))
+        draft.rename(self._place(job))
+        if child.stdin is not None:
+            child.stdin.close()  # its sign to begin
+        self._children.append(child)
+
+
+def main(folder: Path) -> None:
+    """Be the schedd until killed."""
+    hold_lock(folder)
+    for name in ("running", "starting", "execute", "lost"):
+        (folder / name).mkdir(exist_ok=True)
+    shutil.rmtree(folder / "starting")  # of one that was killed while it started them: nothing runs there yet
+    schedd = Schedd(folder)
+    while True:
+        schedd.look()
+        time.sleep(_POLL_S)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,129 @@
+"""The stand-in speaks as HTCondor 25 does: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from batch.condor.pool import Pool
+
+
+@pytest.fixture
+def new_pool(make_pool: Callable[..., Pool]) -> Pool:
+    """One whose jobs are numbered from 1."""
+    from batch.condor.pool import machine
+
+    return make_pool(machine("n1"))
+
+
+def write(folder: Path, text: str) -> str:
+    (folder / "job.sub").write_text(text)
+    return "job.sub"
+
+
+SLEEP = "executable = /bin/sleep\narguments = 300\n"
+
+
+def test_what_submit_and_q_print(new_pool: Pool, tmp_path: Path) -> None:
+    sub = write(tmp_path, f'{SLEEP}+Colour = "red"\nqueue 3\n')
+    said = new_pool.run("condor_submit", sub, cwd=tmp_path)
+    assert (said.returncode, said.stdout) == (0, "Submitting job(s)...\n3 job(s) submitted to cluster 1.\n")
+    said = new_pool.run("condor_submit", "-terse", sub, cwd=tmp_path)
+    assert (said.returncode, said.stdout) == (0, "2.0 - 2.2\n")
+    said = new_pool.run("condor_submit", "-dry-run", "ads", sub, cwd=tmp_path)
+    assert said.returncode == 0
+    assert 'Colour = "red"' in (tmp_path / "ads").read_text()
+
+    said = new_pool.run("condor_q", "-json", "-attributes", "ClusterId,ProcId,Colour", "-constraint", 'Colour == "red"')
+    assert said.stdout.startswith("[\n{\n")
+    assert "\n}\n,\n{\n" in said.stdout
+    assert said.stdout.endswith("\n}\n]\n")
+    assert [(ad["ClusterId"], ad["ProcId"]) for ad in json.loads(said.stdout)] == [
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (2, 0),
+        (2, 1),
+        (2, 2),
+    ]
+    assert new_pool.run("condor_q", "2", "-af:j", "Colour", "Nothing").stdout == "".join(
+        f"2.{n} red undefined\n" for n in range(3)
+    )
+    said = new_pool.run("condor_q", "-json", "-constraint", "ClusterId == 9")
+    assert (said.returncode, said.stdout) == (0, "")
+    said = new_pool.run("condor_history", "9.0", "-json")
+    assert (said.returncode, said.stdout) == (0, "[\n]\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("executable = no-such-program\nqueue\n", "can't access executable|Can't access executable"),
+        (f"{SLEEP}nonsense\nqueue\n", r"Failed to parse command file \(line 3\)"),
+        (f"{SLEEP}universe = none\nqueue\n", "(?i)universe"),
+        (f"{SLEEP}+Colour = (\nqueue\n", "Colour"),
+        (f"{SLEEP}requirements = Memory >\nqueue\n", "(?i)requirements"),
+    ],
+)
+def test_what_is_refused(pool: Pool, tmp_path: Path, text: str, error: str) -> None:
+    said = pool.run("condor_submit", write(tmp_path, text), cwd=tmp_path)
+    assert said.returncode == 1
+    assert "ERROR: " in said.stderr
+    assert re.search(error, said.stderr), said.stderr
+    assert pool.queued() == []
+
+
+def test_what_rm_and_its_kin_print(new_pool: Pool, tmp_path: Path) -> None:
+    sub = write(tmp_path, f"{SLEEP}queue 3\n")
+    for _ in range(3):
+        new_pool.run("condor_submit", sub, cwd=tmp_path)
+    said = new_pool.run("condor_rm", "1")
+    assert (said.returncode, said.stdout) == (0, "All jobs in cluster 1 have been marked for removal\n")
+    said = new_pool.run("condor_rm", "2.2", "999.0")
+    assert (said.returncode, said.stdout, said.stderr) == (0, "Job 2.2 marked for removal\n", "Job 999.0 not found\n")
+    said = new_pool.run("condor_rm", "999.0")
+    assert (said.returncode, said.stderr) == (1, "Job 999.0 not found\n")
+    said = new_pool.run("condor_rm", "999")
+    assert (said.returncode, said.stderr) == (1, "Couldn't find/remove all jobs in cluster 999\n")
+    said = new_pool.run("condor_hold", "2.1")
+    assert said.stdout == "Job 2.1 held\n"
+    new_pool.wait("2.1", 5)
+    said = new_pool.run("condor_release", "2.1")
+    assert said.stdout == "Job 2.1 released\n"
+    said = new_pool.run("condor_rm", "-constraint", "ClusterId > 1")
+    assert said.stdout == "All jobs matching constraint (ClusterId > 1) have been marked for removal\n"
+    for name in ("2.1", "3.0"):
+        new_pool.wait(name, 3)
+
+
+def test_without_a_schedd(new_pool: Pool, tmp_path: Path) -> None:
+    sub = write(tmp_path, f"{SLEEP}queue\n")
+    new_pool.stop_schedd()
+    said = new_pool.run("condor_submit", sub, cwd=tmp_path)
+    assert (said.returncode, said.stderr) == (1, "ERROR: Can't find address of local schedd\n")
+    said = new_pool.run("condor_q", "-json")
+    assert said.returncode == 1
+    assert "Error: Can't find address for schedd" in said.stderr
+
+
+def test_a_job_outlives_its_schedd_and_nothing_outlives_its_job(new_pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("#!/bin/sh\nsetsid sleep 300 &\nsleep 300\n")
+    (tmp_path / "job.sh").chmod(0o755)
+    new_pool.run("condor_submit", write(tmp_path, "executable = job.sh\nqueue\n"), cwd=tmp_path)
+    new_pool.wait("1.0", 2)
+    from batch.condor.pool import until
+
+    processes = until(lambda: len(found := new_pool.processes("1.0")) == 3 and found, what="three processes")
+    new_pool.stop_schedd()
+    new_pool.start_schedd()
+    assert new_pool.status("1.0") == 2
+    assert all(process.is_running() for process in processes)
+    new_pool.run("condor_rm", "1.0")
+    until(lambda: new_pool.queued() == [], what="the job leaving")
+    assert not any(process.is_running() for process in processes)
