@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import awareness, fact_batches, manager_core, noop, taskvine, zygote
+from benchmarks import awareness, fact_batches, manager_core, noop, recovery, taskvine, vanishing, zygote
 from benchmarks.paired import ROOT, machine
 from benchmarks.table import Table, passes, show
 
@@ -30,6 +30,9 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     zygote.NAME: (zygote.TITLE, zygote.measure),
     manager_core.EVENTS: (manager_core.EVENTS_TITLE, manager_core.events),
     manager_core.MEMORY: (manager_core.MEMORY_TITLE, manager_core.memory),
+    recovery.MANY: (recovery.MANY_TITLE, recovery.many_pilots),
+    recovery.RESTART: (recovery.RESTART_TITLE, recovery.restart),
+    vanishing.NAME: (vanishing.TITLE, vanishing.measure),
 }
 
 

@@ -1,60 +1,112 @@
-"""The manager process: `python -m stoker.manager.main --session DIR`. Started by an executor, restarted if it dies."""
+"""The manager process: `python -m stoker.manager.main --session DIR`. Started by an executor, restarted if it dies.
+
+That of a session that outlives programs (`stoker up`) is `--detached`, and has a parent that restarts it (`--kept`).
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 
 from stoker.errors import StokerError
+from stoker.manager.live import interfaces, keeper, lease
 from stoker.manager.live.server import Patience, Server, check_folder
 from stoker.manager.policies import default_policies
 from stoker.manager.protocol.session import SessionFolder
+from stoker.site import Session
+
+TAKEN_OVER = 3
+"""The exit status of a manager that found that another one runs its session."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a manager until its session is over. Returns the exit status: 0 over, 1 could not start or go on."""
-    parser = argparse.ArgumentParser(prog="stoker-manager", description=__doc__)
-    parser.add_argument("--session", required=True, help="session folder, with its keys")
-    parser.add_argument("--name", default="", help="session id (default: the folder's name)")
-    parser.add_argument("--interface", default="127.0.0.1", help="address that pilots reach")
-    parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds between a pilot's heartbeats")
-    parser.add_argument("--pilot-lease", type=float, default=60.0, help="seconds that a pilot waits for a lost manager")
-    options = parser.parse_args(arguments)
+    """Run a manager until its session is over. Returns the exit status: 0 over, 1 could not start, 3 another manager
+    runs the session, 4 could not go on."""
+    options = _parser().parse_args(arguments)
     folder = SessionFolder(options.session)
     logging.basicConfig(
         filename=folder.manager_log, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
     # Ctrl-C in the user's terminal is the client's business: it ends the session in good order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if options.kept:
+        given = [each for each in (sys.argv[1:] if arguments is None else arguments) if each != "--kept"]
+        return keeper.keep([sys.executable, "-P", "-m", "stoker.manager.main", *given])
     try:
         check_folder(folder)
-        patience = Patience(
-            heartbeat_s=options.heartbeat, silence_s=3 * options.heartbeat, pilot_lease_s=options.pilot_lease
-        )
-        server = Server(
-            folder,
-            session=options.name or folder.path.name,
-            policies=default_policies(),
-            patience=patience,
-            interface=options.interface,
-        )
+        held = lease.take(lease.lease_file(folder))
     except StokerError as error:
-        logging.critical("%s", error)
-        print(error, file=sys.stderr)  # noqa: T201
-        return 1
+        return _cannot_start(error)
+    over = ""
     try:
-        server.run()
+        held.keep(_taken_over)
+        if held.from_elsewhere:
+            lease.copy_journal(folder.journal)
+        server = _server(folder, options)
+        try:
+            over = server.run()
+        finally:
+            server.close()
     except StokerError as error:
-        logging.critical("%s", error)
-        return 1
+        if folder.file.exists():
+            logging.critical("%s", error)
+            return keeper.FAILED
+        return _cannot_start(error)
     except Exception:
         logging.exception("the manager failed; its journal is whole, a restart goes on from it")
-        return 1
+        return keeper.FAILED
     finally:
-        server.close()
+        held.release(over=over)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="stoker-manager", description=__doc__)
+    parser.add_argument("--session", required=True, help="session folder, with its keys")
+    parser.add_argument("--name", default="", help="session id (default: the folder's name)")
+    parser.add_argument("--interface", default=interfaces.LOOPBACK, help="what pilots reach: an address, ib0, or auto")
+    parser.add_argument("--ports", default=Session().ports, help="where to listen, low-high (default: %(default)s)")
+    parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds between a pilot's heartbeats")
+    parser.add_argument("--pilot-lease", type=float, default=60.0, help="seconds that a pilot waits for a lost manager")
+    parser.add_argument("--detached", action="store_true", help="go on when clients leave")
+    parser.add_argument("--idle", type=float, default=0.0, help="detached: end after so long without clients and calls")
+    parser.add_argument("--kept", action="store_true", help="start it again when it dies")
+    return parser
+
+
+def _server(folder: SessionFolder, options: argparse.Namespace) -> Server:
+    patience = Patience(
+        heartbeat_s=options.heartbeat,
+        silence_s=3 * options.heartbeat,
+        pilot_lease_s=options.pilot_lease,
+        idle_s=options.idle,
+    )
+    return Server(
+        folder,
+        session=options.name or folder.path.name,
+        policies=default_policies(),
+        patience=patience,
+        interface=interfaces.resolve(options.interface),
+        ports=Session(ports=options.ports).port_range,
+        detached=options.detached,
+    )
+
+
+def _taken_over(holder: lease.Holder | None) -> None:
+    """On the lease's thread. At once: nothing more may be said in the session's name."""
+    who = "its folder is gone" if holder is None else f"its manager is {holder}"
+    logging.critical("this manager is no longer the session's: %s", who)
+    logging.shutdown()
+    os._exit(TAKEN_OVER)
+
+
+def _cannot_start(error: StokerError) -> int:
+    logging.critical("%s", error)
+    print(error, file=sys.stderr)  # noqa: T201
+    return 1
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from stoker.manager.core import calls, feeding, libraries, pilots
-from stoker.manager.core.commands import AskAdvice, RequestPilots
+from stoker.manager.core import blocks, calls, feeding, libraries, pilots
+from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.seams import (
     Action,
     Ask,
@@ -15,13 +15,14 @@ from stoker.manager.core.seams import (
     Load,
     PolicyError,
     Release,
+    ReleaseBlock,
     Resize,
     Send,
     SendGang,
     TakeBack,
     Timer,
     Unload,
-    WantPilots,
+    WantBlocks,
 )
 from stoker.manager.core.state import Call, CallState, Context, Library, LibraryState, Pilot, PilotState
 from stoker.manager.protocol.calls import Failure, FailureKind
@@ -55,8 +56,13 @@ def apply(core: Core, action: Action, *, seam: str) -> None:
             libraries.fail_waiting(core, _context(core, action.recipe), action.failure)
         case Timer():
             core.set_timer(f"{seam}/{action.key}", action.at)
-        case WantPilots():
-            core.out.append(RequestPilots(action.count, action.kind))
+        case WantBlocks():
+            _want_blocks(core, action)
+        case ReleaseBlock():
+            block = core.state.blocks.get(action.block)
+            if block is None:
+                raise PolicyError(f"there is no block {action.block}")
+            blocks.release(core, block, action.reason)
         case Release():
             pilots.release(core, _pilot(core, action.pilot), action.reason)
         case Ask():
@@ -157,7 +163,18 @@ def _take_back(core: Core, action: TakeBack) -> None:
     core.say(library.pilot, TakeBackMessage(library.id, action.count))
 
 
-# ---- libraries
+# ---- pilots and libraries
+
+
+def _want_blocks(core: Core, action: WantBlocks) -> None:
+    source = core.state.sources.get(action.source)
+    if source is None:
+        raise PolicyError(f"there is no source {action.source}")
+    if not 1 <= action.count <= source.source.most - len(source.blocks):
+        raise PolicyError(
+            f"{action.count} blocks of {action.source}, which has {len(source.blocks)} of at most {source.source.most}"
+        )
+    blocks.want(core, source, action.count)
 
 
 def _load(core: Core, action: Load) -> None:
@@ -166,6 +183,9 @@ def _load(core: Core, action: Load) -> None:
         raise PolicyError(f"{pilot.id} is {pilot.state.value}")
     if not action.devices or len(set(action.devices)) != len(action.devices):
         raise PolicyError("a library needs devices, each once")
+    faulty = [id for id in action.devices if id in pilot.devices and pilot.devices[id].fault]
+    if faulty:
+        raise PolicyError(f"{faulty[0]} of {pilot.id} is quarantined")
     unknown = [id for id in action.devices if id not in pilot.devices]
     if unknown:
         raise PolicyError(f"{pilot.id} has no device {unknown[0]}")

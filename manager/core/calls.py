@@ -217,6 +217,16 @@ def end(core: Core, call: Call, outcome: CallEnd) -> None:
     core.results_of(group.client).append(outcome)
 
 
+def finished_elsewhere(core: Core, call: Call, library: Library, outcome: CallEnd) -> None:
+    """A call that waits again, or runs somewhere else by now, has ended where it ran first."""
+    call.note(core.state.now, f"{library.pilot.id}, which had been given up, has finished it")
+    if call.state is CallState.HELD:
+        withdraw(core, call, running=False)
+        call.state = CallState.WAITING
+        call.group.context.queue.put_back(call)
+    end(core, call, outcome)
+
+
 def closed(core: Core, group: Group, count: int) -> None:
     """So many calls of a group have ended."""
     state = core.state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from stoker.manager.core import calls, pilots, report, story
+from stoker.manager.core import blocks, calls, objects, pilots, report, story
 from stoker.manager.core.commands import AskAdvice, EndManager, ToClient
 from stoker.manager.core.events import FromClient
 from stoker.manager.core.state import CallState, Client, Context, Cost, Group, PilotState
@@ -14,13 +14,16 @@ from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId, RecipeKey
 from stoker.manager.protocol.to_manager import (
     AskStatus,
     AskStory,
+    BlockNews,
     Cancel,
     ClientHello,
     DefineFunction,
+    DefineManifest,
     DefineRecipe,
     EndSession,
     Received,
     ReleaseBlock,
+    SourceTrouble,
     Submit,
     WantPilots,
 )
@@ -74,12 +77,16 @@ def _message(core: Core, client: Client, message: to_manager.FromClient) -> None
             core.tell(client, report.status(state))
         case AskStory(subject=subject):
             core.tell(client, story.tell(state, subject))
-        case WantPilots(blocks=blocks, ended=ended):
-            state.blocks = dict(blocks)
+        case WantPilots(blocks=said, ended=ended):
+            state.said_blocks = dict(said)
             for pilot in [each for each in state.pilots.values() if each.block in ended]:
                 if pilot.state is PilotState.CUT:
                     pilots.lost(core, pilot.id, f"its block {pilot.block} has ended")
             core.supply_changed |= bool(state.hungry)
+        case BlockNews() | SourceTrouble():
+            _from_factory(core, client, message)
+        case DefineManifest(object=name, manifest=manifest):
+            objects.define_manifest(core, name, manifest)
         case ReleaseBlock(block=block):
             for pilot in state.pilots.values():
                 if pilot.block == block:
@@ -90,6 +97,15 @@ def _message(core: Core, client: Client, message: to_manager.FromClient) -> None
             state.refuse("hello in the middle of a frame")
         case _:
             assert_never(message)
+
+
+def _from_factory(core: Core, client: Client, message: BlockNews | SourceTrouble) -> None:
+    if not client.factory:
+        core.state.refuse("news of blocks from a client that is not the factory")
+    elif isinstance(message, BlockNews):
+        blocks.news(core, message)
+    else:
+        blocks.trouble(core, message)
 
 
 # ---- coming and going
@@ -107,9 +123,10 @@ def _hello(core: Core, id: ClientId, message: ClientHello) -> Client | None:
         return None
     client = state.clients.get(id)
     if client is None:
-        number = -1 if message.observer else len(state.clients_by_number)
-        client = state.clients[id] = Client(id, number=number, observer=message.observer)
-        if not message.observer:
+        number = -1 if message.observer or message.factory else len(state.clients_by_number)
+        client = state.clients[id] = Client(id, number=number, observer=message.observer or message.factory)
+        client.factory = message.factory
+        if not client.observer:
             state.clients_by_number[number] = client
     client.connected, client.gone = True, False
     core.tell(client, to_client.ClientWelcome(state.session, client.number))
@@ -119,6 +136,8 @@ def _hello(core: Core, id: ClientId, message: ClientHello) -> Client | None:
         _received(client, message.received)
     if client.unacked:
         core.tell(client, to_client.Results(client.first_unacked, list(client.unacked)))
+    if client.factory:
+        blocks.factory_came(core, client)
     if state.ending:
         core.tell(client, to_client.SessionOver(state.ending))
     return client
@@ -145,7 +164,7 @@ def gone(core: Core, id: ClientId) -> None:
     if client.open_calls:
         for call in [call for call in state.calls.values() if call.group.client is client]:
             calls.cancel(core, call, reason="its client is gone", running=True)
-    if all(other.gone or other.observer for other in state.clients.values()):
+    if not state.kept and all(other.gone or other.observer for other in state.clients.values()):
         end_session(core, "its client is gone")
 
 

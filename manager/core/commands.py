@@ -58,13 +58,6 @@ class RecordRuns(msgspec.Struct, frozen=True):
     run_s: float
 
 
-class RequestPilots(msgspec.Struct, frozen=True):
-    """Ask the provider for more pilots of a device kind (`""` = any)."""
-
-    count: int
-    kind: str = ""
-
-
 class DiscardObject(msgspec.Struct, frozen=True):
     """Remove the file of a result that nobody will read."""
 
@@ -77,6 +70,4 @@ class EndManager(msgspec.Struct, frozen=True):
     reason: str
 
 
-Command = (
-    ToPilot | ToClient | SetTimer | AskAdvice | RecordLoad | RecordRuns | RequestPilots | DiscardObject | EndManager
-)
+Command = ToPilot | ToClient | SetTimer | AskAdvice | RecordLoad | RecordRuns | DiscardObject | EndManager

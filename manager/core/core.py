@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, assert_never
 
-from stoker.manager.core import actions, clients, feeding, libraries, pilots
+from stoker.manager.core import actions, blocks, clients, feeding, libraries, objects, pilots, walltime
 from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
 from stoker.manager.core.events import (
     AdviceArrived,
@@ -27,6 +27,9 @@ from stoker.manager.core.events import (
     ManagerRestarted,
     PilotCut,
     PilotLost,
+    SessionDefined,
+    SessionEnded,
+    SessionKept,
     TimerFired,
 )
 from stoker.manager.core.seams import Action, Changes, Policies, PolicyError, Rounds
@@ -112,6 +115,12 @@ class Core:
                 self._advice(event)
             case ManagerRestarted():
                 pilots.restarted(self)
+            case SessionDefined(sources=sources):
+                blocks.define(self, sources)
+            case SessionKept():
+                self.state.kept = True
+            case SessionEnded(reason=reason):
+                clients.end_session(self, reason)
             case _:
                 assert_never(event)
         self._settle()
@@ -190,6 +199,7 @@ class Core:
     def _settle(self) -> None:
         if self.returned or self.dirty or self.supply_changed or self.demand_changed:
             self._ask()
+        objects.settle(self)
         for (library, running), dropped in self._drops.items():
             self.say(library.pilot, CancelCalls(library.id, tuple(dropped), running))
         self._drops.clear()
@@ -253,6 +263,9 @@ class Core:
         owner, _, rest = key.partition("/")
         if owner == "round":
             self._round(rest)
+            return
+        if owner == "walltime":
+            walltime.due(self, rest)
             return
         for name, seam in self._seams:
             if name == owner:

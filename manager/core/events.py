@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stoker.manager.protocol import to_manager
+from stoker.manager.protocol.blocks import Source
 from stoker.manager.protocol.ids import ClientId, PilotId, RecipeKey
 
 
@@ -64,6 +65,22 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     run_sd_s: float = 0.0
 
 
+class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):
+    """Where the session's pilots come from, as its site files say. It comes first, and again after a restart."""
+
+    sources: tuple[Source, ...] = ()
+
+
+class SessionKept(_Event, frozen=True, array_like=True, tag="kept"):
+    """The session is to outlive its clients (`stoker up`): it ends when somebody ends it."""
+
+
+class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
+    """The shell ends the session: nobody has used it for as long as it was told to wait."""
+
+    reason: str
+
+
 class AdviceArrived(_Event, frozen=True, array_like=True, tag="advice"):
     """Advice that somebody asked for, or that history offers: by device kind (`""` = any)."""
 
@@ -76,4 +93,7 @@ class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
     """The manager came back from its journal: every pilot and client is cut until it says hello."""
 
 
-Event = FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | ManagerRestarted
+Event = (
+    FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | ManagerRestarted
+    | SessionDefined | SessionKept | SessionEnded
+)  # fmt: skip

@@ -194,9 +194,18 @@ def _odd_end(core: Core, library: Library, call: Call | None, outcome: CallEnd) 
     if library.zombies.pop(outcome.call, None) is None:
         core.state.refuse("late or repeated end of a call")
         return 0
+    still_open = core.state.calls.get(outcome.call)
+    if still_open is not None and _may_count(still_open, library):
+        calls.finished_elsewhere(core, still_open, library, outcome)
+        return 1
     if isinstance(outcome.payload, ObjectRef):
         core.out.append(DiscardObject(outcome.payload.source))
     return 1
+
+
+def _may_count(call: Call, library: Library) -> bool:
+    """Whether an end counts that comes from a pilot which had been given up: its call is still open."""
+    return type(call.holder) is not Gang and not any(device.fault for device in library.devices)
 
 
 def _account(core: Core, library: Library, group: Group, good: list[CallEnd], *, count: int, seconds: float) -> None:

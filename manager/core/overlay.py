@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from stoker.manager.core.seams import View
-from stoker.manager.core.state import Call, Context, Device, Library, Pilot
-from stoker.manager.protocol.ids import LibraryId, PilotId
+from stoker.manager.core.state import Block, Call, Context, Device, Library, Pilot, SourceState
+from stoker.manager.protocol.ids import BlockId, LibraryId, PilotId
 from stoker.manager.protocol.to_manager import DeviceFacts
 
 
@@ -48,7 +48,12 @@ class Overlay:
         return self._view.hungry
 
     @property
-    def blocks(self) -> Mapping[str, str]:
+    def sources(self) -> Mapping[str, SourceState]:
+        """As they are."""
+        return self._view.sources
+
+    @property
+    def blocks(self) -> Mapping[BlockId, Block]:
         """As they are."""
         return self._view.blocks
 

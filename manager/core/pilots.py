@@ -6,25 +6,31 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from stoker.manager.core import calls, feeding, libraries, reconcile
+from stoker.manager.core import blocks, calls, feeding, libraries, objects, reconcile, rejoin, snapshots, walltime
 from stoker.manager.core.commands import RecordRuns, ToPilot
 from stoker.manager.core.events import FromPilot
 from stoker.manager.core.state import Call, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.protocol import to_client, to_manager, to_pilot
 from stoker.manager.protocol.calls import CallProgress
-from stoker.manager.protocol.ids import ClientId, PilotId, RecipeKey
+from stoker.manager.protocol.ids import ClientId, DeviceId, PilotId, RecipeKey
 from stoker.manager.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
     CallsProgress,
     CallsReturned,
+    DeviceFault,
+    FetchFailed,
     Heartbeat,
     LibraryGone,
     LibraryNews,
     LibraryReady,
     LibraryResized,
+    ObjectsGone,
+    ObjectsHere,
     PilotHello,
     PilotLeaving,
+    SnapshotHere,
+    WantObjects,
 )
 from stoker.manager.protocol.wire import VERSION
 
@@ -45,8 +51,11 @@ def frame(core: Core, event: FromPilot) -> None:
         messages = messages[1:]
     elif pilot is None:
         state.refuse("frame of a pilot that is not known")
-        if event.pilot in state.gone_pilots:
-            _refuse(core, event.pilot, "you were given up as lost, and your calls run elsewhere")
+        gone = state.gone_pilots.get(event.pilot)
+        if gone is not None and gone.kept is not None:
+            core.out.append(ToPilot(event.pilot, to_pilot.HelloAgain()))
+        elif gone is not None:
+            _refuse(core, event.pilot, _NOT_BACK)
         return
     if pilot is None:
         return
@@ -68,12 +77,36 @@ def _message(core: Core, pilot: Pilot, message: to_manager.FromPilot) -> None:
             lost(core, pilot.id, reason, counted=False)
         case PilotHello():
             core.state.refuse("hello in the middle of a frame")
+        case DeviceFault(device=device, reason=reason):
+            _fault(core, pilot, device, reason)
+        case WantObjects() | ObjectsHere() | ObjectsGone() | FetchFailed() | SnapshotHere():
+            _of_objects(core, pilot, message)
         case _:
             library = pilot.libraries.get(message.library)
             if library is None:
                 core.state.refuse("message of a library that the pilot does not have")
             else:
                 _of_library(core, library, message)
+
+
+_OfObjects = WantObjects | ObjectsHere | ObjectsGone | FetchFailed | SnapshotHere
+
+
+def _of_objects(core: Core, pilot: Pilot, message: _OfObjects) -> None:
+    match message:
+        case WantObjects(objects=refs):
+            objects.wanted(core, pilot, refs)
+        case ObjectsHere(arrivals=arrivals):
+            for arrival in arrivals:
+                objects.arrived(core, pilot, arrival)
+        case ObjectsGone(names=names):
+            objects.gone(core, pilot, names)
+        case FetchFailed():
+            objects.failed(core, pilot, message)
+        case SnapshotHere():
+            snapshots.made(core, pilot, message)
+        case _:
+            assert_never(message)
 
 
 _FromLibrary = (
@@ -107,6 +140,9 @@ def _of_library(core: Core, library: Library, message: _FromLibrary) -> None:
 # ---- coming and going
 
 
+_NOT_BACK = "you were given up as lost, and your calls run elsewhere"
+
+
 def _refuse(core: Core, id: PilotId, reason: str) -> None:
     core.out.append(ToPilot(id, to_pilot.PilotRefused(reason)))
 
@@ -114,28 +150,34 @@ def _refuse(core: Core, id: PilotId, reason: str) -> None:
 def _hello(core: Core, id: PilotId, message: PilotHello) -> Pilot | None:
     state = core.state
     pilot = state.pilots.get(id)
+    gone = state.gone_pilots.get(id)
     wrong = ""
     if message.protocol != VERSION or message.session != state.session:
         wrong = f"this is session {state.session}, protocol {VERSION}"
     elif state.ending:
         wrong = f"the session is over: {state.ending}"
-    elif id in state.gone_pilots or (pilot is None and message.libraries):
-        wrong = "you were given up as lost, and your calls run elsewhere"
+    elif gone.kept is None if gone is not None else pilot is None and message.libraries:
+        wrong = _NOT_BACK
     if wrong:
         state.refuse("pilot that is not wanted")
         _refuse(core, id, wrong)
         return None
-    if pilot is None:
+    if gone is not None:
+        pilot = rejoin.rejoin(core, gone, message)
+    elif pilot is None:
         pilot = state.pilots[id] = Pilot(
             id, host=message.host, pid=message.pid, block=message.block, folder=message.folder, now=state.now
         )
         for facts in message.devices:
             pilot.devices[facts.device] = Device(pilot, facts, state.now)
+        blocks.pilot_came(core, pilot)
     else:
         pilot.notes.append((state.now, "came back"))
         if pilot.state is PilotState.CUT:
             pilot.state = PilotState.HERE
-    pilot.ends_at = state.now + message.ends_in_s if message.ends_in_s else 0.0
+    walltime.note(core, pilot, message.ends_in_s)
+    pilot.peer = message.peer
+    objects.pilot_came(core, pilot, message)
     core.say(pilot, to_pilot.PilotWelcome(state.session, core.heartbeat_s, core.lease_s))
     reconcile.reconcile(core, pilot, message)
     _supply(core, pilot)
@@ -157,6 +199,7 @@ def cut(core: Core, id: PilotId) -> None:
         return
     pilot.state = PilotState.CUT
     pilot.notes.append((core.state.now, "its connection broke"))
+    objects.pilot_cut(core, pilot)
     for library in pilot.libraries.values():
         feeding.reclass(core, library)
     _supply(core, pilot)
@@ -168,9 +211,13 @@ def lost(core: Core, id: PilotId, reason: str, *, counted: bool = True) -> None:
     pilot = state.pilots.pop(id, None)
     if pilot is None:
         return
+    if counted:
+        rejoin.remember(pilot)
     if counted and pilot.state is not PilotState.DRAINING:
         state.lost_pilots += 1
     state.pilots_gone += 1
+    blocks.pilot_left(core, pilot)
+    objects.pilot_left(core, pilot)
     pilot.state = PilotState.GONE
     pilot.notes.append((state.now, f"gone: {reason}"))
     for library in list(pilot.libraries.values()):
@@ -189,6 +236,7 @@ def release(core: Core, pilot: Pilot, reason: str) -> None:
         return
     pilot.state = PilotState.DRAINING
     pilot.notes.append((core.state.now, f"draining: {reason}"))
+    objects.pilot_drains(core, pilot)
     for library in pilot.libraries.values():
         feeding.unsend(core, library, why=f"back in the queue: {pilot.id} is to end")
         feeding.reclass(core, library)
@@ -201,6 +249,7 @@ def leaves(core: Core, pilot: Pilot) -> None:
     if pilot.state is PilotState.HERE:
         pilot.state = PilotState.DRAINING
         pilot.notes.append((core.state.now, "draining: it is about to leave"))
+        objects.pilot_drains(core, pilot)
         for library in pilot.libraries.values():
             feeding.unsend(core, library, why=f"back in the queue: {pilot.id} is about to leave")
             feeding.reclass(core, library)
@@ -231,6 +280,26 @@ def _heartbeat(core: Core, pilot: Pilot, message: Heartbeat) -> None:
         for kind, (count, seconds) in cost.by_kind.items():
             core.out.append(RecordRuns(key, cost.function.name, kind, int(count), seconds))
         cost.by_kind = {}
+
+
+def _fault(core: Core, pilot: Pilot, id: str, reason: str) -> None:
+    """A device failed its probe, or is well again: what holds it or loads on it ends there, and its calls run again."""
+    device = pilot.devices.get(DeviceId(id))
+    if device is None:
+        core.state.refuse("fault of a device that the pilot does not have")
+        return
+    device.fault = reason
+    if not reason:
+        pilot.notes.append((core.state.now, f"{id} is well again"))
+        _supply(core, pilot)
+        return
+    pilot.notes.append((core.state.now, f"{id} quarantined: {reason}"))
+    for library in tuple(device.libraries.values()):
+        for call in tuple(library.held.values()):
+            calls.withdraw(core, call, running=True)
+            calls.requeue(core, (call,), why=f"{id} of {pilot.id} is quarantined ({reason}), not counted as a try")
+        libraries.stop(core, library, reason=f"{id} is quarantined: {reason}")
+    _supply(core, pilot)
 
 
 def _returned(core: Core, library: Library, message: CallsReturned) -> None:

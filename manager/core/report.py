@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, State
+from stoker.manager.core import blocks, object_report
+from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, PilotState, State
 from stoker.manager.core.story import waits_for
 from stoker.manager.protocol import to_client
 
@@ -30,12 +31,16 @@ def status(state: State) -> to_client.Status:
         pilots=tuple(_pilot(state, p) for p in state.pilots.values()),
         libraries=tuple(_library(x) for x in state.libraries.values()),
         contexts=tuple(_context(state, x) for x in state.contexts.values()),
-        blocks=dict(state.blocks),
+        blocks=dict(state.said_blocks),
         lost_pilots=state.lost_pilots,
         rerun_calls=state.rerun_calls,
         refused=refused,
         cancelled=state.cancelled,
         gone_pilots=state.pilots_gone,
+        jobs=tuple(blocks.tell(state.now, block) for block in state.blocks.values()),
+        trouble={name: source.trouble for name, source in state.sources.items() if source.trouble},
+        objects=object_report.statuses(state),
+        ended_blocks=dict(state.ended_blocks),
     )
 
 
@@ -69,13 +74,16 @@ def _pilot(state: State, pilot: Pilot) -> to_client.PilotStatus:
         ended=pilot.ended,
         rate=pilot.ended / age,
         ends_in_s=max(0.0, pilot.ends_at - state.now) if pilot.ends_at else 0.0,
+        source=pilot.source,
+        objects=len(state.transfers.peers[pilot.id].has) if pilot.id in state.transfers.peers else 0,
+        draining=pilot.notes[-1][1] if pilot.state is PilotState.DRAINING else "",
     )
 
 
 def _device(device: Device) -> to_client.DeviceStatus:
     facts = device.facts
     return to_client.DeviceStatus(
-        device.id, facts.kind, facts.memory_bytes, device.promised_bytes, tuple(device.libraries)
+        device.id, facts.kind, facts.memory_bytes, device.promised_bytes, tuple(device.libraries), device.fault
     )
 
 

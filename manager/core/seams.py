@@ -21,9 +21,9 @@ import msgspec
 
 from stoker.contexts.recipe import Needs
 from stoker.errors import StokerError
-from stoker.manager.core.state import Call, Context, Device, Library, Pilot
+from stoker.manager.core.state import Block, Call, Context, Device, Library, Pilot, SourceState
 from stoker.manager.protocol.calls import Failure
-from stoker.manager.protocol.ids import CallId, ClientId, DeviceId, LibraryId, PilotId, RecipeKey
+from stoker.manager.protocol.ids import BlockId, CallId, ClientId, DeviceId, LibraryId, PilotId, RecipeKey
 
 
 class PolicyError(StokerError):
@@ -58,8 +58,12 @@ class View(Protocol):
         """Contexts with waiting calls, by recipe key."""
 
     @property
-    def blocks(self) -> Mapping[str, str]:
-        """What the client's provider says of its blocks."""
+    def sources(self) -> Mapping[str, SourceState]:
+        """Where pilots can be had from, by name."""
+
+    @property
+    def blocks(self) -> Mapping[BlockId, Block]:
+        """Blocks that were asked for and are not over."""
 
     def devices(self) -> Iterator[Device]:
         """Devices of pilots that can be given work."""
@@ -141,11 +145,18 @@ class Timer(msgspec.Struct, frozen=True):
     key: str
 
 
-class WantPilots(msgspec.Struct, frozen=True):
-    """Ask the batch system for more pilots."""
+class WantBlocks(msgspec.Struct, frozen=True):
+    """Ask for so many more blocks of a source."""
 
+    source: str
     count: int
-    kind: str = ""
+
+
+class ReleaseBlock(msgspec.Struct, frozen=True):
+    """Let a block go: its pilots finish what they run, then its job is cancelled."""
+
+    block: BlockId
+    reason: str
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -162,8 +173,8 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Resize | FailWaiting | Timer | WantPilots | Release
-    | Ask
+    Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Resize | FailWaiting | Timer | WantBlocks
+    | ReleaseBlock | Release | Ask
 )  # fmt: skip
 
 
@@ -233,7 +244,7 @@ class Provisioning(Rounds, Protocol):
     """How many pilots, of which kind?"""
 
     def demand(self, view: View) -> Sequence[Action]:
-        """Pilots came or went, or a context has begun to want devices."""
+        """Blocks or pilots came or went, or a context has begun to want devices."""
 
     def may_bring(self, view: View, needs: Needs) -> bool:
         """Whether pilots that are not here yet could meet these needs."""
@@ -249,6 +260,6 @@ class Policies(msgspec.Struct, frozen=True):
 
 __all__ = [
     "Action", "Ask", "Changes", "ClientId", "Dispatch", "Drop", "Evict", "FailWaiting", "Load", "Policies",
-    "PolicyError", "Provisioning", "Release", "Residency", "Resize", "Rounds", "Send", "SendGang", "TakeBack", "Timer",
-    "Unload", "View", "WantPilots",
+    "PolicyError", "Provisioning", "Release", "ReleaseBlock", "Residency", "Resize", "Rounds", "Send", "SendGang",
+    "TakeBack", "Timer", "Unload", "View", "WantBlocks",
 ]  # fmt: skip

@@ -16,8 +16,10 @@ import msgspec
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.queue import Queue
+from stoker.manager.core.transfers import Transfers
+from stoker.manager.protocol.blocks import BlockPhase, Source
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure
-from stoker.manager.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
+from stoker.manager.protocol.ids import BlockId, CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.manager.protocol.reliable import Inbox
 from stoker.manager.protocol.to_manager import DeviceFacts, LibraryPhase
 from stoker.manager.protocol.to_pilot import FunctionBlob
@@ -68,13 +70,16 @@ class Client:
     """Somebody who submits calls."""
 
     __slots__ = (
-        "connected", "first_unacked", "gone", "id", "inbox", "last_call", "number", "observer", "open_calls", "unacked",
+        "connected", "factory", "first_unacked", "gone", "id", "inbox", "last_call", "number", "observer", "open_calls",
+        "unacked",
     )  # fmt: skip
 
     def __init__(self, id: ClientId, *, number: int, observer: bool) -> None:
         self.id = id
         self.number = number
         self.observer = observer
+        self.factory = False
+        """Whether it is the one that submits blocks."""
         self.connected = True
         self.gone = False
         self.inbox = Inbox()
@@ -205,10 +210,52 @@ class Context:
         return None
 
 
+class SourceState:
+    """A source of pilots, and how it has done lately."""
+
+    __slots__ = ("blocks", "devices", "failed_at", "failures", "last_failure", "source", "trouble")
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.blocks: dict[BlockId, Block] = {}
+        """Those that are not over."""
+        self.devices: tuple[DeviceFacts, ...] = ()
+        """What the last pilot had that came from here."""
+        self.failures = 0
+        """Blocks that were refused or brought no pilot, since one did."""
+        self.failed_at = 0.0
+        self.last_failure = ""
+        self.trouble = ""
+        """What is wrong with its batch system just now, in that one's words."""
+
+
+class Block:
+    """A batch job that brings pilots, or is to. `brought`: pilots that ever came from it."""
+
+    __slots__ = (
+        "brought", "expected_at", "id", "job", "leaving", "notes", "phase", "pilots", "reason", "since", "source",
+    )  # fmt: skip
+
+    def __init__(self, id: BlockId, source: SourceState, now: float) -> None:
+        self.id = id
+        self.source = source
+        self.phase = BlockPhase.ASKED
+        self.since = now
+        self.job = ""
+        self.reason = ""
+        self.expected_at = 0.0
+        self.leaving = ""
+        """Why it was let go; empty while it was not."""
+        self.pilots: dict[PilotId, None] = {}
+        """Those that are here (or cut off)."""
+        self.brought = 0
+        self.notes: list[Note] = [(now, f"asked of source {source.source.name}")]
+
+
 class Device:
     """One GPU (or CPU allotment) of a pilot. `promised_bytes` is what the manager has given away of its memory."""
 
-    __slots__ = ("facts", "id", "libraries", "pilot", "promised_bytes", "tier", "tier_since")
+    __slots__ = ("facts", "fault", "id", "libraries", "pilot", "promised_bytes", "tier", "tier_since")
 
     def __init__(self, pilot: Pilot, facts: DeviceFacts, now: float) -> None:
         self.pilot = pilot
@@ -216,6 +263,8 @@ class Device:
         self.id = facts.device
         self.libraries: dict[LibraryId, Library] = {}
         self.promised_bytes = 0
+        self.fault = ""
+        """Why nothing more is loaded on it; empty while it is well."""
         self.tier = "cold"
         self.tier_since = now
 
@@ -287,8 +336,8 @@ class Pilot:
     """An agent on a node."""
 
     __slots__ = (
-        "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "host", "id", "inbox", "libraries", "notes",
-        "pid", "refused_frames", "state",
+        "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "host", "id", "inbox", "kept", "lasts_s",
+        "libraries", "notes", "peer", "pid", "refused_frames", "source", "state", "was",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -301,7 +350,19 @@ class Pilot:
         self.devices: dict[DeviceId, Device] = {}
         self.libraries: dict[LibraryId, Library] = {}
         self.inbox = Inbox()
+        self.peer = ""
+        """`host:port` at which it serves its objects."""
+        self.source = ""
+        """The source of its block, if that is known."""
+        self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = None
+        """Of one that was given up: libraries that it may come back with, what each was promised, and its state then.
+        None: it is not to come back."""
+        self.was = PilotState.HERE
+        """Of one that was given up: its state before."""
+        self.lasts_s = 0.0
+        """The most that was ever left of its walltime; 0 = no limit."""
         self.ends_at = 0.0
+        """When its walltime is over; 0 = never."""
         self.ended = 0
         self.cache_bytes = 0
         self.refused_frames = 0
@@ -331,12 +392,23 @@ class State:
         self.gone_pilots: dict[PilotId, Pilot] = {}
         """The last pilots that ended or were lost: for their stories, and to tell them if they come back."""
         self.libraries: dict[LibraryId, Library] = {}
+        self.transfers = Transfers()
+        """Objects, and who gets them from whom."""
         self.hungry: dict[str, Context] = {}
         """Contexts with waiting calls."""
         self.reports: dict[int, CallProgress] = {}
         """Last progress report of each running call that made one."""
         self.timers: dict[str, float] = {}
-        self.blocks: dict[str, str] = {}
+        self.sources: dict[str, SourceState] = {}
+        self.blocks: dict[BlockId, Block] = {}
+        """Those that the manager has asked for and that are not over."""
+        self.past_blocks: dict[BlockId, Block] = {}
+        """The last ones that are over, for their stories."""
+        self.ended_blocks: dict[str, int] = {}
+        """How many are over, by how they ended."""
+        self.next_block = 1
+        self.said_blocks: dict[str, str] = {}
+        """What a client says of blocks that are its own business."""
         self.refused: dict[str, int] = {}
         """What was refused or ignored, by kind, counted."""
         self.tier_seconds: dict[str, float] = {"cold": 0.0, "warm": 0.0}
@@ -352,12 +424,16 @@ class State:
         """Calls ended in each of the last seconds: (second, calls)."""
         self.ending = ""
         """Why the session ends, once it does."""
+        self.kept = False
+        """Whether the session goes on when its clients have left."""
 
     def devices(self) -> Iterator[Device]:
         """Devices of pilots that can be given work."""
         for pilot in self.pilots.values():
             if pilot.state is PilotState.HERE:
-                yield from pilot.devices.values()
+                for device in pilot.devices.values():
+                    if not device.fault:
+                        yield device
 
     def refuse(self, what: str) -> None:
         """Count something that was refused or ignored."""

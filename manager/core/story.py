@@ -6,7 +6,9 @@ manager's, in seconds; the shell turns them into the wall clock's.
 
 from __future__ import annotations
 
+from stoker.manager.core.blocks import in_words
 from stoker.manager.core.state import (
+    Block,
     Call,
     CallState,
     Context,
@@ -19,7 +21,7 @@ from stoker.manager.core.state import (
     State,
 )
 from stoker.manager.protocol import to_client
-from stoker.manager.protocol.ids import CLIENT_SHIFT, parse_call, show_call, show_library
+from stoker.manager.protocol.ids import CLIENT_SHIFT, BlockId, parse_call, show_call, show_library
 from stoker.units import show_bytes, show_seconds
 
 
@@ -31,6 +33,9 @@ def tell(state: State, subject: str) -> to_client.Story:
     for context in state.contexts.values():
         if subject in (context.recipe.name, context.recipe.key):
             return _story(subject, *_of_context(state, context))
+    block = state.blocks.get(BlockId(subject)) or state.past_blocks.get(BlockId(subject))
+    if block is not None:
+        return _story(subject, *_of_block(block, state.now))
     if subject.startswith("lib-"):
         library = next((x for x in state.libraries.values() if show_library(x.id) == subject), None)
         if library is not None:
@@ -38,7 +43,7 @@ def tell(state: State, subject: str) -> to_client.Story:
     try:
         id = parse_call(subject)
     except ValueError:
-        return to_client.Story(subject, False, "no call, pilot, library or context of this name", ())
+        return to_client.Story(subject, False, "no call, pilot, library, context or block of this name", ())
     call = state.calls.get(id) or state.failed.get(id)
     if call is not None:
         return _story(show_call(id), *_of_call(state, call))
@@ -101,7 +106,7 @@ def waits_for(state: State, context: Context) -> str:
     name, queued = context.recipe.name, context.queue.count
     if not here:
         cut = sum(pilot.state is PilotState.CUT for pilot in state.pilots.values())
-        blocks = ", ".join(f"block {block}: {what}" for block, what in state.blocks.items()) or "no block was submitted"
+        blocks = _blocks(state)
         return f"no pilot is here ({cut} cut off; {blocks})" if cut else f"no pilot has joined yet ({blocks})"
     ready = [x for x in context.libraries.values() if x.state is LibraryState.READY]
     loading = [x for x in context.libraries.values() if x.state is LibraryState.LOADING]
@@ -124,6 +129,29 @@ def waits_for(state: State, context: Context) -> str:
         return f"{name} failed to load ({context.last_failure.message}) and will be tried again"
     free = max((d.free_bytes for d in state.devices()), default=0)
     return f"no device has room for {name} beside what is busy there (most free: {show_bytes(free)})"
+
+
+def _blocks(state: State) -> str:
+    """What has become of blocks that should bring pilots."""
+    said = [f"block {block}: {what}" for block, what in state.said_blocks.items()]
+    said += [f"block {block.id}: {in_words(state.now, block)}" for block in state.blocks.values()]
+    said += [f"{name}: {source.trouble}" for name, source in state.sources.items() if source.trouble]
+    said += [
+        f"{name}: {source.failures} blocks brought no pilot, the last: {source.last_failure}"
+        for name, source in state.sources.items()
+        if source.failures
+    ]
+    more = f", and {len(said) - _SHOWN_BLOCKS} more" if len(said) > _SHOWN_BLOCKS else ""
+    return ", ".join(said[:_SHOWN_BLOCKS]) + more or "no block was submitted"
+
+
+_SHOWN_BLOCKS = 8
+
+
+def _of_block(block: Block, now: float) -> tuple[str, list[Note]]:
+    pilots = f", pilots {', '.join(block.pilots)}" if block.pilots else ""
+    job = f", job {block.job}" if block.job else ""
+    return f"block of source {block.source.source.name}{job}: {in_words(now, block)}{pilots}", list(block.notes)
 
 
 def _of_pilot(pilot: Pilot) -> tuple[str, list[Note]]:

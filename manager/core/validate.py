@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from stoker.manager.core.state import Call, CallState, Context, Gang, Library, LibraryState, PilotState, State
+from stoker.manager.core.validate_objects import broken
+from stoker.manager.protocol.ids import BlockId
 
 
 def validate(state: State) -> None:
@@ -16,8 +18,18 @@ def validate(state: State) -> None:
             )
             _hold(0 <= promised <= device.facts.memory_bytes, f"{device.id}: promised twice")
         _hold(pilot.state is not PilotState.GONE or not pilot.libraries, f"{pilot.id} is gone but holds libraries")
+        _hold(
+            pilot.block not in state.blocks or pilot.id in state.blocks[BlockId(pilot.block)].pilots,
+            f"{pilot.id} is not among the pilots of its block",
+        )
+    for block in state.blocks.values():
+        _hold(not block.phase.over, f"block {block.id} is over and listed")
+        _hold(block.source.blocks.get(block.id) is block, f"block {block.id} is not its source's")
+        _hold(all(id in state.pilots for id in block.pilots), f"block {block.id} lists a pilot that is gone")
     for library in state.libraries.values():
         _library(state, library)
+    for what in broken(state.transfers):
+        _hold(False, what)
     for call in state.calls.values():
         _call(state, call)
     for context in state.contexts.values():

@@ -8,6 +8,8 @@ socket's monitor tells which connection broke, so that a killed pilot is noticed
 from __future__ import annotations
 
 import enum
+import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,8 @@ from zmq.utils.monitor import parse_monitor_message
 from stoker.errors import SessionError
 from stoker.manager.protocol.session import SessionFolder
 
+log = logging.getLogger("stoker.manager")
+
 _ZAP = "inproc://zeromq.zap.01"
 _WATCHED = (
     zmq.EVENT_DISCONNECTED
@@ -27,6 +31,8 @@ _WATCHED = (
 )
 FRAME_LIMIT_BYTES = 64 * 1024 * 1024
 """Larger frames are refused: payloads over 1 MB travel as objects."""
+PORTS = (21000, 21999)
+"""The first and the last port that is tried, unless a site says otherwise."""
 
 
 class Role(enum.Enum):
@@ -41,8 +47,16 @@ class Role(enum.Enum):
 class Doors:
     """The socket, its gate keeper, and its monitor."""
 
-    def __init__(self, folder: SessionFolder, *, address: str = "", interface: str = "127.0.0.1") -> None:
-        """Listen on `address`, or on a free port of `interface`. Raises SessionError if that cannot be."""
+    def __init__(
+        self,
+        folder: SessionFolder,
+        *,
+        address: str = "",
+        interface: str = "127.0.0.1",
+        ports: tuple[int, int] = PORTS,
+    ) -> None:
+        """Listen on `address` if it can be had here, else on a free port of `interface`. Raises SessionError if that
+        cannot be."""
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
@@ -59,23 +73,39 @@ class Doors:
         self.router.setsockopt(zmq.CURVE_PUBLICKEY, server.public.encode())
         self._monitor = self.router.get_monitor_socket(_WATCHED)
         try:
-            if address:
-                self.router.bind(address)
-                self.address = address
-            else:
-                port = self.router.bind_to_random_port(
-                    f"tcp://{interface}", min_port=21000, max_port=21999, max_tries=500
-                )
-                self.address = f"tcp://{interface}:{port}"
-        except zmq.ZMQError as error:
+            self.address = self._bind(address, interface, ports)
+        except SessionError:
             self.close()
-            raise SessionError(f"the manager cannot listen on {address or interface}: {error}") from error
+            raise
         self._poller = zmq.Poller()
         for socket in (self.router, self._zap, self._monitor):
             self._poller.register(socket, zmq.POLLIN)
         self._by_fd: dict[int, bytes] = {}
         self._fds: dict[bytes, int] = {}
         self.turned_away = 0
+
+    def _bind(self, address: str, interface: str, ports: tuple[int, int]) -> str:
+        """Where it listens now: peers know the address of before, so that one is best."""
+        if address:
+            try:
+                self.router.bind(address)
+                return address
+            except zmq.ZMQError as error:
+                log.warning("cannot listen on %s again (%s); peers will find the new address", address, error)
+        first, last = ports
+        start = os.getpid()  # so that the managers of a host do not all try the same ones
+        for turn in range(last - first + 1):
+            address = f"tcp://{interface}:{first + (start + turn) % (last - first + 1)}"
+            try:
+                self.router.bind(address)
+                return address
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE:
+                    raise SessionError(f"the manager cannot listen on {address}: {error}") from error
+        raise SessionError(
+            f"the manager cannot listen on {interface}: ports {first}-{last} are all taken; give it others "
+            "([session] ports in the site file)"
+        )
 
     def wait(self, timeout_ms: int) -> list[bytes]:
         """Wait until something comes or time is up; let in who may come in. Returns the peers whose connection has

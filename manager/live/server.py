@@ -27,7 +27,6 @@ from stoker.manager.core.commands import (
     EndManager,
     RecordLoad,
     RecordRuns,
-    RequestPilots,
     SetTimer,
     ToClient,
     ToPilot,
@@ -41,11 +40,15 @@ from stoker.manager.core.events import (
     ManagerRestarted,
     PilotCut,
     PilotLost,
+    SessionDefined,
+    SessionEnded,
+    SessionKept,
     TimerFired,
 )
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import PilotState
-from stoker.manager.live.doors import Doors, Role
+from stoker.manager.live.attendants import Attendants, sites_of, source_of
+from stoker.manager.live.doors import PORTS, Doors, Role
 from stoker.manager.live.history import History
 from stoker.manager.live.journal import Journal
 from stoker.manager.live.replay import replay
@@ -53,6 +56,7 @@ from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol.ids import ClientId, PilotId
 from stoker.manager.protocol.session import SessionFile, SessionFolder
 from stoker.manager.protocol.to_manager import AskStatus, AskStory
+from stoker.units import show_seconds
 
 log = logging.getLogger("stoker.manager")
 
@@ -61,15 +65,19 @@ ACK_DELAY_S = 0.05
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """How long the manager waits for whom, in seconds."""
+    """How long the manager waits for whom, in seconds.
+
+    `idle_s`: how long a session that is kept goes on without clients and calls (0 = as long as it takes).
+    """
 
     heartbeat_s: float = 5.0
     silence_s: float = 15.0
-    pilot_back_s: float = 3.0
+    pilot_back_s: float = 1.0
     client_back_s: float = 5.0
     first_client_s: float = 120.0
     restart_s: float = 20.0
     pilot_lease_s: float = 60.0
+    idle_s: float = 0.0
 
 
 class Server:
@@ -83,6 +91,8 @@ class Server:
         policies: Policies,
         patience: Patience,
         interface: str = "127.0.0.1",
+        ports: tuple[int, int] = PORTS,
+        detached: bool = False,
     ) -> None:
         self.folder = folder
         self.patience = patience
@@ -99,25 +109,32 @@ class Server:
         before = folder.read() if folder.file.exists() else None
         core = replay(folder.journal, session, policies) if folder.journal.exists() else None
         self.journal = Journal(folder.journal)
-        self.doors = Doors(folder, address=before.address if before and core else "", interface=interface)
+        self.doors = Doors(folder, address=before.address if before and core else "", interface=interface, ports=ports)
         self.history = History()
         now = self.clock()
+        self._used_at = self._looked_at = now
         self.core = core or Core(session, policies, now=now)
         self.core.heartbeat_s, self.core.lease_s = patience.heartbeat_s, patience.pilot_lease_s
         self._carry_out(self.core.start())
         if core is not None:
             self._come_back(now)
+        elif detached:
+            self._give(SessionKept(), now, [])
         else:
             self._absent["client "] = now + patience.first_client_s
-        if before is None or core is None:
-            server_key = folder.read_key("server").public
-            folder.write(SessionFile(session, wire.VERSION, self.doors.address, server_key, created_at=now))
+        self._say_where(before.created_at if before and core else now)
         log.info("session %s listens on %s", session, self.doors.address)
+        self._define_session(now)
 
     def clock(self) -> float:
         """Seconds since the epoch, never going back."""
         self._now = max(self._now, time.time())
         return self._now
+
+    def _say_where(self, created_at: float) -> None:
+        """Write `session.json`: pilots and clients whose manager is away look there for where it is now."""
+        key, session = self.folder.read_key("server").public, self.core.state.session
+        self.folder.write(SessionFile(session, wire.VERSION, self.doors.address, key, created_at=created_at))
 
     def run(self) -> str:
         """Serve until the session is over; returns why."""
@@ -136,6 +153,7 @@ class Server:
             for role, peer, data in doors.frames():
                 self._frame(role, peer, data, now, commands)
             self._timers(now, commands)
+            self.attendants.look()
             self.journal.flush()
             self._carry_out(commands)
         log.info("session over: %s", self._ended)
@@ -196,6 +214,7 @@ class Server:
             soonest = min(soonest, *self._absent.values())
         if self._acks_due:
             soonest = min(soonest, self._acks_due)
+        soonest = min(soonest, time.time() + self.attendants.wait_s)
         return max(0, min(5000, int((soonest - time.time()) * 1000) + 1))
 
     def _timers(self, now: float, commands: list[Command]) -> None:
@@ -213,6 +232,18 @@ class Server:
         for key, heard in list(self._heard.items()):
             if key.startswith("pilot ") and now - heard > self.patience.silence_s and key not in self._absent:
                 self._give_up(key, f"silent for {now - heard:.0f} s", now, commands)
+        if self.core.state.kept and self.patience.idle_s and now - self._looked_at >= min(self.patience.idle_s / 4, 60):
+            self._look_idle(now, commands)
+
+    def _look_idle(self, now: float, commands: list[Command]) -> None:
+        """Whether anybody has used the session lately; end it if not."""
+        self._looked_at = now
+        state = self.core.state
+        if state.calls or any(not client.gone and not client.observer for client in state.clients.values()):
+            self._used_at = now
+        elif now - self._used_at >= self.patience.idle_s:
+            idle = show_seconds(now - self._used_at)
+            self._give(SessionEnded(f"nobody has used it for {idle}"), now, commands)
 
     def _give_up(self, key: str, why: str, now: float, commands: list[Command]) -> None:
         role, _, name = key.partition(" ")
@@ -251,8 +282,6 @@ class Server:
                     advice.append(command)
                 case RecordLoad() | RecordRuns():
                     self.history.record(command)
-                case RequestPilots(count, kind):
-                    log.info("a policy wants %d more pilots of kind %r; the client's provider brings them", count, kind)
                 case DiscardObject(path):
                     self._discard(path)
                 case EndManager(reason):
@@ -278,6 +307,19 @@ class Server:
             self._give(answer, now, more)
             self.journal.flush()
             self._carry_out(more)
+
+    # ---- the beginning
+
+    def _define_session(self, now: float) -> None:
+        """Tell the core where pilots come from, and see to the processes that this needs."""
+        sites = sites_of(self.folder)
+        self.attendants = Attendants(self.folder, sites)
+        sources = tuple(source_of(site) for site in sites)
+        if sources or self.core.state.sources:
+            commands: list[Command] = []
+            self._give(SessionDefined(sources), now, commands)
+            self.journal.flush()
+            self._carry_out(commands)
 
     # ---- after a restart
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies.dispatch import HottestFirst
-from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.policies.provisioning import KeepBlocks, TakeWhatComes
 from stoker.manager.policies.residency import LoadWhereWanted
 
 
 def default_policies() -> Policies:
-    """Hottest free library first; load where it is wanted and pays, keep until room is needed; take what comes."""
-    return Policies(dispatch=HottestFirst(), residency=LoadWhereWanted(), provisioning=TakeWhatComes())
+    """Hottest free library first; load where it is wanted and pays, keep until room is needed; blocks as the site files
+    of the session say, and without any whatever comes."""
+    provisioning = KeepBlocks()
+    return Policies(
+        dispatch=HottestFirst(), residency=LoadWhereWanted(provisioning=provisioning), provisioning=provisioning
+    )
 
 
-__all__ = ["HottestFirst", "LoadWhereWanted", "TakeWhatComes", "default_policies"]
+__all__ = ["HottestFirst", "KeepBlocks", "LoadWhereWanted", "TakeWhatComes", "default_policies"]

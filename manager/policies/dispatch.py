@@ -6,6 +6,8 @@ round trip to the manager: as many as take `prefetch_s` to run. Nobody takes mor
 a library that runs dry takes back what another has not begun. A call whose function has not run yet, or runs long, is
 never prefetched.
 
+A call that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.walltime`).
+
 A gang starts when enough libraries of its context are free; the head of a queue is not overtaken, so it does start.
 """
 
@@ -16,6 +18,7 @@ from itertools import islice
 
 from stoker.manager.core.seams import Action, SendGang, TakeBack, View
 from stoker.manager.core.state import Call, Context, Library
+from stoker.manager.core.walltime import has_time
 from stoker.manager.policies.base import Quiet
 from stoker.manager.protocol.ids import LibraryId
 
@@ -51,7 +54,7 @@ class HottestFirst(Quiet):
         if group.options.gang[0] > 1:
             return self._gang(context, call)
         for id, library in reversed(context.idle.items()):
-            if library.load < self.window(view, library) and library.admits(call):
+            if library.load < self.window(view, library) and library.admits(call) and _in_time(view, library, call):
                 return id
         if context.roomy and group.cost.runs and group.cost.run_s <= self.prefetch_s:
             id, library = next(iter(context.roomy.items()))
@@ -72,6 +75,8 @@ class HottestFirst(Quiet):
         if group.options.gang[0] > 1:
             gang = self._gang(context, head)
             return (gang,) if gang is not None else 0
+        if library.pilot.ends_at and not _in_time(view, library, head):
+            return 0
         if room <= free:
             return room
         if not group.cost.runs or group.cost.run_s > self.prefetch_s:
@@ -96,3 +101,8 @@ class HottestFirst(Quiet):
         smallest, largest = call.group.options.gang
         free = [id for id, library in reversed(context.idle.items()) if library.admits(call)]
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None
+
+
+def _in_time(view: View, library: Library, call: Call) -> bool:
+    """Whether the call is expected to be done before the pilot's walltime is over."""
+    return not library.pilot.ends_at or has_time(view.now, library, call.group.cost.run_s or library.context.run_s)

@@ -1,20 +1,38 @@
-"""Provisioning for pilots that somebody else brings: Parsl's own block scaling, or a person.
+"""How many blocks there should be, of which source: the factory policies.
 
-"The application is purely reactive: it has no control over its allocated resources" (Pervasive Context Management §1),
-so this policy asks for nothing and takes what comes.
+"The application is purely reactive: it has no control over its allocated resources" (Pervasive Context Management §1):
+pilots are asked for, and come and go when the cluster likes. So the opportunistic rule asks for as many as it may have
+and keeps a few in the queue all the time; what comes is taken. The demand rule asks for what the waiting calls need to
+be done within a given time. The fixed rule keeps a number.
+
+Common to all three. No block is asked for that no queued call could use (beyond the first and the least, which the
+site file asks for itself): the devices that a source brought last are held against what waiting contexts need, and
+blocks that are under way count for as many calls as they will have slots. A source whose blocks are refused, or bring
+no pilot, is asked again after a pause that doubles (`backoff_s`); when that has happened `give_up` times, nothing else
+can come and no pilot is here, the waiting calls are told why. Blocks are let go only after they have had nothing to do
+for `idle_s`, and only while no call waits that they could run, so growing and shrinking cannot chase each other; of
+those the ones that hold the least go first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stoker.contexts.recipe import Needs
-from stoker.manager.core.seams import Action, View
+from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
+from stoker.manager.core.state import Block, Context, LibraryState, Pilot, SourceState
 from stoker.manager.policies.base import Quiet
+from stoker.manager.protocol.blocks import BlockPhase, Rule
+from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.ids import RecipeKey
+from stoker.manager.protocol.to_manager import DeviceFacts
+
+UNKNOWN_RUN_S = 30.0
+"""How long a call is taken to run before one has."""
 
 
 class TakeWhatComes(Quiet):
-    """The default provisioning policy. `elastic`: pilots of other kinds may join later."""
+    """For pilots that somebody else brings: Parsl's own scaling, or a person. `elastic`: others may join later."""
 
     def __init__(self, *, elastic: bool = False) -> None:
         self.elastic = elastic
@@ -26,3 +44,172 @@ class TakeWhatComes(Quiet):
     def may_bring(self, view: View, needs: Needs) -> bool:  # noqa: ARG002
         """Only where pilots of other kinds may still join."""
         return self.elastic
+
+
+class KeepBlocks(Quiet):
+    """The default provisioning policy: each source by its own rule. Without sources it takes what comes."""
+
+    def __init__(self, *, backoff_s: float = 2.0, longest_backoff_s: float = 600.0, give_up: int = 3) -> None:
+        self.backoff_s = backoff_s
+        self.longest_backoff_s = longest_backoff_s
+        self.give_up = give_up
+
+    def demand(self, view: View) -> Sequence[Action]:
+        """Blocks to ask for and to let go, or a word that none can be had."""
+        plan: list[Action] = []
+        uncovered = sum(_unserved(context) for context in view.hungry.values())
+        for source in view.sources.values():
+            wanted = self._more(view, source, uncovered)
+            if wanted > 0:
+                plan.append(WantBlocks(source.source.name, wanted))
+            uncovered -= (wanted + len(_coming(source))) * _slots(source)
+            plan += self._shrink(view, source)
+        return [*plan, *self._hopeless(view)]
+
+    def timer(self, view: View, key: str) -> Sequence[Action]:  # noqa: ARG002
+        """A pause is over, or something may have been idle for long enough."""
+        return self.demand(view)
+
+    def may_bring(self, view: View, needs: Needs) -> bool:
+        """Whether a source could: one that has brought nothing yet, or brought devices that would do."""
+        return any(self._could(source, needs) for source in view.sources.values())
+
+    # ---- more
+
+    def _more(self, view: View, source: SourceState, uncovered: int) -> int:
+        """How many blocks more, of one source."""
+        if view.now < self._retry_at(source):
+            return 0
+        rule = source.source
+        staying = [block for block in source.blocks.values() if not block.leaving]
+        coming = _coming(source)
+        room = rule.most - len(source.blocks)
+        least = max(rule.least, rule.first if self._is_new(source) or rule.rule is Rule.FIXED else 0)
+        asked_for = max(0, least - len(staying))
+        if rule.rule is Rule.FIXED or not self._has_use(view, source):
+            return min(asked_for, room)
+        useful = -(-max(0, uncovered) // _slots(source)) - len(coming)
+        if rule.rule is Rule.OPPORTUNISTIC:
+            wanted = min(rule.keep_pending - len(coming), useful)
+        else:
+            wanted = min(self._for_deadline(view, source) - len(staying), useful)
+        return max(0, min(room, max(asked_for, wanted)))
+
+    def _is_new(self, source: SourceState) -> bool:
+        """Whether nothing of it has come yet: the first blocks are due."""
+        return not source.devices
+
+    def _for_deadline(self, view: View, source: SourceState) -> int:
+        """Blocks that get the waiting calls done within the time that the site file says."""
+        seconds = sum(
+            _unserved(context) * (context.run_s or UNKNOWN_RUN_S)
+            for context in view.hungry.values()
+            if self._could(source, context.recipe.needs)
+        )
+        return -int(-seconds // (source.source.finish_within_s * _slots(source)))
+
+    def _has_use(self, view: View, source: SourceState) -> bool:
+        return any(self._could(source, context.recipe.needs) for context in view.hungry.values())
+
+    def _could(self, source: SourceState, needs: Needs) -> bool:
+        """Whether pilots of this source could hold a context, as far as anybody knows."""
+        if not source.devices:
+            return not source.source.kind or not needs.kinds or source.source.kind in needs.kinds
+        able = [facts for facts in source.devices if _meets(facts, needs)]
+        return len(able) >= needs.devices
+
+    def _retry_at(self, source: SourceState) -> float:
+        """When a source that has failed may be asked again."""
+        if not source.failures:
+            return 0.0
+        pause_s: float = self.backoff_s * 2 ** (source.failures - 1)
+        return source.failed_at + min(self.longest_backoff_s, pause_s)
+
+    # ---- fewer
+
+    def _shrink(self, view: View, source: SourceState) -> Iterator[Action]:
+        """Let go what has been of no use for long enough; and look again when something may have become so."""
+        rule = source.source
+        retry_at = self._retry_at(source)
+        if retry_at > view.now:
+            yield Timer(retry_at, f"retry/{rule.name}")
+        spare = sum(not block.leaving for block in source.blocks.values()) - self._floor(source)
+        if rule.rule is Rule.FIXED or spare <= 0:
+            return
+        if self._has_use(view, source):
+            yield Timer(view.now + rule.idle_s, f"idle/{rule.name}")
+            return
+        idle = [(self._idle_since(view, block), block) for block in source.blocks.values() if not block.leaving]
+        over = [block for since, block in idle if since is not None and view.now - since >= rule.idle_s]
+        over.sort(key=lambda block: (bool(block.pilots), _held(view, block), block.since))
+        for block in over[:spare]:
+            yield ReleaseBlock(block.id, f"nothing to do for {rule.idle_s:g} s")
+        soon = [since + rule.idle_s for since, block in idle if since is not None and block not in over]
+        yield Timer(max(min(soon, default=view.now + rule.idle_s), view.now + 0.1), f"idle/{rule.name}")
+
+    def _floor(self, source: SourceState) -> int:
+        rule = source.source
+        return rule.first if rule.rule is Rule.FIXED else rule.least
+
+    def _idle_since(self, view: View, block: Block) -> float | None:
+        """Since when a block has had nothing to do: since it was asked for, came, or its last call ended; None while it
+        works or loads."""
+        since = block.since
+        for id in block.pilots:
+            pilot = view.pilots[id]
+            since = max(since, pilot.notes[0][0])
+            for library in pilot.libraries.values():
+                if library.held or library.zombies or library.state is LibraryState.LOADING:
+                    return None
+                since = max(since, library.used_at)
+        return since
+
+    # ---- none at all
+
+    def _hopeless(self, view: View) -> Iterator[Action]:
+        """When every source has failed again and again and no pilot is here: why."""
+        if not view.sources or view.pilots or not view.hungry:
+            return
+        sources = view.sources.values()
+        if any(source.failures < self.give_up or _coming(source) for source in sources):
+            return
+        said = [f"no pilot could be started: {source.source.name}: {source.last_failure}" for source in sources]
+        more = "\n  ".join([*said, "mend what it says (the site file, or what a job finds on its node) and try again"])
+        for key in view.hungry:
+            yield FailWaiting(RecipeKey(key), Failure(FailureKind.NO_DEVICE, more))
+
+
+def _unserved(context: Context) -> int:
+    """Calls that wait, without those for which libraries are loading."""
+    loading = sum(x.slots for x in context.libraries.values() if x.state is LibraryState.LOADING)
+    return max(0, context.queue.count - loading)
+
+
+def _coming(source: SourceState) -> list[Block]:
+    """Blocks from which pilots may still come."""
+    return [
+        block
+        for block in source.blocks.values()
+        if not block.leaving and (not block.brought or block.phase is BlockPhase.PENDING)
+    ]
+
+
+def _slots(source: SourceState) -> int:
+    """Calls that a block of this source will run at once, at least one."""
+    return max(1, source.source.nodes * (len(source.devices) or source.source.slots or 1))
+
+
+def _meets(facts: DeviceFacts, needs: Needs) -> bool:
+    kind = facts.kind
+    if needs.kinds and kind not in needs.kinds and kind.partition(" ")[0] not in needs.kinds:
+        return False
+    return facts.memory_bytes >= needs.device_memory_bytes
+
+
+def _held(view: View, block: Block) -> int:
+    """Bytes of contexts that a block's pilots hold."""
+    return sum(_promised(view.pilots[id]) for id in block.pilots)
+
+
+def _promised(pilot: Pilot) -> int:
+    return sum(device.promised_bytes for device in pilot.devices.values())

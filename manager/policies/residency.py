@@ -29,7 +29,7 @@ from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import RecipeKey
-from stoker.units import show_bytes
+from stoker.units import show_bytes, show_seconds
 
 BARE_BYTES = 256_000_000
 """What a library that loads nothing is taken to need."""
@@ -135,6 +135,7 @@ class LoadWhereWanted(Quiet):
             d
             for d in view.devices()
             if self._fits(context, d)
+            and _in_time(view, context, d)
             and not _holds(d, context)
             and (desperate or failed_on.get(d.pilot.id, 0) < GIVE_UP_ON_PILOT)
         ]
@@ -155,6 +156,8 @@ class LoadWhereWanted(Quiet):
 
     def _suits(self, context: Context, device: Device) -> bool:
         kinds = context.recipe.needs.kinds
+        if device.fault:
+            return False
         return not kinds or device.facts.kind in kinds or device.facts.kind.partition(" ")[0] in kinds
 
     def _reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
@@ -247,6 +250,9 @@ class LoadWhereWanted(Quiet):
 
     def _impossible(self, view: View, context: Context) -> Failure | None:
         """Why no device of this site can ever hold the context, if that is so."""
+        too_short = _too_short(view, context)
+        if too_short is not None:
+            return too_short
         pilots = [p for p in view.pilots.values() if p.state is PilotState.HERE]
         needs = context.recipe.needs
         if not pilots or self.provisioning.may_bring(view, needs):
@@ -288,6 +294,36 @@ def _bare_bytes(device: Device) -> int:
 def _corner(device: Device) -> int:
     """What a context of unknown size leaves free for calls that want no context."""
     return 0 if any(not x.context.recipe.loader for x in device.libraries.values()) else _bare_bytes(device)
+
+
+def _takes_s(context: Context, kind: str) -> float:
+    """Seconds from the order to load until a first call has ended, as far as anybody has measured; 0 = nobody has."""
+    advice = context.advice.get(kind)
+    load_s = advice.load_s if advice is not None and advice.load_s else context.load_s
+    return 1.2 * load_s + context.run_s if load_s else 0.0
+
+
+def _in_time(view: View, context: Context, device: Device) -> bool:
+    """Whether the context would be loaded, and a call done, before the walltime of the device's pilot is over."""
+    ends_at = device.pilot.ends_at
+    return not ends_at or view.now + _takes_s(context, device.facts.kind) < ends_at
+
+
+def _too_short(view: View, context: Context) -> Failure | None:
+    """Why no pilot of this session can ever live long enough for the context, if that is so."""
+    sources = [source.source for source in view.sources.values()]
+    needed = _takes_s(context, "")
+    if not needed or not sources or any(not s.walltime_s or s.walltime_s > needed for s in sources):
+        return None
+    if any(not pilot.ends_at or pilot.ends_at > view.now + needed for pilot in view.pilots.values()):
+        return None
+    have = ", ".join(f"{source.name} {show_seconds(source.walltime_s)}" for source in sources)
+    return Failure(
+        FailureKind.NO_DEVICE,
+        f"context {context.recipe.name} takes {show_seconds(context.load_s)} to load and its calls "
+        f"{show_seconds(context.run_s)}, longer than a pilot may live (walltime: {have}); ask for more in the site "
+        "file ([provider] walltime)",
+    )
 
 
 def _holds(device: Device, context: Context) -> bool:

@@ -15,6 +15,8 @@ LibraryId = NewType("LibraryId", int)
 RecipeKey = NewType("RecipeKey", str)
 FunctionKey = NewType("FunctionKey", str)
 """Digest of the function's pickled bytes."""
+BlockId = NewType("BlockId", str)
+"""`b7`: numbered by the manager, unique in its session; a Parsl provider's blocks have Parsl's numbers."""
 SessionId = NewType("SessionId", str)
 
 CLIENT_SHIFT = 40

@@ -5,6 +5,8 @@
         keys/                    0700; one CURVE key pair a role: server, client, pilot (0600)
         journal                  every event of the manager, in order
         manager.log
+        sites/                   the site files of its sources of pilots
+        submit/                  what was submitted to batch systems, and what those jobs printed
         objects/                 payloads over 1 MB and files that clients hand in, by cache name
         pilots/<pilot>/          pilot.log, lib-<n>.log: what pilots and their libraries print
 
@@ -70,6 +72,21 @@ class SessionFolder:
         """Where clients put objects for pilots, and pilots large results for clients."""
         return self.path / "objects"
 
+    @property
+    def sites(self) -> Path:
+        """The session's site files, `NAME.toml` each."""
+        return self.path / "sites"
+
+    @property
+    def submit(self) -> Path:
+        """Submit scripts of blocks, and what their jobs print."""
+        return self.path / "submit"
+
+    @property
+    def is_carried(self) -> bool:
+        """Whether this is a copy on a node that does not see the session's own folder: address and keys, no more."""
+        return (self.path / "copied").is_file()
+
     def pilot(self, pilot: str) -> Path:
         """The folder of a pilot's logs."""
         return self.path / "pilots" / pilot
@@ -96,7 +113,7 @@ class SessionFolder:
 
     def make(self) -> None:
         """Make the folder and those inside it, closed to everybody else."""
-        for folder in (self.path, self.path / "keys", self.objects, self.path / "pilots"):
+        for folder in (self.path, self.path / "keys", self.objects, self.path / "pilots", self.sites, self.submit):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
 

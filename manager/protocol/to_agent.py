@@ -65,4 +65,15 @@ class Resized(_Message, frozen=True, tag="resized"):
     device_memory_bytes: int
 
 
-ToAgent = Hello | Loaded | LoadFailed | Ended | GivenBack | Reports | Evicted | Resized
+class SnapshotMade(_Message, frozen=True, tag="snapshot"):
+    """The context that is being loaded lies in this folder in a form that loads fast; other pilots could use it.
+
+    `form` names it the same everywhere; it took `made_s` seconds to make.
+    """
+
+    form: str
+    folder: str
+    made_s: float
+
+
+ToAgent = Hello | Loaded | LoadFailed | Ended | GivenBack | Reports | Evicted | Resized | SnapshotMade

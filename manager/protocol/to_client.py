@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from stoker.manager.protocol.blocks import BlockOrder, BlockStatus, KnownBlock
 from stoker.manager.protocol.calls import CallEnd, CallProgress
-from stoker.manager.protocol.ids import CallId
+from stoker.manager.protocol.ids import BlockId, CallId
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -51,6 +52,26 @@ class Ack(_Message, frozen=True, tag="ack"):
     sequence: int
 
 
+class KnownBlocks(_Message, frozen=True, tag="known-blocks"):
+    """To a factory that has just come: every block that is not over. It looks after their jobs from now on, submits
+    those that were asked for and not submitted, and cancels jobs of this session that are not among them."""
+
+    blocks: tuple[KnownBlock, ...]
+
+
+class SubmitBlocks(_Message, frozen=True, tag="submit-blocks"):
+    """To the factory: submit these."""
+
+    orders: tuple[BlockOrder, ...]
+
+
+class CancelBlocks(_Message, frozen=True, tag="cancel-blocks"):
+    """To the factory: cancel the jobs of these blocks. Answered with BlockNews when they are over."""
+
+    blocks: tuple[BlockId, ...]
+    reason: str
+
+
 class LibraryStatus(msgspec.Struct, frozen=True):
     """One library in `stoker status`. `state` is a LibraryState's value; memory is measured, in bytes."""
 
@@ -74,6 +95,7 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     memory_bytes: int
     promised_bytes: int
     libraries: tuple[int, ...]
+    fault: str = ""
 
 
 class PilotStatus(msgspec.Struct, frozen=True):
@@ -88,6 +110,22 @@ class PilotStatus(msgspec.Struct, frozen=True):
     ended: int
     rate: float
     ends_in_s: float
+    source: str = ""
+    objects: int = 0
+    draining: str = ""
+
+
+class ObjectStatus(msgspec.Struct, frozen=True):
+    """How an object of the contexts has travelled: pilots that hold it or are getting it, and bytes read from where it
+    comes from and from other pilots."""
+
+    name: str
+    size_bytes: int
+    holders: int
+    fetching: int
+    origin_bytes: int
+    peer_bytes: int
+    trouble: str = ""
 
 
 class ContextStatus(msgspec.Struct, frozen=True):
@@ -115,7 +153,8 @@ class Status(_Message, frozen=True, tag="status"):
     """The whole session at one moment. Rates in calls a second over the last half minute.
 
     `done` counts every call that has ended, `failed` and `cancelled` among them. `gone_pilots`: those that were here
-    once and have left, `lost_pilots` among them.
+    once and have left, `lost_pilots` among them. `jobs` are blocks that the manager has asked for and that are not
+    over, `ended_blocks` counts the others by how they ended; `trouble` says what is wrong with a batch system.
     """
 
     session: str
@@ -135,6 +174,16 @@ class Status(_Message, frozen=True, tag="status"):
     refused: dict[str, int]
     cancelled: int = 0
     gone_pilots: int = 0
+    jobs: tuple[BlockStatus, ...] = ()
+    trouble: dict[str, str] = msgspec.field(default_factory=dict)
+    objects: tuple[ObjectStatus, ...] = ()
+    ended_blocks: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """As `stoker status` shows it."""
+        from stoker.manager.protocol.show_status import render
+
+        return "\n".join(render(self))
 
 
 class StoryLine(msgspec.Struct, frozen=True):
@@ -152,6 +201,12 @@ class Story(_Message, frozen=True, tag="story"):
     headline: str
     lines: tuple[StoryLine, ...]
 
+    def __str__(self) -> str:
+        """As `stoker explain` shows it."""
+        from stoker.manager.protocol.show_story import render
+
+        return "\n".join(render(self))
+
 
 class SessionOver(_Message, frozen=True, tag="over"):
     """The manager is about to exit."""
@@ -160,5 +215,6 @@ class SessionOver(_Message, frozen=True, tag="over"):
 
 
 ToClient = (
-    ClientWelcome | ClientRefused | Results | Rejected | Progress | Ack | Status | Story | SessionOver
+    ClientWelcome | ClientRefused | Results | Rejected | Progress | Ack | Status | Story | SessionOver | KnownBlocks
+    | SubmitBlocks | CancelBlocks
 )  # fmt: skip

@@ -6,9 +6,10 @@ import enum
 
 import msgspec
 
-from stoker.contexts.recipe import Recipe
+from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure
-from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, RecipeKey
+from stoker.manager.protocol.ids import BlockId, CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -19,18 +20,29 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClientHello(_Message, frozen=True, tag="client-hello"):
-    """A client joins, or comes back. `received` counts the results it has had in all, in order."""
+    """A client joins, or comes back. `received` counts the results it has had in all, in order.
+
+    An `observer` submits no calls; the `factory` is the one that carries out orders for blocks.
+    """
 
     protocol: int
     session: str
     received: int = 0
     observer: bool = False
+    factory: bool = False
 
 
 class DefineRecipe(_Message, frozen=True, tag="recipe"):
     """A context recipe that calls may name from now on."""
 
     recipe: Recipe
+
+
+class DefineManifest(_Message, frozen=True, tag="manifest"):
+    """The digests of an object's parts, which pilots check what they get against (see `stoker.contexts.manifest`)."""
+
+    object: str
+    manifest: bytes
 
 
 class DefineFunction(_Message, frozen=True, tag="function"):
@@ -95,6 +107,27 @@ class EndSession(_Message, frozen=True, tag="end-session"):
     reason: str = ""
 
 
+# ---- from the factory
+
+
+class BlockNews(_Message, frozen=True, tag="block-news"):
+    """What the batch system says of a block, when it has changed. `job` is the batch system's id; `expected_in_s` the
+    time until it expects to start the job, 0 = it does not say."""
+
+    block: BlockId
+    phase: BlockPhase
+    job: str = ""
+    reason: str = ""
+    expected_in_s: float = 0.0
+
+
+class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
+    """A batch system does not answer or refuses (in its own words); empty: it works again."""
+
+    source: str
+    text: str
+
+
 # ---- from pilots
 
 
@@ -119,7 +152,10 @@ class LibraryFacts(msgspec.Struct, frozen=True):
 
 
 class PilotHello(_Message, frozen=True, tag="pilot-hello"):
-    """A pilot joins, or comes back with what it holds. `ends_in_s` is its walltime left (0 = no limit)."""
+    """A pilot joins, or comes back with what it holds. `ends_in_s` is its walltime left (0 = no limit).
+
+    `peer` is the `host:port` at which it serves its objects to other pilots; empty: it serves none.
+    """
 
     protocol: int
     session: str
@@ -131,6 +167,7 @@ class PilotHello(_Message, frozen=True, tag="pilot-hello"):
     objects: tuple[str, ...] = ()
     ends_in_s: float = 0.0
     folder: str = ""
+    peer: str = ""
 
 
 class LibraryPhase(enum.Enum):
@@ -234,6 +271,62 @@ class Heartbeat(_Message, frozen=True, tag="heartbeat"):
     refused_frames: int = 0
 
 
+class WantObjects(_Message, frozen=True, tag="want-objects"):
+    """Objects that a pilot needs and lacks. Answered with `to_pilot.FetchObject`, now or when a source is free."""
+
+    objects: tuple[ObjectRef, ...]
+
+
+class ObjectArrival(msgspec.Struct, frozen=True):
+    """An object that is now in a pilot's cache, and where its bytes came from."""
+
+    name: str
+    size_bytes: int
+    origin_bytes: int = 0
+    peer_bytes: int = 0
+    seconds: float = 0.0
+
+
+class ObjectsHere(_Message, frozen=True, tag="objects-here"):
+    """Objects have come into a pilot's cache: it can serve them."""
+
+    arrivals: tuple[ObjectArrival, ...]
+
+
+class ObjectsGone(_Message, frozen=True, tag="objects-gone"):
+    """Objects have left a pilot's cache, or are no longer wanted there."""
+
+    names: tuple[str, ...]
+
+
+class FetchFailed(_Message, frozen=True, tag="fetch-failed"):
+    """Sources of an object that did not serve it. `peers`: could not be reached, hung, or served wrong bytes; `origin`:
+    the place that it comes from could not be read here, for `reason`."""
+
+    name: str
+    peers: tuple[PilotId, ...] = ()
+    origin: bool = False
+    reason: str = ""
+
+
+class DeviceFault(_Message, frozen=True, tag="device-fault"):
+    """A device failed its probe: nothing more is to be loaded on it. An empty `reason`: it is well again."""
+
+    device: DeviceId
+    reason: str
+
+
+class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
+    """A library has written its loaded context as an object, from which others load faster. `form` names the variant
+    (the library's own word: dtype and layout), `made_s` the seconds that it took to make."""
+
+    recipe: RecipeKey
+    form: str
+    object: ObjectRef
+    manifest: bytes = b""
+    made_s: float = 0.0
+
+
 class PilotLeaving(_Message, frozen=True, tag="leaving"):
     """A pilot ends in good order; what it still held it has given back."""
 
@@ -241,10 +334,11 @@ class PilotLeaving(_Message, frozen=True, tag="leaving"):
 
 
 FromClient = (
-    ClientHello | DefineRecipe | DefineFunction | Submit | Cancel | Received | AskStatus | AskStory | WantPilots
-    | ReleaseBlock | EndSession
+    ClientHello | DefineRecipe | DefineManifest | DefineFunction | Submit | Cancel | Received | AskStatus | AskStory
+    | WantPilots | ReleaseBlock | EndSession | BlockNews | SourceTrouble
 )  # fmt: skip
 FromPilot = (
     PilotHello | LibraryNews | LibraryReady | LibraryGone | CallsEnded | CallsReturned | CallsProgress | CallEvicted
-    | LibraryResized | Heartbeat | PilotLeaving
+    | LibraryResized | Heartbeat | PilotLeaving | WantObjects | ObjectsHere | ObjectsGone | FetchFailed | DeviceFault
+    | SnapshotHere
 )  # fmt: skip

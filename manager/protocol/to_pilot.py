@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.contexts.recipe import Recipe
+from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.manager.protocol.calls import CallOptions, CallSpec, GangPlace
-from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
+from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -21,6 +21,10 @@ class PilotWelcome(_Message, frozen=True, tag="welcome"):
     lease_s: float
 
 
+class HelloAgain(_Message, frozen=True, tag="hello-again"):
+    """The manager had given the pilot up and hears of it again: it should say hello with all that it holds."""
+
+
 class PilotRefused(_Message, frozen=True, tag="refused"):
     """The manager does not want the pilot: wrong session or protocol, or the session is over. It should exit."""
 
@@ -31,7 +35,8 @@ class StartLibrary(_Message, frozen=True, tag="start-library"):
     """Start a library of this recipe on these devices.
 
     `memory_bytes` is the limit to enforce on its host memory, `device_memory_bytes` the reservation on each device
-    (0 = not limited).
+    (0 = not limited). `snapshots`: forms of its loaded context that can be had as objects, by their name; it is
+    not worth to wait for them longer than `snapshot_wait_s`.
     """
 
     library: LibraryId
@@ -39,6 +44,8 @@ class StartLibrary(_Message, frozen=True, tag="start-library"):
     devices: tuple[DeviceId, ...]
     memory_bytes: int = 0
     device_memory_bytes: int = 0
+    snapshots: dict[str, ObjectRef] = msgspec.field(default_factory=dict)
+    snapshot_wait_s: float = 0.0
 
 
 class StopLibrary(_Message, frozen=True, tag="stop-library"):
@@ -101,6 +108,26 @@ class ResizeLibrary(_Message, frozen=True, tag="resize"):
     device_memory_bytes: int
 
 
+class Peer(msgspec.Struct, frozen=True):
+    """A pilot that has an object, or is getting it, and the `host:port` at which it serves."""
+
+    pilot: PilotId
+    address: str
+
+
+class FetchObject(_Message, frozen=True, tag="fetch"):
+    """Where a pilot may get an object from now on; replaces what was said before of this object.
+
+    `origin`: it may read the place that the object comes from, of which it is the one reader. `manifest`: the digests
+    of its parts, where the manager has them (else peers tell them; they are proven by the object's name).
+    """
+
+    object: ObjectRef
+    peers: tuple[Peer, ...] = ()
+    origin: bool = False
+    manifest: bytes = b""
+
+
 class Ack(_Message, frozen=True, tag="ack"):
     """Frames up to this number are in the manager's journal: they need not be kept."""
 
@@ -115,6 +142,6 @@ class Exit(_Message, frozen=True, tag="exit"):
 
 
 ToPilot = (
-    PilotWelcome | PilotRefused | StartLibrary | StopLibrary | RunCalls | TakeBack | CancelCalls | EvictCall
-    | ResizeLibrary | Ack | Exit
+    PilotWelcome | HelloAgain | PilotRefused | StartLibrary | StopLibrary | RunCalls | TakeBack | CancelCalls
+    | EvictCall | ResizeLibrary | FetchObject | Ack | Exit
 )  # fmt: skip

@@ -15,6 +15,8 @@ from stoker.manager.protocol.to_pilot import (
     CancelCalls,
     EvictCall,
     Exit,
+    FetchObject,
+    HelloAgain,
     PilotRefused,
     PilotWelcome,
     ResizeLibrary,
@@ -24,7 +26,7 @@ from stoker.manager.protocol.to_pilot import (
     TakeBack,
     ToPilot,
 )
-from stoker.pilot.agent import ending, starting
+from stoker.pilot.agent import ending, objects, payloads, starting
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.library import Library
 from stoker.pilot.core.library import State
@@ -57,6 +59,12 @@ def handle(agent: Agent, message: ToPilot) -> None:
             agent.heartbeat_s, agent.lease_s = max(0.1, heartbeat_s), lease_s
             agent.welcomed_at = time.monotonic()
             agent.heartbeat_at = 0.0  # the first one tells the manager what is here
+            objects.again(agent)
+        case HelloAgain():
+            agent.link.flush()
+            agent.link.greet(agent.hello())
+        case FetchObject():
+            objects.told_sources(agent, message)
         case PilotRefused(reason=reason):
             agent.farewell = False
             agent.leave(f"the manager refused this pilot: {reason}", within_s=0.0, code=3)
@@ -90,10 +98,12 @@ def run(agent: Agent, order: RunCalls) -> None:
 
 def pass_on(agent: Agent, library: Library, order: RunCalls) -> None:
     """Hand an order's calls to the library's process."""
-    objects: dict[str, str] = {}
+    if payloads.bring(agent, library, order, lambda: pass_on(agent, library, order)):
+        return
+    paths: dict[str, str] = {}
     for spec in order.calls:
         if type(spec.payload) is ObjectRef:
-            objects[spec.payload.name] = spec.payload.source or str(agent.session.objects / spec.payload.name)
+            paths[spec.payload.name] = payloads.path_of(agent, library, spec, spec.payload)
     agent.wires.tell(
         library,
         Run(
@@ -102,7 +112,7 @@ def pass_on(agent: Agent, library: Library, order: RunCalls) -> None:
             options=order.options,
             function_blob=order.function_blob,
             gang=order.gang,
-            objects=objects,
+            objects=paths,
         ),
     )
 

@@ -1,27 +1,49 @@
 """Site files: what Stoker should know of the machines that it runs on. One TOML file a site.
 
     name = "lab"                  what `status` calls it
-    engine = "stoker"
+    engine = "stoker"             or "taskvine", where a site runs TaskVine
+    sites = ["other.toml"]        more sites for the same session; paths count from this file
 
     [provider]
-    kind = "local"                pilots start on this machine
+    kind = "local"                this machine; "slurm", "condor", "pbs", "lsf", "grid_engine", "kubernetes"
+    partition = "backfill"        Slurm; "queue" for PBS, LSF and Grid Engine
+    account, qos, constraint      as the batch system calls them
+    walltime = "1 h"              how long a block may last
+    nodes = 1                     nodes a block; one pilot runs on each
+    gpus = "a10:1"                GPUs a node, with or without their type; also cores, memory
+    options = ["--exclusive"]     more lines for the head of the submit script, verbatim
+    worker_init = "module load x" shell that runs before the pilot
+    requirements = ""             HTCondor's requirement expression
+    shared_files = true           whether pilots see the files of this machine
+    command_limit = "30 s"        no command of the batch system may take longer
+    poll = "10 s"                 how often it is asked for news
 
     [pilot]
     devices = "auto"              "auto": every GPU that is granted, else one CPU device a core; "gpu", "cpu", "cpu:4"
     cache_size = "20 GB"          bound of the object cache on the pilot's disk
-    scratch = ""                  local disk for that cache and for calls; empty: the system's temporary folder
-    init_blocks = 1               pilots to start at once, and how few and how many there may be
+    scratch = ""                  local disk for that cache and for calls ("$TMPDIR" is read there); empty: the
+                                  system's temporary folder
+    init_blocks = 1               blocks to ask for at once, and how few and how many there may be
     min_blocks = 0
     max_blocks = 1
 
     [session]
     heartbeat = "5 s"             a pilot that is silent for three of these is lost
     lease = "60 s"                a pilot whose manager is gone for this long ends itself
+    interface = "ib0"             the network on which pilots reach the manager, by name or address
+    ports = "21000-21999"         where it may listen
 
     [policy]
     dispatch = "default"          who decides at each of the manager's seams
     residency = "default"
-    provisioning = "default"
+    provisioning = "default"      "opportunistic", "demand", "fixed"
+    keep_pending = 2              opportunistic: blocks that wait in the queue while there is work
+    idle = "120 s"                a block that has had nothing to do for so long is let go
+    finish_within = "10 min"      demand: how soon the waiting calls should be done
+
+    [environment]
+    kind = "shared"               pilots see this Python environment; "packed": it travels to them as an archive
+    python = ""                   the interpreter on compute nodes
 
 Every setting may be left out. A file is checked as a whole when it is read; an error is one line that names the file,
 the line, the setting and the nearest valid one (`config_errors`).
@@ -30,120 +52,25 @@ the line, the setting and the nearest valid one (`config_errors`).
 from __future__ import annotations
 
 import difflib
-import enum
 import json
 import math
 import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from stoker.config_errors import explain
 from stoker.errors import ConfigError, UnitError
+from stoker.site import Duration, Engine, Pilot, Policy, Provider, ProviderKind, Session, Site, Size
 from stoker.units import parse_bytes, parse_seconds
 
-
-class Size(int):
-    """Bytes; in a site file a number with a unit, `"4 GB"`."""
-
-
-class Duration(float):
-    """Seconds; in a site file a number with a unit, `"90 s"`."""
-
-
-class Engine(enum.Enum):
-    """What carries the calls."""
-
-    STOKER = "stoker"
-    """The manager and the pilots of this package."""
-
-
-class ProviderKind(enum.Enum):
-    """What starts pilots."""
-
-    LOCAL = "local"
-    """This machine: a pilot is a process here."""
-
-
-class PolicyName(enum.Enum):
-    """Policies that ship with Stoker."""
-
-    DEFAULT = "default"
-    """Context affinity: Pervasive Context Management, with load times that were measured."""
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
-Devices = Annotated[str, msgspec.Meta(pattern=r"^(auto|gpu|cpu|cpu:[1-9][0-9]{0,3})$")]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$")]
-
-
-class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where pilots come from."""
-
-    kind: ProviderKind = ProviderKind.LOCAL
-
-
-class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a pilot takes of its node, and how many pilots there are. Sizes in bytes."""
-
-    devices: Devices = "auto"
-    cache_bytes: Size = msgspec.field(default=Size(20_000_000_000), name="cache_size")
-    scratch: str = ""
-    init_blocks: Count = 1
-    min_blocks: Count = 0
-    max_blocks: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
-
-    def __post_init__(self) -> None:
-        if self.min_blocks > self.max_blocks:
-            raise ValueError(f"min_blocks = {self.min_blocks} is more than max_blocks = {self.max_blocks}")
-        if self.init_blocks > self.max_blocks:
-            raise ValueError(f"init_blocks = {self.init_blocks} is more than max_blocks = {self.max_blocks}")
-        if self.init_blocks < self.min_blocks:
-            raise ValueError(f"init_blocks = {self.init_blocks} is less than min_blocks = {self.min_blocks}")
-        if self.scratch and not os.path.isabs(os.path.expanduser(self.scratch)):
-            raise ValueError(f"scratch = {self.scratch!r} must be an absolute path, or start with ~")
-
-
-class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long silence lasts before somebody counts as gone. Seconds."""
-
-    heartbeat_s: Duration = msgspec.field(default=Duration(5.0), name="heartbeat")
-    lease_s: Duration = msgspec.field(default=Duration(60.0), name="lease")
-
-    def __post_init__(self) -> None:
-        if not 0.1 <= self.heartbeat_s <= 3600:
-            raise ValueError("heartbeat must be between 0.1 s and 1 h")
-        if self.lease_s < 2 * self.heartbeat_s:
-            raise ValueError(
-                f"lease = {self.lease_s:g} s must be at least two heartbeats ({self.heartbeat_s:g} s each)"
-            )
-
-
-class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which policy decides at each seam."""
-
-    dispatch: PolicyName = PolicyName.DEFAULT
-    residency: PolicyName = PolicyName.DEFAULT
-    provisioning: PolicyName = PolicyName.DEFAULT
-
-
-class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A site file that was read and found right."""
-
-    name: Name = "local"
-    engine: Engine = Engine.STOKER
-    provider: Provider = Provider()
-    pilot: Pilot = Pilot()
-    session: Session = Session()
-    policy: Policy = Policy()
-
-    @staticmethod
-    def default() -> Site:
-        """This machine: one pilot, all its devices."""
-        return Site()
+__all__ = [
+    "Duration", "Engine", "Pilot", "Policy", "Provider", "ProviderKind", "Session", "Site", "Size", "load_site",
+    "parse_site",
+]  # fmt: skip
 
 
 def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
@@ -155,6 +82,8 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
         return Site.default()
     if isinstance(site, Site):
         return site
+    if not isinstance(site, str | os.PathLike):
+        raise ConfigError(f"{site!r} is no site: give the path of a site file, or nothing for this machine")
     path = Path(site).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
@@ -183,6 +112,8 @@ def parse_site(text: str, *, file: str) -> Site:
 
 _SHAPES = {
     "devices": 'write "auto", "gpu", "cpu", or "cpu:N" with N from 1 to 9999',
+    "gpus": 'write a number of GPUs a node, "2", or with their type, "a10:2"',
+    "ports": 'write a range, "21000-21999"',
     "name": "up to 40 letters, digits, dots, dashes and underscores",
 }
 

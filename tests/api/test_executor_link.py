@@ -40,7 +40,7 @@ def done(call: CallId, value: Any = None) -> CallEnd:
 def test_hello_names_session_and_comes_first(link, router):
     sequence, messages = router.frames[0]
     assert sequence == 0
-    assert messages == [to_manager.ClientHello(1, "test", 0, False)]
+    assert messages == [to_manager.ClientHello(wire.VERSION, "test", 0, False)]
 
 
 def test_definitions_go_once_and_before_the_calls_that_need_them(link, router):

@@ -55,7 +55,8 @@ FAULTS = {
     '[polcy]\ndispatch = "default"': "line 1: polcy is not a setting; did you mean policy?",
     '[pilot]\nheartbeat = "5 s"': "line 2: [pilot] heartbeat is not a setting; did you mean heartbeat in [session]?",
     "max_blocks = 3": "line 1: max_blocks is not a setting; did you mean max_blocks in [pilot]?",
-    "\nqqq = 1": "line 2: qqq is not a setting; there are name, engine, provider, pilot, session, policy",
+    "\nqqq = 1": "line 2: qqq is not a setting; there are name, engine, sites, provider, pilot, session, policy,"
+    " environment",
     '[pilot]\ncache_size = "4 gigs"': "line 2: [pilot] cache_size: '4 gigs' is not a size; write a number and one of"
     " B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
     "[pilot]\ncache_size = true": "line 2: [pilot] cache_size: true is not a size; write a number and a unit,"
@@ -65,7 +66,16 @@ FAULTS = {
     " m, min, h, d (as in 1h30m)",
     '[session]\nlease = "1 s"': "line 2: [session] lease = 1 s must be at least two heartbeats (5 s each)",
     "[session]\nheartbeat = inf": "line 2: [session] heartbeat: inf is not a duration",
-    '[provider]\nkind = "slurm"': "line 2: [provider] kind = 'slurm' is not available; there is 'local'",
+    '[provider]\nkind = "slrum"': "line 2: [provider] kind = 'slrum' is not available; did you mean 'slurm'?",
+    '[provider]\nkind = "slurm"\npartiton = "x"': "line 3: [provider] partiton is not a setting; did you mean partition?",
+    '[provider]\nkind = "condor"\nqos = "x"': "line 3: [provider] qos is a setting for slurm; kind is condor",
+    '[provider]\nkind = "slurm"\ngpus = "many"': 'line 3: [provider] gpus: write a number of GPUs a node, "2", or with'
+    ' their type, "a10:2"',
+    '[provider]\nkind = "slurm"\nwalltime = "20 s"': "line 3: [provider] walltime must be between 1 min and a year",
+    "[provider]\nnodes = 2": "line 2: [provider] nodes = 2: a block of local is one node; raise max_blocks instead",
+    '[session]\nports = "80-90"': 'line 2: [session] ports: write a range, "21000-21999"',
+    '[session]\nports = "2000-1500"': "line 2: [session] ports = '2000-1500' must be a range between 1024 and 65535,"
+    " low-high",
     'engine = "stokr"': "line 1: engine = 'stokr' is not available; did you mean 'stoker'?",
     "[provider]\nkind = 3": "line 2: [provider] kind must be text in quotes, not a whole number",
     '[pilot]\ndevices = "cpu:0"': 'line 2: [pilot] devices: write "auto", "gpu", "cpu", or "cpu:N" with N from 1 to'
@@ -75,7 +85,7 @@ FAULTS = {
     '[pilot]\nmax_blocks = "2"': "line 2: [pilot] max_blocks must be a whole number, not text in quotes",
     "[pilot]\nmax_blocks = 2\nmin_blocks = 3": "line 3: [pilot] min_blocks = 3 is more than max_blocks = 2",
     "[pilot]\ninit_blocks = 3": "line 2: [pilot] init_blocks = 3 is more than max_blocks = 1",
-    '[pilot]\nscratch = "here"': "line 2: [pilot] scratch = 'here' must be an absolute path, or start with ~",
+    '[pilot]\nscratch = "here"': "line 2: [pilot] scratch = 'here' must be an absolute path, or start with ~ or $",
     "pilot = 3": "line 1: pilot is a table: write [pilot] on a line of its own, and its settings below",
     'pilot = { cache_size = "x y" }': "line 1: [pilot] cache_size: 'x y' is not a size; write a number and one of"
     " B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",

@@ -14,6 +14,7 @@ from stoker.contexts import ambient
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "state"
     monkeypatch.setenv("STOKER_HOME", str(folder))
+    monkeypatch.delenv("STOKER_SNAPSHOTS", raising=False)
     yield folder
     ambient.leave_call()
     ambient.leave_library()

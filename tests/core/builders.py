@@ -9,12 +9,13 @@ from core.desk import SESSION, Desk
 
 from stoker.contexts.recipe import BARE, Needs, Recipe
 from stoker.manager.core.commands import Command, EndManager, SetTimer, ToClient, ToPilot
-from stoker.manager.core.events import FromClient, FromPilot, PilotCut, PilotLost, TimerFired
+from stoker.manager.core.events import FromClient, FromPilot, PilotCut, PilotLost, SessionDefined, TimerFired
 from stoker.manager.core.state import Call, Context, Gang, Library, Pilot
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.blocks import BlockPhase, Source
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
-from stoker.manager.protocol.ids import make_call_id
+from stoker.manager.protocol.ids import BlockId, make_call_id
 from stoker.units import parse_bytes
 
 M = TypeVar("M")
@@ -60,15 +61,36 @@ class Cluster(Desk):
     def define(self, *recipes: Recipe) -> Cluster:
         return self.tell("ana", *(say.DefineRecipe(recipe) for recipe in recipes))
 
-    def join(self, *names: str, of: tuple[say.DeviceFacts, ...] | None = None, block: str = "") -> Cluster:
+    def join(
+        self, *names: str, of: tuple[say.DeviceFacts, ...] | None = None, block: str = "", ends_in_s: float = 0.0
+    ) -> Cluster:
         for name in names:
             hello = say.PilotHello(
-                wire.VERSION, SESSION, f"host-{name}", 7, devices(1) if of is None else of, block=block
+                wire.VERSION, SESSION, f"host-{name}", 7, devices(1) if of is None else of, block, ends_in_s=ends_in_s
             )
             self._facts[name] = hello
             self.report(name, hello, numbered=False)
             self.hears(name, to_pilot.PilotWelcome)
         return self
+
+    def sources(self, *sources: Source) -> Cluster:
+        """The session has these sources of pilots, and a factory that hears what is wanted of them."""
+        self.event(SessionDefined(sources))
+        self.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
+        self.hears("factory", to_client.KnownBlocks)
+        return self
+
+    def asked(self) -> list[str]:
+        """Blocks that the factory was told to submit since somebody asked."""
+        mail = self.mail.get("factory", deque())
+        orders = [message for message in mail if isinstance(message, to_client.SubmitBlocks)]
+        for message in orders:
+            mail.remove(message)
+        return [order.block for message in orders for order in message.orders]
+
+    def block(self, *ids: str, phase: BlockPhase, reason: str = "", **how: Any) -> Cluster:
+        """The factory has news of these blocks."""
+        return self.tell("factory", *(say.BlockNews(BlockId(id), phase, f"job-{id}", reason, **how) for id in ids))
 
     def call(self, *names: str, context: str = "bare", function: str = "f", client: str = "ana", **how: Any) -> Cluster:
         """Submit calls by these names, in one message."""
@@ -110,7 +132,7 @@ class Cluster(Desk):
         """A pilot reconnects with these libraries (`lib1=("c1",)`), all ready."""
         facts = []
         for name, calls in libraries.items():
-            library = self.core.state.libraries[int(name.removeprefix("lib"))]  # type: ignore[index]
+            library = self._library_of(pilot, int(name.removeprefix("lib")))
             facts.append(
                 say.LibraryFacts(
                     library.id, library.context.recipe.key, tuple(d.id for d in library.devices), True,  # type: ignore[arg-type]
@@ -120,6 +142,13 @@ class Cluster(Desk):
         old = self._facts[pilot]
         hello = say.PilotHello(old.protocol, old.session, old.host, old.pid, old.devices, libraries=tuple(facts))
         return self.report(pilot, hello, numbered=False)
+
+    def _library_of(self, pilot: str, id: int) -> Library:
+        gone = self.core.state.gone_pilots.get(pilot)  # type: ignore[call-overload]
+        if gone is not None and gone.kept:
+            kept: Library = gone.kept[id][0]
+            return kept
+        return self.core.state.libraries[id]  # type: ignore[index]
 
     def ready(self, *, load_s: float = 1.0, memory: str = "0 B", only: str = "") -> Cluster:
         """Every library that was told to start and is not ready becomes ready (on pilot `only`, if given)."""

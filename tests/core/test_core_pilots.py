@@ -22,7 +22,7 @@ def test_a_stranger_is_refused(cluster: Make) -> None:
     c.report("p1", say.PilotHello(wire.VERSION, "other", "h", 1, ()), numbered=False)
     assert "this is session k3v9" in c.hears("p1", to_pilot.PilotRefused).reason
     c.report("p2", say.PilotHello(99, SESSION, "h", 1, ()), numbered=False)
-    assert "protocol 1" in c.hears("p2", to_pilot.PilotRefused).reason
+    assert f"protocol {wire.VERSION}" in c.hears("p2", to_pilot.PilotRefused).reason
     c.report("p3", say.Heartbeat())
     assert c.core.state.pilots == {}
     c.nothing_else_was_said()
@@ -114,14 +114,18 @@ def test_a_resize_that_was_lost_with_the_connection_is_said_again(cluster: Make)
     assert c.library(context="a").promised_bytes == size == 10**9
 
 
-def test_a_pilot_that_was_given_up_is_sent_away(cluster: Make) -> None:
+def test_what_a_pilot_says_that_was_given_up_counts_after_its_hello(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().lose("p1")
     c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True)]))  # type: ignore[arg-type]
-    assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
-    c.come_back("p1")
-    assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
+    c.hears("p1", to_pilot.HelloAgain)
     assert (c.ended, c.waiting()) == ({}, ["1"])
     assert "silent for 15 s" in c.story("p1")
+
+
+def test_a_pilot_that_left_is_sent_away(cluster: Make) -> None:
+    c = cluster(pilots=1).report("p1", say.PilotLeaving("its walltime is over"))
+    c.report("p1", say.Heartbeat(), numbered=False)
+    assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
 
 
 def test_a_context_whose_pilot_is_cut_off_is_loaded_elsewhere_after_a_moment(cluster: Make) -> None:

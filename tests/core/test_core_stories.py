@@ -59,7 +59,7 @@ def test_a_call_that_failed_is_kept_with_its_story(cluster: Make) -> None:
     c.call("c2").end("c2")
     assert "its story is in the journal" in c.story("c-2")
     assert "no such call" in c.story("c-99")
-    assert "no call, pilot, library or context" in c.story("what")
+    assert "no call, pilot, library, context or block" in c.story("what")
 
 
 def test_the_last_failures_are_kept_and_no_more(cluster: Make) -> None:

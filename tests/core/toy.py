@@ -19,7 +19,7 @@ from core.toy_pilot import ToyPilot, Work
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.core import story
-from stoker.manager.core.commands import AskAdvice, Command, EndManager, RequestPilots, SetTimer, ToClient, ToPilot
+from stoker.manager.core.commands import AskAdvice, Command, EndManager, SetTimer, ToClient, ToPilot
 from stoker.manager.core.events import (
     AdviceArrived,
     ContextAdvice,
@@ -62,7 +62,6 @@ class Toy(Desk):
         self.ended_at: dict[str, float] = {}
         self.reports: list[CallProgress] = []
         self.advice: dict[str, tuple[float, ContextAdvice]] = {}
-        self.asked_for: list[RequestPilots] = []
         self.over = ""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
@@ -191,8 +190,6 @@ class Toy(Desk):
                 case AskAdvice(key) if key in self.advice:
                     wait, facts = self.advice[key]
                     self.after(wait, lambda key=key, facts=facts: self._event(AdviceArrived(key, {"": facts})))  # type: ignore[misc]
-                case RequestPilots():
-                    self.asked_for.append(command)
                 case EndManager(reason):
                     self.over = reason
 

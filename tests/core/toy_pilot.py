@@ -13,7 +13,7 @@ import msgspec
 
 from stoker.contexts.recipe import Recipe
 from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol import to_pilot
+from stoker.manager.protocol import to_pilot, wire
 from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, GangPlace
 from stoker.manager.protocol.reliable import Outbox
 
@@ -106,7 +106,7 @@ class ToyPilot:
 
     def hello(self) -> say.PilotHello:
         return say.PilotHello(
-            1, self.toy.session, f"host-{self.name}", 7, self.devices, self.block,
+            wire.VERSION, self.toy.session, f"host-{self.name}", 7, self.devices, self.block,
             tuple(
                 say.LibraryFacts(x.id, x.recipe.key, x.devices, x.ready, (*x.running, *x.waiting))  # type: ignore[arg-type]
                 for x in self.libraries.values()

@@ -20,7 +20,7 @@ from stoker.manager.core.seams import (
     SendGang,
     Timer,
     View,
-    WantPilots,
+    WantBlocks,
 )
 from stoker.manager.core.state import Call, CallState, Context, Library, LibraryState
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
@@ -206,7 +206,7 @@ class WhatIf(TakeWhatComes):
         for context in view.hungry.values():
             plan = self.residency.wanted(overlay, context)
             if any(isinstance(action, Load) and action.pilot == "imagined" for action in plan):
-                return (WantPilots(1, "cpu"),)
+                return () if view.blocks else (WantBlocks("cpus", 1),)
         return ()
 
     def may_bring(self, view: View, needs: Needs) -> bool:

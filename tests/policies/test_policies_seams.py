@@ -8,8 +8,10 @@ import pytest
 from core.toy import Toy
 from policies import stubs
 
+from stoker.manager.core.events import SessionDefined
 from stoker.manager.core.state import LibraryState, PilotState
 from stoker.manager.policies import LoadWhereWanted
+from stoker.manager.protocol.blocks import Source
 from stoker.manager.protocol.calls import FailureKind, Objective
 from stoker.manager.protocol.to_manager import Cancel
 
@@ -245,17 +247,18 @@ def test_what_if_there_were_one_more_pilot_is_answered_by_the_residency_policy(t
         return stubs.policies(residency=residency, provisioning=stubs.WhatIf(residency))
 
     t = toy(policies=make)
+    t.give(SessionDefined((Source("cpus", most=1),)))
     t.pilot("p1")
     t.run(until=1.0)
     t.context("a", load_s=5.0).call("w", context="a", run_s=1.0).run()
-    assert t.asked_for == []
+    assert not t.core.state.blocks
     t.call(*(f"few{n}" for n in range(4)), context="a", run_s=1.0)
     t.pilot("p2", kind="toaster", memory="1 MB")  # something changes, but is of no use
     t.run()
-    assert t.asked_for == []
+    assert not t.core.state.blocks
     t.call(*(f"many{n}" for n in range(40)), context="a", run_s=1.0)
     t.run(until=t.now + 1)
-    assert [(x.count, x.kind) for x in t.asked_for] == [(1, "cpu")]
+    assert [(x.id, x.source.source.name) for x in t.core.state.blocks.values()] == [("b1", "cpus")]
     assert "imagined" not in t.core.state.pilots
     t.run()
 

@@ -1,0 +1,204 @@
+"""Blocks: asked for by the provisioning policy, submitted and watched by the factory, counted by the pilots they bring.
+
+A block is over when the batch system says so. What it brought until then decides whether that is ordinary (pilots on
+borrowed machines are killed all day) or a sign that the source does not work: a block that was refused, or that ended
+without ever bringing a pilot, counts as a failure of its source, and a pilot that joins wipes the count.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.manager.core.state import Block, Client, Pilot, PilotState, SourceState
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, BlockStatus, KnownBlock, Source
+from stoker.manager.protocol.ids import BlockId
+from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
+from stoker.units import show_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stoker.manager.core.core import Core
+
+KEPT_BLOCKS = 1000
+"""So many blocks that are over are kept for their stories."""
+
+
+def define(core: Core, sources: Iterable[Source]) -> None:
+    """The session's sources, as its site files have them now."""
+    before = core.state.sources
+    core.state.sources = {}
+    for source in sources:
+        known = before.get(source.name)
+        if known is None:
+            core.state.sources[source.name] = SourceState(source)
+        else:
+            known.source = source
+            core.state.sources[source.name] = known
+    core.demand_changed = True
+
+
+def want(core: Core, source: SourceState, count: int) -> None:
+    """Ask for more blocks of a source."""
+    state = core.state
+    orders: list[BlockOrder] = []
+    for _ in range(count):
+        id = BlockId(f"b{state.next_block}")
+        state.next_block += 1
+        block = state.blocks[id] = Block(id, source, state.now)
+        source.blocks[id] = block
+        orders.append(BlockOrder(id, source.source.name))
+    factory = _factory(core)
+    if factory is not None:
+        core.tell(factory, to_client.SubmitBlocks(tuple(orders)))
+
+
+def release(core: Core, block: Block, reason: str) -> None:
+    """Let a block go: pilots that it has brought finish what they run, then its job is cancelled; one that waits is
+    cancelled at once."""
+    from stoker.manager.core import pilots
+
+    if block.leaving:
+        return
+    block.leaving = reason
+    block.notes.append((core.state.now, f"let go: {reason}"))
+    for id in tuple(block.pilots):
+        pilots.release(core, core.state.pilots[id], reason)
+    if not block.pilots:
+        _cancel(core, block)
+
+
+def _cancel(core: Core, block: Block) -> None:
+    factory = _factory(core)
+    if factory is not None:
+        core.tell(factory, to_client.CancelBlocks((block.id,), block.leaving))
+
+
+# ---- what the factory says
+
+
+def factory_came(core: Core, client: Client) -> None:
+    """A factory joins, or comes back: it is told every block that is not over, and which of them to cancel."""
+    blocks = core.state.blocks.values()
+    known = (KnownBlock(block.id, block.source.source.name, block.phase, block.job) for block in blocks)
+    core.tell(client, to_client.KnownBlocks(tuple(known)))
+    for block in blocks:
+        if block.leaving and not block.pilots:
+            core.tell(client, to_client.CancelBlocks((block.id,), block.leaving))
+
+
+def news(core: Core, message: BlockNews) -> None:
+    """The batch system has said something about a block."""
+    state = core.state
+    block = state.blocks.get(message.block)
+    if block is None:
+        state.refuse("news of a block that is not known or is over")
+        return
+    block.job = message.job or block.job
+    block.expected_at = state.now + message.expected_in_s if message.expected_in_s > 0 else 0.0
+    if message.phase is not block.phase or message.reason != block.reason:
+        said = f" as job {block.job}" if block.job and block.phase is BlockPhase.ASKED else ""
+        block.notes.append((state.now, f"{message.phase.value}{said}{f': {message.reason}' if message.reason else ''}"))
+        del block.notes[1:-_KEPT_NOTES]
+    if message.phase is not block.phase:
+        block.phase, block.since = message.phase, state.now
+        core.demand_changed = True
+    block.reason = message.reason
+    if block.phase.over:
+        _over(core, block)
+
+
+_KEPT_NOTES = 50
+
+
+def _over(core: Core, block: Block) -> None:
+    """A block is over. Pilots of it that are cut off will not come back; connected ones leave by themselves."""
+    from stoker.manager.core import pilots
+
+    state, source = core.state, block.source
+    del state.blocks[block.id]
+    source.blocks.pop(block.id, None)
+    how = "refused" if block.phase is BlockPhase.REFUSED else block.reason.partition(":")[0] or "ended"
+    state.ended_blocks[how] = state.ended_blocks.get(how, 0) + 1
+    state.past_blocks[block.id] = block
+    if len(state.past_blocks) > KEPT_BLOCKS:
+        del state.past_blocks[next(iter(state.past_blocks))]
+    if not block.brought and not block.leaving:
+        source.failures += 1
+        source.failed_at = state.now
+        source.last_failure = block.reason or "the job ended before a pilot of it reached the manager"
+    for id in tuple(block.pilots):
+        if state.pilots[id].state is PilotState.CUT:
+            pilots.lost(core, id, f"its block {block.id} is over: {block.reason or block.phase.value}")
+    core.demand_changed = True
+    core.supply_changed |= bool(state.hungry)
+
+
+def trouble(core: Core, message: SourceTrouble) -> None:
+    """A batch system does not answer, or does again."""
+    source = core.state.sources.get(message.source)
+    if source is None:
+        core.state.refuse("trouble of a source that is not known")
+        return
+    source.trouble = message.text
+
+
+# ---- what pilots do to them
+
+
+def pilot_came(core: Core, pilot: Pilot) -> None:
+    """A pilot has joined: its block works, and so does its source."""
+    block = core.state.blocks.get(BlockId(pilot.block))
+    if block is None:
+        return
+    block.pilots[pilot.id] = None
+    block.brought += 1
+    source = block.source
+    pilot.source = source.source.name
+    source.failures = 0
+    source.devices = tuple(device.facts for device in pilot.devices.values())
+    if block.leaving:
+        from stoker.manager.core import pilots
+
+        pilots.release(core, pilot, block.leaving)
+
+
+def pilot_left(core: Core, pilot: Pilot) -> None:
+    """A pilot is gone: a block that was let go has its job cancelled with the last of them."""
+    block = core.state.blocks.get(BlockId(pilot.block))
+    if block is None:
+        return
+    block.pilots.pop(pilot.id, None)
+    core.demand_changed = True
+    if block.leaving and not block.pilots:
+        _cancel(core, block)
+
+
+# ---- in words
+
+
+def tell(now: float, block: Block) -> BlockStatus:
+    """A block for `stoker status`."""
+    return BlockStatus(
+        block=block.id,
+        source=block.source.source.name,
+        phase=block.phase.value,
+        job=block.job,
+        reason=block.leaving if block.leaving and not block.reason else block.reason,
+        since_s=now - block.since,
+        expected_in_s=max(0.0, block.expected_at - now) if block.expected_at else 0.0,
+        pilots=tuple(block.pilots),
+    )
+
+
+def in_words(now: float, block: Block) -> str:
+    """`pending: Priority, expected to start in 11 min`."""
+    words = block.phase.value + (f": {block.reason}" if block.reason else "")
+    if block.expected_at > now and block.phase is BlockPhase.PENDING:
+        words += f", expected to start in {show_seconds(block.expected_at - now)}"
+    return words
+
+
+def _factory(core: Core) -> Client | None:
+    return next((client for client in core.state.clients.values() if client.factory and client.connected), None)

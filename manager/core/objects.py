@@ -1,0 +1,371 @@
+"""The plan of transfers: who gets which object from whom, so that the file system it comes from is read once.
+
+Pervasive Context Management boots new workers "in a peer-to-peer fashion" (§4.1; §3 has each worker keep a context's
+parts in a local cache): a context's files are what every pilot needs first, and a shared file system that serves them
+to each pilot is the slowest way there is. TaskVine, which the paper builds on, sends a worker to *one* other that has
+the whole file, and bounds what each serves. Here an object travels in parts, so a pilot serves parts while it still
+gets others, and gets them from several peers at once, as BitTorrent does; and the manager, not chance, chooses the
+peers.
+
+The plan is a graph of edges (from whom a pilot gets an object), kept by these rules:
+
+- *Bounded*: up to three peers for a fetch, up to four fetches served by a pilot (`Limits`). An object of a few parts
+  comes from one peer.
+- *One reader*: while nobody who serves has the object, one pilot reads its origin; another takes over if it is lost,
+  and keeps what it got from peers. A second one reads it only when peers have failed it (below).
+- *Rooted*: a fetch counts as served only if one of its peers is *sure*: has the object, reads the origin, or asked for
+  it earlier. "Earlier" is an order, so following sure peers ends at a holder or a reader, and no circle of pilots
+  waits for itself. The other peers may be anybody: pilots that asked later give back what they got elsewhere. That is
+  what keeps every link busy, because the first four pilots, with the reader as their only sure peer, would else share
+  its link.
+- *Live*: the last place of a pilot serves only what it has whole or reads. So it is always held by somebody who is
+  certain to finish, and comes free; whoever waits for a sure peer is first to get a place, then those that could use
+  another peer. Where places are few, the object with the fewest holders goes first.
+- *Unreachable peers*: a pilot tells which peers failed it and gets others. When several have, or none is left, it is
+  let to the origin, a few such pilots at a time. Where no peer has ever reached another, one failure is enough.
+- *Bad peers*: a peer that fails pilots which others serve well is given to nobody until it says hello again.
+
+An event changes facts (`Transfers`) and lists whom it concerns; `settle` plans once, at the end of the event, and says
+what changed. Peers are found in a queue and in a heap, so an event costs O(log n) for n pilots that want one object,
+and each of these is told some three times what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.core import object_report
+from stoker.manager.core.state import Pilot, PilotState
+from stoker.manager.core.transfers import Fetch, Object, Peer, Transfers, Way
+from stoker.manager.protocol import to_pilot
+from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, PilotHello
+
+if TYPE_CHECKING:
+    from stoker.manager.core.core import Core
+
+_BLAMED = 3
+"""A peer that failed so many pilots, and more than it served, is given to nobody."""
+_LOOKED_AT = 16
+"""Of those that wait, so many are looked at for one that a peer can serve."""
+
+
+# ---- pilots come and go
+
+
+def pilot_came(core: Core, pilot: Pilot, hello: PilotHello) -> None:
+    """A pilot is here, or here again, with these objects. What it was getting when it was cut off is planned anew."""
+    transfers = core.state.transfers
+    peer = transfers.peers.get(pilot.id)
+    if peer is None:
+        peer = transfers.peers[pilot.id] = Peer(pilot.id)
+    elif peer.here:
+        pilot_cut(core, pilot)
+    peer.here, peer.draining, peer.address = True, pilot.state is PilotState.DRAINING, hello.peer
+    peer.blamed = peer.served = 0
+    for name in hello.objects:
+        if name not in peer.has:
+            transfers.hold(peer, transfers.object(name))
+    wants, peer.wants = peer.wants, {}
+    for ref in wants.values():
+        if ref.name not in peer.has:
+            _want(transfers, peer, ref)
+
+
+def pilot_cut(core: Core, pilot: Pilot) -> None:
+    """A pilot's connection broke: nobody gets anything from it, and nothing is planned for it, until it is back."""
+    transfers = core.state.transfers
+    peer = transfers.peers.get(pilot.id)
+    if peer is None or not peer.here:
+        return
+    peer.here = False
+    peer.wants = {name: fetch.object.ref for name, fetch in peer.fetches.items()}
+    for fetch in list(peer.fetches.values()):
+        transfers.end(fetch)
+    for object in list(peer.has.values()):
+        transfers.release(peer, object)
+
+
+def pilot_left(core: Core, pilot: Pilot) -> None:
+    """A pilot is gone."""
+    pilot_cut(core, pilot)
+    core.state.transfers.peers.pop(pilot.id, None)
+
+
+def pilot_drains(core: Core, pilot: Pilot) -> None:
+    """A pilot is about to leave: it goes on with what it serves, and gets nothing more to serve while others can."""
+    transfers = core.state.transfers
+    peer = transfers.peers.get(pilot.id)
+    if peer is not None:
+        peer.draining = True
+        peer.parked.clear()
+        for fetch in peer.fetches.values():
+            fetch.object.able.pop(peer.id, None)
+        for object in peer.has.values():
+            object.open.pop(peer.id, None)
+
+
+# ---- what pilots and clients say
+
+
+def define_manifest(core: Core, name: str, manifest: bytes) -> None:
+    """The digests of an object's parts, for pilots that are told to get it from now on."""
+    object = core.state.transfers.object(name)
+    object.manifest = object.manifest or manifest
+
+
+def wanted(core: Core, pilot: Pilot, refs: Iterable[ObjectRef]) -> None:
+    """A pilot needs objects. Asking again is answered again."""
+    transfers = core.state.transfers
+    peer = transfers.peers.get(pilot.id)
+    if peer is None or not peer.here:
+        core.state.refuse("objects wanted by a pilot that is not here")
+        return
+    for ref in refs:
+        fetch = peer.fetches.get(ref.name)
+        if fetch is None:
+            _want(transfers, peer, ref)
+        else:
+            fetch.said = None
+            transfers.changed[fetch] = None
+
+
+def _want(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
+    if ref.name in peer.has:  # it was damaged, or went while the word of it was on its way
+        transfers.release(peer, peer.has[ref.name])
+    object = transfers.object(ref.name)
+    if ref.source or not object.ref.size_bytes:
+        object.ref = ref
+    transfers.fetch(peer, object)
+
+
+def arrived(core: Core, pilot: Pilot, arrival: ObjectArrival) -> None:
+    """An object is in a pilot's cache. Peers that failed it, where others did not, are blamed."""
+    transfers = core.state.transfers
+    peer = transfers.peers.get(pilot.id)
+    if peer is None or not peer.here:
+        core.state.refuse("object that came to a pilot that is not here")
+        return
+    object = transfers.object(arrival.name)
+    if not object.ref.size_bytes:
+        object.ref = ObjectRef(arrival.name, arrival.size_bytes)
+    object.origin_bytes += arrival.origin_bytes
+    object.peer_bytes += arrival.peer_bytes
+    transfers.peer_bytes += arrival.peer_bytes
+    fetch = peer.fetches.get(arrival.name)
+    if fetch is not None:
+        if arrival.peer_bytes:
+            _judge(transfers, fetch)
+        transfers.end(fetch, complete=True)
+    if arrival.name not in peer.has:
+        transfers.hold(peer, object)
+
+
+def _judge(transfers: Transfers, fetch: Fetch) -> None:
+    for source in fetch.sources.values():
+        source.served += 1
+    for id in fetch.failed:
+        source_then = transfers.peers.get(id)
+        if source_then is not None:
+            source_then.blamed += 1
+            if source_then.blamed >= max(_BLAMED, source_then.served + 1):
+                _silence(transfers, source_then)
+
+
+def _silence(transfers: Transfers, peer: Peer) -> None:
+    """Give a peer to nobody until it says hello again."""
+    peer.address = ""
+    peer.parked.clear()
+    for object in peer.has.values():
+        transfers.withdraw(peer, object)
+    for fetch in list(peer.fetches.values()):
+        fetch.object.able.pop(peer.id, None)
+        if fetch.way is Way.READER:
+            transfers.send(fetch, Way.STRANDED)
+            transfers.unsettled[fetch] = None
+        transfers.withdraw(peer, fetch.object)
+
+
+def gone(core: Core, pilot: Pilot, names: Iterable[str]) -> None:
+    """Objects have left a pilot's cache, or are not wanted there any more."""
+    transfers = core.state.transfers
+    peer = transfers.peers.get(pilot.id)
+    if peer is None:
+        return
+    for name in names:
+        fetch = peer.fetches.get(name)
+        if fetch is not None:
+            transfers.end(fetch)
+        elif name in peer.has:
+            transfers.release(peer, peer.has[name])
+        peer.wants.pop(name, None)
+
+
+def failed(core: Core, pilot: Pilot, message: FetchFailed) -> None:
+    """Peers, or the origin, did not serve an object to a pilot."""
+    transfers = core.state.transfers
+    peer = transfers.peers.get(pilot.id)
+    fetch = peer.fetches.get(message.name) if peer is not None else None
+    if fetch is None:
+        return  # it was taken off the plan meanwhile
+    object = fetch.object
+    object.reason = message.reason or object.reason
+    for id in message.peers:
+        fetch.failed[id] = None
+        source = fetch.sources.get(id)
+        if source is not None:
+            transfers.unlink(fetch, source)
+    if message.origin:
+        fetch.unreadable = True
+        object.unreadable[pilot.id] = None
+        was_reader = fetch.way is Way.READER
+        transfers.send(fetch, Way.STRANDED if fetch.way is Way.ALONE else Way.WAITING)
+        if was_reader:
+            transfers.withdraw(fetch.peer, object)
+    transfers.unsettled[fetch] = None
+
+
+# ---- the plan
+
+
+def settle(core: Core) -> None:
+    """Plan what the event has changed, and tell the pilots that it concerns."""
+    transfers = core.state.transfers
+    while transfers.unsettled or transfers.freed:
+        if transfers.unsettled:
+            batch, transfers.unsettled = transfers.unsettled, {}
+            for fetch in sorted(batch, key=lambda fetch: (fetch.object.scarcity, fetch.number)):
+                if fetch.object.fetches.get(fetch.peer.id) is fetch:
+                    _feed(core, fetch)
+        else:
+            freed, transfers.freed = transfers.freed, {}
+            for peer in freed:
+                _offer(transfers, peer)
+    if transfers.changed:
+        _say(core)
+
+
+def _feed(core: Core, fetch: Fetch) -> None:
+    """Give a fetch a sure source, and as many others as it may have and are free."""
+    transfers, object = core.state.transfers, fetch.object
+    if fetch.way in (Way.READER, Way.ALONE):
+        return
+    if fetch.way is Way.STRANDED:
+        _alone(core, fetch)
+        return
+    rooted = _root(transfers, fetch)
+    if not rooted and _have_read(transfers, object, fetch):
+        return
+    rooted = rooted or _root(transfers, fetch)
+    if not rooted and _hopeless(transfers, fetch):
+        _alone(core, fetch)
+        return
+    while rooted and len(fetch.sources) < transfers.wants(object) and len(fetch.failed) < transfers.patience:
+        source = transfers.find(fetch, root=False)
+        if source is None:
+            break
+        transfers.link(fetch, source)
+    transfers.send(fetch, Way.PEERS if rooted else Way.WAITING)
+
+
+def _root(transfers: Transfers, fetch: Fetch) -> bool:
+    """Whether a fetch has a sure source, or gets one now: in place of another if it has as many as it may."""
+    if any(transfers.roots(source, fetch) for source in fetch.sources.values()):
+        return True
+    source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
+    if source is not None:
+        transfers.link(fetch, source, instead=len(fetch.sources) >= transfers.wants(fetch.object))
+    return source is not None
+
+
+def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
+    """See to it that somebody reads the origin, if nobody has the object. True if it is this pilot."""
+    if object.whole or object.reader is not None or len(object.unreadable) >= transfers.limits.origin_tries:
+        return False
+    one = fetch if fetch.able else next(iter(object.able.values()), None)
+    if one is not None:
+        transfers.send(one, Way.READER)
+        transfers.changed[one] = None
+    return one is fetch
+
+
+def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
+    """Whether a fetch without a sure source has seen enough of peers, or none is left that could ever be one."""
+    object = fetch.object
+    if len(fetch.failed) >= transfers.patience or (not object.whole and object.reader is None):
+        return True
+    if sum(id in object.whole for id in fetch.failed) < len(object.whole):
+        return False
+    if object.reader is not None and object.reader.peer.id not in fetch.failed:
+        return False
+    earlier = (x for x in islice(object.fetches.values(), _LOOKED_AT) if x.number < fetch.number and x.peer.serving)
+    return all(x.peer.id in fetch.failed for x in earlier)
+
+
+def _alone(core: Core, fetch: Fetch) -> None:
+    """Peers are of no use to a pilot: it may read the origin for itself. Nobody can give it what it can't read."""
+    transfers, object = core.state.transfers, fetch.object
+    if fetch.unreadable or len(object.unreadable) >= transfers.limits.origin_tries:
+        core.say(core.state.pilots[fetch.peer.id], to_pilot.FetchObject(object.ref))
+        transfers.end(fetch)
+        return
+    if fetch.failed:
+        object.lonely[fetch.peer.id] = transfers.lonely[fetch.peer.id] = None
+    for source in list(fetch.sources.values()):
+        transfers.unlink(fetch, source)
+    transfers.send(fetch, Way.STRANDED)
+    transfers.next_alone(object)
+
+
+def _offer(transfers: Transfers, peer: Peer) -> None:
+    """A peer has a place free: who waits for a sure source first, then who could use another; rarest object first."""
+    if not peer.serving or peer.draining or not transfers.needy:
+        return
+    mine = [
+        object
+        for name, object in transfers.needy.items()
+        if peer.id in object.whole or ((own := object.fetches.get(peer.id)) and own.way in (Way.PEERS, Way.READER))
+    ]
+    mine.sort(key=lambda object: object.scarcity)
+    for urgent in (True, False):
+        for object in mine:
+            while transfers.has_room(peer, object):
+                fetch = _customer(transfers, peer, object, urgent=urgent)
+                if fetch is None:
+                    break
+                transfers.link(fetch, peer, instead=len(fetch.sources) >= transfers.wants(object))
+                transfers.send(fetch, Way.PEERS)
+
+
+def _customer(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool) -> Fetch | None:
+    """Whom a peer with a place free should serve next: of those that wait for a sure source, or of the others."""
+    if not urgent:
+        return next((x for x in islice(object.hungry.values(), _LOOKED_AT) if transfers.may_serve(peer, x)), None)
+    waiting: Iterable[Fetch] = object.waiting.values()
+    if transfers.peer_bytes:  # else peers may never reach each other, and whoever is stranded waits for the origin
+        waiting = chain(waiting, object.stranded.values())
+    for fetch in islice(waiting, _LOOKED_AT):
+        if transfers.may_serve(peer, fetch) and transfers.roots(peer, fetch):
+            return fetch
+    return None
+
+
+def _say(core: Core) -> None:
+    """Tell pilots from whom they get objects now. The manifest goes along once."""
+    transfers = core.state.transfers
+    changed, transfers.changed = transfers.changed, {}
+    for fetch in changed:
+        object, pilot = fetch.object, core.state.pilots.get(fetch.peer.id)
+        if pilot is None or not fetch.peer.here or object.fetches.get(pilot.id) is not fetch:
+            continue
+        peers, origin = tuple(fetch.sources), fetch.way in (Way.READER, Way.ALONE)
+        before, fetch.said = fetch.said, (peers, origin)
+        if fetch.said == before or not (peers or origin):
+            continue
+        sources = tuple(to_pilot.Peer(id, source.address) for id, source in fetch.sources.items())
+        manifest = object.manifest if before is None else b""
+        if before is None:
+            object_report.note(core.state, pilot, fetch)
+        core.say(pilot, to_pilot.FetchObject(object.ref, sources, origin, manifest))

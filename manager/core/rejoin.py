@@ -1,0 +1,83 @@
+"""A pilot that was given up comes back: what it still holds is worth keeping.
+
+A broken connection is taken for a lost pilot after a second, because calls should not wait for a node that is dead.
+Often it was the network. The pilot has kept its contexts hot and its calls running meanwhile, so it is taken back as it
+is: its libraries are the manager's again; a call of its that still waits in the queue goes on there as if nothing had
+happened; one that runs elsewhere by now may finish here as well, and whichever ends first ends the call. What its
+frames say that were not acknowledged is still to come, and counts.
+
+A pilot that left by itself, or was told to go, does not come back (`kept` is None).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.manager.core import calls, feeding, libraries
+from stoker.manager.core.state import Call, CallState, Library, LibraryState, Pilot, PilotState
+from stoker.manager.protocol.ids import PilotId
+from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
+
+if TYPE_CHECKING:
+    from stoker.manager.core.core import Core
+
+
+def remember(pilot: Pilot) -> None:
+    """Before a pilot is given up: note what it held, and what was promised for it."""
+    pilot.kept = {library.id: (library, library.promised_bytes, library.state) for library in pilot.libraries.values()}
+    pilot.was = pilot.state
+
+
+def rejoin(core: Core, pilot: Pilot, message: PilotHello) -> Pilot:
+    """Take back a pilot that was given up, with the libraries that it still has."""
+    state, kept = core.state, pilot.kept or {}
+    del state.gone_pilots[PilotId(pilot.id)]
+    state.pilots[pilot.id] = pilot
+    state.pilots_gone -= 1
+    pilot.state = PilotState.DRAINING if pilot.was is PilotState.DRAINING else PilotState.HERE
+    if pilot.state is PilotState.HERE:
+        state.lost_pilots -= 1
+    pilot.kept = None
+    pilot.notes.append((state.now, "came back after it had been given up"))
+    for device in pilot.devices.values():
+        device.tier_since = state.now
+    for facts in message.libraries:
+        before = kept.get(facts.library)
+        if before is not None:
+            _adopt(core, *before, facts=facts)
+    return pilot
+
+
+def _adopt(core: Core, library: Library, promised_bytes: int, was: LibraryState, *, facts: LibraryFacts) -> None:
+    """A library is the manager's again, as it was: hot, loading, or told to stop."""
+    state, context = core.state, library.context
+    library.state = LibraryState.STOPPING if was is LibraryState.STOPPING else LibraryState.LOADING
+    if was is LibraryState.READY:
+        library.state = LibraryState.READY
+    state.libraries[library.id] = library
+    context.libraries[library.id] = library
+    library.pilot.libraries[library.id] = library
+    for device in library.devices:
+        device.libraries[library.id] = library
+    libraries.promise(library, promised_bytes)
+    for device in library.devices:
+        libraries.tier(core, device)
+    library.notes.append((state.now, "back, as it was"))
+    for id in facts.calls:
+        call = state.calls.get(id)
+        if call is not None and call.state is CallState.WAITING and call.group.context is context:
+            _goes_on(core, library, call)
+    feeding.reclass(core, library)
+    calls.starving(core, context)
+
+
+def _goes_on(core: Core, library: Library, call: Call) -> None:
+    """A call that waits has been running here all the time."""
+    context = call.group.context
+    context.queue.leave(call)
+    calls.fed(core, context)
+    call.state = CallState.HELD
+    call.holder = library
+    call.sent_at = core.state.now
+    call.note(core.state.now, f"{library.pilot.id} is back and has it still: it goes on there")
+    library.held[call.id] = call

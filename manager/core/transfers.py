@@ -1,0 +1,423 @@
+"""Who has which object, who gets it from whom: the nouns of the plan of transfers, and the edges between them.
+
+`objects` tells the plan; here are only its facts and the operations that keep them whole: an edge stands in both of its
+ends, a pilot is listed where it can be found as a source, and a fetch is in the queue that its way says.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections import OrderedDict
+
+import msgspec
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.ids import PilotId
+
+_READER_RANK = -1
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds of the plan. Sizes in bytes."""
+
+    sources: int = 3
+    """Peers from which a pilot gets one object at a time."""
+    close: int = 8
+    """Pilots that get an object from so many. Further ones get it from one less: so there are always places free near
+    the origin, and the way from there grows with the logarithm of the pilots, not with their number."""
+    serves: int = 4
+    """Transfers that a pilot serves at a time, of all its objects. The last place is kept for objects that it has
+    whole, or reads from their origin."""
+    readers: int = 4
+    """Pilots that read the origin of an object at a time because no peer could serve them. Otherwise one does."""
+    tries: int = 6
+    """Peers that may fail a pilot before it goes to the origin itself."""
+    origin_tries: int = 8
+    """Pilots that may fail to read an origin before nobody else tries."""
+    small_bytes: int = 16 << 20
+    """An object up to this size comes from one peer: several would not be quicker."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A loaded context in the form of this name, as an object, and the seconds that it took to make."""
+
+    form: str
+    object: ObjectRef
+    made_s: float
+
+
+class Way(enum.Enum):
+    """How an object comes to a pilot."""
+
+    WAITING = "waiting"
+    """Nobody who is sure to have it has a place free; it may get parts from others meanwhile."""
+    PEERS = "peers"
+    """From peers, one of which has all of it, or is sure to have it earlier."""
+    READER = "reader"
+    """From its origin: the one pilot that reads it for all the others."""
+    STRANDED = "stranded"
+    """No peer could serve it: it waits until it may read the origin for itself alone."""
+    ALONE = "alone"
+    """From its origin, for itself alone."""
+
+
+class Fetch:
+    """An object on its way to a pilot. `number` counts all fetches, in the order in which they were asked for."""
+
+    __slots__ = ("failed", "number", "object", "peer", "said", "sources", "unreadable", "way")
+
+    def __init__(self, object: Object, peer: Peer, number: int) -> None:
+        self.object = object
+        self.peer = peer
+        self.number = number
+        self.way = Way.WAITING
+        self.sources: dict[PilotId, Peer] = {}
+        self.failed: dict[PilotId, None] = {}
+        """Peers that did not serve it."""
+        self.unreadable = False
+        """The origin could not be read by this pilot."""
+        self.said: tuple[tuple[PilotId, ...], bool] | None = None
+        """What the pilot was told last: from whom, and whether it reads the origin."""
+
+    @property
+    def able(self) -> bool:
+        """Whether its pilot could read the origin for others."""
+        return self.peer.serving and not self.peer.draining and not self.unreadable
+
+    @property
+    def rank(self) -> int:
+        """Whoever has a smaller one has the object earlier, if nobody is lost."""
+        return _READER_RANK if self.way is Way.READER else self.number
+
+
+class Peer:
+    """A pilot, as far as objects go. It serves others if it has an address."""
+
+    __slots__ = ("address", "blamed", "draining", "fetches", "has", "here", "id", "parked", "served", "serves", "wants")
+
+    def __init__(self, id: PilotId) -> None:
+        self.id = id
+        self.address = ""
+        self.here = False
+        self.draining = False
+        self.has: dict[str, Object] = {}
+        self.fetches: dict[str, Fetch] = {}
+        self.serves: dict[tuple[str, PilotId], Fetch] = {}
+        self.parked: dict[str, Object] = {}
+        """Objects that it could serve, had it a place free."""
+        self.wants: dict[str, ObjectRef] = {}
+        """What it was getting when its connection broke."""
+        self.blamed = 0
+        """Pilots that it failed although others served them."""
+        self.served = 0
+        """Pilots that got an object with its help."""
+
+    @property
+    def serving(self) -> bool:
+        """Whether others may be sent to it."""
+        return self.here and bool(self.address)
+
+
+class Object:
+    """An object, and where it is, goes, and comes from."""
+
+    __slots__ = (
+        "able", "alone", "fetches", "holders", "hungry", "lonely", "manifest", "open", "origin_bytes", "peer_bytes",
+        "queued", "reader", "reason", "ref", "relays", "stranded", "unreadable", "waiting", "whole",
+    )  # fmt: skip
+
+    def __init__(self, name: str) -> None:
+        self.ref = ObjectRef(name, 0)
+        self.manifest = b""
+        self.holders: dict[PilotId, Peer] = {}
+        self.whole: dict[PilotId, Peer] = {}
+        """Holders that serve others."""
+        self.open: OrderedDict[PilotId, Peer] = OrderedDict()
+        """Of those, the ones that may have a place free; who was given something last is last."""
+        self.relays: list[tuple[int, PilotId]] = []
+        """A heap by rank of those that are getting it and may have a place free; `queued` tells who is in it."""
+        self.queued: dict[PilotId, int] = {}
+        self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()
+        """In the order of their numbers."""
+        self.able: dict[PilotId, Fetch] = {}
+        """Those that do not read its origin, but could for the others."""
+        self.reader: Fetch | None = None
+        self.waiting: OrderedDict[PilotId, Fetch] = OrderedDict()
+        self.hungry: OrderedDict[PilotId, Fetch] = OrderedDict()
+        """Those that are served by fewer peers than they may be."""
+        self.stranded: OrderedDict[PilotId, Fetch] = OrderedDict()
+        self.alone: dict[PilotId, Fetch] = {}
+        self.lonely: dict[PilotId, None] = {}
+        """Pilots that no peer could serve."""
+        self.unreadable: dict[PilotId, None] = {}
+        """Pilots that could not read its origin."""
+        self.reason = ""
+        """What went wrong last."""
+        self.origin_bytes = 0
+        self.peer_bytes = 0
+
+    @property
+    def scarcity(self) -> int:
+        """The smaller, the rarer."""
+        return len(self.whole)
+
+
+class Transfers:
+    """Everything about objects. Events change facts and list here whom they concern; `objects.settle` then plans."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.objects: dict[str, Object] = {}
+        self.peers: dict[PilotId, Peer] = {}
+        self.needy: dict[str, Object] = {}
+        """Objects that somebody waits for, or could get from more peers."""
+        self.unsettled: dict[Fetch, None] = {}
+        """Fetches that need to be planned."""
+        self.freed: dict[Peer, None] = {}
+        """Peers with a place that nobody was offered yet."""
+        self.changed: dict[Fetch, None] = {}
+        """Fetches whose pilots must be told."""
+        self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}
+        """By recipe key and device kind, then by form."""
+        self.fetches = 0
+        """How many there have been."""
+        self.peer_bytes = 0
+        self.lonely: dict[PilotId, None] = {}
+        """Pilots that no peer could serve, whatever they wanted."""
+
+    def object(self, name: str) -> Object:
+        """The object of this name, known or new."""
+        found = self.objects.get(name)
+        if found is None:
+            found = self.objects[name] = Object(name)
+        return found
+
+    def wants(self, object: Object) -> int:
+        """From how many peers an object should come."""
+        if object.ref.size_bytes <= self.limits.small_bytes:
+            return 1
+        return max(1, self.limits.sources - (len(object.fetches) > self.limits.close))
+
+    @property
+    def patience(self) -> int:
+        """Peers that may fail a pilot. Where peers have never reached each other, one is enough to see it."""
+        return 1 if not self.peer_bytes and len(self.lonely) >= 3 else self.limits.tries
+
+    # ---- holders
+
+    def hold(self, peer: Peer, object: Object) -> None:
+        """A pilot has all of an object."""
+        object.holders[peer.id] = peer
+        peer.has[object.ref.name] = object
+        if peer.serving:
+            object.whole[peer.id] = peer
+            self._sure(peer, object)
+
+    def _sure(self, peer: Peer, object: Object) -> None:
+        """A pilot is a sure source from now on, and may be the one that some of those it serves were waiting for."""
+        for (name, _), child in peer.serves.items():
+            if name == object.ref.name and child.way is Way.WAITING:
+                self.unsettled[child] = None
+        self.list_source(peer, object)
+        self.freed[peer] = None
+
+    def release(self, peer: Peer, object: Object) -> None:
+        """A pilot has an object no more; who got it from there needs another source."""
+        del peer.has[object.ref.name], object.holders[peer.id]
+        peer.parked.pop(object.ref.name, None)
+        self.withdraw(peer, object)
+        self.forget(object)
+
+    def withdraw(self, peer: Peer, object: Object) -> None:
+        """Nobody gets this object from this pilot any longer; who waits for a sure source may have lost its last hope."""
+        object.whole.pop(peer.id, None)
+        object.open.pop(peer.id, None)
+        for (name, _), child in list(peer.serves.items()):
+            if name == object.ref.name:
+                self.unlink(child, peer)
+                self.unsettled[child] = None
+        self.unsettled.update(dict.fromkeys(object.waiting.values()))
+
+    def forget(self, object: Object) -> None:
+        """Drop an object that nobody has or wants; one with a manifest may be wanted yet."""
+        if not object.fetches:
+            object.unreadable.clear()
+        if not object.fetches and not object.holders and not object.manifest:
+            self.objects.pop(object.ref.name, None)
+
+    # ---- fetches
+
+    def fetch(self, peer: Peer, object: Object) -> Fetch:
+        """A pilot wants an object."""
+        self.fetches += 1
+        fetch = object.fetches[peer.id] = peer.fetches[object.ref.name] = Fetch(object, peer, self.fetches)
+        self.unsettled[fetch] = None
+        self.send(fetch, Way.WAITING)
+        return fetch
+
+    def end(self, fetch: Fetch, *, complete: bool = False) -> None:
+        """A fetch is over. Unless the object is complete there, who got it from there needs another source."""
+        object, peer = fetch.object, fetch.peer
+        for source in list(fetch.sources.values()):
+            self.unlink(fetch, source)
+        for queue in (object.waiting, object.hungry, object.stranded, object.alone, object.able):
+            queue.pop(peer.id, None)
+        self._reckon(object)
+        del object.fetches[peer.id], peer.fetches[object.ref.name]
+        peer.parked.pop(object.ref.name, None)
+        self.unsettled.pop(fetch, None)
+        self.changed.pop(fetch, None)
+        if object.reader is fetch:
+            object.reader = None
+        if not complete:
+            self.withdraw(peer, object)
+            self.forget(object)
+        self.next_alone(object)
+
+    def send(self, fetch: Fetch, way: Way) -> None:
+        """Put a fetch on its way, into the queue that belongs to it."""
+        object, id = fetch.object, fetch.peer.id
+        for queue in (object.waiting, object.hungry, object.stranded, object.alone, object.able):
+            queue.pop(id, None)
+        if object.reader is fetch:
+            object.reader = None
+        before, fetch.way = fetch.way, way
+        match way:
+            case Way.WAITING:
+                object.waiting[id] = fetch
+            case Way.PEERS if len(fetch.sources) < self.wants(object) and len(fetch.failed) < self.patience:
+                object.hungry[id] = fetch
+            case Way.STRANDED:
+                object.stranded[id] = fetch
+            case Way.ALONE:
+                object.alone[id] = fetch
+            case Way.READER:
+                object.reader = fetch
+        if way in (Way.WAITING, Way.PEERS) and fetch.able:
+            object.able[id] = fetch
+        if way is Way.READER:
+            self._sure(fetch.peer, object)
+        elif way is Way.PEERS and way is not before:
+            self.list_source(fetch.peer, object)
+            self.freed[fetch.peer] = None
+        self._reckon(object)
+
+    def next_alone(self, object: Object) -> None:
+        """Let those who wait for the origin have it, as far as there is room."""
+        while object.stranded and len(object.alone) < self.limits.readers:
+            fetch = next(iter(object.stranded.values()))
+            self.send(fetch, Way.ALONE)
+            self.changed[fetch] = None
+
+    def _reckon(self, object: Object) -> None:
+        if object.waiting or object.hungry or object.stranded:
+            self.needy[object.ref.name] = object
+        else:
+            self.needy.pop(object.ref.name, None)
+
+    # ---- edges
+
+    def link(self, fetch: Fetch, source: Peer, *, instead: bool = False) -> None:
+        """A fetch gets its object from this peer, among others, or `instead` of the one that it was given last."""
+        if instead:
+            self.unlink(fetch, next(reversed(fetch.sources.values())))
+        fetch.sources[source.id] = source
+        source.serves[fetch.object.ref.name, fetch.peer.id] = fetch
+        self.changed[fetch] = None
+
+    def unlink(self, fetch: Fetch, source: Peer) -> None:
+        """A fetch does not get its object from this peer any longer, which has a place free."""
+        del fetch.sources[source.id], source.serves[fetch.object.ref.name, fetch.peer.id]
+        self.changed[fetch] = None
+        self.freed[source] = None
+        parked, source.parked = source.parked, {}
+        for object in parked.values():
+            self.list_source(source, object)
+
+    def roots(self, source: Peer, fetch: Fetch) -> bool:
+        """Whether this source is sure to have all of the object, sooner or later, whatever this fetch does."""
+        if source.id in fetch.object.whole:
+            return True
+        other = fetch.object.fetches.get(source.id)
+        return other is not None and other.rank < fetch.rank
+
+    # ---- who can serve
+
+    def has_room(self, peer: Peer, object: Object) -> bool:
+        """Whether a peer can serve one more fetch of this object."""
+        fetch = object.fetches.get(peer.id)
+        sure = fetch is None or fetch.way is Way.READER
+        return len(peer.serves) + (0 if sure else 1) < self.limits.serves
+
+    def list_source(self, peer: Peer, object: Object) -> None:
+        """List a peer where sources of an object are looked for, or remember that it has no place free now."""
+        if not peer.serving or peer.draining:
+            return
+        fetch = object.fetches.get(peer.id)
+        if not self.has_room(peer, object):
+            peer.parked[object.ref.name] = object
+        elif peer.id in object.whole:
+            object.open[peer.id] = peer
+        elif fetch is not None and object.queued.get(peer.id) != fetch.rank:
+            object.queued[peer.id] = fetch.rank
+            heapq.heappush(object.relays, (fetch.rank, peer.id))
+
+    def find(self, fetch: Fetch, *, root: bool) -> Peer | None:
+        """A peer that can serve this fetch now; `root`: one that is sure to have all of the object."""
+        below = fetch.rank if root else self.fetches + 1
+        return self._find_whole(fetch) or self._find_relay(fetch, below=below) or self._find_leaving(fetch)
+
+    def may_serve(self, peer: Peer, fetch: Fetch) -> bool:
+        """Whether nothing between the two forbids it."""
+        return peer is not fetch.peer and peer.id not in fetch.sources and peer.id not in fetch.failed
+
+    def _find_whole(self, fetch: Fetch) -> Peer | None:
+        candidates = fetch.object.open
+        for _ in range(len(candidates)):  # those that may not are few: its sources, and those that failed it
+            id, peer = next(iter(candidates.items()))
+            if not self.has_room(peer, fetch.object):
+                del candidates[id]
+                peer.parked[fetch.object.ref.name] = fetch.object
+                continue
+            candidates.move_to_end(id)
+            if self.may_serve(peer, fetch):
+                return peer
+        return None
+
+    def _find_relay(self, fetch: Fetch, *, below: int) -> Peer | None:
+        object, found = fetch.object, None
+        heap, skipped = object.relays, list[tuple[int, PilotId]]()
+        while heap and found is None and heap[0][0] < below:
+            rank, id = heap[0]
+            source = object.fetches.get(id)
+            if source is None or source.rank != rank or not self._relays(source):
+                heapq.heappop(heap)
+                if object.queued.get(id) == rank:
+                    del object.queued[id]
+            elif self.may_serve(source.peer, fetch):
+                found = source.peer
+            else:
+                skipped.append(heapq.heappop(heap))
+        for entry in skipped:
+            heapq.heappush(heap, entry)
+        return found
+
+    def _relays(self, source: Fetch) -> bool:
+        peer, object = source.peer, source.object
+        if peer.draining or not peer.serving or source.way not in (Way.PEERS, Way.READER):
+            return False
+        if self.has_room(peer, object):
+            return True
+        peer.parked[object.ref.name] = object
+        return False
+
+    def _find_leaving(self, fetch: Fetch) -> Peer | None:
+        """Who is about to leave serves only where nobody else does."""
+        object = fetch.object
+        if object.open or object.reader is not None:
+            return None
+        for peer in list(object.whole.values())[: 2 * self.limits.tries]:
+            if peer.draining and self.may_serve(peer, fetch) and self.has_room(peer, object):
+                return peer
+        return None

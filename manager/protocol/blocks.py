@@ -1,0 +1,95 @@
+"""Blocks: batch jobs that bring pilots. What manager and factory say of them to each other.
+
+The manager decides how many there should be (the provisioning seam); the *factory*, a process beside it, submits,
+watches and cancels them through a batch system, whose commands may take long or hang.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from stoker.manager.protocol.ids import BlockId
+
+
+class Rule(enum.Enum):
+    """How many blocks a source should have."""
+
+    OPPORTUNISTIC = "opportunistic"
+    """Take up to `most`, keep `keep_pending` of them in the queue while there is work."""
+    DEMAND = "demand"
+    """As many as the waiting calls need to be done within `finish_within_s`."""
+    FIXED = "fixed"
+    """`first`, always."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """One way to get pilots, as a site file describes it. Times in seconds.
+
+    `nodes`: pilots that a block brings. `walltime_s`: how long a block may last (0 = no limit). `slots`: devices of a
+    pilot as far as the site file says (0 = not known before the first has come); `kind`: their kind, if known.
+    """
+
+    name: str
+    rule: Rule = Rule.FIXED
+    first: int = 1
+    least: int = 0
+    most: int = 1
+    keep_pending: int = 2
+    idle_s: float = 120.0
+    finish_within_s: float = 600.0
+    nodes: int = 1
+    walltime_s: float = 0.0
+    slots: int = 0
+    kind: str = ""
+
+
+class BlockPhase(enum.Enum):
+    """What has become of a block."""
+
+    ASKED = "asked"
+    """Decided by the manager; the factory has not submitted it yet."""
+    PENDING = "pending"
+    """In the batch system's queue (or held there)."""
+    RUNNING = "running"
+    """The job runs."""
+    ENDED = "ended"
+    """The job is over: done, cancelled, preempted, failed, or out of walltime."""
+    REFUSED = "refused"
+    """The batch system did not take it."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self in (BlockPhase.ENDED, BlockPhase.REFUSED)
+
+
+class BlockOrder(msgspec.Struct, frozen=True):
+    """Submit this block of this source."""
+
+    block: BlockId
+    source: str
+
+
+class KnownBlock(msgspec.Struct, frozen=True):
+    """A block that is not over, as the manager knows it: said to a factory that has just come."""
+
+    block: BlockId
+    source: str
+    phase: BlockPhase
+    job: str = ""
+
+
+class BlockStatus(msgspec.Struct, frozen=True):
+    """A block in `stoker status`. `since_s`: how long it has been in its phase; `expected_in_s`: until the batch system
+    expects to start it (0 = it does not say); `reason`: in the batch system's words."""
+
+    block: str
+    source: str
+    phase: str
+    job: str
+    reason: str
+    since_s: float
+    expected_in_s: float
+    pilots: tuple[str, ...]

@@ -1,0 +1,267 @@
+"""What a site file may say, as values. `stoker.config` reads files into them and explains what is wrong.
+
+A site is one way to get machines: a batch system, a part of it, what a job there is given, and what a pilot does with
+it. A session may use several (`sites`). Each struct checks itself; the message of a failed check begins with the name
+of the setting that is wrong.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from typing import Annotated
+
+import msgspec
+
+
+class Size(int):
+    """Bytes; in a site file a number with a unit, `"4 GB"`."""
+
+
+class Duration(float):
+    """Seconds; in a site file a number with a unit, `"90 s"`."""
+
+
+class Engine(enum.Enum):
+    """What carries the calls."""
+
+    STOKER = "stoker"
+    """The manager and the pilots of this package."""
+    TASKVINE = "taskvine"
+    """TaskVine's manager and workers, where a site runs them: fewer powers, the same program."""
+
+
+class ProviderKind(enum.Enum):
+    """What starts pilots."""
+
+    LOCAL = "local"
+    """This machine: a pilot is a process here."""
+    SLURM = "slurm"
+    CONDOR = "condor"
+    """HTCondor."""
+    PBS = "pbs"
+    """PBS Pro."""
+    LSF = "lsf"
+    GRID_ENGINE = "grid_engine"
+    KUBERNETES = "kubernetes"
+
+
+class PolicyName(enum.Enum):
+    """Policies that ship with Stoker."""
+
+    DEFAULT = "default"
+    """Context affinity: Pervasive Context Management, with load times that were measured."""
+
+
+class ProvisioningName(enum.Enum):
+    """Who decides how many blocks there are."""
+
+    DEFAULT = "default"
+    """On this machine fixed, on a batch system opportunistic."""
+    OPPORTUNISTIC = "opportunistic"
+    """Take up to `max_blocks`, and keep `keep_pending` of them in the queue."""
+    DEMAND = "demand"
+    """As many as the waiting calls need to be done within `finish_within`."""
+    FIXED = "fixed"
+    """`init_blocks`, always: one that is lost is replaced."""
+
+
+class EnvironmentKind(enum.Enum):
+    """How a pilot gets the Python packages that it needs."""
+
+    SHARED = "shared"
+    """It sees this environment where this program sees it."""
+    PACKED = "packed"
+    """It gets this environment as an archive, made once, from the session or from another pilot."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Devices = Annotated[str, msgspec.Meta(pattern=r"^(auto|gpu|cpu|cpu:[1-9][0-9]{0,3})$")]
+Gpus = Annotated[str, msgspec.Meta(pattern=r"^(([A-Za-z0-9_.-]+:)?[1-9][0-9]{0,2})?$")]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$")]
+Ports = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{4,5}-[0-9]{4,5}$")]
+
+_BATCH = frozenset(ProviderKind) - {ProviderKind.LOCAL}
+_ONLY = {
+    "partition": frozenset({ProviderKind.SLURM}),
+    "qos": frozenset({ProviderKind.SLURM}),
+    "constraint": frozenset({ProviderKind.SLURM}),
+    "queue": frozenset({ProviderKind.PBS, ProviderKind.LSF, ProviderKind.GRID_ENGINE}),
+    "requirements": frozenset({ProviderKind.CONDOR}),
+    "image": frozenset({ProviderKind.KUBERNETES}),
+    "namespace": frozenset({ProviderKind.KUBERNETES}),
+    "account": _BATCH - {ProviderKind.KUBERNETES},
+    "options": _BATCH - {ProviderKind.KUBERNETES},
+    "gpus": _BATCH,
+    "cores": _BATCH,
+    "memory": _BATCH,
+}
+"""Settings that mean something to some kinds alone."""
+_ONE_NODE = frozenset({ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES})
+
+
+class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where pilots come from: a batch system, and what one block (one job of it) asks for.
+
+    `gpus` of a node: `"2"`, or with a type `"a10:2"`. `cores` and `memory` of a node: 0 leaves it to the site.
+    `options` go verbatim into the head of the submit script. `worker_init` is shell that runs before the pilot.
+    `command_limit_s`: no command of the batch system may take longer. `poll_s`: how often it is asked for news.
+    """
+
+    kind: ProviderKind = ProviderKind.LOCAL
+    partition: str = ""
+    queue: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    requirements: str = ""
+    image: str = ""
+    namespace: str = ""
+    walltime_s: Duration = msgspec.field(default=Duration(3600.0), name="walltime")
+    nodes: Positive = 1
+    gpus: Gpus = ""
+    cores: Count = 0
+    memory_bytes: Size = msgspec.field(default=Size(0), name="memory")
+    options: tuple[str, ...] = ()
+    worker_init: str = ""
+    shared_files: bool = True
+    command_limit_s: Duration = msgspec.field(default=Duration(30.0), name="command_limit")
+    poll_s: Duration = msgspec.field(default=Duration(10.0), name="poll")
+
+    def __post_init__(self) -> None:
+        for setting, kinds in _ONLY.items():
+            value = getattr(self, "memory_bytes" if setting == "memory" else setting)
+            if value and self.kind not in kinds:
+                meant = ", ".join(sorted(kind.value for kind in kinds))
+                raise ValueError(f"{setting} is a setting for {meant}; kind is {self.kind.value}")
+        if self.nodes > 1 and self.kind in _ONE_NODE:
+            kind = self.kind.value
+            raise ValueError(f"nodes = {self.nodes}: a block of {kind} is one node; raise max_blocks instead")
+        if self.kind is ProviderKind.KUBERNETES and not self.image:
+            raise ValueError("image is missing: kubernetes pilots run in a container image that has Stoker")
+        if not 60 <= self.walltime_s <= 366 * 86400:
+            raise ValueError("walltime must be between 1 min and a year")
+        if not 1 <= self.command_limit_s <= 600:
+            raise ValueError("command_limit must be between 1 s and 10 min")
+        if not 0.2 <= self.poll_s <= 3600:
+            raise ValueError("poll must be between 0.2 s and 1 h")
+        for line in self.options:
+            if "\n" in line:
+                raise ValueError("options: each entry is one line of the submit script")
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of a node; 0 = none is asked for."""
+        return int(self.gpus.rpartition(":")[2] or 0)
+
+    @property
+    def gpu_type(self) -> str:
+        """The type of GPU that is asked for; empty = any."""
+        return self.gpus.rpartition(":")[0]
+
+
+class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a pilot takes of its node, and how many blocks there are. Sizes in bytes."""
+
+    devices: Devices = "auto"
+    cache_bytes: Size = msgspec.field(default=Size(20_000_000_000), name="cache_size")
+    scratch: str = ""
+    init_blocks: Count = 1
+    min_blocks: Count = 0
+    max_blocks: Positive = 1
+
+    def __post_init__(self) -> None:
+        if self.min_blocks > self.max_blocks:
+            raise ValueError(f"min_blocks = {self.min_blocks} is more than max_blocks = {self.max_blocks}")
+        if self.init_blocks > self.max_blocks:
+            raise ValueError(f"init_blocks = {self.init_blocks} is more than max_blocks = {self.max_blocks}")
+        if self.init_blocks < self.min_blocks:
+            raise ValueError(f"init_blocks = {self.init_blocks} is less than min_blocks = {self.min_blocks}")
+        scratch = self.scratch
+        if scratch and not scratch.startswith("$") and not os.path.isabs(os.path.expanduser(scratch)):
+            raise ValueError(f"scratch = {scratch!r} must be an absolute path, or start with ~ or $")
+
+
+class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the manager listens, and how long silence lasts before somebody counts as gone. Seconds.
+
+    `interface` is the name (`ib0`) or the address of the network that compute nodes reach; empty: on this machine alone
+    for local pilots, else the one that this host's name leads to.
+    """
+
+    heartbeat_s: Duration = msgspec.field(default=Duration(5.0), name="heartbeat")
+    lease_s: Duration = msgspec.field(default=Duration(60.0), name="lease")
+    interface: str = ""
+    ports: Ports = "21000-21999"
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.heartbeat_s <= 3600:
+            raise ValueError("heartbeat must be between 0.1 s and 1 h")
+        if self.lease_s < 2 * self.heartbeat_s:
+            raise ValueError(
+                f"lease = {self.lease_s:g} s must be at least two heartbeats ({self.heartbeat_s:g} s each)"
+            )
+        first, last = self.port_range
+        if not 1024 <= first <= last <= 65535:
+            raise ValueError(f"ports = {self.ports!r} must be a range between 1024 and 65535, low-high")
+
+    @property
+    def port_range(self) -> tuple[int, int]:
+        """The first and the last port that may be listened on."""
+        first, _, last = self.ports.partition("-")
+        return int(first), int(last)
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which policy decides at each seam, and what provisioning is told.
+
+    `keep_pending`: blocks that wait in the queue while there is work (opportunistic). `idle_s`: a block whose pilots
+    have had nothing to do for so long is let go. `finish_within_s`: how soon waiting calls should be done (demand).
+    """
+
+    dispatch: PolicyName = PolicyName.DEFAULT
+    residency: PolicyName = PolicyName.DEFAULT
+    provisioning: ProvisioningName = ProvisioningName.DEFAULT
+    keep_pending: Positive = 2
+    idle_s: Duration = msgspec.field(default=Duration(120.0), name="idle")
+    finish_within_s: Duration = msgspec.field(default=Duration(600.0), name="finish_within")
+
+
+class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How pilots get their Python. `python` is the interpreter on compute nodes: empty, the one of this program
+    (`shared`), or the one that travels in the archive (`packed`)."""
+
+    kind: EnvironmentKind = EnvironmentKind.SHARED
+    python: str = ""
+
+
+class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A site file that was read and found right. `sites`: files of other sites that a session uses as well."""
+
+    name: Name = "local"
+    engine: Engine = Engine.STOKER
+    sites: tuple[str, ...] = ()
+    provider: Provider = Provider()
+    pilot: Pilot = Pilot()
+    session: Session = Session()
+    policy: Policy = Policy()
+    environment: Environment = Environment()
+
+    def __post_init__(self) -> None:
+        packed = self.environment.kind is EnvironmentKind.PACKED
+        if not self.provider.shared_files and not packed and self.provider.kind is not ProviderKind.KUBERNETES:
+            raise ValueError(
+                "environment: with shared_files = false pilots cannot see this environment; write [environment] "
+                'kind = "packed"'
+            )
+
+    @staticmethod
+    def default() -> Site:
+        """This machine: one pilot, all its devices."""
+        return Site()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether pilots are processes of this machine. TaskVine's one pilot is, wherever its workers run."""
+        return self.provider.kind is ProviderKind.LOCAL or self.engine is Engine.TASKVINE

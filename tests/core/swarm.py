@@ -1,0 +1,247 @@
+"""Pilots that fetch objects from each other, part by part, in virtual time: the real core, toy links.
+
+Each pilot has a link of `rate` bytes a second up and the same down; the origin has one too. A pilot asks each of its
+sources for one part after the other, rarest first among those that its sources have, ties by chance of a fixed seed. A
+part that comes from a `corrupt` pilot is wrong; one that is asked of a dead or unreachable pilot fails after a while.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from core.builders import SESSION, devices
+from core.desk import Desk
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.core.commands import Command, ToPilot
+from stoker.manager.core.events import FromPilot, PilotCut, PilotLost
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol import to_pilot, wire
+
+PART_BYTES = 4 << 20
+ORIGIN = "origin"
+
+
+class Getting:
+    """An object on its way to a pilot. `asked`: parts asked for and not here; `busy`: sources that are sending one."""
+
+    def __init__(self, ref: ObjectRef) -> None:
+        self.ref = ref
+        self.sources: tuple[str, ...] = ()
+        self.asked: set[int] = set()
+        self.busy: set[str] = set()
+        self.failed: set[str] = set()
+        self.origin_bytes = self.peer_bytes = 0
+
+
+class SwarmPilot:
+    def __init__(self, name: str, *, serves: bool) -> None:
+        self.name, self.serves = name, serves
+        self.parts: dict[str, set[int]] = {}
+        self.getting: dict[str, Getting] = {}
+        self.done: dict[str, float] = {}
+        self.gave_up: list[str] = []
+        self.told = 0
+        self.up_free = self.down_free = 0.0
+        self.corrupt = self.blind = False
+        """Serves wrong bytes; cannot read origins."""
+
+    def complete(self, ref: ObjectRef) -> bool:
+        return len(self.parts.get(ref.name, ())) == count_of(ref)
+
+
+def count_of(ref: ObjectRef) -> int:
+    return max(1, -(-ref.size_bytes // PART_BYTES))
+
+
+class Swarm(Desk):
+    """See the module's text."""
+
+    def __init__(self, *, rate: float = 125e6, fail_s: float = 1.0, seed: int = 1) -> None:
+        super().__init__()
+        self.rate, self.fail_s = rate, fail_s
+        self.chance = random.Random(seed)
+        self.pilots: dict[str, SwarmPilot] = {}
+        self.walls: set[frozenset[str]] = set()
+        """Pairs of pilots that cannot reach each other; one name alone: that pilot reaches nobody."""
+        self.unsaid: dict[str, list[Any]] = {}
+        """What pilots that are cut off have to say."""
+        self.origin_free = 0.0
+        self.origin_bytes: dict[str, int] = {}
+        self.readers: dict[str, set[str]] = {}
+        self.most_readers: dict[str, int] = {}
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+
+    # ---- what happens
+
+    def join(self, *names: str, serves: bool = True) -> Swarm:
+        for name in names:
+            pilot = self.pilots.setdefault(name, SwarmPilot(name, serves=serves))
+            has = tuple(x for x in pilot.parts if x in pilot.done)
+            address = f"{name}:1" if pilot.serves else ""
+            unsaid = self.unsaid.pop(name, [])
+            self.report(name, say.PilotHello(wire.VERSION, SESSION, name, 7, devices(1), objects=has, peer=address))
+            self.report(name, *unsaid)
+        return self
+
+    def want(self, *names: str, refs: Iterable[ObjectRef]) -> Swarm:
+        refs = tuple(refs)
+        for name in names:
+            self.report(name, say.WantObjects(refs))
+        return self
+
+    def report(self, name: str, *messages: Any) -> None:
+        if name in self.unsaid:
+            self.unsaid[name] += messages
+        else:
+            self._carry_out(self.give(FromPilot(name, 0, list(messages))))  # type: ignore[arg-type]
+
+    def kill(self, name: str) -> Swarm:
+        del self.pilots[name]
+        self.unsaid.pop(name, None)
+        for readers in self.readers.values():
+            readers.discard(name)
+        self._carry_out(self.give(PilotLost(name, "silent")))  # type: ignore[arg-type]
+        return self
+
+    def cut(self, name: str) -> Swarm:
+        """The manager loses it; what it was getting comes on, and what it says is said when it is back."""
+        self.unsaid[name] = []
+        self._carry_out(self.give(PilotCut(name)))  # type: ignore[arg-type]
+        return self
+
+    def evict(self, name: str, ref: ObjectRef) -> Swarm:
+        self.pilots[name].parts.pop(ref.name, None)
+        self.pilots[name].getting.pop(ref.name, None)
+        self.report(name, say.ObjectsGone((ref.name,)))
+        return self
+
+    def wall(self, *names: str) -> None:
+        self.walls.add(frozenset(names))
+
+    def run(self, *, until: float = float("inf")) -> Swarm:
+        """Let time pass until then, or until nothing is under way."""
+        while self._heap and self._heap[0][0] <= until:
+            self.now, _, what = heapq.heappop(self._heap)
+            what()
+        return self
+
+    def waiting(self) -> list[tuple[str, str]]:
+        return [(pilot.name, name) for pilot in self.pilots.values() for name in pilot.getting]
+
+    # ---- the wires
+
+    def after(self, seconds: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (self.now + seconds, next(self._count), what))
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case ToPilot(name, to_pilot.FetchObject() as order) if name in self.pilots:
+                    self._hear(self.pilots[name], order)
+
+    def _hear(self, pilot: SwarmPilot, order: to_pilot.FetchObject) -> None:
+        ref = order.object
+        pilot.told += 1
+        readers = self.readers.setdefault(ref.name, set())
+        if not order.peers and not order.origin:
+            pilot.getting.pop(ref.name, None)
+            pilot.gave_up.append(ref.name)
+            readers.discard(pilot.name)
+            return
+        getting = pilot.getting.setdefault(ref.name, Getting(ref))
+        getting.failed.clear()  # it would not be told of them again, had they not a new chance
+        getting.sources = tuple(str(peer.pilot) for peer in order.peers) + ((ORIGIN,) if order.origin else ())
+        (readers.add if order.origin else readers.discard)(pilot.name)
+        self.most_readers[ref.name] = max(self.most_readers.get(ref.name, 0), len(readers))
+        self._go_on(pilot, getting)
+
+    # ---- parts
+
+    def _go_on(self, pilot: SwarmPilot, getting: Getting) -> None:
+        here = self.pilots.get(pilot.name) is pilot and pilot.getting.get(getting.ref.name) is getting
+        for source in getting.sources if here else ():
+            if source not in getting.busy and source not in getting.failed:
+                self._ask(pilot, getting, source)
+
+    def _reaches(self, pilot: SwarmPilot, source: str) -> bool:
+        closed = any(wall in self.walls for wall in ({pilot.name}, {source}, {pilot.name, source}))
+        return source == ORIGIN or (source in self.pilots and not closed)
+
+    def _has(self, source: str, ref: ObjectRef) -> set[int]:
+        if source == ORIGIN:
+            return set(range(count_of(ref)))
+        return self.pilots[source].parts.get(ref.name, set()) if source in self.pilots else set()
+
+    def _ask(self, pilot: SwarmPilot, getting: Getting, source: str) -> None:
+        if not self._reaches(pilot, source) or (source == ORIGIN and pilot.blind):
+            getting.busy.add(source)
+            self.after(self.fail_s, lambda: self._fail(pilot, getting, source))
+            return
+        ref = getting.ref
+        mine = pilot.parts.setdefault(ref.name, set())
+        missing = sorted(self._has(source, ref) - mine - getting.asked)
+        if not missing:
+            return
+        held = [self._has(other, ref) for other in getting.sources if other != ORIGIN]
+        self.chance.shuffle(missing)
+        part = min(missing, key=lambda part: sum(part in parts for parts in held))
+        getting.asked.add(part)
+        getting.busy.add(source)
+        took_s = PART_BYTES / self.rate
+        up_free = self.origin_free if source == ORIGIN else self.pilots[source].up_free
+        sent = max(self.now, up_free) + took_s
+        if source == ORIGIN:
+            self.origin_free = sent
+        else:
+            self.pilots[source].up_free = sent
+        pilot.down_free = max(sent, pilot.down_free + took_s)
+        self.after(pilot.down_free - self.now, lambda: self._part(pilot, getting, source, part))
+
+    def _part(self, pilot: SwarmPilot, getting: Getting, source: str, part: int) -> None:
+        if self.pilots.get(pilot.name) is not pilot or pilot.getting.get(getting.ref.name) is not getting:
+            return
+        ref = getting.ref
+        getting.asked.discard(part)
+        getting.busy.discard(source)
+        if source != ORIGIN and (source not in self.pilots or self.pilots[source].corrupt):
+            self._fail(pilot, getting, source)
+            return
+        pilot.parts[ref.name].add(part)
+        if source == ORIGIN:
+            getting.origin_bytes += PART_BYTES
+            self.origin_bytes[ref.name] = self.origin_bytes.get(ref.name, 0) + PART_BYTES
+        else:
+            getting.peer_bytes += PART_BYTES
+        if pilot.complete(ref):
+            self._complete(pilot, getting)
+        for other in list(self.pilots.values()):
+            theirs = other.getting.get(ref.name)
+            if theirs is not None and (other is pilot or pilot.name in theirs.sources):
+                self._go_on(other, theirs)
+
+    def _complete(self, pilot: SwarmPilot, getting: Getting) -> None:
+        ref = getting.ref
+        del pilot.getting[ref.name]
+        pilot.done[ref.name] = self.now
+        self.readers.get(ref.name, set()).discard(pilot.name)
+        arrival = say.ObjectArrival(ref.name, ref.size_bytes, getting.origin_bytes, getting.peer_bytes)
+        self.report(pilot.name, say.ObjectsHere((arrival,)))
+
+    def _fail(self, pilot: SwarmPilot, getting: Getting, source: str) -> None:
+        getting.busy.discard(source)
+        if self.pilots.get(pilot.name) is not pilot or pilot.getting.get(getting.ref.name) is not getting:
+            return
+        if source == ORIGIN:
+            self.readers[getting.ref.name].discard(pilot.name)
+            getting.sources = tuple(name for name in getting.sources if name != ORIGIN)
+            self.report(pilot.name, say.FetchFailed(getting.ref.name, origin=True, reason="no such file"))
+        else:
+            getting.failed.add(source)
+            self.report(pilot.name, say.FetchFailed(getting.ref.name, (source,), reason="timed out"))  # type: ignore[arg-type]
+        self._go_on(pilot, getting)

@@ -1,0 +1,164 @@
+"""Blocks: asked for, submitted by the factory, counted by what they bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.builders import SESSION, Cluster, devices, recipe
+
+from stoker.manager.core.events import SessionDefined
+from stoker.manager.core.state import PilotState
+from stoker.manager.protocol import to_client, to_pilot, wire
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, Rule, Source
+
+Make = Callable[..., Cluster]
+OPEN = Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
+FIXED = Source("mine", Rule.FIXED, first=2, most=2)
+
+
+def test_the_first_blocks_are_asked_for_without_a_call(cluster: Make) -> None:
+    c = cluster().sources(FIXED)
+    assert [block.id for block in c.core.state.blocks.values()] == ["b1", "b2"]
+
+
+def test_blocks_that_were_asked_for_before_the_factory_came_are_told_to_it(cluster: Make) -> None:
+    c = cluster().event(SessionDefined((FIXED,)))
+    c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
+    known = c.hears("factory", to_client.KnownBlocks).blocks
+    assert known == tuple(KnownBlock(id, "mine", BlockPhase.ASKED) for id in ("b1", "b2"))  # type: ignore[arg-type]
+
+
+def test_news_of_a_block_are_shown_with_the_batch_systems_words(cluster: Make) -> None:
+    c = cluster().sources(FIXED)
+    c.block("b1", phase=BlockPhase.PENDING, reason="Priority", expected_in_s=660.0)
+    shown = c.status().jobs[0]
+    assert (shown.block, shown.job, shown.phase, shown.reason) == ("b1", "job-b1", "pending", "Priority")
+    assert shown.expected_in_s == 660.0
+    assert "pending: Priority, expected to start in 11 min" in c.story("b1")
+    c.call("c1")
+    assert "pending: Priority" in c.story("c-1")
+
+
+def test_a_block_without_a_pilot_counts_against_its_source_and_a_pilot_wipes_that(cluster: Make) -> None:
+    c = cluster().sources(FIXED)
+    source = c.core.state.sources["mine"]
+    c.block("b1", phase=BlockPhase.REFUSED, reason="Invalid partition name specified")
+    assert (source.failures, source.last_failure) == (1, "Invalid partition name specified")
+    c.block("b2", phase=BlockPhase.RUNNING).join("p1", block="b2")
+    assert source.failures == 0
+    assert c.pilot().source == "mine"
+    c.block("b2", phase=BlockPhase.ENDED, reason="preempted by Slurm")
+    assert source.failures == 0
+    assert c.status().ended_blocks == {"refused": 1, "preempted by Slurm": 1}
+
+
+def test_a_cut_off_pilot_of_a_block_that_is_over_is_lost_at_once(cluster: Make) -> None:
+    c = cluster().sources(FIXED)
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1")
+    c.call("c1").ready().forget().cut("p1")
+    assert c.pilot().state is PilotState.CUT
+    c.block("b1", phase=BlockPhase.ENDED, reason="preempted by Slurm")
+    assert not c.core.state.pilots
+    assert c.waiting() == ["c1"]
+
+
+def test_a_block_that_is_let_go_is_cancelled_with_its_last_pilot(cluster: Make) -> None:
+    c = cluster().sources(Source("mine", Rule.DEMAND, first=1, most=1, nodes=2, idle_s=10.0))
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", "p2", block="b1").forget()
+    c.wait(11.0)
+    assert "nothing to do for 10 s" in c.hears("p1", to_pilot.Exit).reason
+    assert c.hears("p2", to_pilot.Exit).drain
+    c.report("p1", say.PilotLeaving("drained"))
+    assert not c.mail.get("factory")
+    c.report("p2", say.PilotLeaving("drained"))
+    assert c.hears("factory", to_client.CancelBlocks).blocks == ("b1",)
+    c.block("b1", phase=BlockPhase.ENDED, reason="cancelled")
+    assert not c.core.state.blocks
+
+
+def test_only_the_factory_has_news_of_blocks(cluster: Make) -> None:
+    c = cluster().sources(FIXED)
+    c.tell("ana", say.BlockNews("b1", BlockPhase.RUNNING))  # type: ignore[arg-type]
+    assert c.core.state.blocks["b1"].phase is BlockPhase.ASKED  # type: ignore[index]
+    assert c.refused == {"news of blocks from a client that is not the factory": 1}
+
+
+def test_a_batch_system_that_does_not_answer_is_shown(cluster: Make) -> None:
+    c = cluster().sources(OPEN)
+    c.tell("factory", say.SourceTrouble("backfill", "squeue has not answered for 30 s"))
+    assert c.status().trouble == {"backfill": "squeue has not answered for 30 s"}
+    c.call("c1")
+    assert "squeue has not answered for 30 s" in c.story("c-1")
+    c.tell("factory", say.SourceTrouble("backfill", ""))
+    assert c.status().trouble == {}
+
+
+# ---- the policy
+
+
+def test_opportunistic_blocks_wait_in_the_queue_while_there_is_work(cluster: Make) -> None:
+    c = cluster().sources(OPEN)
+    assert c.asked() == []
+    c.calls(100)
+    assert c.asked() == ["b1", "b2"]
+    c.block("b1", phase=BlockPhase.PENDING).block("b2", phase=BlockPhase.PENDING)
+    assert c.asked() == []
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1")
+    assert c.asked() == ["b3"]
+    c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
+    assert c.asked() == ["b4"]
+    c.block("b3", phase=BlockPhase.RUNNING).join("p3", block="b3")
+    assert c.asked() == []  # four is the most
+
+
+def test_no_block_is_asked_for_that_no_queued_call_could_use(cluster: Make) -> None:
+    c = cluster().sources(OPEN)
+    c.calls(1)
+    assert c.asked() == ["b1"]
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1, memory="8 GB"))
+    c.ready().define(recipe("huge", device_memory_bytes=64 * 10**9))
+    c.call("h", context="huge")
+    assert c.asked() == []
+
+
+def test_a_failing_source_is_asked_again_after_pauses_that_double_and_then_the_call_is_told(cluster: Make) -> None:
+    c = cluster().sources(OPEN).call("c1")
+    asked: list[tuple[float, str]] = []
+    for _ in range(300):
+        for id in c.asked():
+            asked.append((round(c.now), id))
+            c.block(id, phase=BlockPhase.REFUSED, reason="Invalid account")
+        if c.ended:
+            break
+        c.wait(0.1)
+    assert [at for at, _ in asked] == [0, 2, 6]
+    failure = c.ended["c1"].failure
+    assert failure is not None
+    assert "no pilot could be started: backfill: Invalid account" in failure.message
+
+
+def test_a_lost_block_is_replaced(cluster: Make) -> None:
+    c = cluster().sources(FIXED)
+    c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2").forget()
+    c.block("b1", phase=BlockPhase.ENDED, reason="node failed")
+    assert c.asked() == ["b3"]
+
+
+def test_demand_asks_for_what_gets_the_calls_done_in_time(cluster: Make) -> None:
+    rule = Source("lab", Rule.DEMAND, first=0, most=10, finish_within_s=60.0)
+    c = cluster(pilots=1).sources(rule)
+    c.call("w").hot(run_s=6.0)
+    c.calls(51)
+    assert len(c.asked()) == 5  # fifty wait: 300 s of work, in 60 s
+
+
+def test_what_is_idle_goes_and_what_holds_least_goes_first(cluster: Make) -> None:
+    c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=2, least=1, most=2, idle_s=50.0))
+    c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2")
+    c.call("c1").ready().end("c1").forget().wait(60.0)
+    [holder] = c.lives_on()
+    [other] = {"p1", "p2"} - {holder}
+    assert c.hears(other, to_pilot.Exit).drain
+    c.wait(200.0)
+    assert not c.mail.get(holder)

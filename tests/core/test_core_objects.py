@@ -1,0 +1,305 @@
+"""The plan of transfers, step by step: who is told to get an object from whom."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from core.builders import SESSION, Cluster, devices, recipe
+
+from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.manager.core.events import ManagerRestarted
+from stoker.manager.core.transfers import Limits
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol import to_pilot, wire
+
+BIG = ObjectRef("file-big.gguf", 1 << 30, "/models/big.gguf")
+SMALL = ObjectRef("file-small", 1000, "/models/config.json")
+Told = tuple[tuple[str, ...], bool]
+"""From whom, and whether the origin is read."""
+
+
+class Peers(Cluster):
+    """A cluster whose pilots serve each other, and what each was told of an object last."""
+
+    def here(self, *names: str, has: tuple[ObjectRef, ...] = (), serves: bool = True) -> Peers:
+        for name in names:
+            address = f"{name}:7000" if serves else ""
+            objects = tuple(ref.name for ref in has)
+            hello = say.PilotHello(wire.VERSION, SESSION, name, 7, devices(1), objects=objects, peer=address)
+            self.report(name, hello, numbered=False)
+            self.hears(name, to_pilot.PilotWelcome)
+        return self
+
+    def want(self, *names: str, refs: tuple[ObjectRef, ...] = (BIG,)) -> Peers:
+        for name in names:
+            self.report(name, say.WantObjects(refs))
+        return self
+
+    def arrive(self, name: str, ref: ObjectRef = BIG, *, origin: int = 0, peer: int = 0) -> Peers:
+        self.report(name, say.ObjectsHere((say.ObjectArrival(ref.name, ref.size_bytes, origin, peer),)))
+        return self
+
+    def fail(self, name: str, *peers: str, ref: ObjectRef = BIG, origin: bool = False) -> Peers:
+        self.report(name, say.FetchFailed(ref.name, peers, origin, "connection timed out"))  # type: ignore[arg-type]
+        return self
+
+    def orders(self, name: str) -> list[to_pilot.FetchObject]:
+        mail, self.mail[name] = self.mail.get(name, deque()), deque()
+        return [message for message in mail if isinstance(message, to_pilot.FetchObject)]
+
+    def told(self, name: str) -> Told | None:
+        """What it was told last, if anything since somebody asked."""
+        orders = self.orders(name)
+        return (tuple(peer.pilot for peer in orders[-1].peers), orders[-1].origin) if orders else None
+
+
+@pytest.fixture
+def peers() -> Peers:
+    made = Peers()
+    yield made
+    made.check()
+
+
+# ---- who gets it from whom
+
+
+def test_the_first_reads_the_origin_and_the_others_get_it_from_each_other(peers: Peers) -> None:
+    peers.here("p1", "p2", "p3").want("p1")
+    assert peers.told("p1") == ((), True)
+    peers.want("p2")
+    assert peers.told("p2") == (("p1",), False)
+    assert peers.told("p1") is None  # the reader needs nobody
+    peers.want("p3")
+    assert peers.told("p3") == (("p1", "p2"), False)
+    assert peers.told("p2") == (("p1", "p3"), False)  # and gives back what it got
+
+
+def test_addresses_and_the_manifest_come_along_once(peers: Peers) -> None:
+    peers.tell("ana", say.DefineManifest(BIG.name, b"digests"))
+    peers.here("p1", "p2", "p3").want("p1", "p2")
+    (order,) = peers.orders("p2")
+    assert order == to_pilot.FetchObject(BIG, (to_pilot.Peer("p1", "p1:7000"),), False, b"digests")  # type: ignore[arg-type]
+    peers.want("p3")
+    assert [order.manifest for order in peers.orders("p2")] == [b""]
+    peers.want("p2")  # it asks again: perhaps it never heard
+    assert [order.manifest for order in peers.orders("p2")] == [b"digests"]
+
+
+def test_who_has_it_serves_before_anybody_reads_the_origin(peers: Peers) -> None:
+    peers.here("p1", has=(BIG,)).here("p2").want("p2")
+    assert peers.told("p2") == (("p1",), False)
+
+
+def test_a_small_object_comes_from_one_peer(peers: Peers) -> None:
+    peers.here("p1", "p2", has=(SMALL,)).here("p3").want("p3", refs=(SMALL,))
+    sources, origin = peers.told("p3") or ((), True)
+    assert (len(sources), origin) == (1, False)
+
+
+def test_holders_take_turns(peers: Peers) -> None:
+    peers.here("p1", "p2", has=(SMALL,)).here("p3", "p4").want("p3", "p4", refs=(SMALL,))
+    assert {peers.told("p3"), peers.told("p4")} == {(("p1",), False), (("p2",), False)}
+
+
+def test_a_pilot_that_serves_nobody_is_no_source_and_does_not_read_for_others(peers: Peers) -> None:
+    peers.here("p1", serves=False).here("p2").want("p1")
+    assert peers.told("p1") == ((), True)
+    peers.want("p2")
+    assert peers.told("p2") == ((), True)
+    peers.arrive("p1")
+    assert peers.told("p2") is None
+
+
+def test_the_rarest_object_gets_the_free_place(peers: Peers) -> None:
+    """All places of p1 and p2 are taken; the one that comes free goes to the object that fewer pilots have."""
+    common = ObjectRef("file-common", 100, "/c")
+    rare = ObjectRef("file-rare", 100, "/r")
+    peers.here("p1", has=(common, rare)).here("p2", has=(common,))
+    for n in range(8):
+        peers.here(f"q{n}", serves=False).want(f"q{n}", refs=(common,))
+    assert sorted((peers.told(f"q{n}") or ((), True))[0][0] for n in range(8)) == ["p1"] * 4 + ["p2"] * 4
+    peers.here("r1", "r2", serves=False).want("r1", refs=(common,)).want("r2", refs=(rare,))
+    assert peers.told("r1") is peers.told("r2") is None
+    freed = next(fetch.peer.id for fetch in peers.core.state.transfers.peers["p1"].serves.values())  # type: ignore[index]
+    peers.arrive(freed, common)
+    assert peers.told("r1") is None
+    assert peers.told("r2") == (("p1",), False)
+
+
+def test_nobody_is_told_more_than_a_few_times(peers: Peers) -> None:
+    names = [f"p{n}" for n in range(60)]
+    peers.here(*names).want(*names)
+    counts = [len(peers.orders(name)) for name in names]
+    limits = Limits()
+    assert max(counts) <= 1 + limits.sources
+    assert sum(counts) <= 2.5 * len(names)
+
+
+# ---- losses
+
+
+def test_another_takes_over_when_the_reader_is_lost(peers: Peers) -> None:
+    peers.here("p1", "p2", "p3").want("p1", "p2", "p3").forget().lose("p1")
+    assert peers.told("p2") == (("p3",), True)
+    assert peers.told("p3") == (("p2",), False)
+
+
+def test_a_reader_that_is_cut_off_is_replaced_and_goes_on_when_it_is_back(peers: Peers) -> None:
+    peers.here("p1", "p2").want("p1", "p2").forget().cut("p1")
+    assert peers.told("p2") == ((), True)
+    peers.here("p1")
+    assert peers.told("p1") == (("p2",), False)
+
+
+def test_a_source_that_evicts_the_object_is_replaced(peers: Peers) -> None:
+    peers.here("p1", "p2", has=(SMALL,)).here("p3").want("p3", refs=(SMALL,))
+    first, _ = peers.told("p3") or ((), True)
+    peers.report(first[0], say.ObjectsGone((SMALL.name,)))
+    assert peers.told("p3") == ((("p2",) if first == ("p1",) else ("p1",)), False)
+
+
+def test_who_waits_for_nothing_any_more_serves_nobody(peers: Peers) -> None:
+    peers.here("p1", "p2").want("p1", "p2").forget().report("p1", say.ObjectsGone((BIG.name,)))
+    assert peers.told("p2") == ((), True)
+
+
+def test_one_that_asks_for_what_it_is_said_to_have_gets_it_again(peers: Peers) -> None:
+    peers.here("p1", "p2", has=(BIG,)).want("p1")
+    assert peers.told("p1") == (("p2",), False)
+
+
+def test_a_pilot_that_drains_serves_only_where_nobody_else_does(peers: Peers) -> None:
+    peers.here("p1", "p2", has=(SMALL,)).here("p3", "p4", "p5")
+    peers.core.state.pilots["p1"].block = "b1"  # type: ignore[index]
+    peers.by_hand = True
+    peers.tell("ana", say.ReleaseBlock("b1"))
+    peers.want("p3", "p4", refs=(SMALL,))
+    assert peers.told("p3") == peers.told("p4") == (("p2",), False)
+    for name in ("p2", "p3", "p4"):
+        peers.lose(name)
+    peers.want("p5", refs=(SMALL,))
+    assert peers.told("p5") == (("p1",), False)
+
+
+def test_after_a_restart_nobody_is_told_anything_until_they_are_back(peers: Peers) -> None:
+    peers.here("p1", "p2").want("p1", "p2").forget().event(ManagerRestarted())
+    peers.nothing_else_was_said()
+    peers.here("p2")
+    assert peers.told("p2") == ((), True)
+    peers.here("p1", has=(BIG,))
+    assert peers.told("p1") is None
+
+
+# ---- peers that cannot reach each other, origins that cannot be read
+
+
+def test_who_cannot_reach_a_peer_gets_another_and_at_last_the_origin(peers: Peers) -> None:
+    peers.here("p1", "p2", has=(SMALL,)).here("p3").want("p3", refs=(SMALL,))
+    first, _ = peers.told("p3") or ((), True)
+    peers.fail("p3", *first, ref=SMALL)
+    second, origin = peers.told("p3") or ((), True)
+    assert (set(first + second), origin) == ({"p1", "p2"}, False)
+    peers.fail("p3", *second, ref=SMALL)
+    assert peers.told("p3") == ((), True)
+
+
+def test_where_peers_never_reach_each_other_one_failure_is_enough(peers: Peers) -> None:
+    readers = [f"p{n}" for n in range(3)]
+    peers.here("q1", "q2", has=(SMALL,))
+    for name in readers:
+        peers.here(name).want(name, refs=(SMALL,))
+        for _ in range(len(peers.core.state.transfers.peers)):
+            sources, origin = peers.told(name) or ((), True)
+            if origin:
+                break
+            peers.fail(name, *sources, ref=SMALL)
+        peers.arrive(name, SMALL, origin=1000)
+    peers.here("last").want("last", refs=(SMALL,))
+    sources, origin = peers.told("last") or ((), True)
+    assert not origin
+    assert len(sources) == 1
+    peers.fail("last", *sources, ref=SMALL)
+    assert peers.told("last") == ((), True)
+
+
+def test_only_a_few_read_the_origin_for_themselves_at_a_time(peers: Peers) -> None:
+    names = [f"p{n}" for n in range(7)]
+    peers.here(*names, serves=False).want(*names)
+    assert [peers.told(name) for name in names] == [((), True)] * 4 + [None] * 3
+    peers.arrive("p1")
+    assert [peers.told(name) for name in names] == [None] * 4 + [((), True)] + [None] * 2
+
+
+def test_another_reads_the_origin_where_one_cannot(peers: Peers) -> None:
+    peers.here("p1", "p2").want("p1", "p2").forget().fail("p1", origin=True)
+    assert peers.told("p2") == ((), True)
+    assert peers.told("p1") == (("p2",), False)
+
+
+def test_who_can_read_nothing_is_told_that_nobody_can_give_it(peers: Peers) -> None:
+    peers.here("p1").want("p1").forget().fail("p1", origin=True)
+    assert peers.told("p1") == ((), False)
+    peers.want("p1")  # a later try is a new one
+    assert peers.told("p1") == ((), True)
+
+
+def test_what_nobody_can_read_fails_for_everybody(peers: Peers) -> None:
+    names = [f"p{n}" for n in range(30)]
+    peers.here(*names).want(*names)
+    readers = 0
+    while True:
+        told = {name: orders[-1] for name in names if (orders := peers.orders(name))}
+        reader = next((name for name, order in told.items() if order.origin), None)
+        if reader is None:
+            break
+        readers += 1
+        peers.fail(reader, origin=True)
+    assert readers == Limits().origin_tries
+    assert not peers.core.state.transfers.objects
+
+
+def test_a_peer_that_fails_those_whom_others_serve_is_given_to_nobody(peers: Peers) -> None:
+    bad = ("bad",)
+    peers.here("bad", "good", has=(BIG,))
+    for n in range(3):
+        peers.here(f"p{n}").want(f"p{n}").fail(f"p{n}", "bad").arrive(f"p{n}", peer=BIG.size_bytes)
+    peers.forget().here("last").want("last")
+    sources, _ = peers.told("last") or ((), True)
+    assert len(sources) == 3
+    assert not set(sources) & set(bad)
+    peers.lose("last").here("bad", has=(BIG,)).here("again")  # a hello is a new beginning
+    assert peers.core.state.transfers.peers["bad"].address  # type: ignore[index]
+
+
+def test_late_words_change_nothing(peers: Peers) -> None:
+    peers.here("p1").fail("p1", "p9").report("p1", say.ObjectsGone(("file-never",)))
+    peers.lose("p1").report("p1", say.WantObjects((BIG,)))
+    assert peers.orders("p1") == []
+
+
+# ---- what is told of it
+
+
+def library(peers: Peers) -> Recipe:
+    made = recipe("llm")
+    return Recipe(made.key, made.name, made.loader, (BIG, SMALL))
+
+
+def test_status_and_stories_tell_how_objects_travel(peers: Peers) -> None:
+    peers.here("p1").define(library(peers)).call("1", context="llm").forget()
+    peers.want("p1", refs=(BIG, SMALL))
+    assert "big.gguf (1.1 GB) comes from where it lies" in peers.story("lib-1")
+    big, small = peers.status().objects
+    assert (big.name, big.size_bytes, big.holders, big.fetching) == (BIG.name, BIG.size_bytes, 0, 1)
+    peers.arrive("p1", origin=BIG.size_bytes).arrive("p1", SMALL, peer=1000)
+    big, small = peers.status().objects
+    assert (big.holders, big.fetching, big.origin_bytes, big.peer_bytes) == (1, 0, BIG.size_bytes, 0)
+    assert (small.origin_bytes, small.peer_bytes) == (0, 1000)
+
+
+def test_status_says_that_peers_cannot_reach_each_other(peers: Peers) -> None:
+    peers.define(library(peers)).here("p1", has=(BIG,)).here("p2").want("p2").fail("p2", "p1")
+    big, _ = peers.status().objects
+    assert "no peer could serve p2" in big.trouble
+    assert "connection timed out" in big.trouble

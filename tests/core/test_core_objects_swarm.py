@@ -1,0 +1,113 @@
+"""The plan of transfers, carried out in virtual time: how long it takes, and that it ends, whatever is lost."""
+
+from __future__ import annotations
+
+from core.swarm import PART_BYTES, Swarm
+
+from stoker.contexts.recipe import ObjectRef
+
+MODEL = ObjectRef("file-model", 64 * PART_BYTES, "/models/model")
+ONE_COPY_S = MODEL.size_bytes / 125e6
+
+
+def names(count: int) -> list[str]:
+    return [f"p{n}" for n in range(count)]
+
+
+def ends(swarm: Swarm, ref: ObjectRef = MODEL) -> list[float]:
+    assert not swarm.waiting()
+    return [pilot.done[ref.name] for pilot in swarm.pilots.values()]
+
+
+def copies(swarm: Swarm, ref: ObjectRef = MODEL) -> float:
+    return swarm.origin_bytes[ref.name] / ref.size_bytes
+
+
+def test_sixteen_pilots_have_it_in_less_than_two_copies_and_the_origin_is_read_once() -> None:
+    swarm = Swarm().join(*names(16)).want(*names(16), refs=[MODEL]).run()
+    assert max(ends(swarm)) <= 2 * ONE_COPY_S
+    assert copies(swarm) == 1.0
+    assert swarm.most_readers[MODEL.name] == 1
+    swarm.check()
+
+
+def test_many_pilots_take_little_longer_than_a_few() -> None:
+    swarm = Swarm().join(*names(100)).want(*names(100), refs=[MODEL]).run()
+    assert max(ends(swarm)) <= 2.5 * ONE_COPY_S
+    assert copies(swarm) == 1.0
+    assert sum(pilot.told for pilot in swarm.pilots.values()) <= 2 * 100
+
+
+def test_pilots_that_come_while_others_fetch_need_no_longer() -> None:
+    swarm = Swarm()
+    for n, name in enumerate(names(30)):
+        swarm.join(name).want(name, refs=[MODEL]).run(until=n * 0.1)
+    swarm.run()
+    assert max(ends(swarm)) <= 29 * 0.1 + 2 * ONE_COPY_S
+    assert copies(swarm) == 1.0
+
+
+def test_several_objects_come_side_by_side() -> None:
+    refs = [ObjectRef(f"file-{n}", (8 << n) * PART_BYTES, f"/m/{n}") for n in range(4)]
+    swarm = Swarm().join(*names(12)).want(*names(12), refs=refs).run()
+    total_s = sum(ref.size_bytes for ref in refs) / 125e6
+    assert max(max(ends(swarm, ref)) for ref in refs) <= 2.5 * total_s
+    assert [copies(swarm, ref) for ref in refs] == [1.0] * 4
+
+
+def test_the_loss_of_readers_and_sources_costs_little() -> None:
+    swarm = Swarm().join(*names(24)).want(*names(24), refs=[MODEL])
+    for at, name in ((0.4, "p0"), (0.8, "p1"), (0.9, "p5"), (1.2, "p2"), (1.5, "p9")):
+        swarm.run(until=at)
+        swarm.kill(name)
+    swarm.run()
+    assert max(ends(swarm)) <= 3 * ONE_COPY_S
+    assert copies(swarm) <= 1.5  # what only the lost had is read again
+    assert swarm.most_readers[MODEL.name] == 1
+
+
+def test_a_pilot_that_serves_wrong_bytes_is_found_out() -> None:
+    swarm = Swarm().join("bad", "good").want("bad", "good", refs=[MODEL]).run()
+    swarm.pilots["bad"].corrupt = True
+    swarm.join(*names(16)).want(*names(16), refs=[MODEL]).run()
+    ends(swarm)
+    assert copies(swarm) == 1.0
+    assert not swarm.core.state.transfers.peers["bad"].address  # type: ignore[index]
+
+
+def test_where_no_pilot_reaches_another_each_reads_the_origin_a_few_at_a_time() -> None:
+    swarm = Swarm(fail_s=0.5).join(*names(12))
+    for name in names(12):
+        swarm.wall(name)
+    swarm.want(*names(12), refs=[MODEL]).run()
+    ends(swarm)
+    assert copies(swarm) == 12.0
+    assert swarm.most_readers[MODEL.name] <= 5
+
+
+def test_two_halves_that_do_not_reach_each_other_read_the_origin_twice_or_so() -> None:
+    here, there = names(16)[:8], names(16)[8:]
+    swarm = Swarm(fail_s=0.2).join(*here, *there)
+    for one in here:
+        for other in there:
+            swarm.wall(one, other)
+    swarm.want(*here, *there, refs=[MODEL]).run()
+    ends(swarm)
+    assert copies(swarm) <= 6.0
+
+
+def test_an_origin_that_only_one_pilot_sees_is_enough() -> None:
+    swarm = Swarm(fail_s=0.1).join(*names(6))
+    for name in names(6)[:5]:
+        swarm.pilots[name].blind = True
+    swarm.want(*names(6), refs=[MODEL]).run()
+    ends(swarm)
+    assert copies(swarm) == 1.0
+
+
+def test_two_thousand_pilots_cost_the_manager_seconds() -> None:
+    """The plan alone: every pilot asks, is told, and says that it has come, two thousand times without a square."""
+    ref = ObjectRef("file-small", 1000, "/small")
+    swarm = Swarm(rate=1e12).join(*names(100))
+    swarm.want(*names(100), refs=[ref]).run()
+    assert sum(pilot.told for pilot in swarm.pilots.values()) == 100

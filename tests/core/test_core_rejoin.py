@@ -1,0 +1,139 @@
+"""A pilot that was given up comes back with what it holds; and pilots whose walltime ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.builders import Cluster, recipe
+
+from stoker.manager.core.state import LibraryState, PilotState
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol import to_pilot
+
+Make = Callable[..., Cluster]
+
+
+def test_a_context_survives_that_its_pilot_was_given_up(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1").ready().end("c1").cut("p1").lose("p1")
+    assert not c.core.state.libraries
+    c.come_back("p1", lib1=()).forget()
+    assert c.library().state is LibraryState.READY
+    assert (c.core.state.lost_pilots, c.core.state.pilots_gone) == (0, 0)
+    c.call("c2")
+    assert c.runs("p1") == ["c2"]
+    c.nothing_else_was_said()
+
+
+def test_a_call_that_waits_goes_on_where_it_ran(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1").ready().cut("p1").lose("p1")
+    assert c.waiting() == ["c1"]
+    c.come_back("p1", lib1=("c1",)).forget()
+    assert c.held() == ["c1"]
+    c.end("c1")
+    assert c.ended["c1"].ok
+    c.nothing_else_was_said()
+
+
+def test_whichever_ends_first_ends_a_call_that_runs_twice(cluster: Make) -> None:
+    c = cluster(pilots=2).define(recipe("a")).call("c1", context="a").ready()
+    first = c.holders("c1")[0]
+    lost, other = first.pilot.id, {"p1": "p2", "p2": "p1"}[first.pilot.id]
+    c.cut(lost).lose(lost).ready()
+    assert c.held(other, "a") == ["c1"]
+    c.come_back(lost, **{f"lib{first.id}": ("c1",)})
+    assert first.zombies
+    c.report(lost, say.CallsEnded(first.id, [_end(c, "c1")]))
+    assert c.ended["c1"].ok
+    second = c.library(other, "a")
+    c.report(other, say.CallsEnded(second.id, [_end(c, "c1")]))  # `ended twice` would be told by the builder
+    assert not second.zombies
+
+
+def test_a_pilot_that_was_only_silent_is_asked_to_say_hello(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1").ready().end("c1").forget().lose("p1")
+    c.report("p1", say.Heartbeat(), numbered=False)
+    c.hears("p1", to_pilot.HelloAgain)
+    c.come_back("p1", lib1=())
+    assert c.pilot().state is PilotState.HERE
+    assert c.lives_on() == ["p1"]
+
+
+def test_frames_that_were_on_their_way_count_after_the_hello(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1").ready()
+    library = c.library()
+    c.cut("p1").lose("p1").come_back("p1", lib1=("c1",))
+    c.report("p1", say.CallsEnded(library.id, [_end(c, "c1")]))
+    assert c.ended["c1"].ok
+
+
+def test_a_pilot_that_left_by_itself_does_not_come_back(cluster: Make) -> None:
+    c = cluster(pilots=1).report("p1", say.PilotLeaving("walltime")).forget()
+    c.come_back("p1")
+    assert "given up" in c.hears("p1", to_pilot.PilotRefused).reason
+
+
+def test_a_library_that_was_told_to_stop_is_told_again(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a", memory="6 GB"), recipe("b", memory="6 GB"))
+    c.call("c1", context="a").ready().end("c1").call("c2", context="b").forget()
+    assert c.library(context="a").state is LibraryState.STOPPING
+    c.cut("p1").lose("p1").come_back("p1", lib1=())
+    c.hears("p1", to_pilot.PilotWelcome)
+    assert c.hears("p1", to_pilot.StopLibrary).library == 1
+
+
+# ---- quarantine
+
+
+def test_a_faulty_device_gets_nothing_more_and_its_calls_run_elsewhere(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1").ready().join("p2").forget()
+    c.report("p1", say.DeviceFault("cpu:0", "it gave a wrong matrix product, twice"))  # type: ignore[arg-type]
+    assert c.library().state is LibraryState.STOPPING
+    assert c.status().pilots[0].devices[0].fault == "it gave a wrong matrix product, twice"
+    c.ready(only="p2")
+    assert c.held("p2") == ["c1"]
+    c.report("p1", say.CallsEnded(c.library("p1").id, [_end(c, "c1")]))
+    assert "c1" not in c.ended  # who knows what a device that computes wrongly has made of it
+    c.end("c1")
+    assert c.ended["c1"].ok
+    assert "quarantined" in c.story("p1")
+
+
+# ---- walltime
+
+
+def test_a_pilot_is_drained_before_its_walltime_is_over(cluster: Make) -> None:
+    c = cluster().join("p1", ends_in_s=600.0).call("c1").hot(run_s=1.0).wait(579.0)
+    assert c.pilot().state is PilotState.HERE
+    c.wait(2.0)
+    assert "its walltime is over in 20 s" in c.hears("p1", to_pilot.Exit).reason
+
+
+def test_longer_calls_need_a_longer_margin(cluster: Make) -> None:
+    c = cluster().join("p1", ends_in_s=600.0).call("c1").hot(run_s=60.0).wait(520.0)
+    assert c.pilot().state is PilotState.DRAINING
+
+
+def test_a_call_that_cannot_finish_there_waits_for_another_pilot(cluster: Make) -> None:
+    c = cluster().join("p1", ends_in_s=600.0).call("c1").hot(run_s=50.0)
+    c.wait(520.0)  # 80 s are left, a call takes 50: with caution 77 are needed
+    assert c.pilot().state is PilotState.HERE
+    c.call("c2")
+    assert c.held() == ["c2"]
+    c.end("c2", run_s=50.0).wait(5.0)
+    c.call("c3")
+    assert c.waiting() == ["c3"]
+    c.join("p2").ready(only="p2")
+    assert c.held("p2") == ["c3"]
+
+
+def test_no_context_is_loaded_where_it_would_not_be_ready_in_time(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", run_s=10.0, load_s=100.0)
+    c.lose("p1").forget().join("p2", ends_in_s=90.0)
+    c.call("c2", context="a")
+    assert c.lives_on("a") == []
+    c.join("p3", ends_in_s=900.0)
+    assert c.lives_on("a") == ["p3"]
+
+
+def _end(c: Cluster, name: str) -> say.CallEnd:
+    return say.CallEnd(c.ids[name], True, name.encode(), 1.0)  # type: ignore[arg-type]
