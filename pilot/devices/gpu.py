@@ -15,6 +15,7 @@ from typing import Any
 from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.devices.device import Device
+from stoker.pilot.devices.health import Health
 
 
 def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None) -> tuple[tuple[Device, ...], str]:
@@ -103,3 +104,9 @@ def _device(nvml: Any, index: int, handle: Any) -> Device:
     uuid = _uuid(nvml, handle)
     facts = DeviceFacts(device=DeviceId(f"cuda:{index}"), kind=kind, memory_bytes=memory)
     return Device(facts=facts, cuda=uuid, uuid=uuid)
+
+
+def health_of(devices: tuple[Device, ...], *, nvml: Any = None) -> Health | None:
+    """A watch over what the driver reports of these GPUs; None where there is no NVML."""
+    nvml = nvml or _nvml()
+    return Health(devices, nvml=nvml) if nvml is not None else None

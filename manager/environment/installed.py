@@ -1,0 +1,143 @@
+"""What this Python environment consists of, and a key that names its state.
+
+Three places hold packages: the `site-packages` folders on `sys.path` (of the virtual environment, of the system where
+it is shown, of the user); source folders that an editable install names in a `.pth` file; and those that its import
+hook maps. Where two have a package of one name the earlier wins, as when it is imported.
+
+The key covers Python itself, each distribution with its version and its RECORD (in which installers note a digest of
+each file), the names at the top of each folder, and for editable sources every file's length and time. Reading it
+takes a fraction of a second. What it cannot see is an installed file that was edited by hand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from urllib.parse import unquote, urlparse
+
+import msgspec
+
+from stoker.errors import ConfigError
+from stoker.manager.environment.walking import listing_digest
+
+_FORMAT = "stoker-environment-1"
+"""To be changed when the same environment is to be packed otherwise."""
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+class Editable(msgspec.Struct, frozen=True):
+    """A package or module that is used from its source folder: where it belongs in `site-packages`, where it lies."""
+
+    name: str
+    path: str
+
+
+class Installed(msgspec.Struct, frozen=True):
+    """This environment: its folders of packages in the order in which they are searched, its editable installs."""
+
+    folders: tuple[str, ...]
+    editables: tuple[Editable, ...]
+    scripts: str
+    """The folder of a virtual environment's programs; empty where it is the system's."""
+    key: str
+
+
+def this_environment() -> Installed:
+    """The environment of this process. Raises ConfigError for an editable install whose sources can't be found."""
+    folders = tuple(_folders())
+    editables = tuple({one.name: one for one in [*_mapped(), *_named_in_pth(folders)]}.values())
+    _check_editables(folders, editables)
+    inside = sys.prefix != sys.base_prefix
+    return Installed(
+        folders=folders,
+        editables=editables,
+        scripts=sysconfig.get_path("scripts") if inside else "",
+        key=_key(folders, editables),
+    )
+
+
+def _folders() -> Iterator[str]:
+    known = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    wanted = {os.path.realpath(folder) for folder in known}
+    on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
+    return (place for place in on_path if place in wanted and os.path.isdir(place))
+
+
+def _named_in_pth(folders: Iterable[str]) -> Iterator[Editable]:
+    """Packages and modules at the top of source folders that a line of a `.pth` file puts on `sys.path`."""
+    for folder in folders:
+        for file in sorted(os.listdir(folder)):
+            if not file.endswith(".pth"):
+                continue
+            with open(os.path.join(folder, file), encoding="utf-8", errors="replace") as lines:
+                places = [line.strip() for line in lines if line.strip() and not line.startswith(("#", "import"))]
+            for place in places:
+                yield from _importable(os.path.join(folder, place))
+
+
+def _importable(folder: str) -> Iterator[Editable]:
+    if not os.path.isdir(folder):
+        return
+    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+        stem, suffix = os.path.splitext(entry.name)
+        is_module = entry.is_file() and suffix in (".py", ".so") and stem != "setup"
+        if is_module or (entry.is_dir() and stem.isidentifier() and not suffix and _holds_python(entry.path)):
+            yield Editable(entry.name, os.path.realpath(entry.path))
+
+
+def _holds_python(folder: str) -> bool:
+    try:
+        return any(name.endswith((".py", ".so")) for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def _mapped() -> Iterator[Editable]:
+    """What the import hooks of editable installs (setuptools) serve."""
+    for finder in sys.meta_path:
+        home = sys.modules.get(getattr(finder, "__module__", "") or "")
+        if home is not None and home.__name__.startswith("__editable__"):
+            for name, path in sorted(getattr(home, "MAPPING", {}).items()):
+                suffix = os.path.splitext(path)[1] if os.path.isfile(path) else ""
+                yield Editable(name.replace(".", "/") + suffix, os.path.realpath(path))
+
+
+def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) -> None:
+    """Every editable install must be among those that were found: others have hooks that only their tool knows."""
+    for distribution in importlib.metadata.distributions(path=list(folders)):
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if not origin.get("dir_info", {}).get("editable"):
+            continue
+        source = os.path.realpath(unquote(urlparse(origin.get("url", "")).path))
+        names = set((distribution.read_text("top_level.txt") or "").split())
+        if not any(one.path.startswith(source + os.sep) or one.name.partition(".")[0] in names for one in editables):
+            name = distribution.metadata["Name"]
+            raise ConfigError(
+                f"the environment cannot travel: {name} is an editable install of {source} through a hook that Stoker"
+                f" does not know; install it plainly (pip install {source}) or without a build hook",
+                key="environment",
+            )
+
+
+def _key(folders: tuple[str, ...], editables: tuple[Editable, ...]) -> str:
+    parts = [_FORMAT, sys.version, str(sysconfig.get_config_var("SOABI"))]
+    for place, folder in enumerate(folders):
+        parts += [f"{place} {name}" for name in sorted(os.listdir(folder)) if name != "__pycache__"]
+    records = []
+    for distribution in importlib.metadata.distributions(path=list(folders)):
+        record = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""
+        digest = hashlib.sha256(record.encode(errors="replace")).hexdigest()
+        records.append(f"{distribution.metadata['Name']} {distribution.version} {digest}")
+    parts += sorted(records)
+    parts += [f"{one.name} {listing_digest(one.path)}" for one in editables]
+    whole = hashlib.sha256()
+    for part in parts:
+        data = part.encode(errors="replace")
+        whole.update(len(data).to_bytes(8, "big") + data)
+    return whole.hexdigest()[:32]

@@ -1,0 +1,156 @@
+"""Which files travel: the packages of this environment, and the interpreter that it runs on.
+
+Both archives hold the layout of a virtual environment, because that is what a node makes of them:
+
+    lib/python3.11/site-packages/    every package, editable ones from their sources
+    bin/                             programs of a virtual environment; their first line finds the Python beside them
+    base/bin/python3.11              the interpreter with its standard library, where it travels
+    base/lib/python3.11/
+    base/lib/bundled/                shared libraries of this system that it needs, for nodes that lack them
+
+Compiled bytecode goes along when it is up to date: without it every new node would compile PyTorch again, for tens of
+seconds. It notes when its source was changed, and in the archive every file has the same time, so that one environment
+always gives the same bytes. The standard library's tests and its graphical parts stay here.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from stoker.errors import ConfigError
+from stoker.manager.environment.installed import PYTHON, Installed
+from stoker.manager.environment.walking import Found, files_below
+
+_HEAD = importlib.util.MAGIC_NUMBER + bytes(4)
+"""How bytecode begins that is checked by its source's time and length, not by a digest."""
+_NOT_NEEDED = re.compile(
+    r"(site-packages|dist-packages|test|idlelib|turtledemo|tkinter|ensurepip|config-[^/]*|lib-dynload/_tkinter[^/]*"
+    r"|[^/]+/tests?|turtle\.py|EXTERNALLY-MANAGED)"
+)
+_OF_LIBC = re.compile(
+    r"(linux-vdso|ld-linux|ld64|libc|libm|libdl|librt|libpthread|libutil|libresolv|libnsl|libanl)[.-]"
+)
+
+
+class Kind(enum.Enum):
+    """How a file goes into the archive."""
+
+    PLAIN = "plain"
+    LINK = "link"
+    SCRIPT = "script"
+    """A program whose first line names this environment's Python."""
+    BYTECODE = "bytecode"
+    """Compiled Python, whose note of its source's time is changed."""
+
+
+class Member(NamedTuple):
+    """A file of an archive: its name there, where it lies (of a link: its target), and its length in bytes."""
+
+    name: str
+    path: str
+    size_bytes: int
+    kind: Kind = Kind.PLAIN
+    executable: bool = False
+
+
+def package_members(installed: Installed) -> list[Member]:
+    """Everything that can be imported here but the standard library, and a virtual environment's programs."""
+    found: dict[str, Member] = {}
+    packages = f"lib/python{PYTHON}/site-packages/"
+    taken: set[str] = set()
+    for folder in installed.folders:
+        here = set()
+        for member in _members(folder, prefix=packages, skip=lambda name: name.startswith("__editable__")):
+            top = member.name.removeprefix(packages).partition("/")[0]
+            here.add(top)
+            if top not in taken:
+                found[member.name] = member
+        taken |= here
+    for one in installed.editables:
+        if one.name in taken:
+            continue
+        if os.path.isdir(one.path):
+            new = list(_members(one.path, prefix=f"{packages}{one.name}/"))
+        else:
+            new = [Member(packages + one.name, one.path, os.path.getsize(one.path))]
+        found.update((member.name, member) for member in new)
+    if installed.scripts:
+        found.update((member.name, member) for member in _scripts(installed.scripts))
+    return sorted(found.values())
+
+
+def interpreter_members() -> list[Member]:
+    """The interpreter that this environment runs on, with its standard library. Raises ConfigError."""
+    executable = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+    library = sysconfig.get_path("stdlib")
+    if not os.path.isfile(executable) or not os.path.isdir(library):
+        raise ConfigError(
+            f"the interpreter cannot travel: {executable} or {library} is not there; set [environment] python to the"
+            " name of the one on compute nodes",
+            key="python",
+        )
+    name = f"python{PYTHON}"
+    place = os.path.relpath(library, sys.base_prefix)
+    members = [Member(f"base/bin/{name}", executable, os.path.getsize(executable), executable=True)]
+    members.append(Member("base/bin/python3", name, 0, Kind.LINK))
+    members += _members(library, prefix=f"base/{place}/", skip=lambda path: _NOT_NEEDED.fullmatch(path) is not None)
+    members += _members(sysconfig.get_path("include"), prefix=f"base/include/{name}/")
+    members += _bundled([member.path for member in members if ".so" in member.name or member.executable])
+    return sorted({member.name: member for member in members}.values())
+
+
+def _members(folder: str, *, prefix: str, skip: Callable[[str], bool] = lambda _name: False) -> Iterator[Member]:
+    for file in files_below(folder, skip=skip):
+        if file.link:
+            yield Member(prefix + file.name, file.link, 0, Kind.LINK)
+            continue
+        executable = bool(file.facts.st_mode & 0o100)
+        yield Member(prefix + file.name, file.path, file.facts.st_size, executable=executable)
+        compiled = _bytecode(file) if file.name.endswith(".py") else None
+        if compiled is not None:
+            above, _, _ = file.name.rpartition("/")
+            inside = f"{above}/__pycache__/" if above else "__pycache__/"
+            name = prefix + inside + os.path.basename(compiled)
+            yield Member(name, compiled, os.path.getsize(compiled), Kind.BYTECODE)
+
+
+def _bytecode(source: Found) -> str | None:
+    """The file of a source's bytecode, if it is there and up to date."""
+    compiled = importlib.util.cache_from_source(source.path)
+    try:
+        with open(compiled, "rb") as file:
+            head = file.read(16)
+    except OSError:
+        return None
+    said = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
+    is_now = int(source.facts.st_mtime) & 0xFFFFFFFF, source.facts.st_size & 0xFFFFFFFF
+    return compiled if head[:8] == _HEAD and said == is_now else None
+
+
+def _scripts(folder: str) -> Iterator[Member]:
+    for file in files_below(folder):
+        if file.link or re.match(r"(python|pypy|[Aa]ctivate)", file.name):
+            continue
+        with open(file.path, "rb") as opened:
+            kind = Kind.SCRIPT if opened.read(2) == b"#!" else Kind.PLAIN
+        yield Member(f"bin/{file.name}", file.path, file.facts.st_size, kind, executable=True)
+
+
+def _bundled(files: list[str]) -> Iterator[Member]:
+    """Shared libraries that these files load from the system, but for those of the C library itself."""
+    ldd = shutil.which("ldd")
+    if ldd is None:
+        return
+    said = subprocess.run([ldd, *files], capture_output=True, text=True, errors="replace", check=False).stdout
+    for name, path in sorted(set(re.findall(r"^\s+(\S+) => (/\S+) \(0x", said, re.MULTILINE))):
+        if not _OF_LIBC.match(name):
+            yield Member(f"base/lib/bundled/{name}", os.path.realpath(path), os.path.getsize(path), executable=True)

@@ -1,0 +1,189 @@
+"""Where environments lie on a node: unpacked once, shared by a user's pilots, removed when others need the room.
+
+    <scratch>/stoker-<uid>/environments/
+        NAME/                 an environment, whole or not there: it comes by a rename
+        NAME.files            how many files it has: one that has lost some (a cleaner of /tmp) gets them again
+        NAME.used             held (a shared flock) by every pilot that runs in it; its time says when it was last used
+        NAME.making           held by the one that fetches and unpacks; others wait for it
+        NAME.tar.gz           the archive, from which the pilot's object cache has it
+
+The kernel drops a lock when its holder dies, so no crash leaves an environment half made or in use for ever.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+KEEP_BYTES = 20_000_000_000
+"""Environments may take so much, the one that is needed included."""
+
+
+class StartError(Exception):
+    """The pilot cannot start on this node. The message says why, and what to do."""
+
+
+def base_folder(given: str) -> Path:
+    """Where this user's pilots keep their files on this node: the same place as `stoker.pilot.agent.scratch` takes.
+
+    Raises StartError.
+    """
+    parent = os.path.expandvars(given)
+    if parent.startswith("$"):
+        raise StartError(f"this node sets no {parent}, which [pilot] scratch names; give it a folder that is there")
+    for name in ("STOKER_SCRATCH", "SLURM_TMPDIR", "TMPDIR"):
+        parent = parent or os.environ.get(name, "")
+    base = Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"
+    try:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if base.lstat().st_uid != os.getuid() or base.is_symlink():
+            raise StartError(f"{base} belongs to somebody else; give [pilot] scratch another folder")
+        base.chmod(0o700)
+    except OSError as error:
+        raise StartError(f"no folder could be made at {base}: {error}; give [pilot] scratch another one") from error
+    return base
+
+
+class Environments:
+    """The environments of one user on one node."""
+
+    def __init__(self, base: Path, *, keep_bytes: int = KEEP_BYTES) -> None:
+        self._root = base / "environments"
+        self._keep_bytes = keep_bytes
+        self._root.mkdir(mode=0o700, exist_ok=True)
+
+    def archive(self, name: str) -> Path:
+        """Where the archive of an environment is put."""
+        return self._root / f"{name}.tar.gz"
+
+    def enter(self, name: str, *, room_bytes: int, get: Callable[[Path], None], finish: Callable[[Path], None]) -> Path:
+        """The folder of an environment, made first if it is not here. It stays for as long as this process lives,
+        whatever program it becomes.
+
+        `get` puts the archive at a path; `finish` makes an environment of what was unpacked, again whenever it is
+        entered. Raises StartError.
+        """
+        used = self._open(f"{name}.used")
+        fcntl.flock(used, fcntl.LOCK_SH)
+        os.set_inheritable(used, True)
+        os.utime(used)
+        making = self._open(f"{name}.making")
+        folder = self._root / name
+        try:
+            fcntl.flock(making, fcntl.LOCK_EX)
+            if not self._is_whole(folder):
+                self._make(folder, room_bytes, get, finish)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StartError(self._no_room(room_bytes)) from error
+            raise StartError(f"the environment could not be unpacked in {self._root}: {error}") from error
+        finally:
+            os.close(making)
+        return folder
+
+    def _open(self, file: str) -> int:
+        return os.open(self._root / file, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def _make(self, folder: Path, room_bytes: int, get: Callable[[Path], None], finish: Callable[[Path], None]) -> None:
+        self._make_room(folder, room_bytes)
+        archive = self.archive(folder.name)
+        get(archive)
+        if folder.is_dir():  # it has lost files, and others may run in it: what is there stays
+            unpack(archive, folder, missing_only=True)
+            finish(folder)
+        else:
+            draft = folder.with_name(f"{folder.name}.draft")
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(0o700)
+            unpack(archive, draft)
+            draft.rename(folder)
+            finish(folder)
+        folder.with_name(f"{folder.name}.files").write_text(str(_count(folder)))
+
+    def _is_whole(self, folder: Path) -> bool:
+        try:
+            return _count(folder) >= int(folder.with_name(f"{folder.name}.files").read_text())
+        except (OSError, ValueError):
+            return False
+
+    def _make_room(self, wanted: Path, room_bytes: int) -> None:
+        """Remove environments that nobody runs in, those first that were not used for longest, until there is room."""
+        here = [(place, _size(place)) for place in self._by_use() if place != wanted]
+        total = room_bytes + sum(size for _, size in here)
+        for place, size in here:
+            if total <= self._keep_bytes and self._free_bytes() > room_bytes:
+                return
+            if self._remove(place):
+                total -= size
+        if self._free_bytes() <= room_bytes:
+            raise StartError(self._no_room(room_bytes))
+
+    def _by_use(self) -> list[Path]:
+        """Environments, the one that was used last at the end."""
+        used = sorted(self._root.glob("*.used"), key=lambda file: file.stat().st_mtime)
+        return [place for file in used if (place := file.with_suffix("")).is_dir()]
+
+    def _remove(self, place: Path) -> bool:
+        lock = self._open(f"{place.name}.used")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # somebody runs in it
+            return False
+        else:
+            gone = place.with_name(f"{place.name}.gone")
+            for file in (place.with_name(f"{place.name}.files"), self.archive(place.name)):
+                file.unlink(missing_ok=True)
+            place.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+            return True
+        finally:
+            os.close(lock)
+
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self._root).free
+
+    def _no_room(self, room_bytes: int) -> str:
+        return (
+            f"the environment needs {room_bytes / 1e9:.1f} GB in {self._root} on {os.uname().nodename}, and"
+            f" {self._free_bytes() / 1e9:.1f} GB are free; give [pilot] scratch a larger disk"
+        )
+
+
+def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
+    """Unpack an archive; with `missing_only` what is there stays as it is. Raises OSError, StartError."""
+    with tarfile.open(archive, "r:gz") as tar:
+        trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+        try:
+            tar.extractall(folder, _checked(tar, folder, missing_only=missing_only), **trusted)  # type: ignore[arg-type]
+        except (tarfile.TarError, EOFError, ValueError) as error:
+            with suppress(OSError):
+                archive.unlink()
+            raise StartError(f"the archive {archive} is damaged: {error}; start again to get another one") from error
+
+
+def _checked(tar: tarfile.TarFile, folder: Path, *, missing_only: bool) -> Iterator[tarfile.TarInfo]:
+    for member in tar:
+        if member.name.startswith("/") or ".." in member.name.split("/") or not (member.isfile() or member.issym()):
+            raise ValueError(f"a member {member.name!r} has no place in it")
+        if not missing_only or not os.path.lexists(folder / member.name):
+            yield member
+
+
+def _count(folder: Path) -> int:
+    """Files below a folder, but for compiled bytecode, which comes and goes."""
+    return sum(len(files) for below, _, files in os.walk(folder) if os.path.basename(below) != "__pycache__")
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for below, _, files in os.walk(folder):
+        for file in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(below, file)).st_size
+    return total

@@ -1,0 +1,62 @@
+"""A small environment for tests: a virtual environment that has what a pilot needs and no more.
+
+The one that runs the tests holds PyTorch, and packing it takes minutes. This one has its interpreter, the handful of
+packages that a pilot imports (linked or copied from here), and Stoker as an editable install.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDED = ("pyzmq", "msgspec", "cloudpickle", "psutil", "nvidia-ml-py")
+
+
+class SmallEnvironment:
+    """A virtual environment at `path`. `home` is its user's state folder."""
+
+    def __init__(self, path: Path, home: Path) -> None:
+        self.path, self.home = path, home
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(path)], check=True)
+        for name in NEEDED:
+            self.bring(name)
+        (self.packages / "project.pth").write_text(f"{ROOT / 'src'}\n")
+
+    @property
+    def python(self) -> str:
+        return str(self.path / "bin" / "python")
+
+    @property
+    def packages(self) -> Path:
+        return self.path / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+
+    def bring(self, name: str) -> None:
+        """Install a distribution that is installed here."""
+        for file in importlib.metadata.files(name) or ():
+            source = Path(str(file.locate())).resolve()
+            if ".." in file.parts or not source.is_file():
+                continue
+            target = self.packages / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+
+    def script(self, name: str, text: str) -> None:
+        """Have a program in its `bin`."""
+        file = self.path / "bin" / name
+        file.write_text(f"#!{self.python}\n{text}")
+        file.chmod(0o755)
+
+    def run(self, code: str, *arguments: str) -> str:
+        """What a program prints that runs in it."""
+        environ = {**os.environ, "STOKER_HOME": str(self.home)}
+        environ.pop("PYTHONPATH", None)
+        ran = subprocess.run(
+            [self.python, "-P", "-c", code, *arguments], env=environ, capture_output=True, text=True, timeout=120
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.strip()

@@ -1,0 +1,235 @@
+"""Packing: what is in the archives, that they are the same for the same environment, and what makes another."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from environment.small import ROOT, SmallEnvironment
+
+from stoker.manager.environment.archive import TIME_S, write_archive
+from stoker.manager.environment.members import Kind, Member
+from stoker.manager.environment.packing import Packed
+from stoker.pilot.starter.node_python import finish
+from stoker.pilot.starter.place import StartError, unpack
+
+PACK = (
+    "import msgspec, sys; from stoker.manager.environment.packing import pack_environment\n"
+    "print(msgspec.json.encode(pack_environment(python=''.join(sys.argv[1:]))).decode())"
+)
+KEY = "from stoker.manager.environment.installed import this_environment; print(this_environment().key)"
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def pack(small: SmallEnvironment, *arguments: str) -> Packed:
+    return msgspec.json.decode(small.run(PACK, *arguments), type=Packed)
+
+
+@pytest.fixture
+def other(small: SmallEnvironment, tmp_path: Path) -> SmallEnvironment:
+    """A copy of the small environment, to be changed."""
+    made = object.__new__(SmallEnvironment)
+    made.path, made.home = tmp_path / "venv", tmp_path / "home"
+    shutil.copytree(small.path, made.path, symlinks=True)
+    return made
+
+
+def test_it_runs_from_another_place(small: SmallEnvironment, tmp_path: Path) -> None:
+    packed = pack(small)
+    folder = tmp_path / "a place"
+    folder.mkdir()
+    unpack(Path(packed.packages.source), folder)
+    finish(folder, version=packed.python, named="", base=Path(packed.base))
+    code = (
+        "import sys, stoker, zmq, msgspec; print(sys.prefix, sys.base_prefix, stoker.__file__, zmq.__file__, sep='\\n')"
+    )
+    ran = subprocess.run(
+        [str(folder / "bin" / "python"), "-P", "-c", code], capture_output=True, text=True, env={}, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    places = ran.stdout.split("\n")[:-1]
+    assert places[:2] == [str(folder), str(folder / "base")]
+    assert all(place.startswith(f"{folder}/lib/python") for place in places[2:])
+    script = subprocess.run([str(folder / "bin" / "say-where")], capture_output=True, text=True, timeout=60)
+    assert script.stdout.strip() == str(folder)
+
+
+def test_what_is_packed(small: SmallEnvironment) -> None:
+    packed = pack(small)
+    with tarfile.open(packed.packages.source) as tar:
+        names = {member.name: member for member in tar}
+    inside = f"lib/python{VERSION}/site-packages/"
+    assert f"{inside}stoker/pilot/agent/agent.py" in names
+    assert f"{inside}stoker/pilot/starter/start.sh" in names
+    assert not [name for name in names if "/.git" in name or name.startswith(("base/", "bin/python", "bin/activate"))]
+    assert {member.mtime for member in names.values()} == {TIME_S}
+    assert {member.uid for member in names.values()} == {0}
+    with tarfile.open(packed.base) as tar:
+        base = set(tar.getnames())
+    assert f"base/bin/python{VERSION}" in base
+    assert f"base/lib/python{VERSION}/os.py" in base
+    assert not [name for name in base if "site-packages" in name or f"python{VERSION}/test/" in name]
+
+
+def test_a_named_interpreter_stays_where_it_is(small: SmallEnvironment) -> None:
+    packed = pack(small, "python3.11")
+    assert (packed.base, packed.interpreter) == ("", "python3.11")
+    assert packed.packages == pack(small).packages
+
+
+def test_the_same_environment_is_packed_once(small: SmallEnvironment) -> None:
+    first = pack(small)
+    written = Path(first.packages.source).stat().st_ctime_ns, Path(first.packages.source).stat().st_ino
+    Path(first.packages.source).touch()
+    again = pack(small)
+    assert again == first
+    assert Path(again.packages.source).stat().st_ino == written[1]
+
+
+def test_one_environment_gives_one_archive(small: SmallEnvironment, other: SmallEnvironment) -> None:
+    """Another copy of it, at another place, with other times, gives the same object."""
+    assert pack(small).packages.name == pack(other).packages.name
+
+
+@pytest.mark.parametrize("change", ["package", "version", "editable", "module"])
+def test_what_makes_another_environment(other: SmallEnvironment, tmp_path: Path, change: str) -> None:
+    source = tmp_path / "project"
+    source.mkdir()
+    (source / "mine.py").write_text("x = 1\n")
+    (other.packages / "mine.pth").write_text(f"{source}\n")
+    before = other.run(KEY)
+    assert other.run(KEY) == before
+    if change == "package":
+        other.bring("packaging")
+    elif change == "version":
+        [record] = other.packages.glob("msgspec-*.dist-info/RECORD")
+        record.write_text(record.read_text() + "msgspec/more.py,sha256=x,1\n")
+    elif change == "editable":
+        (source / "mine.py").write_text("x = 12\n")
+    else:
+        (other.packages / "by_hand.py").write_text("")
+    assert other.run(KEY) != before
+
+
+def test_editable_installs_of_both_kinds(other: SmallEnvironment, tmp_path: Path) -> None:
+    for name in ("by_line", "by_hook"):
+        package = tmp_path / name / "src" / name
+        (package / "inner").mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "inner" / "data.txt").write_text(name)
+    (other.packages / "by_line.pth").write_text(f"{tmp_path / 'by_line' / 'src'}\n")
+    (other.packages / "__editable___by_hook_finder.py").write_text(
+        f"import sys\nMAPPING = {{'by_hook': {str(tmp_path / 'by_hook' / 'src' / 'by_hook')!r}}}\n"
+        "class Finder:\n    @classmethod\n    def find_spec(cls, name, path=None, target=None): return None\n"
+        "def install(): sys.meta_path.append(Finder)\n"
+    )
+    (other.packages / "by_hook.pth").write_text(
+        "import __editable___by_hook_finder; __editable___by_hook_finder.install()\n"
+    )
+    with tarfile.open(pack(other).packages.source) as tar:
+        inside = f"lib/python{VERSION}/site-packages/"
+        for name in ("by_line", "by_hook"):
+            file = tar.extractfile(f"{inside}{name}/inner/data.txt")
+            assert file is not None
+            assert file.read() == name.encode()
+        assert not [name for name in tar.getnames() if "__editable__" in name]
+
+
+def test_an_editable_install_that_nobody_knows_is_refused(other: SmallEnvironment) -> None:
+    info = other.packages / "odd-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1\n")
+    (info / "direct_url.json").write_text('{"url": "file:///somewhere/odd", "dir_info": {"editable": true}}')
+    said = other.run(
+        "from stoker.errors import ConfigError; from stoker.manager.environment.packing import pack_environment\n"
+        "try: pack_environment()\nexcept ConfigError as error: print(error)"
+    )
+    assert "odd is an editable install of /somewhere/odd" in said
+    assert "pip install /somewhere/odd" in said
+
+
+def test_bytecode_goes_along_when_it_is_up_to_date(small: SmallEnvironment, tmp_path: Path) -> None:
+    small.run("import compileall, msgspec; compileall.compile_dir(msgspec.__path__[0], quiet=1)")
+    folder = tmp_path / "unpacked"
+    sources = list((small.packages / "msgspec").glob("*.py"))
+    members = []
+    for source in sources:
+        compiled = Path(importlib.util.cache_from_source(str(source)))
+        members.append(Member(f"m/{source.name}", str(source), source.stat().st_size))
+        members.append(Member(f"m/__pycache__/{compiled.name}", str(compiled), compiled.stat().st_size, Kind.BYTECODE))
+    write_archive(tmp_path / "m.tar.gz", members)
+    unpack(tmp_path / "m.tar.gz", folder)
+    for source in sources:
+        compiled = Path(importlib.util.cache_from_source(str(folder / "m" / source.name)))
+        said = int.from_bytes(compiled.read_bytes()[8:12], "little")
+        assert said == int((folder / "m" / source.name).stat().st_mtime) == TIME_S
+
+
+def test_stale_bytecode_stays(other: SmallEnvironment) -> None:
+    other.run("import compileall, msgspec; compileall.compile_dir(msgspec.__path__[0], quiet=1)")
+    changed = other.packages / "msgspec" / "json.py"
+    changed.write_text(changed.read_text() + "# changed\n")
+    with tarfile.open(pack(other).packages.source) as tar:
+        names = [name.rpartition("/")[2] for name in tar.getnames() if "/msgspec/__pycache__/" in name]
+    assert not [name for name in names if name.startswith("json.")]
+    assert [name for name in names if name.startswith("yaml.")]
+
+
+def test_plain_tools_read_the_archive(small: SmallEnvironment, tmp_path: Path) -> None:
+    """It consists of several compressed streams, which every reader must take for one."""
+    packed = pack(small)
+    listed = subprocess.run(["tar", "-tzf", packed.base], capture_output=True, text=True, check=True).stdout.split("\n")
+    with tarfile.open(packed.base) as tar:
+        assert listed[:-1] == tar.getnames()
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(1000))
+    told: list[tuple[int, int]] = []
+    members = [Member(f"f{number}", str(tmp_path / "file"), 1000) for number in range(3)]
+    write_archive(tmp_path / "a.tar.gz", members, on_progress=lambda done, total: told.append((done, total)))
+    assert told == [(1000, 3000), (2000, 3000), (3000, 3000)]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("echo 3.2", "is Python 3.2, and the environment is for Python"),
+        ("echo 'no such library' >&2; exit 1", r"does not run \(no such library\)"),
+    ],
+)
+def test_an_interpreter_that_does_not_fit_is_told(tmp_path: Path, said: str, expected: str) -> None:
+    named = tmp_path / "python-of-the-node"
+    named.write_text(f"#!/bin/sh\n{said}\n")
+    named.chmod(0o755)
+    with pytest.raises(StartError, match=expected):
+        finish(tmp_path, version=VERSION, named=str(named), base=tmp_path / "none")
+
+
+def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_path: Path) -> None:
+    """Whatever `start.pyz` imports must be in it: it runs here without the project and without any package."""
+    from stoker.manager.environment.carrying import carry, starter_command
+    from stoker.manager.protocol.session import SessionFolder
+    from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
+
+    folder = SessionFolder(tmp_path / "session")
+    folder.make()
+    site = Site(
+        name="here",
+        provider=Provider(kind=ProviderKind.SLURM),
+        environment=Environment(kind=EnvironmentKind.PACKED, python="python-of-nobody"),
+    )
+    place = carry(folder, site, pack(small, "python-of-nobody"))
+    assert not (place / "base.tar.gz").exists()
+    assert not (place / "keys").exists()
+    command = starter_command(folder, site, ["--scratch", str(tmp_path)])
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1
+    assert "has no python-of-nobody, and the environment is for Python" in ran.stderr
+    assert str(ROOT) not in ran.stderr

@@ -1,0 +1,140 @@
+"""Environments on a node: made once, kept while somebody runs in them, mended, and removed when room is needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stoker.pilot.starter.place import Environments, StartError, base_folder
+
+FILES = {"lib/a.py": "a = 1\n", "lib/b/c.py": "c = 3\n", "bin/run": "run"}
+
+
+def make_archive(path: Path) -> None:
+    source = path.with_name("source")
+    for name, text in FILES.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    with tarfile.open(path, "w:gz") as tar:
+        for name in FILES:
+            tar.add(source / name, name)
+
+
+@pytest.fixture
+def enter(tmp_path: Path) -> Callable[..., Path]:
+    """Enters an environment, in this process; its archive counts how often it was asked for."""
+    archive = tmp_path / "some.tar.gz"
+    make_archive(archive)
+
+    def go(name: str = "one", *, keep_bytes: int = 10**9, room_bytes: int = 100) -> Path:
+        def get(target: Path) -> None:
+            with (tmp_path / "gets").open("a") as log:
+                log.write(f"{name}\n")
+            target.write_bytes(archive.read_bytes())
+
+        home = Environments(tmp_path, keep_bytes=keep_bytes)
+        return home.enter(name, room_bytes=room_bytes, get=get, finish=lambda folder: (folder / "ready").touch())
+
+    return go
+
+
+def gets(folder: Path) -> list[str]:
+    return (folder / "gets").read_text().split()
+
+
+def close_locks(folder: Path) -> None:
+    """What the end of every process that runs in an environment does."""
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{number}").startswith(str(folder / "environments")):
+                os.close(int(number))
+        except OSError:
+            continue
+
+
+def test_it_is_made_once(enter: Callable[..., Path], tmp_path: Path) -> None:
+    first = enter()
+    assert {name: (first / name).read_text() for name in FILES} == FILES
+    assert (first / "ready").exists()
+    assert enter() == first
+    assert gets(tmp_path) == ["one"]
+
+
+def test_several_at_once_make_one(tmp_path: Path) -> None:
+    make_archive(tmp_path / "some.tar.gz")
+    code = (
+        "import shutil, sys, time; from pathlib import Path; from stoker.pilot.starter.place import Environments\n"
+        "def get(target):\n"
+        "    Path(sys.argv[1], 'gets').open('a').write('one ')\n"
+        "    time.sleep(0.3)\n"
+        "    shutil.copy(Path(sys.argv[1], 'some.tar.gz'), target)\n"
+        "place = Environments(Path(sys.argv[1])).enter('one', room_bytes=1, get=get, finish=lambda folder: None)\n"
+        "print((place / 'lib' / 'b' / 'c.py').read_text())"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    said = [process.communicate(timeout=60)[0].strip() for process in started]
+    assert said == ["c = 3"] * 4
+    assert gets(tmp_path) == ["one"]
+
+
+def test_lost_files_come_back_and_others_stay(enter: Callable[..., Path], tmp_path: Path) -> None:
+    folder = enter()
+    (folder / "lib" / "b" / "c.py").unlink()
+    (folder / "lib" / "a.py").write_text("used by somebody\n")
+    assert enter() == folder
+    assert (folder / "lib" / "b" / "c.py").read_text() == "c = 3\n"
+    assert (folder / "lib" / "a.py").read_text() == "used by somebody\n"
+    assert gets(tmp_path) == ["one", "one"]
+
+
+def test_those_that_nobody_runs_in_make_room(enter: Callable[..., Path], tmp_path: Path) -> None:
+    old, newer = enter("old"), enter("newer")
+    close_locks(tmp_path)
+    kept = enter("kept", keep_bytes=120)
+    assert not old.exists()
+    assert newer.exists()
+    enter("last", keep_bytes=101)
+    assert not newer.exists()
+    assert kept.exists()  # it is in use
+
+
+def test_no_room_is_said_with_numbers(enter: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"needs 1000000\.0 GB in .*environments.* are free; give \[pilot\] scratch"):
+        enter(room_bytes=10**15)
+    assert not (tmp_path / "gets").exists()
+
+
+def test_one_that_was_cut_off_while_it_was_made_is_made_again(enter: Callable[..., Path], tmp_path: Path) -> None:
+    draft = tmp_path / "environments" / "one.draft"
+    (draft / "lib").mkdir(parents=True)
+    (draft / "lib" / "half").write_text("half a fi")
+    folder = enter()
+    assert not (folder / "lib" / "half").exists()
+    assert not draft.exists()
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/out", "lib/../../out"])
+def test_archives_that_would_leave_their_folder_are_refused(tmp_path: Path, name: str) -> None:
+    def get(target: Path) -> None:
+        with tarfile.open(target, "w:gz") as tar:
+            tar.addfile(tarfile.TarInfo(name))
+
+    with pytest.raises(StartError, match="is damaged"):
+        Environments(tmp_path).enter("bad", room_bytes=1, get=get, finish=lambda _folder: None)
+
+
+def test_the_folder_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAST_DISK", str(tmp_path / "fast"))
+    monkeypatch.delenv("NO_DISK", raising=False)
+    assert base_folder("$FAST_DISK") == tmp_path / "fast" / f"stoker-{os.getuid()}"
+    with pytest.raises(StartError, match="sets no \\$NO_DISK"):
+        base_folder("$NO_DISK")
