@@ -3,9 +3,10 @@
 The manager decides how many blocks there should be; it runs no command that may hang. The factory is a process beside
 it (`stoker.manager.factory.main`) that submits, watches and cancels their jobs, and tells what the batch system says.
 
-- `batch`: what every batch system can do; `slurm`, `condor`, `local` and `parsl_batch` (PBS, LSF, Grid Engine,
-  Kubernetes) do it. `batches` chooses.
-- `source`: the blocks of one site, and the one thread that talks to its batch system.
+- `batch`: what every batch system can do; `slurm`, `condor`, `listed` (PBS, LSF, Grid Engine), `kubernetes` and `local`
+  do it, `batches` chooses.
+- `providers`, `pilot_command`: what is submitted, and Parsl's providers, which submit it.
+- `commands`, `submitting`, `output`: commands bounded in time, and what their words mean.
+- `keeper`: the blocks of one site; `worker`: the one thread that talks to its batch system.
 - `factory`, `link`, `main`: orders in, news out.
-- `script`, `pilot_command`: what is submitted (pure).
 """

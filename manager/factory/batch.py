@@ -21,6 +21,10 @@ from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 
 
+JOBS_LEFT = "jobs-left"
+"""The file in a session folder that names, a site a line, jobs that were there still when its factory ended."""
+
+
 class BatchTrouble(StokerError):
     """The batch system does not answer, or not now: the same will be tried again. The message is in its own words."""
 

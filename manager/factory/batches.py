@@ -1,0 +1,83 @@
+"""Which batch system a site means."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from stoker.errors import ConfigError
+from stoker.manager.environment.carrying import carried_folder, starter_files
+from stoker.manager.factory import condor_description
+from stoker.manager.factory.batch import Batch, SubmissionRefused, job_name
+from stoker.manager.factory.condor import CondorBatch
+from stoker.manager.factory.kubernetes import KubernetesBatch
+from stoker.manager.factory.listed import ListedBatch
+from stoker.manager.factory.local import LocalBatch
+from stoker.manager.factory.pilot_command import pilot_command
+from stoker.manager.factory.providers import render
+from stoker.manager.factory.slurm import SlurmBatch
+from stoker.manager.protocol.ids import BlockId
+from stoker.manager.protocol.session import SessionFolder
+from stoker.site import ProviderKind, Site
+
+SUBMIT_COMMANDS = {
+    ProviderKind.SLURM: "sbatch",
+    ProviderKind.CONDOR: "condor_submit",
+    ProviderKind.PBS: "qsub",
+    ProviderKind.LSF: "bsub",
+    ProviderKind.GRID_ENGINE: "qsub",
+}
+"""What must be on the PATH of the host that the factory runs on."""
+
+
+def make_batch(site: Site, *, session: str, folder: SessionFolder, python_path: str = "") -> Batch:
+    """The batch system of a site. Raises SubmissionRefused if it is not on this host, ConfigError for settings that it
+    cannot have."""
+    _check(site)
+    kind = site.provider.kind
+    submit = SUBMIT_COMMANDS.get(kind)
+    if submit is not None and shutil.which(submit) is None:
+        raise SubmissionRefused(
+            f"site {site.name}: this host has no {submit} on its PATH; is [provider] kind = {kind.value!r} right?"
+        )
+    folder.submit.mkdir(mode=0o700, exist_ok=True)
+
+    def command(block: BlockId) -> str:
+        starter_files(folder, site)  # what travels with the job says where the manager is now
+        return pilot_command(site, folder=folder, block=block, python_path=python_path)
+
+    match kind:
+        case ProviderKind.SLURM:
+            return SlurmBatch(site, session=session, folder=folder.submit, command=command)
+        case ProviderKind.CONDOR:
+            files = starter_files(folder, site)
+            return CondorBatch(site, session=session, folder=folder.submit, command=command, files=files)
+        case ProviderKind.LOCAL:
+            return LocalBatch(session=session, folder=folder.submit, command=command)
+        case ProviderKind.KUBERNETES:
+            return KubernetesBatch(site, session=session, command=command)
+        case _:
+            return ListedBatch(site, session=session, folder=folder.submit, command=command)
+
+
+def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0", python_path: str = "") -> str:
+    """What would be submitted for a block of this site, to the letter. Raises ConfigError, SubmissionRefused."""
+    _check(site)
+    command = pilot_command(site, folder=folder, block=block, python_path=python_path)
+    match site.provider.kind:
+        case ProviderKind.LOCAL | ProviderKind.KUBERNETES:
+            return f"{command}\n"
+        case ProviderKind.CONDOR:
+            files = [] if site.provider.shared_files else [os.path.relpath(carried_folder(folder, site), folder.submit)]
+            return condor_description.render(site, session=session, block=block, command=command, files=files)
+        case _:
+            return render(site, job=job_name(session, block), command=command)
+
+
+def _check(site: Site) -> None:
+    kind = site.provider.kind
+    if not site.provider.shared_files and kind not in (ProviderKind.CONDOR, ProviderKind.KUBERNETES):
+        raise ConfigError(
+            f"site {site.name}: jobs of {kind.value} bring no files to their nodes; shared_files = false is for condor, "
+            "elsewhere name a session folder that nodes see"
+        )

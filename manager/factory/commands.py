@@ -1,0 +1,116 @@
+"""Commands of a batch system, each bounded in time.
+
+A command that hangs (a scheduler under load, a file system that is away) must not hang the one who asked. When its time
+is up it is killed with everything that it has started, and its name is told with how long it was silent. Parsl's own
+`execute_wait` leaves such a command running, and raises TimeoutExpired through whatever it was doing.
+
+Commands do not see what Slurm put into the environment when this program runs in a job of its own (`SLURM_*`), nor the
+user's defaults (`SBATCH_*`, `SQUEUE_*`, ...): both override what a submit script says, or the form of an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from stoker.manager.factory.batch import BatchTrouble
+
+log = logging.getLogger("stoker.factory")
+
+_HIDDEN = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_")
+_SHOWN = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
+"""Which Slurm is meant; everything else that begins so says how."""
+_AFTER_KILL_S = 2.0
+_MOST_CHARACTERS = 600
+
+
+_inherited: list[int] = []
+
+
+def inherit(descriptor: int) -> None:
+    """Every command of this process has this descriptor open from now on, and with it the lock on its file: while one
+    runs, also when this process is long dead, the lock is held."""
+    _inherited[:] = [descriptor]
+
+
+class Said(msgspec.Struct, frozen=True):
+    """How a command ended and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def words(self) -> str:
+        """Why it failed, in its own words: the last lines of what it printed, on one line."""
+        lines = [line.strip() for line in (self.err.strip() or self.out.strip()).splitlines() if line.strip()]
+        lines = [line.partition(": error: ")[2] or line for line in lines]
+        text = "; ".join(dict.fromkeys(lines[-5:]))
+        return text[-_MOST_CHARACTERS:] or f"exit code {self.code}, and not a word"
+
+
+class Commands:
+    """Runs the commands of one batch system in one folder. Not for several threads."""
+
+    def __init__(self, *, limit_s: float, folder: Path, environ: Mapping[str, str] = os.environ) -> None:
+        self.limit_s = limit_s
+        self.folder = folder
+        self._environ = clean_environment(environ)
+
+    def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> Said:
+        """Run a command; `name` is what errors call it, `more` variables for this command alone.
+
+        Raises BatchTrouble if it does not end in time, or cannot start.
+        """
+        name = name or words[0]
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=self.folder,
+                env={**self._environ, **(more or {})},
+                start_new_session=True,
+                pass_fds=_inherited,
+            )
+        except OSError as error:
+            raise BatchTrouble(f"{name} cannot be run: {error}") from error
+        try:
+            out, err = process.communicate(timeout=self.limit_s)
+        except subprocess.TimeoutExpired:
+            kill_tree(process.pid)
+            with suppress(subprocess.TimeoutExpired):  # what a kill cannot end (a dead file system) is left behind
+                process.communicate(timeout=_AFTER_KILL_S)
+            raise BatchTrouble(f"{name} has not answered for {self.limit_s:g} s") from None
+        said = Said(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+        log.debug("%s: exit code %d, %d bytes", name, said.code, len(out))
+        return said
+
+    def shell(self, line: str, *, name: str = "") -> Said:
+        """Run a line of shell. Raises BatchTrouble as `run` does."""
+        return self.run(["/bin/sh", "-c", line], name=name or line.split()[0])
+
+
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What commands of a batch system see of this environment."""
+    return {key: value for key, value in environ.items() if not key.startswith(_HIDDEN) or key in _SHOWN}
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process that we have started, and everything that it has."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return
+    for member in family:
+        with suppress(psutil.Error):
+            member.kill()

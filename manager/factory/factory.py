@@ -1,0 +1,241 @@
+"""The factory's loop: orders from the manager to the sites' workers, their news to the manager.
+
+What the manager says is carried out in its order. The loop itself runs no command and waits for none. It ends when the
+session does; when the manager has been away for longer than the session's lease (blocks that wait are cancelled then,
+and pilots that run end by themselves); and when the manager that started this process was killed and is back, because
+the one that is back has started another factory, which waits for this one's lock.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+
+from stoker.manager.factory.batch import JOBS_LEFT, Batch
+from stoker.manager.factory.keeper import Keeper, News
+from stoker.manager.factory.link import Link
+from stoker.manager.factory.worker import Cancel, CancelWaiting, End, Message, Order, Stopped, Sync, Worker
+from stoker.manager.live import lease
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
+from stoker.manager.protocol.ids import BlockId
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.to_manager import BlockNews
+from stoker.site import Site
+
+log = logging.getLogger("stoker.factory")
+
+END_LIMIT_S = 30.0
+"""How long jobs have to be gone after they were cancelled."""
+_ANSWER_S = 5.0
+"""How much later than that a worker may say what is left."""
+LOOK_AGAIN_S = 1.0
+
+
+class Ending(enum.IntEnum):
+    """Why a factory ended: its exit status."""
+
+    OVER = 0
+    """The session is over and no job of it is left, or another factory goes on with it."""
+    FAILED = 1
+    """It could not start or go on."""
+    REFUSED = 2
+    """The manager did not want it."""
+    JOBS_LEFT = 3
+    """The session is over, and jobs of it are still there: factory.log names them."""
+    MANAGER_AWAY = 4
+    """The manager was away for too long."""
+
+
+class Factory:
+    """One session's factory. `sites` by their names; `python_path`: where pilots import from beyond the environment;
+    `end_limit_s`: how long jobs have to be gone at the end."""
+
+    def __init__(
+        self,
+        folder: SessionFolder,
+        *,
+        sites: Mapping[str, Site],
+        python_path: str = "",
+        end_limit_s: float = END_LIMIT_S,
+    ) -> None:
+        self._folder = folder
+        self._link = Link(folder)
+        self._lease_s = max(site.session.lease_s for site in sites.values()) if sites else 60.0
+        self._owners: dict[BlockId, str] = {}
+        self._said: deque[News | Stopped] = deque()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._parent = os.getppid()
+        self._ending: Ending | None = None
+        self._stopping: set[str] = set()
+        self._left: dict[str, tuple[str, ...]] = {}
+        session = self._link.session.session
+        self._workers = {
+            name: Worker(
+                Keeper(
+                    name,
+                    make=partial(_batch_of, site, session=session, folder=folder, python_path=python_path),
+                    owners=self._owners,
+                    poll_s=site.provider.poll_s,
+                ),
+                say=self._hear,
+            )
+            for name, site in sites.items()
+        }
+        self._end_limit_s = end_limit_s
+
+    def run(self) -> Ending:
+        """Until the session is over, or the manager is away for too long."""
+        for worker in self._workers.values():
+            worker.start()
+        poll = select.poll()
+        for descriptor in (*self._link.filenos(), self._wake_fd):
+            poll.register(descriptor, select.POLLIN)
+        stop_at = 0.0
+        while True:
+            if not self._link.readable() and not self._said:
+                poll.poll(LOOK_AGAIN_S * 1000)
+            self._turn()
+            if self._ending is not None:
+                stop_at = stop_at or time.monotonic() + self._end_limit_s + _ANSWER_S
+                if not self._stopping or time.monotonic() >= stop_at:
+                    return self._verdict()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._link.close()
+        os.close(self._wake_fd)
+
+    def _turn(self) -> None:
+        if self._link.came_back():
+            if os.getppid() != self._parent:
+                log.info("the manager was started again, and with it another factory: this one leaves")
+                self._ending = self._ending or Ending.OVER
+                return
+            self._link.greet()
+        for message in self._link.receive():
+            self._handle(message)
+        self._pass_on()
+        if not self._link.connected:
+            self._missing()
+
+    def _pass_on(self) -> None:
+        try:
+            os.eventfd_read(self._wake_fd)
+        except BlockingIOError:
+            pass
+        news = []
+        while self._said:
+            said = self._said.popleft()
+            if isinstance(said, Stopped):
+                self._stopping.discard(said.source)
+                self._left[said.source] = said.left
+            else:
+                news.append(said)
+        self._link.tell(news)
+
+    def _hear(self, said: News | Stopped) -> None:
+        """On a worker's thread."""
+        self._said.append(said)
+        os.eventfd_write(self._wake_fd, 1)
+
+    # ---- what the manager says
+
+    def _handle(self, message: to_client.ToClient) -> None:
+        match message:
+            case to_client.KnownBlocks(blocks):
+                self._sync(blocks)
+            case to_client.SubmitBlocks(orders):
+                self._submit(orders)
+            case to_client.CancelBlocks(blocks, reason):
+                self._cancel(blocks, reason)
+            case to_client.SessionOver(reason):
+                log.info("the session is over: %s", reason or "it was ended")
+                self._stop(End(self._end_limit_s), Ending.OVER)
+            case to_client.Ack(sequence):
+                self._link.acked(sequence)
+            case to_client.ClientRefused(reason):
+                log.critical("the manager refused this factory: %s", reason)
+                self._ending = self._ending or Ending.REFUSED
+            case to_client.Rejected(reason):
+                log.warning("the manager did not accept a message: %s", reason)
+            case _:
+                pass
+
+    def _sync(self, blocks: tuple[KnownBlock, ...]) -> None:
+        of: dict[str, list[KnownBlock]] = {name: [] for name in self._workers}
+        for block in blocks:
+            if self._take(block.block, block.source):
+                of[block.source].append(block)
+        for name, known in of.items():
+            self._workers[name].tell(Sync(tuple(known)))
+
+    def _submit(self, orders: tuple[BlockOrder, ...]) -> None:
+        for order in orders:
+            if self._take(order.block, order.source):
+                self._workers[order.source].tell(Order((order.block,)))
+
+    def _take(self, block: BlockId, source: str) -> bool:
+        """Note whose a block is; False if its source is none of this session's."""
+        if source in self._workers:
+            self._owners[block] = source
+            return True
+        there = ", ".join(sorted(self._workers)) or "none"
+        reason = f"the session has no site file of the name {source}; it has {there}"
+        self._link.tell([BlockNews(block, BlockPhase.REFUSED, reason=reason)])
+        return False
+
+    def _cancel(self, blocks: tuple[BlockId, ...], reason: str) -> None:
+        for block in blocks:
+            owner = self._owners.get(block)
+            if owner is None:
+                self._link.tell([BlockNews(block, BlockPhase.ENDED, reason="cancelled: it was never submitted")])
+            else:
+                self._workers[owner].tell(Cancel((block,), reason))
+
+    # ---- the end
+
+    def _stop(self, message: Message, ending: Ending) -> None:
+        if self._ending is None:
+            self._ending = ending
+            self._stopping = set(self._workers)
+            for worker in self._workers.values():
+                worker.tell(message)
+
+    def _missing(self) -> None:
+        """The manager is away."""
+        if self._ending is not None or self._link.look_again():
+            return
+        if why := lease.over(lease.lease_file(self._folder)):
+            self._handle(to_client.SessionOver(why))
+            return
+        away_s = time.monotonic() - self._link.lost_at
+        if away_s > self._lease_s:
+            reason = f"the manager has been away for {away_s:.0f} s"
+            log.warning("%s: blocks that wait are cancelled", reason)
+            self._stop(CancelWaiting(reason, self._end_limit_s), Ending.MANAGER_AWAY)
+
+    def _verdict(self) -> Ending:
+        for name in self._stopping:
+            log.error("source %s did not answer to the end", name)
+            kept = list(self._workers[name].keeper.blocks.values())
+            self._left[name] = tuple(block.job for block in kept if block.job)
+        left = [f"{name}: {' '.join(sorted(jobs))}" for name, jobs in sorted(self._left.items()) if jobs]
+        if left:
+            log.error("jobs that are still there, cancel them by hand: %s", "; ".join(left))
+            (self._folder.path / JOBS_LEFT).write_text("\n".join(left) + "\n")
+            return Ending.JOBS_LEFT
+        return self._ending or Ending.OVER
+
+
+def _batch_of(site: Site, *, session: str, folder: SessionFolder, python_path: str) -> Batch:
+    """On the site's own thread: Parsl takes seconds to import on a busy node, and nobody else has to wait for it."""
+    from stoker.manager.factory.batches import make_batch
+
+    return make_batch(site, session=session, folder=folder, python_path=python_path)

@@ -1,0 +1,293 @@
+"""Looks after the blocks of one site: submits, watches, cancels, and says what has changed.
+
+A keeper is a small control loop, stepped by one thread (`worker`). It holds what should be (blocks that were ordered,
+blocks that are to be cancelled) against what is (what the batch system says), and each step closes some of the gap:
+
+1. *Search*, when it is not sure what is there: at its start, after a submission whose fate is not known (a command that
+   hung may still have reached the batch system), and now and then. Jobs are known by their names: that of a block
+   without a job is adopted, a block's second job and jobs of blocks that nobody knows are cancelled. So a block is
+   submitted again only when no job of it is there, whoever was killed in between.
+2. *Cancel* what is to be cancelled; again after a while if that had no effect.
+3. *Look*, every `poll_s`, at all jobs at once, and sooner after a change.
+4. *Submit* one block: a cancellation need not wait for a hundred submissions.
+
+When the batch system does not answer, a step ends there; the trouble is told once, in the batch system's words, and
+the next step comes a little later each time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from stoker.errors import StokerError
+from stoker.manager.factory.batch import Batch, BatchTrouble, JobLook, SubmissionRefused
+from stoker.manager.protocol.blocks import BlockPhase, KnownBlock
+from stoker.manager.protocol.ids import BlockId
+from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
+
+log = logging.getLogger("stoker.factory")
+
+News = BlockNews | SourceTrouble
+
+SOON_S = 1.0
+"""After a change the next look comes this soon."""
+SEARCH_EVERY_S = 60.0
+CANCEL_AGAIN_S = 30.0
+EXPECTED_SLACK_S = 60.0
+"""An expected start that moves by less is no news."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """A block that is not over. `told` is what the manager was told last; `cancel` why it is to be cancelled."""
+
+    block: BlockId
+    job: str = ""
+    phase: BlockPhase = BlockPhase.ASKED
+    told: tuple[BlockPhase, str, str] | None = None
+    expected_at: float = 0.0
+    cancel: str = ""
+    cancelled_at: float = 0.0
+
+
+class Keeper:
+    """The blocks of one site. `make` gives its batch system; `owners` tells whose a block of the session is, as far as
+    anybody knows. Not for several threads."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        make: Callable[[], Batch],
+        owners: Mapping[BlockId, str],
+        poll_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.blocks: dict[BlockId, Kept] = {}
+        self.trouble = ""
+        self._make = make
+        self._batch: Batch | None = None
+        self._owners = owners
+        self._poll_s = poll_s
+        self._clock = clock
+        self._over: set[BlockId] = set()
+        self._news: list[News] = []
+        self._sure = False
+        self._search_at = 0.0
+        self._look_at = 0.0
+        self._not_before = 0.0
+        self._pause_s = SOON_S
+
+    # ---- what should be
+
+    def sync(self, known: Iterable[KnownBlock]) -> None:
+        """What the manager knows of this site's blocks, at its start or after a break."""
+        theirs = {block.block: block for block in known}
+        for id, block in theirs.items():
+            if id not in self.blocks and id not in self._over:
+                self.blocks[id] = Kept(id, block.job, block.phase)
+        for kept in self.blocks.values():
+            if kept.block not in theirs:
+                kept.cancel = kept.cancel or "the manager does not know this block"
+        self._sure = False
+
+    def order(self, blocks: Iterable[BlockId]) -> None:
+        """Submit these blocks; an order that is heard twice is one."""
+        for id in blocks:
+            if id not in self.blocks and id not in self._over:
+                self.blocks[id] = Kept(id)
+
+    def cancel(self, blocks: Iterable[BlockId], reason: str) -> None:
+        """Cancel these blocks."""
+        for id in blocks:
+            if id in self.blocks:
+                self.blocks[id].cancel = self.blocks[id].cancel or reason or "no longer wanted"
+
+    def cancel_waiting(self, reason: str) -> None:
+        """Cancel every block that does not run yet."""
+        self.cancel([kept.block for kept in self.blocks.values() if kept.phase is not BlockPhase.RUNNING], reason)
+
+    # ---- what is done about it
+
+    def due_in(self) -> float | None:
+        """Seconds until there is something to do; None = nothing before the next order."""
+        now = self._clock()
+        if not self.blocks and self._sure:
+            return None
+        due = any(kept.phase is BlockPhase.ASKED or _to_cancel(kept, now) for kept in self.blocks.values())
+        at = self._look_at if self._sure and not due else now
+        return max(0.0, max(at, self._not_before) - now)
+
+    def step(self) -> list[News]:
+        """Do what is due; what the manager should hear."""
+        try:
+            self._step()
+        except (BatchTrouble, SubmissionRefused) as error:
+            self._troubled(str(error))
+        except Exception as error:  # a provider's own fault: it must not stop the other blocks
+            log.exception("source %s", self.name)
+            self._troubled(f"{type(error).__name__}: {error}")
+        else:
+            self._pause_s = SOON_S
+            self._troubled("")
+        news, self._news = self._news, []
+        return news
+
+    def end(self, *, until: float) -> list[str]:
+        """Cancel every job of the session on this site and wait until they are gone; the ids of those that are left at
+        `until` (on this keeper's clock)."""
+        left = {kept.job for kept in self.blocks.values() if kept.job}
+        told_at = float("-inf")
+        while True:
+            try:
+                batch = self._batch_system()
+                jobs = sorted(left | {job for job, block in batch.find().items() if self._is_mine(block)})
+                looks = batch.look(jobs) if jobs else {}
+                left = {job for job in jobs if job not in looks or looks[job].phase is not BlockPhase.ENDED}
+                if not left:
+                    return []
+                if self._clock() - told_at >= CANCEL_AGAIN_S / 3:
+                    batch.cancel(sorted(left))
+                    told_at = self._clock()
+            except StokerError as error:
+                log.warning("source %s: %s", self.name, error)
+                if self._batch is None:  # it was never there, so that nothing was ever submitted
+                    return sorted(left)
+            if self._clock() >= until:
+                return sorted(left)
+            time.sleep(min(SOON_S, self._poll_s))
+
+    # ---- a step
+
+    def _step(self) -> None:
+        now = self._clock()
+        if now < self._not_before:
+            return
+        try:
+            batch = self._batch_system()
+        except StokerError as error:
+            if any(kept.job for kept in self.blocks.values()):
+                raise
+            self._refuse_all(str(error))
+            return
+        if not self._sure or now >= self._search_at:
+            self._search(batch)
+        self._carry_out_cancels(batch)
+        if self._clock() >= self._look_at:
+            self._look(batch)
+        self._submit_one(batch)
+
+    def _batch_system(self) -> Batch:
+        if self._batch is None:
+            self._batch = self._make()
+        return self._batch
+
+    def _search(self, batch: Batch) -> None:
+        """Find what is there."""
+        found = {job: block for job, block in batch.find().items() if self._is_mine(block)}
+        owned = {kept.job for kept in self.blocks.values() if kept.job}
+        strange = [job for job in found if job not in owned]
+        looks = batch.look(strange) if strange else {}
+        over = {job for job in strange if job in looks and looks[job].phase is BlockPhase.ENDED}
+        strays = []
+        for job in sorted(strange, key=over.__contains__):  # one that lives is the block's job sooner than another
+            kept = self.blocks.get(found[job])
+            if kept is not None and not kept.job:
+                log.info("block %s: found as job %s", kept.block, job)
+                self._submitted(kept, job)
+            elif job not in over:
+                strays.append(job)
+        if strays:
+            log.warning("source %s: jobs %s are of no block that is wanted: cancelled", self.name, ", ".join(strays))
+            batch.cancel(strays)
+        self._sure = True
+        self._search_at = self._clock() + SEARCH_EVERY_S
+
+    def _is_mine(self, block: BlockId) -> bool:
+        return self._owners.get(block, self.name) == self.name
+
+    def _carry_out_cancels(self, batch: Batch) -> None:
+        now = self._clock()
+        for kept in [kept for kept in self.blocks.values() if kept.cancel and not kept.job]:
+            self._end(kept, BlockPhase.ENDED, f"cancelled before it was submitted: {kept.cancel}")
+        due = [kept for kept in self.blocks.values() if _to_cancel(kept, now)]
+        if due:
+            batch.cancel([kept.job for kept in due])
+            for kept in due:
+                kept.cancelled_at = self._clock()
+            self._look_at = min(self._look_at, now + min(SOON_S, self._poll_s))
+
+    def _look(self, batch: Batch) -> None:
+        jobs = {kept.job: kept for kept in self.blocks.values() if kept.job}
+        if jobs:
+            for job, look in batch.look(list(jobs)).items():
+                if job in jobs:
+                    self._saw(jobs[job], look)
+        hurry = any(kept.cancel for kept in self.blocks.values())
+        self._look_at = self._clock() + (min(SOON_S, self._poll_s) if hurry else self._poll_s)
+
+    def _saw(self, kept: Kept, look: JobLook) -> None:
+        if look.phase is BlockPhase.ENDED:
+            by_us = kept.cancel and look.reason.startswith(("cancelled", "exit code", "killed"))
+            self._end(kept, look.phase, f"cancelled: {kept.cancel}" if by_us else look.reason)
+            return
+        expected_at = self._clock() + look.expected_in_s if look.expected_in_s else 0.0
+        moved = abs(expected_at - kept.expected_at) > EXPECTED_SLACK_S
+        kept.phase = look.phase
+        if moved or kept.told != (look.phase, kept.job, look.reason):
+            kept.expected_at = expected_at
+            self._tell(kept, look.reason, expected_in_s=look.expected_in_s)
+
+    def _submit_one(self, batch: Batch) -> None:
+        kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
+        if kept is None or kept.cancel:
+            return
+        self._sure = False  # until it is known what has come of it
+        try:
+            job = batch.submit(kept.block)
+        except SubmissionRefused as error:
+            self._end(kept, BlockPhase.REFUSED, str(error))
+        else:
+            log.info("block %s: submitted as job %s", kept.block, job)
+            self._submitted(kept, job)
+        self._sure = True
+
+    def _submitted(self, kept: Kept, job: str) -> None:
+        kept.job, kept.phase = job, BlockPhase.PENDING
+        self._look_at = min(self._look_at, self._clock() + min(SOON_S, self._poll_s))
+        self._tell(kept, "")
+
+    # ---- what is said
+
+    def _tell(self, kept: Kept, reason: str, *, expected_in_s: float = 0.0) -> None:
+        kept.told = (kept.phase, kept.job, reason)
+        self._news.append(BlockNews(kept.block, kept.phase, kept.job, reason, expected_in_s))
+
+    def _end(self, kept: Kept, phase: BlockPhase, reason: str) -> None:
+        kept.phase = phase
+        self._tell(kept, reason)
+        log.info("block %s%s: %s: %s", kept.block, f" (job {kept.job})" if kept.job else "", phase.value, reason)
+        del self.blocks[kept.block]
+        self._over.add(kept.block)
+
+    def _refuse_all(self, reason: str) -> None:
+        for kept in list(self.blocks.values()):
+            self._end(kept, BlockPhase.REFUSED, reason)
+        self._sure = True
+
+    def _troubled(self, text: str) -> None:
+        if text:
+            self._not_before = self._clock() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, max(self._poll_s, SOON_S))
+        if text != self.trouble:
+            self.trouble = text
+            log.warning("source %s: %s", self.name, text or "works again")
+            self._news.append(SourceTrouble(self.name, text))
+
+
+def _to_cancel(kept: Kept, now: float) -> bool:
+    return bool(kept.cancel and (not kept.job or not kept.cancelled_at or now - kept.cancelled_at >= CANCEL_AGAIN_S))

@@ -1,0 +1,112 @@
+"""Kubernetes, for the factory: a block is a pod, made by Parsl's KubernetesProvider.
+
+It needs the `kubernetes` package and an image that has Stoker, and pods that see the session folder at its path. Pods
+are found by their names, which the provider makes from the job's: `stoker-k3v9-b7.1f2e3d4c`. What it does not know of
+a pod (why it waits, how it ended) is read from the pod itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from parsl.errors import OptionalModuleMissing
+from parsl.jobs.states import JobState, JobStatus
+from parsl.providers import KubernetesProvider
+
+from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused, block_of, job_name
+from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.ids import BlockId
+from stoker.site import Provider, Site
+
+_PHASES = {"Pending": BlockPhase.PENDING, "Running": BlockPhase.RUNNING}
+
+
+class KubernetesBatch:
+    """A `Batch`; `command` gives the pilot's command of a block. Its jobs' ids are the names of pods."""
+
+    def __init__(self, site: Site, *, session: str, command: Callable[[BlockId], str]) -> None:
+        self._session = session
+        self._command = command
+        self._limit_s = site.provider.command_limit_s
+        self._provider = _provider_of(site.provider)
+
+    def submit(self, block: BlockId) -> str:
+        """Make the pod of a block; its name. Raises SubmissionRefused, BatchTrouble."""
+        job = self._ask(self._provider.submit, self._command(block), 1, job_name(self._session, block))
+        return str(self._provider.resources[job]["pod_name"])
+
+    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+        """The present state of these pods. Raises BatchTrouble."""
+        pods = self._pods()
+        return {job: _look_of(pods[job]) if job in pods else JobLook(BlockPhase.ENDED, "deleted") for job in jobs}
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Delete these pods. Raises BatchTrouble."""
+        pods = self._pods()
+        for job in jobs:
+            if job in pods:
+                self._provider.resources[job] = {"status": JobStatus(JobState.RUNNING), "pod_name": job}
+                self._ask(self._provider.cancel, [job])
+
+    def find(self) -> Mapping[str, BlockId]:
+        """Pods of this session. Raises BatchTrouble."""
+        found = {}
+        for name in self._pods():
+            block = block_of(name.rpartition(".")[0], session=self._session)
+            if block is not None:
+                found[name] = block
+        return found
+
+    def _pods(self) -> dict[str, Any]:
+        listed = self._ask(
+            self._provider.kube_client.list_namespaced_pod,
+            namespace=self._provider.namespace,
+            _request_timeout=self._limit_s,
+        )
+        return {pod.metadata.name: pod for pod in listed.items}
+
+    def _ask(self, what: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        try:
+            return what(*args, **more)
+        except Exception as error:  # the client's errors cannot be imported where the client is missing
+            status = getattr(error, "status", 0)
+            words = f"Kubernetes: {getattr(error, 'reason', '') or error}"
+            if status and 400 <= status < 500 and status not in (408, 429):
+                raise SubmissionRefused(words) from error
+            raise BatchTrouble(words) from error
+
+
+def _provider_of(given: Provider) -> Any:
+    memory = f"{given.memory_bytes // 2**20}Mi" if given.memory_bytes else "2048Mi"
+    try:
+        return KubernetesProvider(
+            image=given.image,
+            namespace=given.namespace or "default",
+            init_cpu=given.cores or 1,
+            max_cpu=given.cores or 1,
+            init_mem=memory,
+            max_mem=memory,
+            extra_limits={"nvidia.com/gpu": str(given.gpu_count)} if given.gpu_count else None,
+            worker_init=given.worker_init,
+        )
+    except OptionalModuleMissing as error:
+        raise SubmissionRefused('Kubernetes needs a package: pip install "parsl[kubernetes]"') from error
+    except Exception as error:
+        raise SubmissionRefused(f"Kubernetes: {error}") from error
+
+
+def _look_of(pod: Any) -> JobLook:
+    """What a pod says of itself."""
+    conditions = [one for one in pod.status.conditions or () if one.status == "False" and one.message]
+    states = [one.state for one in pod.status.container_statuses or ()]
+    phase = _PHASES.get(pod.status.phase)
+    if phase is BlockPhase.PENDING:
+        waits = [one.waiting.reason for one in states if one.waiting is not None and one.waiting.reason]
+        return JobLook(phase, "; ".join([*waits, *(one.message for one in conditions)]))
+    if phase is not None:
+        return JobLook(phase, f"on {pod.spec.node_name}" if pod.spec.node_name else "")
+    if pod.status.phase == "Succeeded":
+        return JobLook(BlockPhase.ENDED, "done")
+    codes = [f"exit code {one.terminated.exit_code}" for one in states if one.terminated is not None]
+    return JobLook(BlockPhase.ENDED, "; ".join(filter(None, [pod.status.reason, *codes])) or "failed")

@@ -1,0 +1,101 @@
+"""PBS, LSF and Grid Engine, for the factory: Parsl's providers submit, one listing tells of all jobs.
+
+A job that is not listed any more is over; how it ended is in what it printed, if anywhere.
+"""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from stoker.manager.factory.batch import BatchTrouble, JobLook, block_of, job_name
+from stoker.manager.factory.commands import Commands
+from stoker.manager.factory.listings import LSF_FIELDS, Listed, Read, read_grid_engine, read_lsf, read_pbs
+from stoker.manager.factory.output import last_lines
+from stoker.manager.factory.providers import provider_of
+from stoker.manager.factory.submitting import is_not_now, submit_through
+from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.ids import BlockId
+from stoker.site import ProviderKind, Site
+
+_CANCEL = {ProviderKind.PBS: "qdel", ProviderKind.LSF: "bkill", ProviderKind.GRID_ENGINE: "qdel"}
+
+
+class ListedBatch:
+    """A `Batch`. `command` gives the pilot's command of a block; scripts and output lie in `folder`."""
+
+    def __init__(self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str]) -> None:
+        self._kind = site.provider.kind
+        self._session = session
+        self._folder = folder
+        self._command = command
+        self._commands = Commands(limit_s=site.provider.command_limit_s, folder=folder)
+        self._provider = provider_of(site, shell=self._commands.shell, folder=folder)
+        self._names: dict[str, str] = {}
+
+    def submit(self, block: BlockId) -> str:
+        """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
+        name = job_name(self._session, block)
+        job = submit_through(self._provider, name=name, command=self._command(block))
+        self._names[job] = name
+        return job
+
+    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+        """The present state of these jobs. Raises BatchTrouble."""
+        listed = self._list(jobs)
+        return {job: self._look(job, listed.get(job)) for job in jobs}
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Cancel these jobs. Raises BatchTrouble."""
+        command = _CANCEL[self._kind]
+        said = self._commands.run([command, *jobs])
+        if said.code and is_not_now(said.words):
+            raise BatchTrouble(f"{command}: {said.words}")
+
+    def find(self) -> Mapping[str, BlockId]:
+        """Jobs of this session that are listed, by their id. Raises BatchTrouble."""
+        found = {}
+        for job, entry in self._list(None).items():
+            block = block_of(entry.name, session=self._session)
+            if block is not None:
+                found[job] = block
+                self._names[job] = entry.name
+        return found
+
+    def _look(self, job: str, entry: Listed | None) -> JobLook:
+        name = self._names.get(job, entry.name if entry else "")
+        if entry is None:
+            output = last_lines(self._folder, name) if name else []
+            how = "no longer in the queue"
+            return JobLook(BlockPhase.ENDED, f"{how}: {'; '.join(output)}" if output else how)
+        over = entry.phase is BlockPhase.ENDED
+        return entry.look(now=time.time(), output=last_lines(self._folder, name) if over and name else [])
+
+    def _list(self, jobs: Sequence[str] | None) -> dict[str, Listed]:
+        """These jobs, or all jobs of this user that are not over."""
+        match self._kind:
+            case ProviderKind.PBS:
+                if jobs is None:
+                    jobs = self._say(["qselect", "-u", getpass.getuser()]).split()
+                # Of a job that PBS has forgotten it complains, and lists the others.
+                return self._read(["qstat", "-x", "-f", "-F", "json", *jobs], read_pbs) if jobs else {}
+            case ProviderKind.LSF:
+                return self._read(["bjobs", "-a", "-noheader", "-o", LSF_FIELDS], read_lsf)
+            case _:
+                return self._read(["qstat", "-xml", "-u", getpass.getuser()], read_grid_engine)
+
+    def _read(self, words: list[str], read: Read) -> dict[str, Listed]:
+        text = self._say(words)
+        try:
+            return read(text)
+        except ValueError as error:
+            raise BatchTrouble(f"{words[0]} has printed what cannot be read ({error}): {text[:80]!r}") from error
+
+    def _say(self, words: list[str]) -> str:
+        said = self._commands.run(words)
+        nothing = "no unfinished job found" in said.err.lower() or "no job found" in said.err.lower()
+        if said.code and not said.out.strip() and not nothing and "Unknown Job Id" not in said.err:
+            raise BatchTrouble(f"{words[0]}: {said.words}")
+        return said.out

@@ -1,0 +1,119 @@
+"""How PBS, LSF and Grid Engine list jobs, read (pure).
+
+Parsl's providers know the states of jobs that they have submitted themselves, and no more: a job that was asked for by
+another process, a reason for waiting, a job's name, how it ended are not in them. They also take a suspended job for
+cancelled (LSF) or failed (Grid Engine), and keep silent when the command fails. One listing of ours has all of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+
+from stoker.manager.factory.batch import JobLook
+from stoker.manager.protocol.blocks import BlockPhase
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A job in a listing: its name and its state. `expected_at`: when it should start, on the wall clock (0: unknown).
+    `failed`: it ended by an error of its own, of which its output may say more."""
+
+    name: str
+    phase: BlockPhase
+    reason: str = ""
+    expected_at: float = 0.0
+    failed: bool = False
+
+    def look(self, *, now: float, output: list[str]) -> JobLook:
+        """As the factory wants it; `now` on the wall clock, `output` the last lines that the job printed."""
+        said = f": {'; '.join(output)}" if self.failed and output else ""
+        return JobLook(self.phase, self.reason + said, max(0.0, self.expected_at - now) if self.expected_at else 0.0)
+
+
+Read = Callable[[str], dict[str, Listed]]
+
+
+def read_pbs(text: str) -> dict[str, Listed]:
+    """`qstat -x -f -F json`. Raises ValueError for text that is not JSON."""
+    jobs: dict[str, Any] = json.loads(text).get("Jobs", {}) if text.strip() else {}
+    return {id: _pbs_job(job) for id, job in jobs.items()}
+
+
+def _pbs_job(job: dict[str, Any]) -> Listed:
+    name, state, comment = str(job.get("Job_Name", "")), job.get("job_state", ""), str(job.get("comment", ""))
+    if state in ("F", "X"):
+        code = job.get("Exit_status", 0)
+        if "walltime" in comment:
+            return Listed(name, BlockPhase.ENDED, "out of walltime")
+        if code in (0, None):
+            return Listed(name, BlockPhase.ENDED, "done")
+        if isinstance(code, int) and code > 256:
+            return Listed(name, BlockPhase.ENDED, f"killed by signal {code - 256}")
+        return Listed(name, BlockPhase.ENDED, f"exit code {code}", failed=True)
+    if state in ("R", "B", "E", "S", "U"):
+        reason = {"S": "suspended", "U": "suspended: its workstation is in use"}.get(state, "")
+        return Listed(name, BlockPhase.RUNNING, reason or (f"on {job['exec_host']}" if job.get("exec_host") else ""))
+    start = job.get("estimated", {}).get("start_time", 0)
+    held = {"H": "held", "W": "waits for its time"}.get(state, "")
+    return Listed(name, BlockPhase.PENDING, comment or held, float(start) if isinstance(start, int | float) else 0.0)
+
+
+LSF_FIELDS = "jobid stat exit_code exec_host job_name pend_reason delimiter='|'"
+
+
+def read_lsf(text: str) -> dict[str, Listed]:
+    """`bjobs -a -noheader -o LSF_FIELDS`."""
+    rows = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|", 5)]
+        if len(fields) == 6 and fields[0]:
+            rows[fields[0]] = _lsf_job(*fields[1:])
+    return rows
+
+
+def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> Listed:
+    known = "" if why == "-" else why
+    match state:
+        case "PEND" | "WAIT" | "PROV":
+            return Listed(name, BlockPhase.PENDING, known)
+        case "PSUSP":
+            return Listed(name, BlockPhase.PENDING, known or "suspended while it waits")
+        case "USUSP" | "SSUSP":
+            return Listed(name, BlockPhase.RUNNING, "suspended")
+        case "DONE":
+            return Listed(name, BlockPhase.ENDED, "done")
+        case "EXIT":
+            how = _LSF_ENDS.get(code) or (f"exit code {code}" if code != "-" else "cancelled")
+            return Listed(name, BlockPhase.ENDED, how, failed=code not in _LSF_ENDS and code != "-")
+        case _:
+            return Listed(name, BlockPhase.RUNNING, f"on {host}" if host != "-" else "")
+
+
+_LSF_ENDS = {"130": "cancelled", "143": "cancelled", "137": "killed by signal 9", "140": "out of walltime"}
+
+
+def read_grid_engine(text: str) -> dict[str, Listed]:
+    """`qstat -xml`. Raises ValueError for text that is not XML."""
+    try:
+        tree = ElementTree.fromstring(text) if text.strip() else ElementTree.Element("none")
+    except ElementTree.ParseError as error:
+        raise ValueError(str(error)) from error
+    jobs = {}
+    for job in tree.iter("job_list"):
+        id, state = job.findtext("JB_job_number", ""), job.findtext("state", "")
+        if id:
+            jobs[id] = _grid_engine_job(job.findtext("JB_name", ""), state, job.findtext("queue_name") or "")
+    return jobs
+
+
+def _grid_engine_job(name: str, state: str, queue: str) -> Listed:
+    if "q" in state:
+        held = "held" if "h" in state else ""
+        return Listed(name, BlockPhase.PENDING, f"in error state {state}: see `qstat -j`" if "E" in state else held)
+    if any(letter in state for letter in "sST"):
+        return Listed(name, BlockPhase.RUNNING, f"suspended ({state})")
+    return Listed(name, BlockPhase.RUNNING, f"on {queue}" if queue else "")

@@ -1,0 +1,88 @@
+"""This machine as a batch system, for a session that uses it beside another: a job is a process, its id a process id.
+
+A pilot outlives the factory that started it. It is found again by its command line, which names session and block; a
+process id alone could be somebody else's by then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from stoker.manager.factory.batch import JobLook, job_name
+from stoker.manager.factory.output import last_lines
+from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.ids import BlockId
+
+
+class LocalBatch:
+    """A `Batch`. `command` gives the pilot's command of a block; output lies in `folder`, inside the session's."""
+
+    def __init__(self, *, session: str, folder: Path, command: Callable[[BlockId], str]) -> None:
+        self._session = session
+        self._folder = folder
+        self._command = command
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._blocks: dict[str, BlockId] = {}
+
+    def submit(self, block: BlockId) -> str:
+        """Start the pilot of a block; its process id."""
+        name = job_name(self._session, block)
+        with (self._folder / f"{name}.out").open("ab") as out, (self._folder / f"{name}.err").open("ab") as err:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {self._command(block)}"],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        job = str(process.pid)
+        self._started[job], self._blocks[job] = process, block
+        return job
+
+    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+        """Whether these processes run."""
+        running = self.find()
+        return {job: JobLook(BlockPhase.RUNNING) if job in running else self._end_of(job) for job in jobs}
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Tell these pilots to end."""
+        running = self.find()
+        for job in jobs:
+            if job in running:
+                with suppress(ProcessLookupError):
+                    os.kill(int(job), signal.SIGTERM)
+
+    def find(self) -> Mapping[str, BlockId]:
+        """Pilots of this session on this machine."""
+        return {**dict(self._pilots()), **{job: self._blocks[job] for job in self._children()}}
+
+    def _children(self) -> list[str]:
+        """Those that were started here. Their command line is not theirs yet in the first moments."""
+        return [job for job, process in self._started.items() if process.poll() is None]
+
+    def _pilots(self) -> Iterator[tuple[str, BlockId]]:
+        session = str(self._folder.parent)
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, ValueError, IndexError):
+                if process.uids().real != os.getuid():
+                    continue
+                words = process.cmdline()
+                if "stoker.pilot.main" in words and words[words.index("--session") + 1] == session:
+                    yield str(process.pid), BlockId(words[words.index("--block") + 1])
+
+    def _end_of(self, job: str) -> JobLook:
+        process, block = self._started.pop(job, None), self._blocks.pop(job, None)
+        code = process.returncode if process is not None else None
+        if code == 0:
+            return JobLook(BlockPhase.ENDED, "done")
+        how = f"exit code {code}" if code is not None and code > 0 else f"killed by signal {-(code or 0)}"
+        how = how if code is not None else "its process is gone"
+        said = last_lines(self._folder, job_name(self._session, block)) if block is not None else []
+        return JobLook(BlockPhase.ENDED, f"{how}: {'; '.join(said)}" if said else how)

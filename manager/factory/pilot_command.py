@@ -1,0 +1,51 @@
+"""The command that starts a pilot. Nothing secret is in it: the keys lie in the session folder."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+import sysconfig
+
+from stoker.manager.environment.carrying import starter_command
+from stoker.manager.protocol.session import SessionFolder
+from stoker.site import Engine, EnvironmentKind, Pilot, Site
+
+
+def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path: str = "") -> str:
+    """The shell command of a pilot of this site. `python_path`: folders to import from, beyond the environment."""
+    options = ["--block", block]
+    if not site.is_local:
+        options += ["--source", site.name, "--walltime-s", str(walltime_s(site))]
+    options += pilot_options(site.pilot)
+    if site.environment.kind is EnvironmentKind.PACKED:
+        return shlex.join(starter_command(folder, site, options))
+    words = ["env", f"PYTHONPATH={python_path}"] if python_path else []
+    if site.engine is Engine.TASKVINE:
+        words += [sys.executable, "-P", "-m", "stoker.pilot.taskvine.main"]
+        return shlex.join([*words, "--session", str(folder.path), "--site", site.name, "--block", block])
+    words += [site.environment.python or sys.executable, "-P", "-m", "stoker.pilot.main"]
+    return shlex.join([*words, "--session", str(folder.path), *options])
+
+
+def walltime_s(site: Site) -> int:
+    """How long a block may last: batch systems count in minutes, so that what was asked for is rounded up."""
+    return math.ceil(site.provider.walltime_s / 60) * 60
+
+
+def pilot_options(pilot: Pilot) -> list[str]:
+    """What a site says of its pilots, as options of the pilot's command."""
+    options = ["--devices", pilot.devices, "--cache-size", f"{int(pilot.cache_bytes)} B"]
+    return [*options, "--scratch", os.path.expanduser(pilot.scratch)] if pilot.scratch else options
+
+
+def python_path() -> str:
+    """What this program can import beyond its environment: a pilot should be able to import it too."""
+    inside = {os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths = []
+    for entry in sys.path:
+        path = os.path.realpath(entry or os.getcwd())
+        if os.path.isdir(path) and path not in inside and not path.startswith(os.path.join(sys.base_prefix, "lib")):
+            paths.append(path)
+    return os.pathsep.join(dict.fromkeys([*paths, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))

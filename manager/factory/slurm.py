@@ -1,0 +1,110 @@
+"""Slurm, for the factory.
+
+Submission goes through Parsl's SlurmProvider (`providers`); what it knows of jobs afterwards is not enough. It asks
+`sacct` for states alone, never for reasons, start times or nodes; a job that is out of `squeue` counts as completed; a
+failed one is rewritten to completed at the next look; preemption is a timeout, or an unknown word; and one job id that
+Slurm has forgotten makes `squeue --job` fail for all of them. So, instead:
+
+One `squeue` shows all jobs of this user, those that ended within the last minutes (MinJobAge) among them, and is
+filtered here. How an older one ended is asked of `sacct` where there is accounting, else of `scontrol`, else its own
+output tells, where Slurm writes "CANCELLED AT ... DUE TO PREEMPTION".
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from stoker.manager.factory import slurm_output
+from stoker.manager.factory.batch import BatchTrouble, JobLook, block_of, job_name
+from stoker.manager.factory.commands import Commands
+from stoker.manager.factory.output import last_lines
+from stoker.manager.factory.providers import provider_of
+from stoker.manager.factory.slurm_output import Row
+from stoker.manager.factory.submitting import submit_through
+from stoker.manager.protocol.ids import BlockId
+from stoker.site import Site
+
+_STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}
+_AT_ONCE = 100
+"""Job ids on one command line."""
+
+
+class SlurmBatch:
+    """A `Batch`. `command` gives the pilot's command of a block; scripts and output lie in `folder`."""
+
+    def __init__(self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str]) -> None:
+        self._session = session
+        self._folder = folder
+        self._command = command
+        self._commands = Commands(limit_s=site.provider.command_limit_s, folder=folder)
+        self._provider = provider_of(site, shell=self._commands.shell, folder=folder)
+        self._names: dict[str, str] = {}
+        self._accounting = True
+
+    def submit(self, block: BlockId) -> str:
+        """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
+        name = job_name(self._session, block)
+        job = submit_through(self._provider, name=name, command=self._command(block))
+        self._names[job] = name
+        return job
+
+    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+        """The present state of these jobs. Raises BatchTrouble."""
+        rows = self._squeue()
+        now = time.time()
+        looks = {}
+        ends = self._ends([job for job in jobs if job not in rows or rows[job].state == "FAILED"])
+        for job in jobs:
+            row = ends.get(job) or rows.get(job)
+            output = self._output(job, row) if row is None or row.over else []
+            looks[job] = slurm_output.look_of(row, now=now, output=output) if row else slurm_output.gone(output)
+        return looks
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Cancel these jobs. Raises BatchTrouble."""
+        for start in range(0, len(jobs), _AT_ONCE):
+            said = self._commands.run(["scancel", *jobs[start : start + _AT_ONCE]])
+            if said.code and "Invalid job id" not in said.err:
+                raise BatchTrouble(f"scancel: {said.words}")
+
+    def find(self) -> Mapping[str, BlockId]:
+        """Jobs of this session that Slurm lists, by their id. Raises BatchTrouble."""
+        found = {}
+        for row in self._squeue().values():
+            block = block_of(row.name, session=self._session)
+            if block is not None:
+                found[row.job] = block
+                self._names[row.job] = row.name
+        return found
+
+    def _squeue(self) -> dict[str, Row]:
+        words = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={slurm_output.SQUEUE}"]
+        said = self._commands.run(words, more=_STANDARD_TIME)
+        if said.code:
+            raise BatchTrouble(f"squeue: {said.words}")
+        return slurm_output.read_squeue(said.out)
+
+    def _ends(self, jobs: list[str]) -> dict[str, Row]:
+        """How these jobs ended, as far as Slurm still knows."""
+        found: dict[str, Row] = {}
+        if jobs and self._accounting:
+            said = self._commands.run(["sacct", "-X", "-n", "-P", "-o", slurm_output.SACCT, "-j", ",".join(jobs)])
+            self._accounting = said.code == 0
+            rows = slurm_output.read_sacct(said.out) if said.code == 0 else {}
+            found = {job: row for job, row in rows.items() if row.over}  # rows lag behind by up to a second
+        for job in jobs:
+            if job not in found:
+                said = self._commands.run(["scontrol", "show", "job", "-o", job])
+                row = slurm_output.read_scontrol(said.out) if said.code == 0 else None
+                if row is not None and row.over:
+                    found[job] = row
+                elif said.code and "Invalid job id" not in said.err:
+                    raise BatchTrouble(f"scontrol: {said.words}")
+        return found
+
+    def _output(self, job: str, row: Row | None) -> list[str]:
+        name = self._names.pop(job, "") or (row.name if row else "")
+        return last_lines(self._folder, name) if name else []

@@ -1,0 +1,149 @@
+"""What Slurm's commands print, read (pure). Formats as in Slurm 22.05 and later; what is no such line is left out.
+
+Plain formats, not `--json`: the JSON of `squeue` differs between releases in its types, ignores every filter in some of
+them, and needs a plugin that not all sites install.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from stoker.manager.factory.batch import JobLook
+from stoker.manager.protocol.blocks import BlockPhase
+
+SQUEUE = "%i|%T|%r|%S|%N|%j"
+SACCT = "JobIDRaw,State,ExitCode,NodeList"
+
+_WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+_RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"}
+_ENDS = {
+    "COMPLETED": "done",
+    "CANCELLED": "cancelled",
+    "PREEMPTED": "preempted by Slurm",
+    "TIMEOUT": "out of walltime",
+    "DEADLINE": "out of walltime (DEADLINE)",
+    "NODE_FAIL": "node failed",
+    "BOOT_FAIL": "node failed to boot",
+    "OUT_OF_MEMORY": "out of memory",
+    "REVOKED": "revoked by another cluster",
+}
+_DUE_TO = {
+    "PREEMPTION": "preempted by Slurm",
+    "TIME LIMIT": "out of walltime",
+    "NODE FAILURE": "node failed",
+}
+_CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO (.+?)\s*\*\*\*")
+_FIELD = re.compile(r"\b(JobId|JobState|Reason|ExitCode|NodeList|JobName)=(\S*)")
+_NONE = {"", "None", "N/A", "(null)", "Unknown"}
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A job. `state` is Slurm's long word, `exit_code` as `1:0` (code and signal), `start` on the wall clock (0 = not
+    known)."""
+
+    job: str
+    state: str
+    reason: str = ""
+    start: float = 0.0
+    nodes: str = ""
+    name: str = ""
+    exit_code: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether the job will do nothing more."""
+        return self.state not in _WAITING and self.state not in _RUNNING
+
+
+def read_squeue(text: str) -> dict[str, Row]:
+    """The jobs in what `squeue -h -o SQUEUE` prints."""
+    rows = {}
+    for line in text.splitlines():
+        fields = line.split("|", 5)
+        if len(fields) == 6 and fields[0]:
+            job, state, reason, start, nodes, name = fields
+            rows[job] = Row(job, state, _known(reason), _wall_clock(start), _known(nodes), name)
+    return rows
+
+
+def read_sacct(text: str) -> dict[str, Row]:
+    """The jobs in what `sacct -X -n -P -o SACCT` prints; `CANCELLED by 1000` is CANCELLED."""
+    rows = {}
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) == 4 and fields[0]:
+            job, state, exit_code, nodes = fields
+            rows[job] = Row(job, state.partition(" ")[0], nodes=_known(nodes), exit_code=exit_code)
+    return rows
+
+
+def read_scontrol(text: str) -> Row | None:
+    """The job in what `scontrol show job -o` prints."""
+    found: dict[str, str] = {}
+    for key, value in _FIELD.findall(text):
+        found.setdefault(key, value)
+    if "JobId" not in found or "JobState" not in found:
+        return None
+    return Row(
+        found["JobId"],
+        found["JobState"],
+        _known(found.get("Reason", "")),
+        nodes=_known(found.get("NodeList", "")),
+        name=found.get("JobName", ""),
+        exit_code=found.get("ExitCode", ""),
+    )
+
+
+def look_of(row: Row, *, now: float, output: Iterable[str] = ()) -> JobLook:
+    """What a row says. `now` on the wall clock; `output`: the last lines that the job printed, if it is over."""
+    if row.state in _WAITING:
+        reason = row.reason if row.state == "PENDING" else row.reason or row.state.lower()
+        return JobLook(BlockPhase.PENDING, reason, max(0.0, row.start - now) if row.start else 0.0)
+    if row.state in _RUNNING:
+        how = "" if row.state == "RUNNING" else f"{row.state.lower()} "
+        return JobLook(BlockPhase.RUNNING, f"{how}on {row.nodes}" if row.nodes else how.strip())
+    return JobLook(BlockPhase.ENDED, _end_of(row, list(output)))
+
+
+def gone(output: Iterable[str]) -> JobLook:
+    """A job that Slurm has forgotten: what it printed last may still say how it ended."""
+    said = due_to(list(output))
+    return JobLook(BlockPhase.ENDED, said or "Slurm no longer knows this job")
+
+
+def due_to(output: list[str]) -> str:
+    """How a job ended, if Slurm has written that below what it printed; empty if not."""
+    for line in reversed(output):
+        found = _CANCELLED.search(line)
+        if found:
+            return _DUE_TO.get(found[1], f"cancelled: {found[1].lower()}")
+    return ""
+
+
+def _end_of(row: Row, output: list[str]) -> str:
+    if row.state == "NODE_FAIL" and row.nodes:
+        return f"node failed: {row.nodes}"
+    if row.state == "CANCELLED":
+        return due_to(output) or "cancelled"
+    if row.state in _ENDS:
+        return _ENDS[row.state]
+    code, _, signal = row.exit_code.partition(":")
+    how = f"killed by signal {signal}" if signal not in ("", "0") else f"exit code {code}" if code else "failed"
+    said = "; ".join(output)
+    return f"{how}: {said}" if said else how
+
+
+def _known(text: str) -> str:
+    return "" if text in _NONE else text
+
+
+def _wall_clock(text: str) -> float:
+    """`2026-11-21T10:42:00`, in this host's time zone."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return 0.0

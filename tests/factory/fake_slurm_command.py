@@ -1,0 +1,168 @@
+"""What a fake `sbatch`, `squeue`, `scancel`, `scontrol` or `sacct` does: as Slurm 22.05, over a folder of jobs.
+
+Standard library alone, and quick to start: tests run it some hundred times. The folder is in FAKE_SLURM; beside the
+jobs it may hold `COMMAND.fault`, a JSON object: `hang` (seconds to hang, before or after the work is done), `code` and
+`err` (to fail with), and `runs`, which says that jobs run as processes of this machine as soon as they are submitted.
+"""
+
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+FOLDER = os.environ["FAKE_SLURM"]
+ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY")
+
+
+def main():
+    name, arguments = os.path.basename(sys.argv[0]), sys.argv[1:]
+    log(name, arguments)
+    fault = read(f"{name}.fault") or {}
+    if fault.get("hang") == "before":
+        hang()
+    if "code" in fault:
+        sys.stderr.write(fault.get("err", "") + "\n")
+        return fault["code"]
+    with open(os.path.join(FOLDER, "lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code = COMMANDS[name](arguments)
+    sys.stdout.flush()
+    if fault.get("hang") == "after":
+        hang()
+    return code
+
+
+def sbatch(arguments):
+    """Reads the head of a script, as Slurm does: lines of #SBATCH until the first command."""
+    script = arguments[-1]
+    said = {}
+    with open(script, errors="surrogateescape") as file:
+        lines = file.readlines()
+    for line in lines:
+        found = re.match(r"#SBATCH --([a-z-]+)(?:=(.*))?$", line.rstrip("\n"))
+        if found:
+            said[found[1]] = found[2] or ""
+        elif line.strip() and not line.startswith("#"):
+            break
+    if said.get("partition") == "nope":
+        sys.stderr.write(
+            "sbatch: error: invalid partition specified: nope\n"
+            "sbatch: error: Batch job submission failed: Invalid partition name specified\n"
+        )
+        return 1
+    number = len(jobs()) + 101
+    job = {
+        "id": str(number),
+        "name": said.get("job-name", script),
+        "state": "PENDING",
+        "reason": "Priority",
+        "head": said,
+    }
+    if os.path.exists(os.path.join(FOLDER, "runs")):
+        job |= {"state": "RUNNING", "reason": "None", "nodes": "n1", "pid": start(number, script, said)}
+    write(f"job-{number}.json", job)
+    print(f"Submitted batch job {number}")
+    return 0
+
+
+def start(number, script, said):
+    out, err = said.get("output", "slurm.out"), said.get("error", "slurm.err")
+    shell = f'bash "$1" >>"$2" 2>>"$3" </dev/null; echo $? >"{FOLDER}/exit-{number}"'
+    environ = {**os.environ, "SLURM_JOB_ID": str(number), "SLURM_JOB_NODELIST": "n1"}
+    words = ["bash", "-c", shell, "job", os.path.abspath(script), out, err]
+    return subprocess.Popen(words, start_new_session=True, env=environ, stdout=subprocess.DEVNULL).pid
+
+
+def squeue(arguments):
+    shape = next(word.partition("=")[2] for word in arguments if word.startswith("--format="))
+    for job in jobs():
+        line = shape
+        fields = {"i": "id", "T": "state", "r": "reason", "S": "start", "N": "nodes", "j": "name"}
+        for letter, key in fields.items():
+            line = line.replace(
+                f"%{letter}", job.get(key) or ("N/A" if letter == "S" else "None" if letter == "r" else "")
+            )
+        if not job.get("forgotten"):
+            print(line)
+    return 0
+
+
+def scancel(arguments):
+    for job in jobs():
+        if job["id"] in arguments and job["state"] not in ENDS:
+            if job.get("pid"):
+                try:
+                    os.killpg(job["pid"], signal.SIGTERM)
+                except ProcessLookupError:
+                    pass
+            write(f"job-{job['id']}.json", {**job, "state": "CANCELLED", "reason": "None"})
+    return 0
+
+
+def scontrol(arguments):
+    for job in jobs():
+        if job["id"] == arguments[-1] and job.get("forgotten") != "everywhere":
+            print(
+                f"JobId={job['id']} JobName={job['name']} UserId=ana(1000) JobState={job['state']} "
+                f"Reason={job.get('reason', 'None')} ExitCode={job.get('exit_code', '0:0')} "
+                f"NodeList={job.get('nodes', '(null)')}"
+            )
+            return 0
+    sys.stderr.write("slurm_load_jobs error: Invalid job id specified\n")
+    return 1
+
+
+def sacct(arguments):
+    sys.stderr.write("Slurm accounting storage is disabled\n")
+    return 1
+
+
+COMMANDS = {"sbatch": sbatch, "squeue": squeue, "scancel": scancel, "scontrol": scontrol, "sacct": sacct}
+
+
+def jobs():
+    """All jobs; those that run as processes as far as they have come."""
+    found = []
+    for name in sorted(os.listdir(FOLDER)):
+        if name.startswith("job-"):
+            job = read(name)
+            done = os.path.join(FOLDER, f"exit-{job['id']}")
+            if job["state"] == "RUNNING" and job.get("pid") and os.path.exists(done):
+                with open(done) as file:
+                    code = file.read().strip() or "0"
+                job |= {"state": "COMPLETED" if code == "0" else "FAILED", "exit_code": f"{code}:0"}
+                write(name, job)
+            found.append(job)
+    return found
+
+
+def read(name):
+    try:
+        with open(os.path.join(FOLDER, name)) as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+
+
+def write(name, value):
+    draft = os.path.join(FOLDER, f".{name}.{os.getpid()}")
+    with open(draft, "w") as file:
+        json.dump(value, file)
+    os.replace(draft, os.path.join(FOLDER, name))
+
+
+def log(name, arguments):
+    with open(os.path.join(FOLDER, "commands.log"), "a") as file:
+        file.write(json.dumps([time.time(), name, arguments]) + "\n")
+
+
+def hang():
+    subprocess.run(["sleep", "600"], check=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

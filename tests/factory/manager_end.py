@@ -1,0 +1,136 @@
+"""The manager's end of a factory's wire: real sockets and keys, and orders that a test gives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stoker.manager.live.doors import Doors
+from stoker.manager.protocol import to_client, to_manager, wire
+from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
+from stoker.manager.protocol.ids import BlockId
+from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.manager.protocol.to_manager import BlockNews, ClientHello
+
+
+class ManagerEnd:
+    """Welcomes a factory with `known`, acknowledges what it says, and keeps it."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self.folder = folder
+        self.known: tuple[KnownBlock, ...] = ()
+        self.hellos: list[bytes] = []
+        self.news: list[BlockNews] = []
+        self.troubles: list[to_manager.SourceTrouble] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.doors: Doors | None = None
+        self._last: dict[bytes, int] = {}
+        self._read = wire.from_client()
+        self.open()
+
+    # ---- the manager
+
+    def open(self) -> None:
+        """Listen at an address of its own, and say where."""
+        self.doors = Doors(self.folder)
+        key = self.folder.read_key("server").public
+        self.folder.write(SessionFile("k3v9", wire.VERSION, self.doors.address, key))
+
+    def leave(self) -> None:
+        """Be gone."""
+        if self.doors is not None:
+            self.doors.close()
+            self.doors = None
+
+    def tell(self, *messages: Any) -> None:
+        assert self.doors is not None
+        self.doors.send(self.hellos[-1], wire.encode(list(messages)))
+
+    def submit(self, *blocks: str, source: str = "lab") -> None:
+        self.tell(to_client.SubmitBlocks(tuple(BlockOrder(BlockId(block), source) for block in blocks)))
+
+    def cancel(self, *blocks: str, reason: str = "nothing to do") -> None:
+        self.tell(to_client.CancelBlocks(tuple(map(BlockId, blocks)), reason))
+
+    def turn(self) -> None:
+        """Hear what has come."""
+        assert self.doors is not None
+        self.doors.wait(20)
+        for _, peer, data in self.doors.frames():
+            frame = self._read(data)
+            if frame.sequence and frame.sequence != self._last.get(peer, 0) + 1:
+                continue  # had already, or after a gap
+            if frame.sequence:
+                self._last[peer] = frame.sequence
+                self.doors.send(peer, wire.encode([to_client.Ack(frame.sequence)]))
+            for message in frame.messages:
+                self._hear(peer, message)
+
+    def _hear(self, peer: bytes, message: Any) -> None:
+        match message:
+            case ClientHello():
+                assert message.factory
+                self.hellos.append(peer)
+                self.tell(to_client.ClientWelcome("k3v9", 0), to_client.KnownBlocks(self.known))
+            case BlockNews():
+                self.news.append(message)
+            case to_manager.SourceTrouble():
+                self.troubles.append(message)
+
+    def until(self, true: Callable[[], Any], *, what: str, seconds: float = 60.0) -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self.doors is not None:
+                self.turn()
+            else:
+                time.sleep(0.02)
+            found = true()
+            if found:
+                return found
+        said = (self.folder.path / "factory.log").read_text() if (self.folder.path / "factory.log").exists() else ""
+        raise AssertionError(f"{what} did not happen within {seconds} s; heard {self.news} {self.troubles}\n{said}")
+
+    def hear(self, block: str, phase: BlockPhase, *, where: Callable[[BlockNews], bool] = lambda _: True) -> BlockNews:
+        """The first news of this kind, also if it came before."""
+
+        def found() -> BlockNews | None:
+            return next((n for n in self.news if n.block == block and n.phase is phase and where(n)), None)
+
+        heard: BlockNews = self.until(found, what=f"{block} {phase.value}")
+        return heard
+
+    def hear_trouble(self, part: str) -> to_manager.SourceTrouble:
+        def found() -> to_manager.SourceTrouble | None:
+            return next((t for t in self.troubles if (part in t.text if part else not t.text)), None)
+
+        heard: to_manager.SourceTrouble = self.until(found, what=f"trouble {part!r}")
+        return heard
+
+    # ---- the factory
+
+    def start_factory(self, *options: str, wait: bool = True) -> subprocess.Popen[bytes]:
+        """A real one, as its process; with `wait` until it has said hello."""
+        before = len(self.hellos)
+        words: Sequence[str] = (sys.executable, "-P", "-m", "stoker.manager.factory.main")
+        process = subprocess.Popen([*words, "--session", str(self.folder.path), *options], start_new_session=True)
+        self.processes.append(process)
+        if wait:
+            self.until(lambda: len(self.hellos) > before, what="the factory's hello")
+        return process
+
+    def ended(self, process: subprocess.Popen[bytes], *, seconds: float = 60.0) -> int:
+        """Its exit code."""
+        self.until(lambda: process.poll() is not None, what="the factory's end", seconds=seconds)
+        return int(process.returncode)
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(5)
+        self.leave()

@@ -1,0 +1,283 @@
+"""A keeper over a batch system in memory: no block twice, none forgotten, nothing kept from the user."""
+
+from __future__ import annotations
+
+import pytest
+from factory.toy_batch import Clock, ToyBatch
+
+from stoker.errors import ConfigError
+from stoker.manager.factory.batch import Batch, JobLook
+from stoker.manager.factory.keeper import Keeper, News
+from stoker.manager.protocol.blocks import BlockPhase, KnownBlock
+from stoker.manager.protocol.ids import BlockId
+from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
+
+ASKED, PENDING, RUNNING = BlockPhase.ASKED, BlockPhase.PENDING, BlockPhase.RUNNING
+ENDED, REFUSED = BlockPhase.ENDED, BlockPhase.REFUSED
+B0, B1, B2 = (BlockId(f"b{n}") for n in range(3))
+
+
+class Desk:
+    """A keeper, what it works with, and what it has said."""
+
+    def __init__(self) -> None:
+        self.batch = ToyBatch()
+        self.clock = Clock()
+        self.owners: dict[BlockId, str] = {}
+        self.said: list[News] = []
+        self.keeper = self.another()
+
+    def another(self) -> Keeper:
+        """The keeper of a factory that follows one that was killed."""
+
+        def make() -> Batch:
+            return self.batch
+
+        self.keeper = Keeper("lab", make=make, owners=self.owners, poll_s=10, clock=self.clock)
+        self.keeper.sync([])
+        return self.keeper
+
+    def settle(self) -> list[News]:
+        """Step until there is nothing to do at this moment."""
+        fresh: list[News] = []
+        for _ in range(50):
+            if self.keeper.due_in() != 0:
+                break
+            fresh += self.keeper.step()
+        else:
+            raise AssertionError("it never comes to rest")
+        self.said += fresh
+        return fresh
+
+    def later(self, seconds: float) -> list[News]:
+        self.clock.now += seconds
+        return self.settle()
+
+    def order(self, *blocks: BlockId) -> list[News]:
+        self.keeper.order(blocks)
+        return self.settle()
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def told(news: list[News]) -> list[tuple[str, BlockPhase, str]]:
+    return [(each.block, each.phase, each.reason) for each in news if isinstance(each, BlockNews)]
+
+
+def test_a_block_goes_its_way(desk: Desk) -> None:
+    assert told(desk.order(B0)) == [(B0, PENDING, "")]
+    desk.batch.looks["1"] = JobLook(PENDING, "Priority", 600)
+    assert desk.later(1) == [BlockNews(B0, PENDING, "1", "Priority", 600)]
+    desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
+    assert told(desk.later(10)) == [(B0, RUNNING, "on n1")]
+    desk.batch.looks["1"] = JobLook(ENDED, "preempted by Slurm")
+    assert told(desk.later(10)) == [(B0, ENDED, "preempted by Slurm")]
+    assert desk.keeper.due_in() is None
+
+
+def test_what_has_not_changed_is_not_said_again(desk: Desk) -> None:
+    desk.order(B0)
+    desk.batch.looks["1"] = JobLook(PENDING, "Priority", 600)
+    desk.later(1)
+    desk.batch.looks["1"] = JobLook(PENDING, "Priority", 590)
+    assert desk.later(10) == []
+    desk.batch.looks["1"] = JobLook(PENDING, "Priority", 4000)
+    assert [each.expected_in_s for each in desk.later(10) if isinstance(each, BlockNews)] == [4000]
+
+
+def test_a_requeued_job_is_pending_again(desk: Desk) -> None:
+    desk.order(B0)
+    desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
+    desk.later(1)
+    desk.batch.looks["1"] = JobLook(PENDING, "BeginTime")
+    assert told(desk.later(10)) == [(B0, PENDING, "BeginTime")]
+
+
+def test_an_order_that_is_heard_twice_is_one(desk: Desk) -> None:
+    desk.order(B0, B0)
+    desk.order(B0)
+    desk.batch.looks["1"] = JobLook(ENDED, "done")
+    desk.later(1)
+    desk.order(B0)
+    desk.keeper.sync([KnownBlock(B0, "lab", ASKED)])
+    desk.settle()
+    assert desk.batch.submitted == [B0]
+
+
+def test_refused(desk: Desk) -> None:
+    desk.batch.refuses = "Invalid account"
+    assert told(desk.order(B0, B1)) == [(B0, REFUSED, "Invalid account"), (B1, REFUSED, "Invalid account")]
+    assert not [each for each in desk.said if isinstance(each, SourceTrouble)]
+
+
+def test_trouble_is_told_once_and_its_end_too(desk: Desk) -> None:
+    desk.batch.down = "squeue has not answered for 30 s"
+    assert desk.order(B0) == [SourceTrouble("lab", "squeue has not answered for 30 s")]
+    for _ in range(5):
+        assert desk.later(10) == []
+    desk.batch.down = ""
+    assert desk.later(10) == [BlockNews(B0, PENDING, "1"), SourceTrouble("lab", "")]
+
+
+def test_it_asks_less_often_while_there_is_trouble(desk: Desk) -> None:
+    desk.batch.down = "away"
+    desk.order(B0)
+    waits = []
+    for _ in range(6):
+        waits.append(desk.keeper.due_in() or 0)
+        desk.later(waits[-1])
+    assert waits == [1, 2, 4, 8, 10, 10]
+
+
+def test_a_submission_that_did_arrive_is_not_repeated(desk: Desk) -> None:
+    desk.batch.lossy = True
+    desk.order(B0)
+    assert [each for each in desk.said if isinstance(each, SourceTrouble)]
+    desk.batch.lossy = False
+    assert told(desk.later(5)) == [(B0, PENDING, "")]
+    assert desk.batch.submitted == [B0]
+
+
+def test_a_submission_that_did_not_arrive_is(desk: Desk) -> None:
+    desk.batch.down = "away"
+    desk.order(B0)
+    desk.batch.down = ""
+    desk.later(5)
+    assert desk.batch.submitted == [B0]
+
+
+def test_a_job_that_arrived_late_makes_no_second_block(desk: Desk) -> None:
+    """A command that was killed at its limit may be carried out after the search."""
+    desk.order(B0)
+    late = desk.batch.put(B0)
+    desk.later(61)
+    assert desk.batch.cancelled == [late]
+
+
+def test_after_a_kill_jobs_are_found_and_adopted(desk: Desk) -> None:
+    job = desk.batch.put(B0)
+    keeper = desk.another()
+    keeper.sync([KnownBlock(B0, "lab", ASKED), KnownBlock(B1, "lab", ASKED)])
+    news = desk.settle()
+    assert ("b0", PENDING, "") in told(news)
+    assert desk.batch.submitted == [B1]
+    assert next(each.job for each in news if isinstance(each, BlockNews)) == job
+
+
+def test_after_a_kill_a_job_that_is_over_already_is_not_submitted_again(desk: Desk) -> None:
+    desk.batch.put(B0, JobLook(ENDED, "exit code 1"))
+    desk.another().sync([KnownBlock(B0, "lab", ASKED)])
+    assert told(desk.settle())[-1] == (B0, ENDED, "exit code 1")
+    assert not desk.batch.submitted
+
+
+def test_of_two_jobs_of_a_block_the_living_one_stays(desk: Desk) -> None:
+    desk.batch.put(B0, JobLook(ENDED, "exit code 1"))
+    alive = desk.batch.put(B0, JobLook(RUNNING))
+    desk.another().sync([KnownBlock(B0, "lab", ASKED)])
+    assert [each.job for each in desk.settle() if isinstance(each, BlockNews)][-1] == alive
+    assert not desk.batch.cancelled
+
+
+def test_jobs_of_blocks_that_nobody_knows_are_cancelled(desk: Desk) -> None:
+    stray = desk.batch.put(B2, JobLook(RUNNING))
+    desk.settle()
+    assert desk.batch.cancelled == [stray]
+
+
+def test_jobs_of_another_site_are_left_alone(desk: Desk) -> None:
+    """Two sites may use one batch system."""
+    desk.owners[B2] = "other"
+    desk.batch.put(B2, JobLook(RUNNING))
+    desk.settle()
+    assert not desk.batch.cancelled
+    assert desk.keeper.end(until=desk.clock.now) == []
+
+
+def test_known_jobs_are_watched_and_told_although_nothing_has_changed(desk: Desk) -> None:
+    job = desk.batch.put(B0, JobLook(RUNNING, "on n1"))
+    desk.another().sync([KnownBlock(B0, "lab", RUNNING, job)])
+    assert told(desk.settle()) == [(B0, RUNNING, "on n1")]
+
+
+def test_cancel_before_and_after_the_submission(desk: Desk) -> None:
+    desk.order(B0)
+    desk.keeper.order([B1])
+    desk.keeper.cancel([B0, B1], "no call could use it")
+    assert (B1, ENDED, "cancelled before it was submitted: no call could use it") in told(desk.settle())
+    assert desk.batch.submitted == [B0]
+    assert desk.batch.cancelled == ["1"]
+    desk.batch.looks["1"] = JobLook(ENDED, "cancelled")
+    assert told(desk.later(1)) == [(B0, ENDED, "cancelled: no call could use it")]
+
+
+def test_a_cancel_without_effect_is_repeated(desk: Desk) -> None:
+    desk.order(B0)
+    desk.keeper.cancel([B0], "idle")
+    desk.settle()
+    for _ in range(3):
+        desk.later(1)
+    assert desk.batch.cancelled == ["1"]
+    desk.later(31)
+    assert desk.batch.cancelled == ["1", "1"]
+
+
+def test_a_block_that_ended_well_while_it_was_cancelled_is_done(desk: Desk) -> None:
+    desk.order(B0)
+    desk.keeper.cancel([B0], "idle")
+    desk.batch.looks["1"] = JobLook(ENDED, "done")
+    assert (B0, ENDED, "done") in told([*desk.settle(), *desk.later(1)])
+
+
+def test_blocks_that_the_manager_does_not_know_are_cancelled(desk: Desk) -> None:
+    desk.order(B0, B1)
+    desk.keeper.sync([KnownBlock(B1, "lab", PENDING, "2")])
+    desk.settle()
+    assert desk.batch.cancelled == ["1"]
+
+
+def test_a_batch_system_that_cannot_be_had_refuses(desk: Desk) -> None:
+    def make() -> Batch:
+        raise ConfigError("site lab: this host has no sbatch on its PATH")
+
+    desk.keeper = Keeper("lab", make=make, owners={}, poll_s=10, clock=desk.clock)
+    assert told(desk.order(B0)) == [(B0, REFUSED, "site lab: this host has no sbatch on its PATH")]
+    assert desk.keeper.due_in() is None
+    assert desk.keeper.end(until=desk.clock.now) == []
+
+
+def test_a_fault_of_a_provider_is_trouble(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.order(B0)
+
+    def broken(jobs: object) -> dict[str, JobLook]:
+        raise KeyError("88123")
+
+    desk.batch.look = broken  # type: ignore[method-assign,assignment]
+    assert desk.later(1) == [SourceTrouble("lab", "KeyError: '88123'")]
+
+
+def test_the_end_cancels_everything_and_says_what_is_left(desk: Desk) -> None:
+    desk.order(B0)
+    desk.batch.put(B2, JobLook(RUNNING))
+    assert desk.keeper.end(until=desk.clock.now) == ["1", "2"]
+    assert desk.batch.cancelled == ["1", "2"]
+    desk.batch.looks = {"1": JobLook(ENDED, "cancelled"), "2": JobLook(ENDED, "cancelled")}
+    assert desk.keeper.end(until=desk.clock.now) == []
+
+
+def test_the_end_while_nobody_answers_names_what_is_known(desk: Desk) -> None:
+    desk.order(B0)
+    desk.batch.down = "away"
+    assert desk.keeper.end(until=desk.clock.now) == ["1"]
+
+
+def test_blocks_that_wait_can_be_cancelled_alone(desk: Desk) -> None:
+    desk.order(B0, B1)
+    desk.batch.looks["1"] = JobLook(RUNNING)
+    desk.later(1)
+    desk.keeper.cancel_waiting("the manager is away")
+    desk.settle()
+    assert desk.batch.cancelled == ["2"]

@@ -1,0 +1,202 @@
+"""The factory as a process: real sockets, commands of a fake Slurm, and kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factory.fake_slurm import FakeSlurm
+from factory.manager_end import ManagerEnd
+from live.peers import until as wait_until
+
+from stoker.manager.factory.factory import Ending
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol.blocks import BlockPhase, KnownBlock
+from stoker.manager.protocol.ids import BlockId
+from stoker.manager.protocol.session import SessionFolder
+from stoker.site import Duration, Provider, ProviderKind, Session, Site
+from stoker.site_files import write_sites
+
+PENDING, RUNNING, ENDED, REFUSED = BlockPhase.PENDING, BlockPhase.RUNNING, BlockPhase.ENDED, BlockPhase.REFUSED
+
+
+def until(true: Callable[[], Any], *, what: str) -> Any:
+    return wait_until(true, what=what, seconds=60)
+
+
+def slurm_site(name: str = "lab", **provider: object) -> Site:
+    quick = {"command_limit_s": Duration(4), "poll_s": Duration(0.2), **provider}
+    return Site(
+        name=name,
+        provider=Provider(kind=ProviderKind.SLURM, **quick),  # type: ignore[arg-type]
+        session=Session(heartbeat_s=Duration(0.5), lease_s=Duration(2)),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _sites(folder: SessionFolder, slurm: FakeSlurm) -> None:
+    write_sites(folder.sites, [slurm_site()])
+
+
+def test_blocks_are_submitted_watched_and_cancelled(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+    factory = manager.start_factory()
+    manager.submit("b0", "b1")
+    job = manager.hear("b0", PENDING, where=lambda news: news.reason == "Priority").job
+    other = manager.hear("b1", PENDING).job
+    slurm.put(job, state="RUNNING", nodes="n014")
+    assert manager.hear("b0", RUNNING).reason == "on n014"
+    manager.cancel("b1")
+    assert manager.hear("b1", ENDED).reason == "cancelled: nothing to do"
+    assert slurm.jobs()[other]["state"] == "CANCELLED"
+    manager.tell(to_client.SessionOver("the program is done"))
+    assert manager.ended(factory) == Ending.OVER
+    assert slurm.jobs()[job]["state"] == "CANCELLED"
+
+
+def test_refused_and_unknown(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
+    write_sites(folder.sites, [slurm_site(partition="nope")])
+    manager.start_factory()
+    manager.submit("b0")
+    assert "Invalid partition name specified" in manager.hear("b0", REFUSED).reason
+    manager.submit("b1", source="moon")
+    assert manager.hear("b1", REFUSED).reason == "the session has no site file of the name moon; it has lab"
+    manager.cancel("b9")
+    assert manager.hear("b9", ENDED).reason == "cancelled: it was never submitted"
+
+
+def test_a_controller_that_goes_away_and_comes_back(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+    manager.start_factory()
+    manager.submit("b0")
+    manager.hear("b0", PENDING)
+    slurm.controller(up=False)
+    manager.hear_trouble("Unable to contact slurm controller (connect failure)")
+    manager.submit("b1")
+    slurm.controller(up=True)
+    manager.hear_trouble("")
+    manager.hear("b1", PENDING)
+    assert [job["name"] for job in slurm.jobs().values()] == ["stoker-k3v9-b0", "stoker-k3v9-b1"]
+
+
+def test_sbatch_that_hangs_is_told_and_submits_nothing_twice(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+    manager.start_factory()
+    slurm.fault("sbatch", hang="after")
+    manager.submit("b0")
+    manager.hear_trouble("sbatch has not answered for 4 s")
+    slurm.fault("sbatch")
+    manager.hear("b0", PENDING)
+    manager.submit("b1")
+    manager.hear("b1", PENDING)
+    assert [job["name"] for job in slurm.jobs().values()] == ["stoker-k3v9-b0", "stoker-k3v9-b1"]
+
+
+def test_a_hanging_site_holds_up_no_other(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
+    """Here the other one refuses, at once, while `sbatch` of the first hangs."""
+    pbs = Site(name="other", provider=Provider(kind=ProviderKind.PBS))
+    write_sites(folder.sites, [slurm_site(command_limit_s=Duration(60)), pbs])
+    manager.start_factory()
+    slurm.fault("sbatch", hang="before")
+    manager.submit("b0")
+    until(lambda: slurm.asked("sbatch"), what="sbatch")
+    manager.submit("b1", source="other")
+    assert "no qsub on its PATH" in manager.hear("b1", REFUSED).reason
+
+
+@pytest.mark.parametrize("moment", ["idle", "before", "after"])
+def test_killed_at_any_moment_nothing_is_submitted_twice(manager: ManagerEnd, slurm: FakeSlurm, moment: str) -> None:
+    """`before` and `after`: while a submission is on its way to Slurm, and while its answer is on its way back."""
+    factory = manager.start_factory()
+    if moment != "idle":
+        slurm.fault("sbatch", hang=moment)
+    manager.submit("b0")
+    if moment == "idle":
+        manager.hear("b0", PENDING)
+    elif moment == "after":
+        until(slurm.jobs, what="the job")
+    else:
+        until(lambda: slurm.asked("sbatch"), what="sbatch")
+    slurm.put("900", name="stoker-k3v9-b77", state="RUNNING")
+    os.kill(factory.pid, signal.SIGKILL)
+    factory.wait(10)
+    slurm.fault("sbatch")
+    manager.known = (KnownBlock(BlockId("b0"), "lab", BlockPhase.ASKED),)
+    manager.news.clear()
+    manager.start_factory()
+    manager.hear("b0", PENDING)
+    until(lambda: slurm.jobs()["900"]["state"] == "CANCELLED", what="the end of a job that nobody knows")
+    assert [job["name"] for job in slurm.jobs().values() if job["id"] != "900"] == ["stoker-k3v9-b0"]
+
+
+def test_the_manager_is_killed_and_comes_back_elsewhere(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+    manager.start_factory()
+    manager.submit("b0")
+    job = manager.hear("b0", PENDING).job
+    manager.leave()
+    slurm.put(job, state="RUNNING", nodes="n1")
+    time.sleep(0.5)
+    manager.known = (KnownBlock(BlockId("b0"), "lab", PENDING, job),)
+    manager.open()
+    manager.hear("b0", RUNNING)
+    assert len(manager.hellos) == 2
+
+
+def test_a_manager_that_stays_away(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+    factory = manager.start_factory()
+    manager.submit("b0", "b1")
+    waiting, running = manager.hear("b0", PENDING).job, manager.hear("b1", PENDING).job
+    slurm.put(running, state="RUNNING", nodes="n1")
+    manager.hear("b1", RUNNING)
+    manager.leave()
+    assert manager.ended(factory) == Ending.MANAGER_AWAY
+    states = {job: facts["state"] for job, facts in slurm.jobs().items()}
+    assert states == {waiting: "CANCELLED", running: "RUNNING"}
+
+
+def test_one_factory_a_session(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+    first = manager.start_factory()
+    second = manager.start_factory(wait=False)
+    log = manager.folder.path / "factory.log"
+    until(lambda: "another factory" in log.read_text(), what="the second to wait")
+    assert len(manager.hellos) == 1
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(10)
+    manager.until(lambda: len(manager.hellos) == 2, what="the second's hello")
+    assert second.poll() is None
+
+
+def test_jobs_that_cannot_be_cancelled_are_named(manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder) -> None:
+    factory = manager.start_factory("--end-limit-s", "2")
+    manager.submit("b0")
+    job = manager.hear("b0", PENDING).job
+    (slurm.bin / "scancel").write_text("#!/bin/sh\nexit 0\n")
+    manager.tell(to_client.SessionOver("done"))
+    assert manager.ended(factory, seconds=60) == Ending.JOBS_LEFT
+    assert (folder.path / "jobs-left").read_text() == f"lab: {job}\n"
+    assert job in (folder.path / "factory.log").read_text()
+
+
+def test_another_session_or_version_is_not_served(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+    factory = manager.start_factory()
+    manager.tell(to_client.ClientRefused("this manager speaks version 9"))
+    assert manager.ended(factory) == Ending.REFUSED
+
+
+def test_a_site_file_that_is_wrong(manager: ManagerEnd, folder: SessionFolder) -> None:
+    (folder.sites / "lab.toml").write_text('[provider]\npartiton = "x"\n')
+    factory = manager.start_factory(wait=False)
+    assert manager.ended(factory) == Ending.FAILED
+    assert "did you mean partition?" in (folder.path / "factory.log").read_text()
+
+
+def test_nothing_secret_is_on_a_command_line(manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder) -> None:
+    manager.start_factory()
+    manager.submit("b0")
+    manager.hear("b0", PENDING)
+    scripts = "".join(Path(file).read_text() for file in folder.submit.glob("*.sh"))
+    secrets = [folder.read_key(role).secret for role in ("client", "pilot", "server")]
+    assert "stoker.pilot.main" in scripts
+    assert not [secret for secret in secrets if secret in scripts]

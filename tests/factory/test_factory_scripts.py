@@ -1,0 +1,175 @@
+"""Submit scripts: what they ask for, and that a shell reads back what was meant."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.manager.factory.batches import dry_run
+from stoker.manager.factory.pilot_command import pilot_command, walltime_s
+from stoker.manager.factory.providers import render
+from stoker.manager.protocol.session import SessionFolder
+from stoker.site import Duration, Environment, Pilot, Provider, ProviderKind, Site, Size
+
+
+def site(kind: ProviderKind = ProviderKind.SLURM, *, pilot: Pilot | None = None, **provider: object) -> Site:
+    return Site(name="lab", provider=Provider(kind=kind, **provider), pilot=pilot or Pilot())  # type: ignore[arg-type]
+
+
+def head(script: str, mark: str = "#SBATCH") -> list[str]:
+    return [line.removeprefix(mark).strip() for line in script.splitlines() if line.startswith(mark)]
+
+
+def test_slurm_is_asked_for_all_that_the_site_says() -> None:
+    wanted = site(
+        partition="backfill",
+        account="phys-lab",
+        qos="low",
+        constraint="a10|titanx",
+        walltime_s=Duration(3601),
+        gpus="a10:2",
+        cores=6,
+        memory_bytes=Size(4_000_000_000),
+        options=("--exclude=n3", "#SBATCH --nice=10"),
+        worker_init="module load cuda",
+    )
+    script = render(wanted, job="stoker-k3v9-b7", command="run-a-pilot --block b7")
+    assert script.startswith("#!/bin/bash\n")
+    assert set(head(script)) == {
+        "--job-name=stoker-k3v9-b7",
+        "--output=stoker-k3v9-b7.out",
+        "--error=stoker-k3v9-b7.err",
+        "--open-mode=append",
+        "--nodes=1",
+        "--ntasks-per-node=1",
+        "--time=61",
+        "--partition=backfill",
+        "--account=phys-lab",
+        "--qos=low",
+        "--constraint=a10|titanx",
+        "--gres=gpu:a10:2",
+        "--cpus-per-task=6",
+        "--mem=3815M",
+        "--exclude=n3",
+        "--nice=10",
+    }
+    assert script.index("module load cuda") < script.index("exec run-a-pilot --block b7")
+
+
+def test_slurm_is_asked_for_nothing_that_the_site_does_not_say() -> None:
+    asked = head(render(site(), job="j", command="c"))
+    assert not [line for line in asked if line.startswith(("--exclusive", "--gres", "--mem", "--partition", "--cpus"))]
+
+
+def test_options_of_the_site_have_the_last_word() -> None:
+    asked = head(render(site(gpus="1", options=("--gres=gpu:tesla:4",)), job="j", command="c"))
+    assert [line for line in asked if line.startswith("--gres")] == ["--gres=gpu:1", "--gres=gpu:tesla:4"]
+
+
+def test_a_value_with_blanks_or_quotes_stays_one_word() -> None:
+    asked = head(render(site(account='the "big" lab'), job="j", command="c"))
+    assert '--account="the \\"big\\" lab"' in asked
+
+
+def test_the_same_script_twice() -> None:
+    assert render(site(), job="j", command="c") == render(site(), job="j", command="c")
+
+
+def test_one_node_is_the_pilot_itself_several_are_a_step() -> None:
+    assert render(site(), job="j", command="pilot").rstrip().endswith("\nexec pilot")
+    step = render(site(nodes=3, cores=4), job="j", command="pilot").rstrip().splitlines()[-1]
+    assert step.startswith("exec srun --nodes=3 --ntasks=3 --ntasks-per-node=1 --cpus-per-task=4 ")
+    assert step.endswith(" pilot")
+
+
+@pytest.mark.parametrize("name", ["plain", "with blank", 'quo\'te "s"', "new\nline", "$HOME `id` \\n", "100% é"])
+def test_a_session_folder_of_any_name_reaches_the_pilot(tmp_path: Path, name: str) -> None:
+    """The script is run by a real shell, with a program in the pilot's place that prints what it was given."""
+    folder = SessionFolder(tmp_path / name)
+    folder.submit.mkdir(parents=True)
+    pilot = tmp_path / "pilot"
+    pilot.write_text("#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done\n")
+    pilot.chmod(0o755)
+    wanted = Site(name="lab", provider=Provider(kind=ProviderKind.SLURM), environment=Environment(python=str(pilot)))
+    script = dry_run(wanted, session="k3v9", folder=folder, block="b7", python_path=f"{tmp_path}/my code")
+    said = subprocess.run(["bash"], input=script.encode(), capture_output=True, check=True, cwd=folder.submit).stdout
+    words = said.decode().split("\0")
+    assert words[words.index("--session") + 1] == str(folder.path)
+    assert words[words.index("--block") + 1] == "b7"
+    assert words[words.index("--source") + 1] == "lab"
+    assert words[words.index("--walltime-s") + 1] == "3600"
+
+
+def test_the_command_of_a_local_pilot_knows_no_walltime(tmp_path: Path) -> None:
+    words = shlex.split(pilot_command(Site.default(), folder=SessionFolder(tmp_path), block="0"))
+    assert words[words.index("-m") + 1] == "stoker.pilot.main"
+    assert "--walltime-s" not in words
+
+
+def test_walltimes_are_whole_minutes() -> None:
+    assert [walltime_s(site(walltime_s=Duration(s))) for s in (60, 61, 3600)] == [60, 120, 3600]
+
+
+def test_pbs() -> None:
+    wanted = site(
+        ProviderKind.PBS, queue="gpu", gpus="a100:2", cores=8, nodes=2, memory_bytes=Size(2**30), options=("-r n",)
+    )
+    script = render(wanted, job="stoker-k3v9-b7", command="pilot")
+    assert set(head(script, "#PBS")) >= {
+        "-N stoker-k3v9-b7",
+        "-l walltime=01:00:00",
+        "-l select=2:ncpus=8:ngpus=2:gpu_type=a100:mem=1024mb",
+        "-o stoker-k3v9-b7.out",
+        "-r n",
+    }
+    assert "exec pbsdsh -- /bin/bash -c" in script
+
+
+def test_lsf() -> None:
+    wanted = site(ProviderKind.LSF, queue="gpu", account="p1", gpus="2", cores=4, memory_bytes=Size(2**31))
+    script = render(wanted, job="stoker-k3v9-b7", command="pilot")
+    assert set(head(script, "#BSUB")) >= {
+        "-J stoker-k3v9-b7",
+        "-W 60",
+        "-q gpu",
+        "-P p1",
+        "-n 4",
+        '-R "span[ptile=4]"',
+        '-gpu "num=2"',
+        "-M 2048MB",
+    }
+    assert "-nnodes" not in script
+
+
+def test_grid_engine() -> None:
+    wanted = site(ProviderKind.GRID_ENGINE, queue="gpu", account="p1", gpus="1", cores=4)
+    script = render(wanted, job="stoker-k3v9-b7", command="pilot")
+    assert set(head(script, "#$")) >= {"-cwd", "-l h_rt=01:00:00", "-P p1", "-pe smp 4", "-l gpu=1"}
+
+
+def test_grid_engine_has_no_blocks_of_several_nodes() -> None:
+    with pytest.raises(ConfigError, match="raise max_blocks"):
+        render(site(ProviderKind.GRID_ENGINE, nodes=2), job="j", command="c")
+
+
+@pytest.mark.parametrize("kind", [ProviderKind.SLURM, ProviderKind.PBS, ProviderKind.LSF, ProviderKind.GRID_ENGINE])
+def test_no_batch_system_is_asked_for_a_script(
+    kind: ProviderKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsl's SlurmProvider runs `sacct` when it is made."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "exec pilot" in render(site(kind), job="j", command="pilot")
+
+
+def test_jobs_that_bring_no_files_need_a_shared_file_system(tmp_path: Path) -> None:
+    wanted = Site(
+        name="lab",
+        provider=Provider(kind=ProviderKind.SLURM, shared_files=False),
+        environment=Environment(kind=Environment().kind.PACKED),
+    )
+    with pytest.raises(ConfigError, match="shared_files"):
+        dry_run(wanted, session="k3v9", folder=SessionFolder(tmp_path))

@@ -1,0 +1,168 @@
+"""Slurm for the factory, over commands that print what Slurm prints."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from factory.fake_slurm import FakeSlurm
+
+from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
+from stoker.manager.factory.batches import dry_run, make_batch
+from stoker.manager.factory.slurm import SlurmBatch
+from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.ids import BlockId
+from stoker.manager.protocol.session import SessionFolder
+from stoker.site import Duration, Provider, ProviderKind, Site
+
+B7 = BlockId("b7")
+
+
+def site(**provider: object) -> Site:
+    given = {"kind": ProviderKind.SLURM, "command_limit_s": Duration(5), **provider}
+    return Site(name="lab", provider=Provider(**given))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def batch(slurm: FakeSlurm, tmp_path: Path) -> SlurmBatch:
+    return SlurmBatch(site(), session="k3v9", folder=tmp_path, command=lambda block: f"echo {block}")
+
+
+def test_a_job_from_its_submission_to_its_end(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    job = batch.submit(B7)
+    assert slurm.jobs()[job]["name"] == "stoker-k3v9-b7"
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 600))
+    slurm.put(job, reason="QOSMaxGRESPerUser", start=start)
+    look = batch.look([job])[job]
+    assert (look.phase, look.reason) == (BlockPhase.PENDING, "QOSMaxGRESPerUser")
+    assert 500 < look.expected_in_s <= 600
+    slurm.put(job, state="RUNNING", nodes="n014", reason="None", start=start)
+    assert batch.look([job])[job].reason == "on n014"
+    slurm.put(job, state="PREEMPTED")
+    assert batch.look([job])[job].reason == "preempted by Slurm"
+
+
+def test_what_is_submitted_is_what_a_dry_run_shows(slurm: FakeSlurm, folder: SessionFolder) -> None:
+    batch = make_batch(site(partition="p"), session="k3v9", folder=folder, python_path="/some/where")
+    batch.submit(B7)
+    shown = dry_run(site(partition="p"), session="k3v9", folder=folder, block="b7", python_path="/some/where")
+    assert (folder.submit / "stoker-k3v9-b7.sh").read_text() == shown
+
+
+@pytest.mark.parametrize("name", ["with blank", "quo'te", 'dou"ble', "new\nline", "per%cent"])
+def test_scripts_in_a_folder_of_any_name(slurm: FakeSlurm, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    slurm.run_jobs()
+    batch = SlurmBatch(site(), session="k3v9", folder=tmp_path / name, command=lambda block: f"echo {block}")
+    job = batch.submit(B7)
+    until_over(batch, job)
+    assert (tmp_path / name / "stoker-k3v9-b7.out").read_text() == "b7\n"
+
+
+def until_over(batch: SlurmBatch, job: str) -> str:
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        look = batch.look([job])[job]
+        if look.phase is BlockPhase.ENDED:
+            return look.reason
+        time.sleep(0.05)
+    raise AssertionError("the job did not end")
+
+
+def test_a_partition_that_is_not_there(slurm: FakeSlurm, tmp_path: Path) -> None:
+    batch = SlurmBatch(site(partition="nope"), session="k3v9", folder=tmp_path, command=lambda _: "true")
+    with pytest.raises(SubmissionRefused, match="Invalid partition name specified"):
+        batch.submit(B7)
+
+
+def test_a_controller_that_is_away_refuses_nothing(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    job = batch.submit(B7)
+    slurm.controller(up=False)
+    for ask in (
+        lambda: batch.submit(BlockId("b8")),
+        lambda: batch.look([job]),
+        batch.find,
+        lambda: batch.cancel([job]),
+    ):
+        with pytest.raises(BatchTrouble, match=r"Unable to contact slurm controller \(connect failure\)"):
+            ask()
+    slurm.controller(up=True)
+    assert batch.look([job])[job].phase is BlockPhase.PENDING
+
+
+def test_sbatch_that_prints_no_job_id(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    slurm.fault("sbatch", code=0, err="sbatch: everything is fine")
+    with pytest.raises(BatchTrouble, match="no job id"):
+        batch.submit(B7)
+
+
+def test_sbatch_that_hangs(slurm: FakeSlurm, tmp_path: Path) -> None:
+    quick = site(command_limit_s=Duration(1))
+    batch = SlurmBatch(quick, session="k3v9", folder=tmp_path, command=lambda _: "true")
+    slurm.fault("sbatch", hang="after")
+    with pytest.raises(BatchTrouble, match="sbatch has not answered for 1 s"):
+        batch.submit(B7)
+    assert list(batch.find().values()) == [B7], "it had reached Slurm all the same"
+
+
+def test_a_failed_job_says_what_it_printed(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = batch.submit(B7)
+    (tmp_path / "stoker-k3v9-b7.err").write_text("a\nb\nc\nd\ne\nstoker-pilot: no such folder\n")
+    slurm.put(job, state="FAILED", exit_code="1:0")
+    assert batch.look([job])[job].reason == "exit code 1: b; c; d; e; stoker-pilot: no such folder"
+
+
+def test_a_job_that_squeue_has_forgotten_is_asked_of_scontrol(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    """`squeue --job` would fail for all jobs because of this one; Parsl takes it for completed."""
+    job, other = batch.submit(B7), batch.submit(BlockId("b8"))
+    slurm.put(job, state="TIMEOUT", forgotten="squeue")
+    looks = batch.look([job, other])
+    assert (looks[job].reason, looks[other].phase) == ("out of walltime", BlockPhase.PENDING)
+
+
+def test_a_job_that_slurm_has_forgotten_has_its_output(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = batch.submit(B7)
+    said = "slurmstepd: error: *** JOB 101 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO NODE FAILURE ***"
+    (tmp_path / "stoker-k3v9-b7.err").write_text(f"{said}\n")
+    slurm.put(job, state="CANCELLED", forgotten="everywhere")
+    assert batch.look([job])[job].reason == "node failed"
+
+
+def test_a_job_that_is_queued_again_is_pending(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    job = batch.submit(B7)
+    slurm.put(job, state="RUNNING", nodes="n1")
+    slurm.put(job, state="PENDING", reason="BeginTime", nodes="")
+    look = batch.look([job])[job]
+    assert (look.phase, look.reason) == (BlockPhase.PENDING, "BeginTime")
+
+
+def test_jobs_are_found_by_their_names_also_by_another_process(
+    batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    job = batch.submit(B7)
+    slurm.put("900", name="stoker-other-b7", state="RUNNING")
+    slurm.put("901", name="somebody's|job", state="RUNNING")
+    another = SlurmBatch(site(), session="k3v9", folder=tmp_path, command=lambda _: "true")
+    assert another.find() == {job: B7}
+
+
+def test_one_command_for_all_jobs(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    jobs = [batch.submit(BlockId(f"b{number}")) for number in range(3)]
+    before = len(slurm.asked("squeue"))
+    assert len(batch.look(jobs)) == 3
+    assert len(slurm.asked("squeue")) == before + 1
+    assert not slurm.asked("scontrol")
+
+
+def test_cancelling_what_is_over_is_no_error(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    job = batch.submit(B7)
+    batch.cancel([job])
+    batch.cancel([job, "4711"])
+    assert batch.look([job])[job].reason == "cancelled"
+
+
+def test_a_host_without_slurm(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SubmissionRefused, match="no sbatch on its PATH"):
+        make_batch(site(), session="k3v9", folder=folder)

@@ -1,0 +1,112 @@
+"""What Slurm prints, read. The texts are those of a real Slurm 22.05, with names changed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from stoker.manager.factory.batch import block_of, job_name
+from stoker.manager.factory.slurm_output import (
+    Row,
+    due_to,
+    gone,
+    look_of,
+    read_sacct,
+    read_scontrol,
+    read_squeue,
+)
+from stoker.manager.protocol.blocks import BlockPhase
+
+NOW = time.mktime(time.strptime("2026-11-21T10:31:00", "%Y-%m-%dT%H:%M:%S"))
+
+SQUEUE = """\
+88123|PENDING|Priority|2026-11-21T10:42:00||stoker-k3v9-b0
+88124|PENDING|BeginTime|N/A||stoker-k3v9-b1
+88125|RUNNING|None|2026-11-21T10:20:11|n014|stoker-k3v9-b2
+88126|COMPLETING|None|2026-11-21T10:20:11|n[014-015]|stoker-k3v9-b3
+88127|PENDING|ReqNodeNotAvail, UnavailableNodes:n3|N/A||stoker-k3v9-b4
+88128|PREEMPTED|None|2026-11-21T10:20:11|n014|stoker-k3v9-b5
+88129|TIMEOUT|TimeLimit|2026-11-21T09:20:11|n014|stoker-k3v9-b6
+88130|NODE_FAIL|NodeDown|2026-11-21T09:20:11|n014|stoker-k3v9-b7
+88131|COMPLETED|None|2026-11-21T09:20:11|n014|stoker-k3v9-b8
+88132|RUNNING|None|2026-11-21T10:20:11|n014|other|job
+slurm_load_jobs: warning that is no job
+"""
+
+
+def test_squeue() -> None:
+    rows = read_squeue(SQUEUE)
+    assert len(rows) == 10
+    looks = {job: look_of(row, now=NOW) for job, row in rows.items()}
+    assert looks["88123"].phase is BlockPhase.PENDING
+    assert (looks["88123"].reason, looks["88123"].expected_in_s) == ("Priority", 660.0)
+    assert (looks["88124"].reason, looks["88124"].expected_in_s) == ("BeginTime", 0.0)
+    assert (looks["88125"].phase, looks["88125"].reason) == (BlockPhase.RUNNING, "on n014")
+    assert (looks["88126"].phase, looks["88126"].reason) == (BlockPhase.RUNNING, "completing on n[014-015]")
+    assert looks["88127"].reason == "ReqNodeNotAvail, UnavailableNodes:n3"
+    ends = {job: looks[job].reason for job in ("88128", "88129", "88130", "88131")}
+    assert ends == {
+        "88128": "preempted by Slurm",
+        "88129": "out of walltime",
+        "88130": "node failed: n014",
+        "88131": "done",
+    }
+    assert all(looks[job].phase is BlockPhase.ENDED for job in ends)
+
+
+def test_a_name_with_a_bar_is_a_name() -> None:
+    assert read_squeue(SQUEUE)["88132"].name == "other|job"
+
+
+def test_sacct() -> None:
+    rows = read_sacct("88140|CANCELLED by 1000|0:0|n014\n88141|FAILED|1:0|n015\n88142|OUT_OF_MEMORY|0:125|n1\n")
+    assert [rows[job].state for job in rows] == ["CANCELLED", "FAILED", "OUT_OF_MEMORY"]
+    assert look_of(rows["88142"], now=NOW).reason == "out of memory"
+
+
+def test_scontrol() -> None:
+    row = read_scontrol(
+        "JobId=5 JobName=stoker-k3v9-b1 UserId=ana(1000) GroupId=ana(1000) Priority=1 Nice=0 Account=(null) "
+        "QOS=(null) JobState=FAILED Reason=NonZeroExitCode Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 "
+        "ExitCode=3:0 RunTime=00:00:01 TimeLimit=00:10:00 NodeList=n1 BatchHost=n1 NumNodes=1 \n"
+    )
+    assert row is not None
+    assert (row.state, row.exit_code, row.nodes, row.name) == ("FAILED", "3:0", "n1", "stoker-k3v9-b1")
+    assert read_scontrol("slurm_load_jobs error: Invalid job id specified") is None
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "output", "said"),
+    [
+        ("1:0", ["stoker-pilot: no room"], "exit code 1: stoker-pilot: no room"),
+        ("0:9", [], "killed by signal 9"),
+        ("127:0", [], "exit code 127"),
+        ("", ["x", "y"], "failed: x; y"),
+    ],
+)
+def test_a_failed_job_says_how_and_what_it_printed(exit_code: str, output: list[str], said: str) -> None:
+    assert look_of(Row("1", "FAILED", exit_code=exit_code), now=NOW, output=output).reason == said
+
+
+def test_slurm_writes_why_below_what_a_job_prints() -> None:
+    line = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***"
+    assert due_to(["loading", line]) == "preempted by Slurm"
+    assert due_to([line.replace("PREEMPTION", "TIME LIMIT")]) == "out of walltime"
+    assert look_of(Row("12", "CANCELLED"), now=NOW, output=[line]).reason == "preempted by Slurm"
+    assert look_of(Row("12", "CANCELLED"), now=NOW, output=["loading"]).reason == "cancelled"
+    assert gone([line]).reason == "preempted by Slurm"
+    assert gone([]).reason == "Slurm no longer knows this job"
+
+
+def test_an_unknown_state_is_an_end_with_its_word() -> None:
+    """A state of a later Slurm that nobody here has heard of must not look like a job that runs."""
+    assert look_of(Row("1", "LAUNCH_FAILED"), now=NOW).phase is BlockPhase.ENDED
+
+
+def test_names() -> None:
+    assert job_name("k3v9", "b7") == "stoker-k3v9-b7"
+    assert block_of("stoker-k3v9-b7", session="k3v9") == "b7"
+    assert block_of("stoker-k3v90-b7", session="k3v9") is None
+    assert block_of("stoker-k3v9-b7-again", session="k3v9") is None
+    assert block_of(job_name("my run/1", "b7"), session="my run/1") == "b7"

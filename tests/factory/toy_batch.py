@@ -1,0 +1,63 @@
+"""A batch system in memory, that does what a test says, and a clock that a test turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused
+from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.ids import BlockId
+
+OVER = JobLook(BlockPhase.ENDED, "done")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ToyBatch:
+    """`down`: what it says instead of answering. `lossy`: it takes a job and says that it did not answer."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, BlockId] = {}
+        self.looks: dict[str, JobLook] = {}
+        self.submitted: list[BlockId] = []
+        self.cancelled: list[str] = []
+        self.down = ""
+        self.lossy = False
+        self.refuses = ""
+
+    def put(self, block: str, look: JobLook = JobLook(BlockPhase.PENDING)) -> str:  # noqa: B008
+        job = str(len(self.jobs) + 1)
+        self.jobs[job], self.looks[job] = BlockId(block), look
+        return job
+
+    def submit(self, block: BlockId) -> str:
+        self._answer()
+        if self.refuses:
+            raise SubmissionRefused(self.refuses)
+        self.submitted.append(block)
+        job = self.put(block)
+        if self.lossy:
+            raise BatchTrouble("submit has not answered for 30 s")
+        return job
+
+    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+        self._answer()
+        return {job: self.looks.get(job, OVER) for job in jobs}
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        self._answer()
+        self.cancelled += jobs
+
+    def find(self) -> Mapping[str, BlockId]:
+        self._answer()
+        return dict(self.jobs)
+
+    def _answer(self) -> None:
+        if self.down:
+            raise BatchTrouble(self.down)
