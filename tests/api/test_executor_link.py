@@ -16,7 +16,7 @@ from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Job
 from stoker.manager.executor.processes import make_folder
-from stoker.manager.protocol import to_client, to_manager
+from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallEnd, CallOptions, Failure, FailureKind
 from stoker.manager.protocol.ids import CallId, FunctionKey
 from stoker.manager.protocol.session import SessionFolder
