@@ -1,0 +1,175 @@
+"""HTCondor, for the factory, through its own commands.
+
+Parsl's CondorProvider cannot carry this. It knows a job by cluster and process written together (`1189070` for
+`118907.0`), so that neither its look nor its cancel finds the job again; a held job and one that sends its output home
+are failed; one that has left the queue keeps its last state for ever; `condor_rm -forcex` after every `condor_rm`
+leaves the processes of running jobs behind; it has no walltime and no GPUs.
+
+Here one `condor_q -json` shows all jobs of the session at this site, by attributes that the job carries; a job that is
+not there any more is looked up in `condor_history`, which may lag by a moment. A setting that `condor_submit` does not
+know is only a WARNING of its: the job's reason repeats it while the job waits, because it is likely why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stoker.manager.factory import condor_ads, condor_description
+from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused, job_name
+from stoker.manager.factory.commands import Commands, Said
+from stoker.manager.factory.condor_ads import Ad, JobStatus
+from stoker.manager.factory.output import last_lines
+from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.ids import BlockId
+from stoker.site import Site
+
+log = logging.getLogger("stoker.factory")
+
+_AT_ONCE = 100
+"""Job ids on one command line."""
+_LOOKS = 5
+"""A job that is neither queued nor in the history is given so many looks before it counts as forgotten."""
+_ID = re.compile(r"^(\d+)\.(\d+) - \d+\.\d+\s*$", re.MULTILINE)
+_WARNING = re.compile(r"^WARNING: (.*)$", re.MULTILINE)
+_NOT_NOW = re.compile(
+    r"can't find address|unable to locate|failed to (connect|fetch|begin|end|commit|send|create new)|couldn't contact"
+    r"|timed out|connection (closed|refused)|communication error|unknown error code|MAX_JOBS_SUBMITTED|try again",
+    re.IGNORECASE,
+)
+"""Errors of condor_submit that say nothing about the job."""
+_GONE = re.compile(r"^(Job \S+ (not found|already marked for removal|not in `X' state.*)|Couldn't find/remove .*)$")
+
+
+class CondorBatch:
+    """A `Batch`. `command` gives the pilot's command of a block; `files` are sent along with every job, to the folder
+    that its command starts in. Scripts and output lie in `folder`."""
+
+    def __init__(
+        self,
+        site: Site,
+        *,
+        session: str,
+        folder: Path,
+        command: Callable[[BlockId], str],
+        files: Sequence[Path] = (),
+        held_s: float = condor_ads.HELD_S,
+    ) -> None:
+        self._site = site
+        self._session = session
+        self._folder = folder
+        self._command = command
+        self._files = [os.path.relpath(file, folder) for file in files]
+        self._held_s = held_s
+        self._commands = Commands(limit_s=site.provider.command_limit_s, folder=folder)
+        self._warned: dict[str, str] = {}
+        self._missed: dict[str, int] = {}
+
+    def submit(self, block: BlockId) -> str:
+        """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
+        name = job_name(self._session, block)
+        text = condor_description.describe(self._site, session=self._session, block=block, files=self._files)
+        script = condor_description.script(self._site, command=self._command(block))
+        (self._folder / f"{name}.sub").write_text(text, errors="surrogateescape")
+        (self._folder / f"{name}.sh").write_text(script, errors="surrogateescape")
+        (self._folder / f"{name}.sh").chmod(0o700)
+        said = self._commands.run(["condor_submit", "-terse", f"{name}.sub"])
+        if said.code:
+            words = said.words.removeprefix("ERROR: ")
+            raise BatchTrouble(words) if _NOT_NOW.search(words) else SubmissionRefused(words)
+        found = _ID.search(said.out)
+        if not found:
+            raise BatchTrouble(f"condor_submit printed no job id: {said.words}")
+        job = f"{found[1]}.{found[2]}"
+        warnings = _WARNING.findall(said.err)
+        if warnings:
+            self._warned[job] = f"condor_submit warned: {'; '.join(warnings)}"
+            log.warning("block %s: %s", block, self._warned[job])
+        return job
+
+    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+        """The present state of these jobs. Removes those that HTCondor holds for good. Raises BatchTrouble."""
+        queued = self._queue()
+        verdicts = {job: condor_ads.judge(queued[job], held_s=self._held_s) for job in jobs if job in queued}
+        for force in (False, True):
+            self._remove(
+                [job for job, verdict in verdicts.items() if verdict.remove and verdict.force is force], force=force
+            )
+        looks = {job: self._told(job, verdict.look, queued[job]) for job, verdict in verdicts.items()}
+        for job in verdicts:
+            self._missed.pop(job, None)
+        return looks | self._ends([job for job in jobs if job not in queued])
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        """Cancel these jobs. Raises BatchTrouble."""
+        for said in self._rm(jobs):
+            wrong = [line for line in said.err.splitlines() if line.strip() and not _GONE.match(line.strip())]
+            if said.code and wrong:
+                raise BatchTrouble(f"condor_rm: {said.words}")
+
+    def find(self) -> Mapping[str, BlockId]:
+        """Jobs of this session at this site that are not over, by their id. Raises BatchTrouble."""
+        over = (JobStatus.REMOVED, JobStatus.COMPLETED)
+        return {
+            job: BlockId(str(ad[condor_description.BLOCK]))
+            for job, ad in self._queue().items()
+            if condor_description.BLOCK in ad and ad.get("JobStatus") not in over
+        }
+
+    def _queue(self) -> dict[str, Ad]:
+        """Our jobs that are in the queue, by id."""
+        ours = condor_description.constraint(session=self._session, source=self._site.name)
+        said = self._commands.run(["condor_q", *_JSON, "-constraint", ours])
+        if said.code:
+            raise BatchTrouble(f"condor_q: {said.words}")
+        return {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_q")}
+
+    def _ends(self, jobs: Sequence[str]) -> dict[str, JobLook]:
+        """How these jobs came to their ends, as far as the history says already."""
+        ads: dict[str, Ad] = {}
+        for some in _parts(jobs):
+            said = self._commands.run(["condor_history", *_JSON, "-limit", str(len(some)), *some])
+            if said.code == 0:
+                ads |= {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_history")}
+            else:  # some sites keep none, or let nobody read it
+                log.info("condor_history: %s", said.words)
+        ends = {}
+        for job in jobs:
+            self._missed[job] = self._missed.get(job, 0) + 1
+            if job in ads:
+                ends[job] = self._told(job, condor_ads.ended(ads[job]), ads[job])
+            elif self._missed[job] >= _LOOKS:
+                ends[job] = JobLook(BlockPhase.ENDED, "gone from the queue, and condor_history does not know it")
+        for job in ends:
+            self._missed.pop(job, None)
+            self._warned.pop(job, None)
+        return ends
+
+    def _told(self, job: str, look: JobLook, ad: Ad) -> JobLook:
+        """A look with what else is known: why it may wait, or what it printed before it failed."""
+        if look.phase is BlockPhase.PENDING and job in self._warned:
+            return msgspec.structs.replace(look, reason=f"{look.reason}; {self._warned[job]}")
+        if condor_ads.has_failed(ad) and ad.get(condor_description.BLOCK):
+            lines = last_lines(self._folder, job_name(self._session, str(ad[condor_description.BLOCK])))
+            return msgspec.structs.replace(look, reason=": ".join([look.reason, *filter(None, ["; ".join(lines)])]))
+        return look
+
+    def _remove(self, jobs: Sequence[str], *, force: bool) -> None:
+        for said in self._rm(jobs, *(["-forcex"] if force else [])):
+            if said.code:
+                log.warning("condor_rm: %s", said.words)
+
+    def _rm(self, jobs: Sequence[str], *options: str) -> list[Said]:
+        return [self._commands.run(["condor_rm", *options, *some]) for some in _parts(jobs)]
+
+
+_JSON = ("-json", "-attributes", ",".join(condor_ads.ATTRIBUTES))
+
+
+def _parts(jobs: Sequence[str]) -> list[Sequence[str]]:
+    return [jobs[start : start + _AT_ONCE] for start in range(0, len(jobs), _AT_ONCE)]

@@ -1,0 +1,163 @@
+"""HTCondor's submit description of a block: pure text, from a site and a block's name.
+
+The description names files without folders, and `condor_submit` runs in their folder: so a session folder whose path
+has a blank, a comma or a quote in it is nothing that HTCondor has to read. What one might write otherwise:
+
+- `should_transfer_files = IF_NEEDED` where files are shared: machines that name another FileSystemDomain are not ruled
+  out, they get the script sent, and it finds the session folder where it is. Where files are not shared: `YES`.
+- Nothing comes back but what the job printed (`transfer_output_files = ""`): by default HTCondor would send home every
+  new file of the sandbox, the object cache among them.
+- Nothing is streamed: HTCondor does not reconnect to jobs that stream after their access point was away.
+- HTCondor has no walltime. `+MaxWallTime` (minutes) is what many sites read in their policies; `periodic_remove` holds
+  everywhere. It counts from the start of the program, not of the transfer before it, and not from the program's start
+  in an earlier run.
+- A job that HTCondor has put on hold never runs by itself, unless someone mends it; the factory removes it
+  (`condor_ads`), and `periodic_remove` does where no factory is left. Jobs that their owner holds (code 1), or that
+  wait for their files (16), stay.
+- `request_disk` covers the object cache: it lies in the job's scratch folder, whose size slots may enforce.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from stoker.manager.factory.batch import SubmissionRefused, job_name
+from stoker.manager.factory.pilot_command import walltime_s
+from stoker.site import Site
+
+SESSION, SOURCE, BLOCK, WALLTIME = "StokerSession", "StokerSource", "StokerBlock", "StokerWalltime"
+"""What a job's ad says of whose it is: strings, and the walltime in seconds."""
+
+BY_OWNER, SPOOLING = 1, 16
+"""HoldReasonCode: held by the user; while its files are sent to the access point."""
+
+_HELD_S = 1800
+_VACATE_S = 30
+"""How long a pilot has to end when it is told to; it needs a few seconds."""
+
+
+def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ()) -> str:
+    """The submit description of one block, for `condor_submit` in the folder where its script (`<job name>.sh`) lies.
+
+    `files` are sent along: paths from that folder, whose last parts differ. Raises SubmissionRefused for what no
+    description can carry.
+    """
+    lines = [
+        *_head(job_name(session, block), session=session),
+        *_transfer(files, shared=site.provider.shared_files),
+        *_requests(site),
+        *_ends(walltime_s(site)),
+        *_options(site.provider.options),
+        f"+{SESSION} = {quoted(session)}",
+        f"+{SOURCE} = {quoted(site.name)}",
+        f"+{BLOCK} = {quoted(block)}",
+        f"+{WALLTIME} = {walltime_s(site)}",
+        "queue 1",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def script(site: Site, *, command: str) -> str:
+    """What the job runs. HTCondor gives a job neither PATH nor HOME: bash knows both."""
+    init = ["[ -r /etc/profile ] && . /etc/profile", site.provider.worker_init] if site.provider.worker_init else []
+    home = '[ -w "$HOME" ] || HOME=${_CONDOR_SCRATCH_DIR:-$PWD}'
+    return "\n".join(["#!/bin/bash", "export PATH HOME", home, *init, f"exec {command}"]) + "\n"
+
+
+def render(site: Site, *, session: str, block: str, command: str, files: Sequence[str] = ()) -> str:
+    """Both files that are written for a block, for a person to read. Raises SubmissionRefused."""
+    name = job_name(session, block)
+    description = describe(site, session=session, block=block, files=files)
+    program = script(site, command=command)
+    return f"# {name}.sub, for condor_submit\n{description}\n# {name}.sh, which it names\n{program}"
+
+
+def constraint(*, session: str, source: str) -> str:
+    """What is true of the jobs of a session at a site, and of no others."""
+    return f"{SESSION} == {quoted(session)} && {SOURCE} == {quoted(source)}"
+
+
+def quoted(text: str) -> str:
+    """A ClassAd string."""
+    return '"' + text.replace('"', '\\"') + '"'
+
+
+def gpu_expression(kind: str) -> str:
+    """What a GPU's ad must say for it to be of this type: the type is a word, or some, of its device's name.
+
+    `a10` is neither an A100 nor an A10G; dashes, dots and underscores stand for whatever parts the words: `rtx-6000`.
+    Without a backslash: submit descriptions keep those in strings as they are, and new ClassAds do not.
+    """
+    words = [word for word in re.split(r"[-_.]+", kind) if word]
+    pattern = f"(^|[^a-z0-9]){'[-_. ]*'.join(words)}([^a-z0-9]|$)"
+    return f"regexp({quoted(pattern)}, DeviceName, {quoted('i')})"
+
+
+def _head(name: str, *, session: str) -> list[str]:
+    return [
+        f"# {name}",
+        "universe = vanilla",
+        f"batch_name = stoker-{session}",
+        f"executable = {name}.sh",
+        f"output = {name}.out",
+        f"error = {name}.err",
+        f"log = {name}.log",
+        "notification = never",
+    ]
+
+
+def _transfer(files: Sequence[str], *, shared: bool) -> list[str]:
+    for name in files:
+        if re.search(r"[,\n]|^\s|\s$", name):
+            raise SubmissionRefused(
+                f"HTCondor cannot transfer {name!r}: a comma, a line break, or a blank at an end of a file's name"
+            )
+    return [
+        f"should_transfer_files = {'IF_NEEDED' if shared else 'YES'}",
+        "when_to_transfer_output = ON_EXIT",
+        *([f"transfer_input_files = {', '.join(files)}"] if files else []),
+        'transfer_output_files = ""',
+    ]
+
+
+def _requests(site: Site) -> list[str]:
+    provider, lines = site.provider, []
+    if provider.cores:
+        lines.append(f"request_cpus = {provider.cores}")
+    if provider.memory_bytes:
+        lines.append(f"request_memory = {math.ceil(provider.memory_bytes / 2**20)}")
+    if not site.pilot.scratch:
+        lines.append(f"request_disk = {math.ceil(site.pilot.cache_bytes / 2**10)}")
+    if provider.gpu_count:
+        lines.append(f"request_gpus = {provider.gpu_count}")
+    if provider.gpu_type:
+        lines.append(f"require_gpus = {gpu_expression(provider.gpu_type)}")
+    if provider.requirements.strip():
+        lines.append(f"requirements = {' '.join(provider.requirements.split())}")
+    if provider.account:
+        lines.append(f"accounting_group = {provider.account}")
+    return lines
+
+
+def _ends(limit_s: int) -> list[str]:
+    started = "max({JobCurrentStartDate, JobCurrentStartExecutingDate ?: 0})"
+    ran_out = f"(JobStatus == 2 && time() - {started} > {limit_s})"
+    held = (
+        f"(JobStatus == 5 && HoldReasonCode =!= {BY_OWNER} && HoldReasonCode =!= {SPOOLING} && "
+        f"time() - EnteredCurrentStatus > {_HELD_S})"
+    )
+    return [
+        f"+MaxWallTime = {limit_s // 60}",
+        f"periodic_remove = {ran_out} || {held}",
+        "want_graceful_removal = true",
+        f"job_max_vacate_time = {_VACATE_S}",
+    ]
+
+
+def _options(options: Sequence[str]) -> list[str]:
+    for line in options:
+        if re.match(r"\s*queue\b(?!\s*=)", line, re.IGNORECASE):
+            raise SubmissionRefused(f"[provider] options: {line!r}: Stoker submits one job a block; take the line away")
+    return list(options)

@@ -1,0 +1,106 @@
+"""What HTCondor's ads mean. Needs no HTCondor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.condor_ads import Ad, Verdict, ended, has_failed, job_of, judge, read_ads
+from stoker.manager.protocol.blocks import BlockPhase
+
+
+def ad(status: int, *, for_s: int = 5, **more: Any) -> Ad:
+    return {
+        "ClusterId": 12,
+        "ProcId": 0,
+        "JobStatus": status,
+        "EnteredCurrentStatus": 1000,
+        "ServerTime": 1000 + for_s,
+        **more,
+    }
+
+
+def told(verdict: Verdict) -> tuple[BlockPhase, str]:
+    return verdict.look.phase, verdict.look.reason
+
+
+@pytest.mark.parametrize(
+    ("job", "phase", "reason"),
+    [
+        (ad(1), BlockPhase.PENDING, "idle"),
+        (ad(1, LastRejMatchReason="no match found "), BlockPhase.PENDING, "idle: no match found"),
+        (ad(1, NumShadowStarts=1, LastRemoteHost="slot1@n1"), BlockPhase.PENDING, "evicted from slot1@n1, idle"),
+        (ad(2, RemoteHost="slot1_1@n1"), BlockPhase.RUNNING, "on slot1_1@n1"),
+        (ad(3), BlockPhase.RUNNING, "is being removed"),
+        (ad(6), BlockPhase.RUNNING, "sends its output home"),
+        (ad(7), BlockPhase.RUNNING, "suspended"),
+        (ad(5, HoldReason="no\n such file", HoldReasonCode=13), BlockPhase.PENDING, "held: no such file"),
+    ],
+)
+def test_a_job_in_the_queue(job: Ad, phase: BlockPhase, reason: str) -> None:
+    verdict = judge(job)
+    assert told(verdict) == (phase, reason)
+    assert not verdict.remove
+
+
+def test_a_hold_that_lasts_is_an_end() -> None:
+    verdict = judge(ad(5, HoldReason="out of disk", HoldReasonCode=34, for_s=121))
+    assert told(verdict) == (BlockPhase.ENDED, "held: out of disk")
+    assert (verdict.remove, verdict.force) == (True, False)
+
+
+@pytest.mark.parametrize("code", [1, 16])
+def test_a_hold_by_the_owner_and_one_for_files_last_as_long_as_they_like(code: int) -> None:
+    verdict = judge(ad(5, HoldReason="via condor_hold (by user ana)", HoldReasonCode=code, for_s=99_999))
+    assert told(verdict) == (BlockPhase.PENDING, "held: via condor_hold (by user ana)")
+    assert not verdict.remove
+
+
+def test_a_removal_that_hangs_is_forced() -> None:
+    verdict = judge(ad(3, RemoteHost="slot1_1@n1", for_s=121))
+    assert told(verdict) == (BlockPhase.ENDED, "is being removed; slot1_1@n1 does not answer")
+    assert (verdict.remove, verdict.force) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("job", "reason", "failed"),
+    [
+        (ad(4, ExitBySignal=False, ExitCode=0), "exit code 0", False),
+        (ad(4, ExitBySignal=False, ExitCode=2), "exit code 2", True),
+        (ad(4, ExitBySignal=True, ExitSignal=9), "killed by signal 9 (SIGKILL)", True),
+        (ad(4, ExitBySignal=True, ExitSignal=99), "killed by signal 99", True),
+        (ad(3, RemoveReason="via condor_rm (by user ana)"), "removed via condor_rm (by user ana)", False),
+        (
+            ad(3, LastJobStatus=2, RemoveReason="The job attribute PeriodicRemove expression '...' evaluated to TRUE",
+               StokerWalltime=7200),
+            "out of walltime (2 h)", False,
+        ),
+        (
+            ad(3, LastJobStatus=5, HoldReason="no such file", RemoveReason="via condor_rm (by user ana)"),
+            "held by HTCondor: no such file", False,
+        ),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_job(job: Ad, reason: str, failed: bool) -> None:
+    look = ended(job)
+    assert (look.phase, look.reason) == (BlockPhase.ENDED, reason)
+    assert has_failed(job) is failed
+
+
+def test_ads_as_condor_q_prints_them() -> None:
+    assert read_ads("", command="condor_q") == []
+    assert read_ads("[\n]\n", command="condor_history") == []
+    two = read_ads(
+        '[\n{\n  "ClusterId": 7,\n  "ProcId": 0\n}\n,\n{\n  "ClusterId": 8,\n  "ProcId": 1\n}\n]\n', command="condor_q"
+    )
+    assert [job_of(found) for found in two] == ["7.0", "8.1"]
+
+
+@pytest.mark.parametrize(
+    "text", ["-- Schedd: submit.pool", '{"ClusterId": 1}', "[1]", '[{"ProcId": 0}]', '[{"ClusterId": 7']
+)
+def test_anything_else_is_trouble_with_the_batch_system(text: str) -> None:
+    with pytest.raises(BatchTrouble, match="condor_q printed"):
+        read_ads(text, command="condor_q")

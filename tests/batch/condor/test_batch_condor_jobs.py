@@ -1,0 +1,313 @@
+"""The life of a job in HTCondor, as the factory sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stoker.config import parse_site
+from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused
+from stoker.manager.factory.condor import CondorBatch
+from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.ids import BlockId
+from stoker.pilot.devices import gpu as gpus
+
+if TYPE_CHECKING:
+    from batch.condor.pool import Pool
+
+PENDING, RUNNING, ENDED = BlockPhase.PENDING, BlockPhase.RUNNING, BlockPhase.ENDED
+B7 = BlockId("b7")
+SITE = """
+name = "pool"
+[pilot]
+cache_size = "1 GB"
+[provider]
+kind = "condor"
+command_limit = "20 s"
+"""
+SLEEP = "sleep 300"
+
+
+@pytest.fixture
+def submit(tmp_path: Path) -> Callable[..., CondorBatch]:
+    """Makes the batch system of a site; `command` is what its jobs run."""
+
+    def make(
+        settings: str = "", *, command: str = SLEEP, session: str = "k3v9", held_s: float = 120.0, **more: Any
+    ) -> CondorBatch:
+        folder = tmp_path / 'it\'s, a "session"' / "submit"
+        folder.mkdir(parents=True, exist_ok=True)
+        site = parse_site(SITE + settings, file="pool.toml")
+        return CondorBatch(site, session=session, folder=folder, command=lambda _: command, held_s=held_s, **more)
+
+    return make
+
+
+@pytest.fixture
+def own_pool(make_pool: Callable[..., Pool]) -> Pool:
+    """For tests that break it."""
+    from batch.condor.pool import machine
+
+    return make_pool(machine("n1"))
+
+
+def look(batch: CondorBatch, job: str) -> JobLook:
+    return batch.look([job])[job]
+
+
+def seen(batch: CondorBatch, job: str, phase: BlockPhase, *, seconds: float = 20.0) -> str:
+    """Wait until a job is seen in a phase; the reason that it gives."""
+    deadline = time.monotonic() + seconds
+    while True:
+        last = batch.look([job]).get(job)
+        if last is not None and last.phase is phase:
+            return last.reason
+        assert time.monotonic() < deadline, f"{job} is {last}, not {phase}"
+        time.sleep(0.1)
+
+
+def output(tmp_path: Path, suffix: str = ".out") -> str:
+    return next(tmp_path.glob(f"*/submit/stoker-k3v9-b7{suffix}")).read_text()
+
+
+def test_a_job_waits_runs_and_ends(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    batch = submit('gpus = "h100:1"', command="true")
+    job = batch.submit(B7)
+    assert seen(batch, job, PENDING) in ("idle", "idle: no match found")
+    assert batch.find() == {job: B7}
+    batch.cancel([job])
+    assert seen(batch, job, ENDED).startswith("removed via condor_rm (by user ")
+    assert batch.find() == {}
+
+    batch = submit(command="true")
+    job = batch.submit(B7)
+    assert seen(batch, job, ENDED) == "exit code 0"
+
+
+def test_a_job_that_fails_says_what_it_printed_last(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    batch = submit(command="sh -c 'echo fine; echo oh no >&2; echo no Python here >&2; exit 3'")
+    job = batch.submit(B7)
+    assert seen(batch, job, ENDED) == "exit code 3: oh no; no Python here"
+    batch = submit(command="sh -c 'kill -9 $$'")
+    job = batch.submit(BlockId("b8"))
+    assert seen(batch, job, ENDED) == "killed by signal 9 (SIGKILL)"
+
+
+def test_it_gets_the_gpus_that_it_asks_for(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
+    batch = submit('gpus = "titan-x:1"\ncores = 3', command="env")
+    seen(batch, batch.submit(B7), ENDED)
+    environ = dict(line.split("=", 1) for line in output(tmp_path).splitlines() if "=" in line)
+    assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-cccc0003"
+    assert environ["_CONDOR_SLOT"].startswith("slot1")
+    assert environ["HOME"]
+    assert "/usr/bin" in environ["PATH"]
+    assert environ["TMPDIR"] == environ["_CONDOR_SCRATCH_DIR"]
+
+
+def test_a_pilot_finds_gpus_by_the_uuids_that_htcondor_grants() -> None:
+    there = {"GPU-aaaa0001-1d6b": "NVIDIA A10", "GPU-bbbb0002-77aa": "NVIDIA A10"}
+    nvml = SimpleNamespace(
+        NVMLError=Exception, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetUUID=lambda handle: handle, nvmlDeviceGetHandleByIndex=list(there).__getitem__,
+        nvmlDeviceGetName=there.__getitem__, nvmlDeviceGetMigMode=lambda handle: (0, 0),
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=24 * 10**9),
+    )  # fmt: skip
+    granted = {"GPU-bbbb0002": ["GPU-bbbb0002-77aa"], "GPU-bbbb0002,GPU-aaaa0001": list(there)[::-1], "10000": []}
+    for value, expected in granted.items():
+        found, why = gpus.find({"CUDA_VISIBLE_DEVICES": value}, nvml=nvml)
+        assert [device.cuda for device in found] == expected
+        assert bool(why) is not bool(expected)
+
+
+def test_an_evicted_job_waits_again_and_runs_again(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    batch = submit('gpus = "a10:2"')
+    job = batch.submit(B7)
+    assert seen(batch, job, RUNNING).endswith("@n1")
+    pool.evict(job)
+    assert seen(batch, job, PENDING).startswith("evicted from slot1_1@n1, idle")
+    assert seen(batch, job, RUNNING).endswith("@n1")
+    assert pool.ad(job)["NumShadowStarts"] == 2
+    assert batch.find() == {job: B7}
+
+
+def test_the_pilot_itself_is_told_to_go(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
+    batch = submit(
+        command="""bash -c 'trap "echo gone in peace > /tmp/x; exit 0" TERM; sleep 300 & wait'""".replace(
+            "/tmp/x", str(tmp_path / "said")
+        )
+    )
+    job = batch.submit(B7)
+    seen(batch, job, RUNNING)
+    processes = pool.processes(job)
+    batch.cancel([job])
+    seen(batch, job, ENDED)
+    assert (tmp_path / "said").read_text() == "gone in peace\n"
+    assert not [process for process in processes if process.is_running()]
+
+
+def test_a_held_job_waits_with_its_reason_and_then_is_removed(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    why = "Job has gone over cgroup memory limit of 128 megabytes."
+    batch = submit()
+    job = batch.submit(B7)
+    seen(batch, job, RUNNING)
+    pool.hold(job, why, code=34)
+    assert look(batch, job) == JobLook(PENDING, f"held: {why}")
+    pool.release(job)
+    seen(batch, job, RUNNING)
+    pool.hold(job, why, code=34, held_for_s=200)
+    assert look(batch, job) == JobLook(ENDED, f"held: {why}")
+    pool.wait(job, 3)
+    assert look(batch, job) == JobLook(ENDED, f"held by HTCondor: {why}")
+
+
+def test_a_missing_input_file_is_a_hold(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
+    batch = submit(
+        "shared_files = false\n[environment]\nkind = 'packed'", files=[tmp_path / 'it\'s, a "session"' / "gone.json"]
+    )
+    job = batch.submit(B7)
+    pool.wait(job, 5)
+    assert "No such file or directory" in look(batch, job).reason
+    assert look(batch, job).reason.startswith("held: Transfer input files failure")
+
+
+def test_files_arrive_and_nothing_but_the_output_comes_back(
+    pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path
+) -> None:
+    home = tmp_path / 'it\'s, a "session"'
+    (home / "keys").mkdir(parents=True)
+    (home / "session.json").write_text("{}")
+    (home / "keys" / "pilot.json").write_text("secret")
+    files = [home / "session.json", home / "keys" / "pilot.json"]
+    batch = submit(
+        "shared_files = false\n[environment]\nkind = 'packed'",
+        command="sh -c 'ls; cat pilot.json; touch cache'",
+        files=files,
+    )
+    assert seen(batch, batch.submit(B7), ENDED) == "exit code 0"
+    assert {"session.json", "pilot.json"} <= set(output(tmp_path).split())
+    assert output(tmp_path).endswith("secret")
+    assert not list(home.rglob("cache"))
+
+
+def test_walltime_is_an_end(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    batch = submit('walltime = "2 min"')
+    job = batch.submit(B7)
+    seen(batch, job, RUNNING)
+    ad = pool.ad(job)
+    pool.change(job, **{name: ad[name] - 121 for name in ("JobCurrentStartDate", "JobCurrentStartExecutingDate")})
+    assert seen(batch, job, ENDED) == "out of walltime (2 min)"
+
+
+def test_cancel_takes_what_is_over_and_what_never_was(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    batch = submit(command="true")
+    done = batch.submit(B7)
+    seen(batch, done, ENDED)
+    batch.cancel([done, "999.0"])
+    batch = submit()
+    job = batch.submit(BlockId("b8"))
+    batch.cancel([done, job, "999.0"])
+    batch.cancel([job])
+    assert "removed" in seen(batch, job, ENDED)
+    batch.cancel([])
+
+
+def test_an_unknown_job_is_left_out_at_first_and_then_over(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    batch = submit()
+    looks = [batch.look(["999.0"]) for _ in range(5)]
+    assert looks[0] == {}
+    assert looks[-1] == {"999.0": JobLook(ENDED, "gone from the queue, and condor_history does not know it")}
+
+
+def test_a_machine_that_is_gone_does_not_keep_a_job_for_ever(
+    own_pool: Pool, submit: Callable[..., CondorBatch]
+) -> None:
+    pool, batch = own_pool, submit()
+    job = batch.submit(B7)
+    seen(batch, job, RUNNING)
+    pool.lose("n1")
+    batch.cancel([job])
+    assert look(batch, job) == JobLook(RUNNING, "is being removed")
+    assert batch.find() == {}
+    pool.change(job, EnteredCurrentStatus=pool.ad(job)["EnteredCurrentStatus"] - 200)
+    assert "does not answer" in look(batch, job).reason
+    assert job not in pool.queued()
+
+
+def test_the_schedd_is_gone_and_comes_back(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    pool, batch = own_pool, submit()
+    job = batch.submit(B7)
+    seen(batch, job, RUNNING)
+    pool.stop_schedd()
+    with pytest.raises(BatchTrouble, match=r"condor_q: .*Can't find address for schedd"):
+        batch.look([job])
+    with pytest.raises(BatchTrouble, match="Can't find address of local schedd"):
+        batch.submit(BlockId("b8"))
+    with pytest.raises(BatchTrouble, match=r"condor_rm: .*Can't find address"):
+        batch.cancel([job])
+    with pytest.raises(BatchTrouble, match="condor_q"):
+        batch.find()
+    pool.start_schedd()
+    assert look(batch, job).phase is RUNNING
+    assert batch.find() == {job: B7}
+    batch.cancel([job])
+    seen(batch, job, ENDED)
+
+
+def test_a_bad_requirement_is_refused_in_condors_words(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    batch = submit('requirements = "Memory > && 3"')
+    with pytest.raises(SubmissionRefused, match=r"(?i)requirements"):
+        batch.submit(B7)
+    assert pool.queued() == []
+
+
+def test_requirements_choose_the_machine(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    batch = submit("requirements = 'TARGET.HasScratch'", command="true")
+    job = batch.submit(B7)
+    seen(batch, job, ENDED)
+    assert pool.ad(job)["LastRemoteHost"].endswith("@n3")
+    batch = submit("requirements = 'TARGET.HasTape'", command="true")
+    job = batch.submit(BlockId("b8"))
+    deadline = time.monotonic() + 10
+    while look(batch, job).reason != "idle: no match found":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_mistyped_setting_is_told_while_the_job_waits(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    batch = submit("gpus = \"h100:1\"\noptions = ['reqest_memory = 5 TB', '+Fine = 3', 'request_cpus = 2']")
+    job = batch.submit(B7)
+    warned = "condor_submit warned: the line 'reqest_memory = 5 TB' was unused by condor_submit. Is it a typo?"
+    reason = seen(batch, job, PENDING)
+    assert reason.endswith(warned)
+    assert reason.count("unused") == 1
+
+
+def test_a_second_factory_finds_the_jobs_of_its_session_and_site(
+    pool: Pool, submit: Callable[..., CondorBatch]
+) -> None:
+    jobs = {submit().submit(BlockId(block)): block for block in ("b1", "b2")}
+    submit(session="zzzz").submit(B7)
+    assert submit().find() == jobs
+    other = submit().look(list(jobs))
+    assert set(other) == set(jobs)
+
+
+def test_commands_that_are_not_there_are_trouble(
+    submit: Callable[..., CondorBatch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    batch = submit()
+    with pytest.raises(BatchTrouble, match="condor_q"):
+        batch.find()
+
+
+def test_a_pool_without_history_tells_the_end_all_the_same(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+    (own_pool.bin / "condor_history").write_text("#!/bin/sh\necho 'Error: No history file is defined' >&2\nexit 1\n")
+    batch = submit(command="true")
+    job = batch.submit(B7)
+    assert "does not know it" in seen(batch, job, ENDED)
