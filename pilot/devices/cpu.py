@@ -1,12 +1,13 @@
 """CPU devices: a share of the cores and of the memory that this pilot may use.
 
 Several things bound both, and the smallest wins: the affinity mask and the cgroup's quota, which the kernel enforces,
-and what Slurm says it granted, which some sites do not enforce.
+and what Slurm or HTCondor says it granted, which some sites do not enforce.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
     """The cores that this process may use, at least one."""
     allowed = tuple(sorted(os.sched_getaffinity(0)))
-    limits = [_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE")]
+    limits = [_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
     return allowed[: max(1, int(min([len(allowed), *(limit for limit in limits if limit)])))]
 
 
@@ -60,9 +61,8 @@ def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("
     limits = [_total(root)]
     for folder in _cgroups(root, "memory"):
         limits += [_number(folder / "memory.max"), _number(folder / "memory.limit_in_bytes")]
-    slurm = _slurm(environ, "SLURM_MEM_PER_NODE")
-    if slurm:
-        limits.append(int(slurm) * 1024**2)
+    for granted in (_slurm(environ, "SLURM_MEM_PER_NODE"), _condor(environ, "Memory")):
+        limits.append(int(granted) * 1024**2)
     return min(limit for limit in limits if limit)
 
 
@@ -73,6 +73,16 @@ def _slurm(environ: Mapping[str, str], name: str) -> float:
     if not text.isdecimal():
         raise ConfigError(f"{name}={text!r} in the environment is not a number", key=name)
     return int(text)
+
+
+def _condor(environ: Mapping[str, str], name: str) -> float:
+    """What the ad of HTCondor's slot says of cores (`Cpus`) or memory in MiB (`Memory`); 0 outside of HTCondor."""
+    try:
+        ad = Path(environ["_CONDOR_MACHINE_AD"]).read_text(errors="replace")
+    except (KeyError, OSError):
+        return 0
+    found = re.search(rf"^{name} = ([0-9]+)", ad, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def _total(root: Path) -> int:

@@ -15,6 +15,7 @@ from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefuse
 from stoker.manager.factory.condor import CondorBatch
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
+from stoker.pilot.devices import cpu
 from stoker.pilot.devices import gpu as gpus
 
 if TYPE_CHECKING:
@@ -122,6 +123,17 @@ def test_a_pilot_finds_gpus_by_the_uuids_that_htcondor_grants() -> None:
         found, why = gpus.find({"CUDA_VISIBLE_DEVICES": value}, nvml=nvml)
         assert [device.cuda for device in found] == expected
         assert bool(why) is not bool(expected)
+
+
+def test_a_pilot_takes_no_more_of_a_machine_than_its_slot(tmp_path: Path) -> None:
+    ad = tmp_path / ".machine.ad"
+    ad.write_text('Name = "slot1_1@n1"\nCpus = 1\nTotalCpus = 64.0\nTotalMemory = 9999999\nMemory = 100\n')
+    environ = {"_CONDOR_MACHINE_AD": str(ad)}
+    assert len(cpu.cores(environ)) == 1
+    assert cpu.memory_bytes(environ) == 100 * 2**20
+    ad.unlink()
+    assert cpu.cores(environ) == cpu.cores({})
+    assert cpu.memory_bytes(environ) == cpu.memory_bytes({})
 
 
 def test_an_evicted_job_waits_again_and_runs_again(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
