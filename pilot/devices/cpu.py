@@ -50,10 +50,16 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 
 
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
-    """The cores that this process may use, at least one."""
-    allowed = tuple(sorted(os.sched_getaffinity(0)))
+    """The cores that this process may use, at least one.
+
+    Where HTCondor counts cores and binds nobody to them, slots that stand side by side take different ones.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
     limits = [_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
-    return allowed[: max(1, int(min([len(allowed), *(limit for limit in limits if limit)])))]
+    count = max(1, int(min([len(allowed), *(limit for limit in limits if limit)])))
+    slot = re.search(r"([0-9]+)$", environ.get("_CONDOR_SLOT", "")) if count < len(allowed) else None
+    first = (int(slot[1]) - 1) * count if slot else 0
+    return tuple(sorted(allowed[(first + index) % len(allowed)] for index in range(count)))
 
 
 def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,13 @@ def test_a_pilot_takes_no_more_of_a_machine_than_its_slot(tmp_path: Path) -> Non
     ad.unlink()
     assert cpu.cores(environ) == cpu.cores({})
     assert cpu.memory_bytes(environ) == cpu.memory_bytes({})
+
+
+def test_pilots_in_slots_side_by_side_share_no_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    (tmp_path / "ad").write_text("Cpus = 3\n")
+    slots = [{"_CONDOR_MACHINE_AD": str(tmp_path / "ad"), "_CONDOR_SLOT": f"slot1_{number}"} for number in (1, 2, 3)]
+    assert [cpu.cores(environ) for environ in slots] == [(0, 1, 2), (3, 4, 5), (0, 6, 7)]
 
 
 def test_an_evicted_job_waits_again_and_runs_again(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
