@@ -27,7 +27,7 @@ The plan is a graph of edges (from whom a pilot gets an object), kept by these r
 
 An event changes facts (`Transfers`) and lists whom it concerns; `settle` plans once, at the end of the event, and says
 what changed. Peers are found in a queue and in a heap, so an event costs O(log n) for n pilots that want one object,
-and each of these is told some three times what to do.
+and each of these is told once or twice what to do.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def _have_read(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
 def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
     """Whether a fetch without a sure source has seen enough of peers, or none is left that could ever be one."""
     object = fetch.object
-    if len(fetch.failed) >= transfers.patience or (not object.whole and object.reader is None):
+    if len(fetch.failed) >= transfers.patience:
         return True
     if sum(id in object.whole for id in fetch.failed) < len(object.whole):
         return False
@@ -313,8 +313,6 @@ def _alone(core: Core, fetch: Fetch) -> None:
         return
     if fetch.failed:
         object.lonely[fetch.peer.id] = transfers.lonely[fetch.peer.id] = None
-    for source in list(fetch.sources.values()):
-        transfers.unlink(fetch, source)
     transfers.send(fetch, Way.STRANDED)
     transfers.next_alone(object)
 
@@ -342,7 +340,9 @@ def _offer(transfers: Transfers, peer: Peer) -> None:
 def _customer(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool) -> Fetch | None:
     """Whom a peer with a place free should serve next: of those that wait for a sure source, or of the others."""
     if not urgent:
-        return next((x for x in islice(object.hungry.values(), _LOOKED_AT) if transfers.may_serve(peer, x)), None)
+        most = transfers.wants(object)  # it may have sunk since they were listed
+        hungry = (x for x in islice(object.hungry.values(), _LOOKED_AT) if len(x.sources) < most)
+        return next((x for x in hungry if transfers.may_serve(peer, x)), None)
     waiting: Iterable[Fetch] = object.waiting.values()
     if transfers.peer_bytes:  # else peers may never reach each other, and whoever is stranded waits for the origin
         waiting = chain(waiting, object.stranded.values())

@@ -230,7 +230,7 @@ class Transfers:
         self.forget(object)
 
     def withdraw(self, peer: Peer, object: Object) -> None:
-        """Nobody gets this object from this pilot any longer; who waits for a sure source may have lost its last hope."""
+        """Nobody gets this object from this pilot any longer; who waits for a sure source may have lost its last."""
         object.whole.pop(peer.id, None)
         object.open.pop(peer.id, None)
         for (name, _), child in list(peer.serves.items()):
@@ -290,6 +290,8 @@ class Transfers:
                 object.hungry[id] = fetch
             case Way.STRANDED:
                 object.stranded[id] = fetch
+                for source in list(fetch.sources.values()):
+                    self.unlink(fetch, source)
             case Way.ALONE:
                 object.alone[id] = fetch
             case Way.READER:

@@ -61,7 +61,8 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
         yield f"{name}: who could use another peer is wrong"
     if by_way[Way.READER] != ({object.reader.peer.id} if object.reader is not None else set()):
         yield f"{name}: its reader is wrong"
-    if (by_way[Way.WAITING] or by_way[Way.PEERS]) and not object.whole and object.reader is None:
+    sure = object.whole or object.reader or object.alone
+    if object.fetches and not sure:
         yield f"{name}: pilots wait for it, and nobody has it or reads it"
     if (name in transfers.needy) != bool(object.waiting or object.hungry or object.stranded):
         yield f"{name}: needy is wrong"

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
+from core.builders import SESSION
 from core.swarm import PART_BYTES, Swarm
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.manager.core.core import Core
+from stoker.manager.core.events import FromPilot, PilotLost
+from stoker.manager.policies import default_policies
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol import wire
 
 MODEL = ObjectRef("file-model", 64 * PART_BYTES, "/models/model")
 ONE_COPY_S = MODEL.size_bytes / 125e6
@@ -105,9 +113,29 @@ def test_an_origin_that_only_one_pilot_sees_is_enough() -> None:
     assert copies(swarm) == 1.0
 
 
-def test_two_thousand_pilots_cost_the_manager_seconds() -> None:
-    """The plan alone: every pilot asks, is told, and says that it has come, two thousand times without a square."""
-    ref = ObjectRef("file-small", 1000, "/small")
-    swarm = Swarm(rate=1e12).join(*names(100))
-    swarm.want(*names(100), refs=[ref]).run()
-    assert sum(pilot.told for pilot in swarm.pilots.values()) == 100
+def calls_of_a_crowd(count: int) -> int:
+    """Python calls that the core makes while so many pilots come, want an object, get it, and leave."""
+    core = Core(SESSION, default_policies())
+    hellos = [say.PilotHello(wire.VERSION, SESSION, name, 7, (), peer=f"{name}:1") for name in names(count)]
+    want = say.WantObjects((MODEL,))
+    here = say.ObjectsHere((say.ObjectArrival(MODEL.name, MODEL.size_bytes),))
+    made = 0
+
+    def counted(_frame: object, event: str, _argument: object) -> None:
+        nonlocal made
+        made += event == "call"
+
+    sys.setprofile(counted)
+    try:
+        for messages in ([[hello] for hello in hellos], [[want]] * count, [[here]] * count):
+            for name, said in zip(names(count), messages, strict=True):
+                core.handle(FromPilot(name, 0, list(said)), 0.0)  # type: ignore[arg-type]
+        for name in names(count):
+            core.handle(PilotLost(name, "over"), 1.0)  # type: ignore[arg-type]
+    finally:
+        sys.setprofile(None)
+    return made
+
+
+def test_the_work_grows_with_the_number_of_pilots_and_not_with_its_square() -> None:
+    assert calls_of_a_crowd(1200) < 2.5 * calls_of_a_crowd(600)

@@ -1,0 +1,144 @@
+"""Pilots that want objects come, go, fail, lie and lose sight of each other in any order: everybody gets everything.
+
+The rules act on the toy swarm; every event is followed by `validate`, which knows the bounds and the promises of the
+plan (nobody fetches from itself, one reader an object, who waits is in a queue). At the end every pilot that is still
+there has what it wanted, as long as anybody can read where it comes from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from core.swarm import PART_BYTES, Swarm, SwarmPilot
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol import to_manager as say
+
+REFS = tuple(ObjectRef(f"file-{n}", (1, 3, 9, 30)[n] * PART_BYTES, f"/models/{n}") for n in range(4))
+MOST_PILOTS = 24
+MOST_BLIND = 7
+"""From the eighth pilot on that cannot read an origin nobody else is asked to."""
+
+chances = st.randoms(use_true_random=False)
+
+
+class Transfers(RuleBasedStateMachine):
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.swarm = Swarm(rate=40e6, fail_s=0.3)
+        self.count = self.blind = 0
+
+    @initialize()
+    def world(self) -> None:
+        self.pilots_join(count=3, serves=True)
+
+    def here(self) -> list[str]:
+        return sorted(name for name in self.swarm.pilots if name not in self.swarm.unsaid)
+
+    # ---- what pilots do
+
+    @precondition(lambda self: len(self.swarm.pilots) < MOST_PILOTS)
+    @rule(count=st.integers(1, 4), serves=st.booleans() | st.just(True))
+    def pilots_join(self, count: int, serves: bool) -> None:
+        names = [f"p{self.count + n}" for n in range(count)]
+        self.count += count
+        self.swarm.join(*names, serves=serves)
+
+    @rule(chance=chances, count=st.integers(1, 8), refs=st.sets(st.sampled_from(REFS), min_size=1))
+    def pilots_want(self, chance: Any, count: int, refs: set[ObjectRef]) -> None:
+        for name in chance.sample(self.here(), min(count, len(self.here()))):
+            pilot = self.swarm.pilots[name]
+            self.swarm.want(name, refs=[ref for ref in REFS if ref in refs and ref.name not in pilot.done])
+
+    @precondition(lambda self: self.here())
+    @rule(chance=chances, ref=st.sampled_from(REFS))
+    def pilot_evicts(self, chance: Any, ref: ObjectRef) -> None:
+        pilot = self.swarm.pilots[chance.choice(self.here())]
+        pilot.done.pop(ref.name, None)
+        self.swarm.evict(pilot.name, ref)
+
+    # ---- what happens to them
+
+    @precondition(lambda self: self.here())
+    @rule(chance=chances)
+    def pilot_dies(self, chance: Any) -> None:
+        self.swarm.kill(chance.choice(self.here()))
+
+    @precondition(lambda self: self.here())
+    @rule(chance=chances)
+    def pilot_is_cut(self, chance: Any) -> None:
+        self.swarm.cut(chance.choice(self.here()))
+
+    @precondition(lambda self: self.swarm.unsaid)
+    @rule(chance=chances)
+    def pilot_comes_back(self, chance: Any) -> None:
+        self.swarm.join(chance.choice(sorted(self.swarm.unsaid)))
+
+    @precondition(lambda self: self.here())
+    @rule(chance=chances)
+    def pilot_turns_bad(self, chance: Any) -> None:
+        self.swarm.pilots[chance.choice(self.here())].corrupt = True
+
+    @precondition(lambda self: self.here() and self.blind < MOST_BLIND)
+    @rule(chance=chances)
+    def pilot_turns_blind(self, chance: Any) -> None:
+        self.blind += 1
+        self.swarm.pilots[chance.choice(self.here())].blind = True
+
+    @precondition(lambda self: len(self.here()) > 1)
+    @rule(chance=chances, alone=st.booleans())
+    def a_wall_is_built(self, chance: Any, alone: bool) -> None:
+        self.swarm.wall(*chance.sample(self.here(), 1 if alone else 2))
+
+    @rule(seconds=st.sampled_from((0.05, 0.2, 1.0, 5.0)))
+    def wait(self, seconds: float) -> None:
+        self.swarm.run(until=self.swarm.now + seconds)
+
+    @precondition(lambda self: self.here())
+    @rule(chance=chances, ref=st.sampled_from(REFS), which=st.integers(0, 3))
+    def noise(self, chance: Any, ref: ObjectRef, which: int) -> None:
+        name, other = chance.choice(self.here()), chance.choice([*self.here(), "nobody"])
+        if ref.name in self.swarm.pilots[name].getting:
+            return
+        strange: Any = (
+            say.FetchFailed(ref.name, (other,), reason="late"),
+            say.FetchFailed("file-never", (), True, "late"),
+            say.ObjectsGone(("file-never",)),
+            say.WantObjects(()),
+        )[which]
+        self.swarm.report(name, strange)
+
+    # ---- the end
+
+    def teardown(self) -> None:
+        if not self.swarm.pilots:
+            return
+        self.swarm.join(*sorted(self.swarm.unsaid))
+        self.swarm.run()
+        stuck = self.swarm.waiting()
+        assert not stuck, f"{stuck} were never served"
+        for pilot in self.swarm.pilots.values():
+            for name in pilot.gave_up:
+                assert pilot.blind or name in pilot.done, f"{pilot.name} was told that nobody can give it {name}"
+        self.everybody_is_served_in_the_end()
+        self.swarm.check()
+
+    def everybody_is_served_in_the_end(self) -> None:
+        """Whoever comes now, sees the origin and reaches others gets everything."""
+        fresh: list[SwarmPilot] = []
+        for n in range(3):
+            self.swarm.join(f"last{n}")
+            fresh.append(self.swarm.pilots[f"last{n}"])
+        self.swarm.want(*(pilot.name for pilot in fresh), refs=REFS).run()
+        assert all(pilot.complete(ref) for pilot in fresh for ref in REFS)
+
+
+TestTransfers = Transfers.TestCase
+TestTransfers.settings = settings(
+    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
