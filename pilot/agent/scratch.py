@@ -15,10 +15,14 @@ _LOCK = "alive"
 
 
 def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Path:
-    """Where this user's pilots and caches lie on this host: `given`, else below the job's or the system's scratch.
+    """Where this user's pilots and caches lie on this host: `given`, where variables are read, else below the
+    job's or the system's scratch.
 
     Raises SessionError if somebody else made it.
     """
+    given = os.path.expandvars(given)
+    if given.startswith("$"):
+        raise SessionError(f"this node sets no {given}, which --scratch names; give it a folder that is there")
     parent = given or environ.get("STOKER_SCRATCH") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
     base = Path(parent).absolute() / f"stoker-{os.getuid()}"
     try:

@@ -14,6 +14,8 @@ import msgspec
 _LENGTH = struct.Struct("<Q")
 HEAD_BYTES = _LENGTH.size
 _ROOM = 1 << 18
+SOCKET_LOST = 117
+"""Exit code of a library that finds its own socket closed by the code that it runs."""
 _encode_into = msgspec.msgpack.Encoder().encode_into
 
 

@@ -15,6 +15,7 @@ With several slots, calls run in threads and the main thread only reads.
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import socket
@@ -23,7 +24,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import CallEnd, CallProgress
@@ -189,8 +190,8 @@ class Server:
         try:
             with self._sending:
                 self._sock.sendall(data)
-        except OSError:
-            os._exit(1)  # the agent is gone; nobody is left to work for
+        except OSError as error:
+            _leave(error)
 
     def _receive(self, *, block: bool, over: Callable[[], bool] | None = None) -> None:
         """Read what has come. In the attendant, or between short calls, without waiting."""
@@ -203,12 +204,14 @@ class Server:
                 here = self._reader.fill(block=block)
             except BlockingIOError:
                 return
-            except OSError:
-                here = False
+            except OSError as error:
+                if over is not None and over():
+                    return
+                _leave(error)
             if not here:
                 if over is not None and over():
                     return
-                os._exit(1)
+                _leave(None)
             while (frame := self._reader.next()) is not None:
                 for message in self._decode(frame).messages:
                     self._handle(message)
@@ -292,6 +295,12 @@ class Server:
 
 def _nothing() -> None:
     pass
+
+
+def _leave(error: OSError | None) -> NoReturn:
+    """The agent is gone, and nobody is left to work for; or user code has closed the socket under our feet."""
+    ours = error is not None and error.errno in (errno.EBADF, errno.ENOTSOCK)
+    os._exit(frames.SOCKET_LOST if ours else 1)
 
 
 def _resizer(context: Any) -> Callable[..., Any] | None:

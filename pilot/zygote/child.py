@@ -22,12 +22,16 @@ THREAD_VARIABLES = (
 )
 """What numeric libraries read, when they are imported, to size their thread pools."""
 
+NOT_SETTLED = 118
+"""Exit code of a library that never became one: its log or its folder could not be opened."""
+
 
 def become_library(order: Fork, sock: int, *, parent: int) -> NoReturn:
     """Run a library in this process; never returns."""
-    code = 1
+    code = NOT_SETTLED
     try:
         _settle(order, parent)
+        code = 1
         if order.fresh:
             os.set_inheritable(sock, True)
             module = order.entry.rpartition(".")[0]

@@ -1,0 +1,125 @@
+"""What goes to a node that sees neither this environment nor, perhaps, this file system; and how a pilot starts there.
+
+    <session>/carried/<site>/session/
+        start.sh             what the job runs: finds a Python, or takes the one from base.tar.gz
+        start.pyz            `stoker.pilot.starter`: gets the packages and becomes the pilot
+        environment.json     what they are (`packing.Packed`)
+        python               what the interpreter is called on compute nodes; empty: it travels
+        base.tar.gz          the interpreter, where it travels
+
+    where nodes do not see this machine's files, for a pilot to take this folder for the session's:
+        session.json         where the manager is
+        seed.address         where the seed is, from which the packages come
+        keys/pilot.json      the pilot's key, and the one of peer transfers; closed to everybody else
+        keys/transfer.json
+        copied               says that this is not the session's own folder
+
+A job without a shared file system has the folder copied into its sandbox, as `session`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+import stoker
+from stoker.contexts.published import publish
+from stoker.errors import SessionError
+from stoker.manager.environment.packing import Packed
+from stoker.manager.protocol.session import SessionFolder
+from stoker.pilot.transfer.client import SEED_FILE
+from stoker.site import Site
+
+CARRIED_AS = "session"
+"""What the folder is called in a job's sandbox."""
+_KEYS = ("pilot", "transfer")
+_STARTER = ("errors.py", "contexts/manifest.py", "pilot/starter/*.py", "pilot/transfer/*.py")
+"""Of this package, what `start.pyz` consists of."""
+
+
+def carried_folder(folder: SessionFolder, site: Site) -> Path:
+    """Where a session keeps what it gives to nodes of a site."""
+    return folder.path / "carried" / site.name / CARRIED_AS
+
+
+def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
+    """Lay out what nodes of a site are given; the folder. Raises SessionError."""
+    place = carried_folder(folder, site)
+    root = Path(stoker.__file__).parent
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(place / "start.sh", (root / "pilot" / "starter" / "start.sh").read_bytes(), executable=True)
+        _write_starter(place / "start.pyz", root)
+        _write(place / "environment.json", msgspec.json.format(msgspec.json.encode(environment)))
+        _write(place / "python", environment.interpreter.encode())
+        if environment.base:
+            _link(Path(environment.base), place / "base.tar.gz")
+        if not site.provider.shared_files:
+            (place / "keys").mkdir(mode=0o700, exist_ok=True)
+            _write(place / "copied", b"")
+        publish(folder.objects, (environment.packages,))
+    except OSError as error:
+        raise SessionError(f"{place} cannot be made: {error}; make room there") from error
+    return place
+
+
+def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
+    """What a job has to bring to its node, up to date: a folder, to be copied with all that is in it.
+
+    Empty where nodes see this machine's files. To be asked for just before each submission: the manager may have moved.
+    """
+    if site.provider.shared_files:
+        return []
+    place = carried_folder(folder, site)
+    for file in (folder.file, folder.path / SEED_FILE):
+        if file.exists():
+            _write(place / file.name, file.read_bytes())
+    for role in _KEYS:
+        with suppress(FileNotFoundError):
+            _write(place / "keys" / f"{role}.json", folder.key_file(role).read_bytes())
+    return [place]
+
+
+def starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -> list[str]:
+    """The words that start a pilot on a node of a site whose environment travels.
+
+    `options` are those of `stoker-pilot`, but for `--session`.
+    """
+    if site.provider.shared_files:
+        return ["sh", str(carried_folder(folder, site) / "start.sh"), "--session", str(folder.path), *options]
+    return ["sh", f"{CARRIED_AS}/start.sh", "--session", CARRIED_AS, *options]
+
+
+def _write_starter(target: Path, root: Path) -> None:
+    """One file that any Python from 3.11 on can run, with nothing installed."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("__main__.py", "import sys\nfrom stoker.pilot.starter.main import main\nsys.exit(main())\n")
+        for package in ("", "pilot/", "contexts/"):
+            archive.writestr(f"stoker/{package}__init__.py", "")
+        for pattern in _STARTER:
+            for module in sorted(root.glob(pattern)):
+                archive.write(module, Path("stoker", *module.parts[len(root.parts) :]))
+    draft.replace(target)
+
+
+def _write(path: Path, data: bytes, *, executable: bool = False) -> None:
+    """Write a file whole or not at all: a batch system may be copying it just now."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700 if executable else 0o600), "wb") as file:
+        file.write(data)
+    draft.replace(path)
+
+
+def _link(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
