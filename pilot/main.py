@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.protocol.session import SessionFolder
+from stoker.pilot.agent import environment
 from stoker.pilot.agent.agent import Agent, Options
 from stoker.pilot.agent.loop import Loop
 from stoker.pilot.agent.scratch import Scratch, base_folder
@@ -49,6 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache-size", default="50 GB", help="bound of the object cache (default: %(default)s)")
     parser.add_argument("--scratch", default="", metavar="DIR", help="local disk for the cache and calls' folders")
     parser.add_argument("--grace", type=float, default=2.0, metavar="S", help="for running calls, when told to go")
+    parser.add_argument("--source", default="", help="the site that its block was submitted at")
+    parser.add_argument("--walltime-s", type=float, default=0.0, metavar="S", help="of its job, from when it starts")
+    parser.add_argument("--probe", default="", metavar="COMMAND", help="what probes a device; off: nothing does")
+    parser.add_argument("--environment", default="", metavar="NAME=FILE", help="the archive that it runs in, for peers")
     return parser
 
 
@@ -67,14 +72,20 @@ def _make(given: argparse.Namespace) -> Agent:
     processes.adopt_orphans()
     scratch = Scratch(base, pilot=pilot)
     try:
-        options = Options(pilot=pilot, block=given.block, grace_s=given.grace)
+        options = Options(
+            pilot=pilot, block=given.block, grace_s=given.grace, walltime_s=given.walltime_s, probe=given.probe
+        )
         agent = Agent(options, session=session, devices=devices, scratch=scratch, cache=cache)
+        environment.hand_on(agent, given.environment)
     except BaseException:
         scratch.remove()
         raise
     for device in devices:
         facts = device.facts
         log.info("%s: %s, %s, %d cores", facts.device, facts.kind, show_bytes(facts.memory_bytes), facts.cores)
+    if session.is_carried:
+        session.objects.mkdir(mode=0o700, exist_ok=True)
+        log.info("the session folder is a copy that came along: logs stay here, in %s", logs)
     return agent
 
 

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from stoker.manager.protocol.to_manager import Heartbeat, LibraryFacts, LibraryU
 from stoker.manager.protocol.wire import VERSION
 from stoker.pilot.agent.library import Library
 from stoker.pilot.agent.link import ManagerLink
+from stoker.pilot.agent.objects import Objects
 from stoker.pilot.agent.scratch import Scratch
 from stoker.pilot.agent.usage import cpu_seconds, resident_bytes
 from stoker.pilot.agent.wires import Wires
@@ -40,6 +41,10 @@ class Options(msgspec.Struct, frozen=True):
     block: str = ""
     lease_s: float = 60.0
     grace_s: float = GRACE_S
+    walltime_s: float = 0.0
+    """How long its job may last, as the site file says; 0 = it does not say."""
+    probe: str = ""
+    """The command that probes a device (see `probing`); empty: our own, on GPUs."""
 
 
 class Agent:
@@ -61,6 +66,11 @@ class Agent:
         self.ledger = Ledger({device.facts.device: device.facts.memory_bytes for device in devices})
         self.scratch = scratch
         self.cache = cache
+        self.objects = Objects(session, cache)
+        self.handing_in = 0
+        """Large results that are on their way to the session's seed."""
+        self.snapshots: set[str] = set()
+        """Forms of contexts that the manager was told of (see `snapshots`)."""
         self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path)
         self.link = ManagerLink(session, pilot=options.pilot)
         self.wires = Wires()
@@ -74,6 +84,9 @@ class Agent:
         self.heartbeat_at = 0.0
         """When the next heartbeat is due."""
         self.welcomed_at = 0.0
+        self.ends_at = float("inf")
+        """When the batch system ends this job, and when the pilot begins to leave by itself (see `walltime`)."""
+        self.drain_at = float("inf")
         self.leaving = ""
         """Why the pilot ends; empty while it does not."""
         self.leave_by = float("inf")
@@ -110,7 +123,7 @@ class Agent:
         self.leaving = self.leaving or reason
         self.leave_by = min(self.leave_by, time.monotonic() + within_s)
 
-    def hello(self, environ: Mapping[str, str] = os.environ) -> PilotHello:
+    def hello(self) -> PilotHello:
         """What this pilot is and holds, as far as the manager's books go (see `link`)."""
         before = self.link.before()
         held = [
@@ -140,9 +153,10 @@ class Agent:
             devices=tuple(device.facts for device in self.devices.values()),
             block=self.options.block,
             libraries=tuple(held),
-            objects=tuple(self.cache.names()),
-            ends_in_s=_walltime_left(environ),
-            folder=str(self.logs),
+            objects=self.objects.listed(),
+            ends_in_s=0.0 if self.ends_at == float("inf") else max(0.001, self.ends_at - time.monotonic()),
+            peer=self.objects.peer,
+            folder=f"{socket.gethostname()}:{self.logs}" if self.session.is_carried else str(self.logs),
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -174,11 +188,3 @@ class Agent:
     def log_file(self, number: int) -> Path:
         """A library's log."""
         return self.logs / f"lib-{number}.log"
-
-
-def _walltime_left(environ: Mapping[str, str]) -> float:
-    """Seconds until the batch system ends this job; 0 where it does not say."""
-    try:
-        return max(0.0, float(environ.get("SLURM_JOB_END_TIME", 0)) - time.time())
-    except ValueError:
-        return 0.0

@@ -12,6 +12,8 @@ from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.library import Library
 from stoker.pilot.agent.usage import tail
 from stoker.pilot.core.library import State
+from stoker.pilot.library import frames
+from stoker.pilot.zygote import child
 
 log = logging.getLogger("stoker.pilot")
 
@@ -53,7 +55,7 @@ def finish(agent: Agent, library: Library) -> None:
     )
     agent.wires.unwatch(library)
     library.hang_up()
-    for pin in library.pins:
+    for pin in (*library.pins, *library.arguments.values()):
         pin.release()
     agent.ledger.release(number)
     if library.zygote is not None:
@@ -86,7 +88,9 @@ def _verdict(agent: Agent, library: Library, *, loading: bool, running: list[Cal
     if how:
         what = f"was killed by {signal.Signals(how).name}" + (_OOM if how == signal.SIGKILL else "")
     else:
-        what = f"ended by itself with exit code {code}: something in it called exit"
+        what = _SAID_BY_CODE.get(code, "ended by itself with exit code {code}: something in it called exit").format(
+            code=code, log=library.log
+        )
     doing = (
         f"while it loaded {name}" if loading else f"in a call on {name}" if running else f"while it held {name} idle"
     )
@@ -103,3 +107,8 @@ def _verdict(agent: Agent, library: Library, *, loading: bool, running: list[Cal
 
 
 _OOM = " (nobody here sent it: most often the system had no memory left)"
+
+_SAID_BY_CODE = {
+    frames.SOCKET_LOST: "lost its connection to the pilot: something in it closes files that are not its own",
+    child.NOT_SETTLED: "could not open its log {log} or its folder; is that disk full?",
+}

@@ -10,6 +10,7 @@ from typing import Any
 from stoker.errors import ProtocolError
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import Failure
+from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_agent import ToAgent
 from stoker.manager.protocol.to_pilot import RunCalls, StartLibrary
 from stoker.pilot.cache import Pin
@@ -31,6 +32,8 @@ class Library:
         self.zygote: Zygote | None = None
         self.pid = 0
         self.pins: list[Pin] = []
+        self.arguments: dict[CallId, Pin] = {}
+        """Large arguments of calls that it holds, where they had to be brought here."""
         self.waiting: list[RunCalls] = []
         """Orders that wait until it is ready."""
         self.cause: Failure | None = None

@@ -15,8 +15,9 @@ from types import FrameType
 
 from stoker.manager.protocol.to_manager import PilotLeaving
 from stoker.manager.protocol.to_pilot import Ack
-from stoker.pilot.agent import ending, orders, talk, watch
+from stoker.pilot.agent import ending, objects, orders, talk, walltime, watch
 from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.probing import Probing
 from stoker.pilot.zygote.client import Zygote
 
 log = logging.getLogger("stoker.pilot")
@@ -31,11 +32,13 @@ class Loop:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
+        self._probing = Probing(agent)
         self._signalled = ""
         self._heeded = False
         self._next_look = 0.0
         self._next_device_look = 0.0
         self._next_search = 0.0
+        self._next_probe_look = 0.0
         self._greeted_at = 0.0
         for number in (*agent.link.filenos(), agent.wake_read):
             agent.wires.register(number)
@@ -44,6 +47,7 @@ class Loop:
         """Work until the pilot ends; returns the exit code."""
         self._take_signals()
         agent, link = self.agent, self.agent.link
+        walltime.start(agent)
         try:
             while not self._over():
                 self._wait()
@@ -81,17 +85,22 @@ class Loop:
         agent.take_done()
 
     def _next_due(self) -> float:
-        due = min(self.agent.heartbeat_at, self.agent.leave_by)
+        due = min(self.agent.heartbeat_at, self.agent.leave_by, self.agent.drain_at)
         return min(due, self._next_look) if self.agent.libraries or not self.agent.link.connected else due
 
     def _over(self) -> bool:
         agent = self.agent
         if not agent.leaving:
             return False
-        return not agent.libraries or time.monotonic() > agent.leave_by + 1.0
+        idle = not agent.libraries and not agent.handing_in
+        return idle or time.monotonic() > agent.leave_by + 1.0
 
     def _timers(self, now: float) -> None:
         agent, link = self.agent, self.agent.link
+        walltime.look(agent, now)
+        if now >= self._next_probe_look:
+            self._next_probe_look = now + 1.0
+            self._probing.look(now)
         if now >= self._next_look:
             self._next_look = now + watch.EVERY_S
             watch.look(agent)
@@ -105,6 +114,7 @@ class Loop:
         if now >= agent.heartbeat_at:
             agent.heartbeat_at = now + agent.heartbeat_s
             link.say(agent.heartbeat())
+            objects.look(agent)
             for zygote in agent.zygotes.idle():
                 agent.wires.unwatch(zygote)
                 agent.zygotes.forget(zygote)
@@ -162,6 +172,7 @@ class Loop:
 
     def _close(self) -> None:
         agent = self.agent
+        agent.objects.close()
         agent.zygotes.close()
         agent.scratch.remove()
         agent.wires.close()

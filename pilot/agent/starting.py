@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 
 from stoker.contexts.recipe import Awareness
-from stoker.errors import StokerError
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_library import Load
 from stoker.manager.protocol.to_manager import LibraryGone, LibraryNews, LibraryPhase
 from stoker.manager.protocol.to_pilot import StartLibrary
-from stoker.pilot.agent import ending
+from stoker.pilot.agent import ending, objects, snapshots
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.library import Library
 from stoker.pilot.cache import Pin
@@ -52,38 +50,43 @@ def order(agent: Agent, message: StartLibrary) -> None:
     library = Library(message, folder=folder, log=str(agent.log_file(number)))
     agent.libraries[number] = library
     recipe = message.recipe
-    if recipe.objects and recipe.awareness is not Awareness.NONE:
+    from_sources = recipe.awareness is Awareness.NONE and not agent.objects.carried
+    if (recipe.objects and not from_sources) or message.snapshots:
         agent.link.post(LibraryNews(library=number, phase=LibraryPhase.FETCHING))
-        threading.Thread(target=_fetch, args=(agent, library), name=f"fetch-{number}", daemon=True).start()
+    if recipe.objects and not from_sources:
+        objects.bring(agent, recipe.objects, lambda pins, failure: _fetched(agent, library, pins, failure))
     else:
-        start(agent, library, {ref.name: ref.source for ref in recipe.objects})
+        _have_snapshots(agent, library, {ref.name: ref.source for ref in recipe.objects})
 
 
-def _fetch(agent: Agent, library: Library) -> None:
-    """In a thread of its own: bring the objects into the cache and pin them there."""
-    started = time.monotonic()
-    pins: list[Pin] = []
-    failure = ""
-    try:
-        for ref in library.state.recipe.objects:
-            pins.append(agent.cache.pin(ref))  # noqa: PERF401  # those before a failure must be released
-    except (StokerError, OSError) as error:
-        failure = str(error)
-    agent.later(lambda: _fetched(agent, library, pins, failure, time.monotonic() - started))
+def _fetched(agent: Agent, library: Library, pins: dict[str, Pin], failure: str) -> None:
+    """Its objects are here, or will not come."""
+    if failure and library.state.state is State.FETCHING:
+        library.cause = _context_failure(agent, library, failure)
+        ending.finish(agent, library)
+    elif _takes(library, pins):
+        _have_snapshots(agent, library, {name: pin.path for name, pin in pins.items()})
 
 
-def _fetched(agent: Agent, library: Library, pins: list[Pin], failure: str, seconds: float) -> None:
-    if library.state.state is not State.FETCHING or failure:
-        for pin in pins:
+def _have_snapshots(agent: Agent, library: Library, paths: dict[str, str]) -> None:
+    """Forms of its context that load faster, as far as they are worth the wait; then it starts."""
+
+    def brought(pins: dict[str, Pin]) -> None:
+        if _takes(library, pins):
+            library.fetch_s = time.monotonic() - library.ordered_at if library.pins else 0.0
+            start(agent, library, {**paths, **{form: pin.path for form, pin in pins.items()}})
+
+    snapshots.bring(agent, library.order, brought)
+
+
+def _takes(library: Library, pins: dict[str, Pin]) -> bool:
+    """Keep what has come for a library as long as it lives; False, and nothing is kept, if it does no more."""
+    if library.state.state is not State.FETCHING:
+        for pin in pins.values():
             pin.release()
-        if library.state.state is State.FETCHING:
-            library.cause = _context_failure(agent, library, failure)
-            ending.finish(agent, library)
-        return
-    library.pins = pins
-    library.fetch_s = seconds
-    refs = library.state.recipe.objects
-    start(agent, library, {ref.name: pin.path for ref, pin in zip(refs, pins, strict=True)})
+        return False
+    library.pins += pins.values()
+    return True
 
 
 def start(agent: Agent, library: Library, objects: dict[str, str]) -> None:

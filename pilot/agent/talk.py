@@ -17,6 +17,7 @@ from stoker.manager.protocol.to_agent import (
     LoadFailed,
     Reports,
     Resized,
+    SnapshotMade,
     ToAgent,
 )
 from stoker.manager.protocol.to_manager import (
@@ -29,7 +30,7 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
     LibraryResized,
 )
-from stoker.pilot.agent import ending, orders
+from stoker.pilot.agent import ending, orders, payloads, snapshots
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.library import Library
 from stoker.pilot.core.library import State
@@ -68,8 +69,10 @@ def _message(agent: Agent, library: Library, message: ToAgent) -> None:
     match message:
         case Ended(ends=ends):
             here = set(state.ended([end.call for end in ends]))
-            if here:
-                post(CallsEnded(number, ends if len(here) == len(ends) else [end for end in ends if end.call in here]))
+            told = ends if len(here) == len(ends) else [end for end in ends if end.call in here]
+            told = payloads.hand_in(agent, library, told)
+            if told:
+                post(CallsEnded(number, told))
         case GivenBack(calls=calls, need_function=need):
             post(CallsReturned(number, tuple(state.returned(calls)), need_function=need))
         case Reports(reports=reports):
@@ -87,6 +90,8 @@ def _message(agent: Agent, library: Library, message: ToAgent) -> None:
             _loaded(agent, library, message)
         case LoadFailed(failure=failure):
             library.cause = library.cause or failure
+        case SnapshotMade():
+            snapshots.offered(agent, library, message)
         case Resized(device_memory_bytes=size):
             try:
                 if size >= 0:  # else its context refused

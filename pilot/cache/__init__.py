@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stoker.pilot.cache.bringing import Bringing
+from stoker.pilot.cache.shelf import CacheShelf
 from stoker.pilot.cache.store import CacheError, ObjectCache, Pin
 
-__all__ = ["CacheError", "ObjectCache", "Pin"]
+__all__ = ["Bringing", "CacheError", "CacheShelf", "ObjectCache", "Pin"]

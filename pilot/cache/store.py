@@ -3,34 +3,35 @@
     <cache>/lock             held (flock) while entries come or go
     <cache>/objects/NAME     a file or a folder, complete or not there
     <cache>/entries/NAME     one line of facts; its modification time is when the object was last used
-    <cache>/drafts/          what is being copied, locked by whoever copies; leftovers of the dead are swept
+    <cache>/manifests/NAME   what the object is made of, so that it can be served to other pilots
+    <cache>/drafts/NAME      what is coming, claimed (flock on NAME.lock) by the pilot that brings it
 
 A pin is a shared lock on the entry's file: the kernel drops it when the process that holds it dies, so no crash leaves
 an object pinned, and an evictor that gets the exclusive lock knows that nobody uses it. An object comes in whole, by a
-rename, after it was hard-linked, cloned or copied and (for a copy) its content was found to be what its name says.
-What was changed under its name since is noticed when it is next wanted, and fetched again.
+rename. What was changed under its name since is noticed when it is next wanted, and fetched again.
+
+One pilot at a time brings an object to this host; others that want it wait for it. A draft whose pilot has died stays
+for an hour, or until its room is needed: who wants the object next goes on with what is there (every part is checked).
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-import shutil
-import stat
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.objects import copy_object, matches
 from stoker.contexts.recipe import ObjectRef
-from stoker.errors import ContextError, RecipeError
+from stoker.errors import ContextError
+from stoker.pilot.cache import disk
 from stoker.pilot.core.cache import Entry, Shortage, file_name, make_room
 from stoker.units import show_bytes
+
+_DRAFT_KEPT_S = 3600.0
 
 
 class CacheError(ContextError):
@@ -52,6 +53,10 @@ class Pin:
         self.path = path
         self._descriptor = descriptor
 
+    def again(self) -> Pin:
+        """One more pin of the same object."""
+        return Pin(self.path, os.dup(self._descriptor))
+
     def release(self) -> None:
         """The object may go now; releasing twice is fine."""
         if self._descriptor >= 0:
@@ -63,42 +68,111 @@ class ObjectCache:
     """See the module's text. Its methods block on disks, so an agent calls them in a thread of their own."""
 
     def __init__(self, folder: Path, *, bound_bytes: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._bound = bound_bytes
         self._objects = folder / "objects"
         self._entries = folder / "entries"
+        self._manifests = folder / "manifests"
         self._drafts = folder / "drafts"
-        for part in (folder, self._objects, self._entries, self._drafts):
+        for part in (folder, self._objects, self._entries, self._manifests, self._drafts):
             part.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
             raise CacheError(f"the cache folder {folder} belongs to somebody else; give --scratch another folder")
         folder.chmod(0o700)
         with self._locked():
-            self._sweep()
+            self._sweep(kept_s=_DRAFT_KEPT_S)
 
-    def pin(self, ref: ObjectRef) -> Pin:
-        """The object, from the cache or first brought into it from `ref.source`. Raises CacheError."""
+    def find(self, name: str) -> Pin | None:
+        """The object, if it is here."""
+        place, entry = self._place(name)
+        with self._locked():
+            return self._lookup(place, entry)
+
+    @contextmanager
+    def claim(self, ref: ObjectRef) -> Iterator[Path]:
+        """The one right on this host to bring this object in, and where to make its draft. May wait for another pilot:
+        look again whether the object is here. What is left at that place stays for who claims it next."""
+        claim = self._drafts / f"{file_name(ref.name)}.lock"
+        while True:
+            with open(claim, "a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if not _is_at(file.fileno(), claim):  # whoever had it has removed it
+                    continue
+                file.truncate(0)
+                file.write(msgspec.json.encode(_Facts(name=ref.name, size_bytes=ref.size_bytes, look="")))
+                file.flush()
+                draft = claim.with_suffix("")
+                try:
+                    yield draft
+                finally:
+                    if not draft.exists():
+                        claim.unlink(missing_ok=True)
+                return
+
+    def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"") -> Pin:
+        """Take a claimed draft in, which is complete. Raises OSError."""
         place, entry = self._place(ref.name)
-        for _ in range(3):
-            with self._locked():
-                found = self._lookup(place, entry)
-            if found is not None:
-                return found
-            self._bring(ref)
-        raise CacheError(
-            f"the object {ref.name} goes away from the cache {self._folder} as fast as it comes: several pilots fight"
-            " for its room; give it more with --cache-size",
-            object=ref.name,
-            cache=str(self._folder),
-        )
+        with self._locked():
+            here = self._lookup(place, entry)
+            if here is not None:
+                disk.delete(draft)
+                return here
+            disk.delete(place)
+            os.rename(draft, place)
+            if manifest:
+                self._write(self._manifests / place.name, manifest)
+            facts = _Facts(name=ref.name, size_bytes=disk.size(place), look=disk.look(place))
+            self._write(entry, msgspec.json.encode(facts))
+            found = self._lookup(place, entry)
+        if found is None:
+            raise OSError(f"{place} was changed as soon as it was there")
+        return found
+
+    def manifest(self, name: str) -> bytes:
+        """What an object is made of; empty if that is not known here."""
+        try:
+            return (self._manifests / file_name(name)).read_bytes()
+        except OSError:
+            return b""
+
+    def keep_manifest(self, name: str, data: bytes) -> None:
+        """What an object that is here is made of. A disk that is full keeps none."""
+        with suppress(OSError):
+            self._write(self._manifests / file_name(name), data)
+
+    def make_room(self, ref: ObjectRef) -> None:
+        """Make room for an object, which is claimed. Raises CacheError if it can never fit, or not now."""
+        with self._locked():
+            coming = self._coming(ref)
+            here = [
+                Entry(facts.name, facts.size_bytes, used_at, pinned=_is_locked(entry))
+                for entry, facts, used_at in self._list()
+            ]
+            plan = make_room([*here, *coming], size_bytes=ref.size_bytes, bound_bytes=self._bound)
+            match plan:
+                case Shortage.TOO_LARGE:
+                    reason = f"is larger than the whole cache ({show_bytes(self._bound)})"
+                case Shortage.PINNED:
+                    used = show_bytes(sum(entry.size_bytes for entry in here))
+                    reason = f"does not fit: running libraries use what is here ({used} of {show_bytes(self._bound)})"
+                case _:
+                    self._sweep(kept_s=0.0 if plan else _DRAFT_KEPT_S)
+                    for name in plan:
+                        self._remove(*self._place(name))
+                    return
+            raise CacheError(
+                f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; give the pilot more with --cache-size",
+                object=ref.name,
+                cache=str(self.folder),
+            )
 
     def used_bytes(self) -> int:
         """Bytes of all objects in it."""
         return sum(facts.size_bytes for _, facts, _ in self._list())
 
-    def names(self) -> list[str]:
-        """Cache names of all objects in it."""
-        return sorted(facts.name for _, facts, _ in self._list())
+    def sizes(self) -> dict[str, int]:
+        """Cache names of all objects in it, and their lengths."""
+        return {facts.name: facts.size_bytes for _, facts, _ in self._list()}
 
     # ---- inside
 
@@ -108,7 +182,7 @@ class ObjectCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -118,11 +192,11 @@ class ObjectCache:
     def _lookup(self, place: Path, entry: Path) -> Pin | None:
         """A pin if the object is here and looks as it did when it came; a damaged one goes."""
         try:
-            descriptor = os.open(entry, os.O_RDONLY)
+            descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         facts = self._read(entry)
-        if facts is not None and _look(place) == facts.look:
+        if facts is not None and disk.look(place) == facts.look:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             now = time.time()
             os.utime(entry, (now, now))
@@ -131,83 +205,14 @@ class ObjectCache:
         self._remove(place, entry)
         return None
 
-    def _bring(self, ref: ObjectRef) -> None:
-        """Copy an object in. The copy is made without the lock, and comes in under it, whole."""
-        source = Path(ref.source)
-        if not ref.source or not source.exists():
-            where = f"at {ref.source}" if ref.source else "anywhere that this pilot knows"
-            raise CacheError(
-                f"the object {ref.name} is not {where}; put it on a file system that compute nodes see",
-                object=ref.name,
-                cache=str(self._folder),
-            )
-        self._make_room(ref)
-        draft = self._drafts / uuid.uuid4().hex
-        with open(f"{draft}.lock", "wb") as claim:
-            fcntl.flock(claim, fcntl.LOCK_EX)
-            try:
-                linked = _link(source, draft, ref)
-                if not linked and not _share(source, draft):
-                    copy_object(source, draft)
-                if not linked and not matches(draft, ref):
-                    raise CacheError(
-                        f"{source} no longer has the content that the recipe was made from ({ref.name}): it was"
-                        " changed or is damaged; make the recipe again",
-                        object=ref.name,
-                        cache=str(self._folder),
-                    )
-                self._enter(ref, draft)
-            except (OSError, RecipeError) as error:
-                raise CacheError(
-                    f"the object {ref.name} ({show_bytes(ref.size_bytes)}) could not be copied from {source} to"
-                    f" {self._folder}: {error}; make room there, or give --scratch another folder",
-                    object=ref.name,
-                    cache=str(self._folder),
-                ) from error
-            finally:
-                _delete(draft)
-                with suppress(OSError):
-                    os.unlink(claim.name)
-
-    def _enter(self, ref: ObjectRef, draft: Path) -> None:
-        place, entry = self._place(ref.name)
-        with self._locked():
-            if entry.exists():  # another pilot was faster
-                return
-            _delete(place)
-            os.rename(draft, place)
-            facts = _Facts(name=ref.name, size_bytes=_size(place), look=_look(place))
-            fresh = entry.with_name(f".{entry.name}"[:200])
-            fresh.write_bytes(msgspec.json.encode(facts))
-            os.rename(fresh, entry)
-
-    def _make_room(self, ref: ObjectRef) -> None:
-        with self._locked():
-            self._sweep()
-            here = self._list()
-            plan = make_room(
-                [
-                    Entry(facts.name, facts.size_bytes, used_at, pinned=_is_pinned(entry))
-                    for entry, facts, used_at in here
-                ],
-                size_bytes=ref.size_bytes,
-                bound_bytes=self._bound,
-            )
-            match plan:
-                case Shortage.TOO_LARGE:
-                    reason = f"is larger than the whole cache ({show_bytes(self._bound)})"
-                case Shortage.PINNED:
-                    used = show_bytes(sum(facts.size_bytes for _, facts, _ in here))
-                    reason = f"does not fit: running libraries use what is here ({used} of {show_bytes(self._bound)})"
-                case _:
-                    for name in plan:
-                        self._remove(*self._place(name))
-                    return
-            raise CacheError(
-                f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; give the pilot more with --cache-size",
-                object=ref.name,
-                cache=str(self._folder),
-            )
+    def _coming(self, ref: ObjectRef) -> list[Entry]:
+        """Other objects that are being brought in, by this pilot or another: their room is taken."""
+        found = []
+        for claim in self._drafts.glob("*.lock"):
+            facts = self._read(claim)
+            if facts is not None and facts.name != ref.name and _is_locked(claim):
+                found.append(Entry(facts.name, facts.size_bytes, 0.0, pinned=True))
+        return found
 
     def _list(self) -> list[tuple[Path, _Facts, float]]:
         found = []
@@ -227,27 +232,34 @@ class ObjectCache:
         except (OSError, msgspec.DecodeError):
             return None
 
+    def _write(self, file: Path, data: bytes) -> None:
+        fresh = file.with_name(f".{file.name}"[:200])
+        fresh.write_bytes(data)
+        os.rename(fresh, file)
+
     def _remove(self, place: Path, entry: Path) -> None:
         with suppress(OSError):
             entry.unlink()  # first: an object without an entry is not there
-        _delete(place)
+        disk.delete(place)
+        disk.delete(self._manifests / place.name)
 
-    def _sweep(self) -> None:
-        """Remove what crashed pilots left: drafts that nobody copies to, objects without an entry."""
+    def _sweep(self, *, kept_s: float) -> None:
+        """Remove what crashed pilots left: drafts that nobody brings on, objects and manifests without an entry."""
         for claim in self._drafts.glob("*.lock"):
             with suppress(OSError), claim.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _delete(claim.with_suffix(""))
-                claim.unlink()
-        for place in self._objects.iterdir():
+                if time.time() - claim.stat().st_mtime >= kept_s:
+                    disk.delete(claim.with_suffix(""))
+                    claim.unlink()
+        for place in [*self._objects.iterdir(), *self._manifests.iterdir()]:
             if not (self._entries / place.name).exists():
-                _delete(place)
+                disk.delete(place)
 
 
-def _is_pinned(entry: Path) -> bool:
+def _is_locked(file: Path) -> bool:
     try:
-        with entry.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with file.open("rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
@@ -255,67 +267,11 @@ def _is_pinned(entry: Path) -> bool:
     return False
 
 
-def _link(source: Path, draft: Path, ref: ObjectRef) -> bool:
-    """Have a file by a second name for it. It may change with its source, which `_look` notices; it is not read now."""
+def _is_at(descriptor: int, place: Path) -> bool:
+    """Whether an open file still is the one at a place."""
     try:
-        facts = source.stat()
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size != ref.size_bytes:
-            return False
-        os.link(source.resolve(), draft)
+        there = place.stat()
     except OSError:
         return False
-    return True
-
-
-def _share(source: Path, draft: Path) -> bool:
-    """Have a file without copying it, where the file system can: a clone, checked like a copy."""
-    if not source.is_file():
-        return False
-    try:
-        with source.open("rb") as here, draft.open("xb") as there:
-            fcntl.ioctl(there, _FICLONE, here.fileno())
-            os.fchmod(there.fileno(), 0o700 if os.fstat(here.fileno()).st_mode & stat.S_IXUSR else 0o600)
-    except OSError:
-        _delete(draft)
-        return False
-    return True
-
-
-_FICLONE = 0x40049409
-
-
-def _look(place: Path) -> str:
-    """What a glance tells of an object: a change of content under its name changes this."""
-    try:
-        facts = place.lstat()
-        if not stat.S_ISDIR(facts.st_mode):
-            return f"{facts.st_ino} {facts.st_size} {facts.st_mtime_ns}"
-        parts = []
-        for folder, folders, files in os.walk(place):
-            folders.sort()
-            for name in sorted([*folders, *files]):
-                path = os.path.join(folder, name)
-                one = os.lstat(path)
-                parts.append((os.path.relpath(path, place), one.st_mode, one.st_size, one.st_mtime_ns))
-        return f"{len(parts)} {_hash_of(parts)}"
-    except OSError:
-        return ""
-
-
-def _hash_of(parts: list[tuple[str, int, int, int]]) -> str:
-    """A digest of a listing."""
-    return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _size(place: Path) -> int:
-    if place.is_file():
-        return place.stat().st_size
-    return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, files in os.walk(place) for name in files)
-
-
-def _delete(place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            place.unlink()
+    here = os.fstat(descriptor)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)

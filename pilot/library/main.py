@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import socket
@@ -14,7 +15,7 @@ from stoker.contexts import ambient
 from stoker.contexts.loading import load_context
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import Failure, FailureKind
-from stoker.manager.protocol.to_agent import Hello, Loaded, LoadFailed
+from stoker.manager.protocol.to_agent import Hello, Loaded, LoadFailed, SnapshotMade
 from stoker.manager.protocol.to_library import Load
 from stoker.pilot.library import frames
 from stoker.pilot.library import settings as settings_module
@@ -40,10 +41,14 @@ def serve(number: int) -> None:
     order = messages[0]
     if not isinstance(order, Load):
         raise SystemExit(f"the agent's first order is {type(order).__name__}, not Load")
-    tail = LogTail(settings.log)
     slots = max(1, order.recipe.slots)
-    marker = Marker(os.path.join(settings.folder, "running"), slots=slots)
-    sandbox = Sandbox(os.path.join(settings.folder, "slot-0"))
+    try:
+        tail = LogTail(settings.log)
+        marker = Marker(os.path.join(settings.folder, "running"), slots=slots)
+        sandbox = Sandbox(os.path.join(settings.folder, "slot-0"))
+    except OSError as error:
+        sock.sendall(frames.pack([LoadFailed(failure=_no_room(error, settings))]))
+        return
     loaded = _load(order, settings, sock)
     if loaded is None:
         return
@@ -81,7 +86,11 @@ def serve(number: int) -> None:
 
 def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Loaded] | None:
     """The context and what loading it took; None when it failed, which has then been said."""
-    ambient.enter_library(device=order.devices, objects=order.objects)
+
+    def offer(form: str, folder: str, made_s: float) -> None:
+        sock.sendall(frames.pack([SnapshotMade(form=form, folder=folder, made_s=made_s)]))
+
+    ambient.enter_library(device=order.devices, objects=order.objects, offer=offer)
     started, pid = time.monotonic(), os.getpid()
     try:
         context = load_context(order.recipe, order.objects)
@@ -108,6 +117,21 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
     resident, peak = _memory()
     return context, Loaded(
         load_s=seconds, resident_bytes=resident, peak_bytes=peak, device_bytes=_device_memory(order.devices)
+    )
+
+
+def _no_room(error: OSError, settings: Settings) -> Failure:
+    """Why a library cannot even begin, which is no fault of its context."""
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    what = f"the scratch disk is full ({settings.folder})" if is_full else f"its folder cannot be used: {error}"
+    return Failure(
+        kind=FailureKind.CONTEXT,
+        message=clean(
+            f"lib-{settings.library} on {settings.pilot}: {what}; make room there, or give [pilot] scratch another disk"
+        ),
+        pilot=settings.pilot,
+        library=settings.library,
+        log=settings.log,
     )
 
 

@@ -1,4 +1,5 @@
 """Objects from pilot to pilot: who serves, who fetches, and what they say to each other.
 
 But for the seed, standard library alone, and of this package `stoker.errors` and `stoker.contexts.manifest`: a node
-that has nothing but Python gets its environment with it. """
+that has nothing but Python gets its environment with it.
+"""

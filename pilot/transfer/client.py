@@ -32,19 +32,10 @@ def get(name: str, target: Path, *, addresses: Iterable[str], key: bytes, limits
 
     Raises PeerError when none of the addresses serves it, OSError when the disk does not take it.
     """
-    reasons: list[str] = []
     draft = target.with_name(f".{target.name}.draft")
-    fetch = Fetch(
-        name,
-        draft,
-        means=Means(key=key, limits=limits),
-        lost=lambda source, why: reasons.append(f"{source}: {why}"),
-    )
+    fetch = Fetch(name, draft, means=Means(key=key, limits=limits))
     fetch.offer(Source(address=address, origin=True) for address in addresses)
-    try:
-        outcome = fetch.run(alone_s=0.0)
-    except wire.PeerError as error:
-        raise wire.PeerError("; ".join([str(error), *reasons])) from error
+    outcome = fetch.run(alone_s=0.0)
     os.replace(draft, target)
     return outcome
 

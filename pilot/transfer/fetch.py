@@ -15,6 +15,7 @@ import logging
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -28,6 +29,8 @@ log = logging.getLogger("stoker.transfer")
 STALL_S = 60.0
 """When nothing has come from anybody for so long, no source is believed any more."""
 _LOOK_S = 0.5
+_REASONS = 4
+"""So many reasons are told when the last source has failed."""
 
 
 class Fetch:
@@ -54,6 +57,7 @@ class Fetch:
         self._workers: dict[Source, Worker] = {}
         self._wrong: set[Source] = set()
         self._telling = 0
+        self._reasons: deque[str] = deque(maxlen=_REASONS)
 
     def offer(self, sources: Iterable[Source], *, manifest: bytes = b"") -> None:
         """Where it may be had from now on; sources that were offered before and are not now are let go. Quick.
@@ -90,7 +94,7 @@ class Fetch:
                 with self._lock:
                     alone_at = now if self._workers or self._telling else alone_at
                 if now - alone_at > alone_s:
-                    board.end(PeerError(f"no source of {board.name} is left"))
+                    board.end(PeerError("; ".join([f"no source of {board.name} is left", *self._reasons])))
                 if now - board.moved_at > STALL_S:
                     self._stalled(now)
         finally:
@@ -119,6 +123,8 @@ class Fetch:
             if wrong:
                 self._wrong.add(worker.source)
             self._telling += known
+            if known:
+                self._reasons.append(f"{worker.source}: {why}")
         if known:
             log.warning("%s from %s: %s", self._board.name, worker.source, why)
             self._lost(worker.source, why)

@@ -27,12 +27,14 @@ from stoker.manager.protocol.session import KeyPair, SessionFile, SessionFolder
 from stoker.manager.protocol.to_manager import (
     CallsEnded,
     CallsReturned,
+    FetchFailed,
     Heartbeat,
     LibraryGone,
     LibraryReady,
     PilotHello,
+    WantObjects,
 )
-from stoker.manager.protocol.to_pilot import Ack, Exit, FunctionBlob, PilotWelcome, RunCalls, StartLibrary
+from stoker.manager.protocol.to_pilot import Ack, Exit, FetchObject, FunctionBlob, PilotWelcome, RunCalls, StartLibrary
 
 WAIT_S = 30.0
 
@@ -69,6 +71,9 @@ class FakeManager:
         self.peer = b""
         self.inbox = Inbox()
         self.welcomes = True
+        self.plans = True
+        """Whether each pilot is let to the place that an object comes from."""
+        self.wanted: list[ObjectRef] = []
         self._decode = wire.from_pilot()
         self._context = zmq.Context()
         self._auth = ThreadAuthenticator(self._context)
@@ -162,6 +167,11 @@ class FakeManager:
                 self.hellos.append(message)
                 if self.welcomes:
                     self.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20))
+            elif isinstance(message, WantObjects):
+                self.wanted += message.objects
+                self.send(*(FetchObject(ref, origin=True) for ref in message.objects if self.plans))
+            elif isinstance(message, FetchFailed) and message.origin and self.plans:
+                self.send(FetchObject(ObjectRef(message.name, 0)))  # nobody else has it
             elif isinstance(message, Heartbeat):
                 self.heartbeats.append(message)
             else:

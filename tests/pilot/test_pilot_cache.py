@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from fake_manager import FakeManager, recipe
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Awareness, ObjectRef
-from stoker.pilot.cache import CacheError, ObjectCache
+from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin
+from stoker.pilot.transfer.board import Source
 
 
 def _file(folder: Path, name: str, size: int) -> ObjectRef:
@@ -23,6 +25,33 @@ def _file(folder: Path, name: str, size: int) -> ObjectRef:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(os.urandom(size))
     return object_of(path, memo=folder / "memo")
+
+
+def have(cache: ObjectCache, ref: ObjectRef) -> Pin:
+    """The object from the cache, or brought into it from where it lies."""
+    here = cache.find(ref.name)
+    if here is not None:
+        return here
+    bringing = Bringing(cache, ref)
+    bringing.offer([Source(path=ref.source, origin=True)])
+    return bringing.run(alone_s=0.0)[0]
+
+
+def _program(code: str, folder: Path, ref: ObjectRef) -> list[str]:
+    """A command that runs `code`; in it, `begin(bound)` begins to bring the object into the cache."""
+    head = """
+import resource, signal, sys, time
+from pathlib import Path
+from stoker.contexts.recipe import ObjectRef
+from stoker.pilot.cache import Bringing, CacheError, ObjectCache
+from stoker.pilot.transfer.board import Source
+def begin(bound):
+    ref = ObjectRef(sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    bringing = Bringing(ObjectCache(Path(sys.argv[1]), bound_bytes=bound), ref)
+    bringing.offer([Source(path=ref.source, origin=True)])
+    return bringing
+"""
+    return [sys.executable, "-c", head + code, str(folder / "cache"), ref.name, str(ref.size_bytes), ref.source]
 
 
 @pytest.fixture
@@ -35,78 +64,71 @@ def test_a_file_and_a_folder_come_in_and_stay(cache: ObjectCache, tmp_path: Path
     (tmp_path / "folder" / "deep").mkdir(parents=True)
     (tmp_path / "folder" / "deep" / "weights").write_bytes(b"w" * 50)
     two = object_of(tmp_path / "folder", memo=tmp_path / "memo")
-    first, second = cache.pin(one), cache.pin(two)
+    first, second = have(cache, one), have(cache, two)
     assert Path(first.path).read_bytes() == (tmp_path / "model.gguf").read_bytes()
     assert (Path(second.path) / "deep" / "weights").read_bytes() == b"w" * 50
-    assert cache.names() == sorted([one.name, two.name])
+    assert cache.sizes() == {one.name: 100, two.name: 50}
     assert cache.used_bytes() == 150
     (tmp_path / "model.gguf").unlink()
-    assert cache.pin(one).path == first.path  # it needs its source no more
+    assert have(cache, one).path == first.path  # it needs its source no more
 
 
 def test_the_least_recently_used_goes_first_and_pins_stay(cache: ObjectCache, tmp_path: Path) -> None:
     refs = [_file(tmp_path, f"f{n}", 300) for n in range(4)]
-    pins = [cache.pin(ref) for ref in refs[:3]]
+    pins = [have(cache, ref) for ref in refs[:3]]
     for pin in pins[1:]:
         pin.release()
     os.utime(cache._entries / refs[1].name, (2, 2))
     os.utime(cache._entries / refs[2].name, (1, 1))
-    cache.pin(refs[3])
-    assert cache.names() == sorted([refs[0].name, refs[1].name, refs[3].name])
+    have(cache, refs[3])
+    assert sorted(cache.sizes()) == sorted([refs[0].name, refs[1].name, refs[3].name])
     assert Path(pins[0].path).exists()
 
 
 def test_what_cannot_fit_evicts_nothing(cache: ObjectCache, tmp_path: Path) -> None:
-    small = cache.pin(_file(tmp_path, "small", 600))
+    small = have(cache, _file(tmp_path, "small", 600))
     with pytest.raises(CacheError, match="larger than the whole cache"):
-        cache.pin(_file(tmp_path, "huge", 2000))
+        have(cache, _file(tmp_path, "huge", 2000))
     with pytest.raises(CacheError, match="running libraries use"):
-        cache.pin(_file(tmp_path, "medium", 600))
+        have(cache, _file(tmp_path, "medium", 600))
     assert Path(small.path).exists()
     small.release()
     small.release()
-    cache.pin(_file(tmp_path, "other", 600))
+    have(cache, _file(tmp_path, "other", 600))
     assert not Path(small.path).exists()
 
 
 def test_a_pin_ends_with_its_process(cache: ObjectCache, tmp_path: Path) -> None:
     ref = _file(tmp_path, "one", 800)
-    code = (
-        "import sys, time; from pathlib import Path; from stoker.contexts.recipe import ObjectRef;"
-        "from stoker.pilot.cache import ObjectCache;"
-        "pin = ObjectCache(Path(sys.argv[1]), bound_bytes=1000).pin(ObjectRef(sys.argv[2], 800, sys.argv[3]));"
-        "print('here', flush=True); time.sleep(60)"
-    )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "cache"), ref.name, ref.source], stdout=subprocess.PIPE
-    )
+    code = "bringing = begin(1000)\npin = bringing.run(alone_s=0.0)\nprint('here', flush=True); time.sleep(60)"
+    other = subprocess.Popen(_program(code, tmp_path, ref), stdout=subprocess.PIPE)
     try:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(CacheError, match="running libraries use"):
-            cache.pin(_file(tmp_path, "two", 800))
+            have(cache, _file(tmp_path, "two", 800))
     finally:
         other.send_signal(signal.SIGKILL)
         other.wait()
         if other.stdout is not None:
             other.stdout.close()
-    cache.pin(_file(tmp_path, "two", 800))
+    have(cache, _file(tmp_path, "two", 800))
 
 
 def test_a_damaged_object_is_noticed_and_fetched_again(cache: ObjectCache, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "weights").write_bytes(b"w" * 50)
     ref = object_of(tmp_path / "folder", memo=tmp_path / "memo")
-    pin = cache.pin(ref)
+    pin = have(cache, ref)
     pin.release()
     damaged = Path(pin.path) / "weights"
     os.utime(damaged, (5, 5))
     damaged.write_bytes(b"broken")
-    pin = cache.pin(ref)
+    pin = have(cache, ref)
     assert (Path(pin.path) / "weights").read_bytes() == b"w" * 50
     pin.release()
     (cache._entries / ref.name).write_bytes(b"{")
-    assert (Path(cache.pin(ref).path) / "weights").read_bytes() == b"w" * 50
+    assert (Path(have(cache, ref).path) / "weights").read_bytes() == b"w" * 50
 
 
 def test_a_source_that_was_changed_is_refused(cache: ObjectCache, tmp_path: Path) -> None:
@@ -115,14 +137,14 @@ def test_a_source_that_was_changed_is_refused(cache: ObjectCache, tmp_path: Path
     ref = object_of(tmp_path / "folder", memo=tmp_path / "memo")
     (tmp_path / "folder" / "weights").write_bytes(b"new")
     with pytest.raises(CacheError, match="no longer has the content"):
-        cache.pin(ref)
-    assert cache.names() == []
+        have(cache, ref)
+    assert cache.sizes() == {}
     assert not list((tmp_path / "cache" / "drafts").iterdir())
 
 
 def test_a_missing_source_is_said(cache: ObjectCache) -> None:
     with pytest.raises(CacheError, match="/nowhere"):
-        cache.pin(ObjectRef(name="file-" + "0" * 64, size_bytes=1, source="/nowhere/at/all"))
+        have(cache, ObjectRef(name="file-" + "0" * 64, size_bytes=1, source="/nowhere/at/all"))
 
 
 def test_leftovers_of_the_dead_are_swept(tmp_path: Path) -> None:
@@ -130,9 +152,39 @@ def test_leftovers_of_the_dead_are_swept(tmp_path: Path) -> None:
     (tmp_path / "cache" / "drafts" / "half").write_bytes(b"x")
     (tmp_path / "cache" / "drafts" / "half.lock").write_bytes(b"")
     (tmp_path / "cache" / "objects" / "no-entry").write_bytes(b"x")
+    (tmp_path / "cache" / "manifests" / "no-entry").write_bytes(b"x")
+    ObjectCache(tmp_path / "cache", bound_bytes=1000)
+    assert (tmp_path / "cache" / "drafts" / "half").exists()  # who wants it next may go on with it
+    assert not list((tmp_path / "cache" / "objects").iterdir())
+    assert not list((tmp_path / "cache" / "manifests").iterdir())
+    os.utime(tmp_path / "cache" / "drafts" / "half.lock", (0, 0))
     ObjectCache(tmp_path / "cache", bound_bytes=1000)
     assert not list((tmp_path / "cache" / "drafts").iterdir())
-    assert not list((tmp_path / "cache" / "objects").iterdir())
+
+
+def test_an_object_that_others_bring_takes_its_room_and_is_waited_for(cache: ObjectCache, tmp_path: Path) -> None:
+    one, two = _file(tmp_path, "one", 600), _file(tmp_path, "two", 600)
+    with ThreadPoolExecutor() as pool:
+        with cache.claim(one) as draft:
+            draft.write_bytes(Path(one.source).read_bytes())
+            with pytest.raises(CacheError, match="does not fit"):
+                have(cache, two)
+            other = pool.submit(have, ObjectCache(tmp_path / "cache", bound_bytes=1000), one)
+            cache.enter(one, draft).release()
+        other.result().release()
+    assert not list((tmp_path / "cache" / "drafts").iterdir())
+    have(cache, two)
+
+
+def test_half_an_object_goes_when_its_room_is_needed(cache: ObjectCache, tmp_path: Path) -> None:
+    one, two = _file(tmp_path, "one", 600), _file(tmp_path, "two", 900)
+    with cache.claim(one) as draft:
+        draft.write_bytes(b"half")
+    assert draft.exists()
+    have(cache, _file(tmp_path, "three", 300)).release()
+    assert draft.exists()
+    have(cache, two)
+    assert not draft.exists()
 
 
 def test_a_disk_that_is_full_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,22 +193,14 @@ def test_a_disk_that_is_full_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ref = object_of(tmp_path / "folder", memo=tmp_path / "memo")
     cache = ObjectCache(tmp_path / "cache", bound_bytes=10**9)
     code = (
-        "import resource, signal, sys; from pathlib import Path; from stoker.contexts.recipe import ObjectRef;"
-        "from stoker.pilot.cache import CacheError, ObjectCache;"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000));"
-        "cache = ObjectCache(Path(sys.argv[1]), bound_bytes=10**9)\n"
-        "try: cache.pin(ObjectRef(sys.argv[2], 200000, sys.argv[3]))\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))\n"
+        "try: begin(10**9).run(alone_s=0.0)\n"
         "except CacheError as error: print(error)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "cache"), ref.name, ref.source],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = subprocess.run(_program(code, tmp_path, ref), capture_output=True, text=True, check=True)
     assert "could not be copied" in done.stdout
     assert "make room" in done.stdout
-    assert cache.names() == []
+    assert cache.sizes() == {}
 
 
 def _read(path: str) -> tuple[str, str]:

@@ -1,0 +1,46 @@
+"""Hands on the archive of the environment that this pilot runs in: to its own host's cache, and to pilots that start.
+
+Those have no manager yet to plan for them; they hear at the session's seed who has the archive, if that pilot has said
+so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.errors import StokerError
+from stoker.pilot.agent.agent import Agent
+from stoker.pilot.cache import Bringing
+from stoker.pilot.transfer.board import Source
+from stoker.pilot.transfer.meeting import FORGOTTEN_S, meet
+from stoker.pilot.transfer.wire import PeerError
+
+log = logging.getLogger("stoker.pilot")
+
+
+def hand_on(agent: Agent, archive: str) -> None:
+    """Begin, in a thread of its own. `archive` is `NAME=FILE`; empty: the environment did not travel."""
+    name, _, path = archive.partition("=")
+    if name:
+        threading.Thread(target=_hand_on, args=(agent, name, path), name="environment", daemon=True).start()
+
+
+def _hand_on(agent: Agent, name: str, path: str) -> None:
+    try:
+        bringing = Bringing(agent.cache, ObjectRef(name, os.path.getsize(path), path), key=agent.objects.key)
+        bringing.offer([Source(path=path, origin=True)])
+        bringing.run(alone_s=0.0)[0].release()
+    except (StokerError, OSError) as error:
+        log.warning("the environment is not handed on: %s", error)
+        return
+    while name in agent.cache.sizes():
+        seed = agent.objects.seed()
+        if seed and agent.objects.peer:
+            with suppress(PeerError):  # the next time, then
+                meet(name, agent.objects.peer, seed=seed, key=agent.objects.key)
+        time.sleep(FORGOTTEN_S / 3)

@@ -1,0 +1,127 @@
+"""How an object comes into the cache: linked or cloned where its source is on the same disk, else fetched part by
+part."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from stoker.contexts.manifest import proves
+from stoker.contexts.objects import manifest_of
+from stoker.contexts.recipe import ObjectRef
+from stoker.pilot.cache import disk
+from stoker.pilot.cache.store import CacheError, ObjectCache, Pin
+from stoker.pilot.transfer import wire
+from stoker.pilot.transfer.board import Outcome, Source
+from stoker.pilot.transfer.copy import Copy
+from stoker.pilot.transfer.fetch import Fetch
+from stoker.pilot.transfer.sources import Means
+from stoker.units import show_bytes
+
+_NOTHING = Outcome(origin_bytes=0, peer_bytes=0, kept_bytes=0, seconds=0.0)
+
+
+class Bringing:
+    """One object on its way into the cache. `run` does it, in a thread of its own; `offer` and `stop` are for any
+    thread.
+
+    `lost` and `begun` are those of `Fetch`.
+    """
+
+    def __init__(
+        self,
+        cache: ObjectCache,
+        ref: ObjectRef,
+        *,
+        key: bytes = b"",
+        lost: Callable[[Source, str], None] = lambda _source, _why: None,
+        begun: Callable[[Copy], None] = lambda _copy: None,
+    ) -> None:
+        self._cache = cache
+        self._ref = ref
+        self._key = key
+        self._lost = lost
+        self._begun = begun
+        self._lock = threading.Lock()
+        self._fetch: Fetch | None = None
+        self._offer: tuple[tuple[Source, ...], bytes] = ((), b"")
+        self._stopped = False
+
+    def offer(self, sources: Iterable[Source], *, manifest: bytes = b"") -> None:
+        """Where the object may be had from now on, in place of what was said before. Quick."""
+        with self._lock:
+            known = self._offer[1]
+            self._offer = tuple(sources), manifest if proves(self._ref.name, manifest) else known
+            fetch, offer = self._fetch, self._offer
+        if fetch is not None:
+            fetch.offer(offer[0], manifest=offer[1])
+
+    def stop(self) -> None:
+        """It is no longer wanted: `run` raises CacheError soon."""
+        with self._lock:
+            self._stopped = True
+            fetch = self._fetch
+        if fetch is not None:
+            fetch.stop()
+
+    def run(self, *, alone_s: float = float("inf")) -> tuple[Pin, Outcome]:
+        """Bring it in, and say how it came. Raises CacheError: no room, no source for `alone_s`, or stopped."""
+        try:
+            with self._cache.claim(self._ref) as draft:
+                here = self._cache.find(self._ref.name)  # another pilot of this host may have brought it meanwhile
+                if here is not None:
+                    return here, _NOTHING
+                self._cache.make_room(self._ref)
+                if self._have(draft):
+                    return self._cache.enter(self._ref, draft, manifest=self._offer[1]), _NOTHING
+                return self._bring(draft, alone_s)
+        except OSError as error:
+            raise CacheError(
+                f"the object {self._ref.name} ({show_bytes(self._ref.size_bytes)}) could not be copied to"
+                f" {self._cache.folder}: {error}; make room there, or give --scratch another folder",
+                object=self._ref.name,
+                cache=str(self._cache.folder),
+            ) from error
+        except wire.PeerError as error:
+            raise CacheError(str(error), object=self._ref.name, cache=str(self._cache.folder)) from error
+
+    def _have(self, draft: Path) -> bool:
+        """Have it from its origin without copying it. A clone is a draft that is then checked like any other."""
+        with self._lock:
+            paths = [source.path for source in self._offer[0] if source.path]
+        for path in map(Path, paths):
+            if disk.link(path, draft, self._ref):
+                return True
+            disk.share(path, draft)
+        return False
+
+    def _bring(self, draft: Path, alone_s: float) -> tuple[Pin, Outcome]:
+        def manifest_at(path: str) -> bytes:
+            return manifest_of(ObjectRef(self._ref.name, self._ref.size_bytes, path))
+
+        copies: list[Copy] = []
+
+        def begun(copy: Copy) -> None:
+            copies.append(copy)
+            self._begun(copy)
+
+        with self._lock:
+            if self._stopped:
+                raise wire.PeerError(f"{self._ref.name} is no longer wanted")
+            fetch = self._fetch = Fetch(
+                self._ref.name,
+                draft,
+                means=Means(key=self._key, manifest_at=manifest_at),
+                lost=self._lost,
+                begun=begun,
+            )
+            offer = self._offer
+        fetch.offer(offer[0], manifest=offer[1])
+        try:
+            outcome = fetch.run(alone_s=alone_s)
+        except (OSError, wire.PeerError) as error:
+            if isinstance(error, OSError) or not any(copy.arrivals for copy in copies):
+                disk.delete(draft)  # it takes room, or is of no use to the next try
+            raise
+        return self._cache.enter(self._ref, draft, manifest=copies[0].data), outcome
