@@ -7,13 +7,17 @@ importing what an application needs.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
+import os
 import pkgutil
+from typing import Any
 
 import click
 
 from stoker.errors import StokerError
+from stoker.manager.executor.detached import JOINS
 
 
 class Apps(click.Group):
@@ -38,7 +42,7 @@ class Apps(click.Group):
             raise StokerError(
                 f'{name} needs the module {error.name}, which is not installed: pip install "stoker[models]"'
             ) from error
-        return command
+        return with_session(command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -50,6 +54,26 @@ class Apps(click.Group):
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
             ctx.fail(f"no application {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
+
+
+def with_session(command: click.Command) -> click.Command:
+    """An application's command that takes `--session` too: what it loads then is the session that is named."""
+    if any(parameter.name == "session" for parameter in command.params) or command.callback is None:
+        return command
+    inner = command.callback
+    about = "Join a session that is up (stoker up) instead of starting one."
+    command.params.append(click.Option(["--session"], metavar="ID", help=about))
+
+    @functools.wraps(inner)
+    def call(*args: Any, session: str | None = None, **options: Any) -> Any:
+        if session and options.get("site"):
+            raise click.UsageError("--session and --site say different things; give one")
+        if session:
+            os.environ[JOINS] = session
+        return inner(*args, **options)
+
+    command.callback = call
+    return command
 
 
 @click.group(cls=Apps)

@@ -6,24 +6,23 @@ is lost with a connection is not worth keeping, it is asked again.
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import zmq
 
 from stoker.errors import SessionError
+from stoker.manager.executor import detached
+from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol import to_client, to_manager, wire
-from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.session import SessionFile, SessionFolder
 
 TIMEOUT_S = 5.0
 """A manager that handles its worst burst still answers within this."""
 
-A = TypeVar("A", bound=to_client.Status | to_client.Story | to_client.ClientWelcome)
+A = TypeVar("A", bound=to_client.Status | to_client.Story | to_client.ClientWelcome | to_client.SessionOver)
 
 
 class SessionEndedError(SessionError):
@@ -42,7 +41,7 @@ class Observer:
         self._timeout_s = timeout_s
         self._decode = wire.to_client_decoder()
         if not is_listening(self.file.address):
-            raise SessionEndedError(f"session {self.file.session} is over (nobody listens at {self.file.address})")
+            raise SessionEndedError(nobody_listens(folder, self.file))
         key = folder.read_key("client")
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -79,6 +78,10 @@ class Observer:
         """Why a call, pilot, library or context is where it is."""
         return self._ask(to_manager.AskStory(subject), to_client.Story)
 
+    def end(self, reason: str) -> None:
+        """End the session."""
+        self._ask(to_manager.EndSession(reason), to_client.SessionOver)
+
     def _ask(self, question: Any, kind: type[A]) -> A:
         self._socket.send(wire.encode([question]))
         until = time.monotonic() + self._timeout_s
@@ -98,13 +101,10 @@ class Observer:
         )
 
 
-def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
-    """Whether something accepts connections at a ZeroMQ endpoint. It is not said to be a manager of ours."""
-    where = urlsplit(address)
-    if where.scheme == "ipc":
-        return os.path.exists(where.path or where.netloc)
-    try:
-        with socket.create_connection((where.hostname or "", where.port or 0), timeout=timeout_s):
-            return True
-    except (OSError, ValueError, OverflowError):
-        return False
+def nobody_listens(folder: SessionFolder, file: SessionFile) -> str:
+    """What it means that nobody listens at a session's address."""
+    if not detached.is_detached(folder):
+        return f"session {file.session} is over (nobody listens at {file.address})"
+    if why := detached.over(folder):
+        return f"session {file.session} is over: {why}"
+    return f"the manager of session {file.session} is gone; `stoker attach {file.session}` brings it back"

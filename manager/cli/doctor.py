@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import click
 
-from stoker.manager.cli import console, leftovers, machine, software
+from stoker.manager.cli import cluster, console, leftovers, machine, software
 from stoker.manager.cli.finding import Finding, Level, render
+from stoker.manager.executor import detached
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+Check = Callable[[], Iterable[Finding]]
+
+CHECKS: tuple[Check, ...] = (
     software.python,
     software.packages,
     software.models,
-    software.schedulers,
+    cluster.batch_system,
     machine.devices,
     machine.torch_and_driver,
     machine.disks,
@@ -27,24 +32,35 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
 
 
 @click.command()
+@click.argument("sites", nargs=-1, metavar="[SITE]...", type=click.Path(path_type=Path))
+@click.option("--probe", is_flag=True, help="Submit a one-minute pilot to each SITE: do compute nodes reach this host?")
+@click.option("--wait", "wait_s", metavar="S", default=300.0, help="How long a probe may take to come. [300]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-def doctor(as_json: bool) -> None:
-    """What is here and what is missing, each with its fix. Exit code 1 if something needed is missing."""
-    findings = list(examine())
+def doctor(*, sites: tuple[Path, ...], probe: bool, wait_s: float, as_json: bool) -> None:
+    """What is here and what is missing, each with its fix. Exit code 1 if something needed is missing.
+
+    With SITE files: whether they fit this cluster.
+    """
+    if probe and not sites:
+        raise click.UsageError("--probe wants a site file to take the job from: stoker doctor site.toml --probe")
+    wanted = detached.collect(sites) if sites else ()
+    checks: list[Check] = [*CHECKS, *(functools.partial(cluster.site_fits, site) for site in wanted)]
+    if probe:
+        checks += [functools.partial(cluster.probe, site, wait_s=wait_s, say=console.note) for site in wanted]
+    findings = list(examine(checks))
     if as_json:
         console.json({"findings": findings})
     else:
-        console.lines(render(findings))
+        console.lines(render(findings, sites=[str(path) for path in sites]))
     if any(finding.level is Level.NEED for finding in findings):
         raise click.exceptions.Exit(1)
 
 
-def examine() -> Iterator[Finding]:
+def examine(checks: Iterable[Check] | None = None) -> Iterator[Finding]:
     """Every finding. A check that fails itself is a finding too: a doctor that falls over helps nobody."""
-    for check in CHECKS:
+    for check in CHECKS if checks is None else checks:
+        name = getattr(check, "__name__", "") or getattr(check, "func", check).__name__
         try:
             yield from check()
         except Exception as error:
-            yield Finding(
-                check.__name__, Level.WARN, f"{check.__name__} could not be checked: {type(error).__name__}: {error}"
-            )
+            yield Finding(name, Level.WARN, f"{name} could not be checked: {type(error).__name__}: {error}")

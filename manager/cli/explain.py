@@ -1,4 +1,4 @@
-"""`stoker explain`: why a call, pilot, library or context is where it is."""
+"""`stoker explain`: why a call, pilot, library, context or block is where it is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 from stoker.errors import SessionError
 from stoker.manager.cli import console
 from stoker.manager.cli.sessions import names_in, status_of, story_of
+from stoker.manager.protocol import show_story
 from stoker.manager.protocol.to_client import Story
 
 
@@ -18,7 +19,7 @@ from stoker.manager.protocol.to_client import Story
 @click.option("--session", default="", help="Id of the session, or its folder; the newest by default.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def explain(subject: str, session: str, as_json: bool) -> None:
-    """Why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3) or a context (llm-7f3a)."""
+    """Why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3)."""
     _, story, over = story_of(session, subject)
     if as_json:
         console.json({"over": over, "story": story})
@@ -32,19 +33,8 @@ def explain(subject: str, session: str, as_json: bool) -> None:
 
 
 def render(story: Story) -> list[str]:
-    """The lines of `stoker explain`. Times are of the day; the date stands where it changes."""
-    kind = "call " if story.subject.startswith("c-") else "library " if story.subject.startswith("lib-") else ""
-    out, day = [f"{kind}{story.subject}  {story.headline}"], None
-    today = datetime.date.today()
-    for line in story.lines:
-        when = datetime.datetime.fromtimestamp(line.at)
-        if when.date() != (day or today):
-            out.append(f"  {when:%Y-%m-%d}")
-        day = when.date()
-        first, *rest = line.text.split("\n")
-        out.append(f"  {when:%H:%M:%S}  {first}")
-        out += [f"            {more}" for more in rest]
-    return out
+    """The lines of `stoker explain`."""
+    return show_story.render(story, today=datetime.date.today())
 
 
 def _nearest(session: str, subject: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -30,9 +30,10 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
-def render(findings: Iterable[Finding]) -> list[str]:
-    """The lines of `stoker doctor`, and a last one that sums up."""
+def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[str]:
+    """The lines of `stoker doctor`, and a last one that sums up. `sites`: the files that it was asked about."""
     findings = list(findings)
+    step = f"stoker up {' '.join(sites)}" if sites else "stoker run fact_verification"
     out = []
     for finding in findings:
         first, *more = finding.text.split("\n")
@@ -44,7 +45,7 @@ def render(findings: Iterable[Finding]) -> list[str]:
     if needs:
         out.append(f"{needs} thing{'s' * (needs != 1)} missing that Stoker needs: each has its fix below it")
     elif warnings:
-        out.append(f"ready, with {warnings} warning{'s' * (warnings != 1)}; try: stoker run fact_verification")
+        out.append(f"ready, with {warnings} warning{'s' * (warnings != 1)}; try: {step}")
     else:
-        out.append("ready; try: stoker run fact_verification")
+        out.append(f"ready; try: {step}")
     return out

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,13 +12,14 @@ import psutil
 
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
-from stoker.manager.cli.ask import is_listening
 from stoker.manager.cli.finding import Finding, Level
+from stoker.manager.cli.left import ours
+from stoker.manager.executor import detached
+from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol.session import SessionFolder
 from stoker.units import show_bytes
 
 STORE = "performance.sqlite"
-_OURS = ("stoker.manager.main", "stoker.pilot.main")
 
 
 def store() -> Iterator[Finding]:
@@ -45,6 +45,7 @@ def sessions() -> Iterator[Finding]:
     """Sessions that are known here: alive, over, or gone without a trace."""
     alive: list[tuple[str, Path]] = []
     over: list[tuple[str, Path]] = []
+    lost: list[str] = []
     dangling: list[Path] = []
     for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
@@ -53,15 +54,24 @@ def sessions() -> Iterator[Finding]:
         except SessionError:
             dangling.append(link)
             continue
-        (alive if is_listening(file.address) else over).append((file.session, folder.path))
+        if is_listening(file.address):
+            alive.append((file.session, folder.path))
+        elif detached.is_detached(folder) and not detached.over(folder):
+            lost.append(file.session)
+        else:
+            over.append((file.session, folder.path))
     names = f": {', '.join(name for name, _ in alive)}" if alive else ""
     yield Finding("sessions", Level.OK, _count(len(alive), "live session", "live sessions") + names)
+    for name in lost:
+        fix = f"bring it back: stoker attach {name}; or end it: stoker down {name}"
+        yield Finding("sessions", Level.WARN, f"session {name} is not over, and has no manager", fix)
     if over:
         size = sum(_size(path) for _, path in over)
         keep = _count(len(over), "session that is over keeps", "sessions that are over keep")
         text = f"{keep} {show_bytes(size)} of logs and journals"
-        fix = "when you need them no more: rm -r " + " ".join(str(path) for _, path in over)
-        yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, fix)
+        yield Finding(
+            "sessions", Level.OK if size < 1e9 else Level.WARN, text, where_to_remove([path for _, path in over])
+        )
     if dangling:
         fix = "rm " + " ".join(map(str, dangling))
         yield Finding(
@@ -70,6 +80,19 @@ def sessions() -> Iterator[Finding]:
             _count(len(dangling), "link to a session whose folder is gone", "links to sessions whose folders are gone"),
             fix,
         )
+
+
+def where_to_remove(folders: Sequence[Path]) -> str:
+    """What to do about session folders that nobody needs, a line a place that they lie in."""
+    places: dict[Path, list[Path]] = {}
+    for folder in folders:
+        run = folder.parent if folder.parent.parent.name == "runinfo" else folder
+        places.setdefault(run.parent, []).append(run)
+    lines = []
+    for place, runs in places.items():
+        names = runs[0].name if len(runs) == 1 else f"{runs[0].name} … {runs[-1].name}"
+        lines.append(f"  {place}: {_count(len(runs), 'folder', 'folders')}, {names}")
+    return "\n".join(["when you need them no more, remove them (rm -r):", *lines])
 
 
 def processes() -> Iterator[Finding]:
@@ -93,18 +116,14 @@ class Orphan(msgspec.Struct, frozen=True):
 
 def orphaned() -> Iterator[Orphan]:
     """The orphans on this machine. A pilot still within its lease is one too: it will end by itself, but not yet."""
-    for process in psutil.process_iter(["pid", "cmdline", "uids"]):
-        command, uids = process.info["cmdline"] or [], process.info["uids"]
-        kind = next((part for part in command if part in _OURS), "")
-        if not kind or uids is None or uids.real != os.getuid() or "--session" not in command[:-1]:
-            continue
-        folder = SessionFolder(Path(command[command.index("--session") + 1]))
+    for process, kind, path in ours():
+        folder = SessionFolder(path)
         try:
             alive = is_listening(folder.read().address)
         except SessionError:
             alive = False
         if not alive and psutil.pid_exists(process.pid):
-            yield Orphan(process.pid, kind.split(".")[1], str(folder.path))
+            yield Orphan(process.pid, kind, str(folder.path))
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -11,10 +11,14 @@ import stoker
 from stoker.errors import StokerError
 from stoker.manager.cli import console
 from stoker.manager.cli.apps import run
+from stoker.manager.cli.attach import attach
 from stoker.manager.cli.doctor import doctor
+from stoker.manager.cli.down import down
 from stoker.manager.cli.explain import explain
+from stoker.manager.cli.init import init
 from stoker.manager.cli.logs import logs
 from stoker.manager.cli.status import status
+from stoker.manager.cli.up import up
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -23,7 +27,7 @@ def cli() -> None:
     """Stoker keeps models hot on GPUs that you do not own."""
 
 
-for command in (run, doctor, status, explain, logs):
+for command in (run, init, up, down, attach, doctor, status, explain, logs):
     cli.add_command(command)
 
 

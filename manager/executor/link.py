@@ -12,7 +12,8 @@ whoever sends looks at ZMQ_EVENTS afterwards and wakes the I/O thread when there
 
 What survives. Frames are numbered and kept until the manager has them in its journal. When a connection comes back,
 the hello goes first, and after the welcome everything unacknowledged goes again, in order. Results are numbered too:
-those that were had already are dropped.
+those that were had already are dropped. While the manager is away the session folder says whether it was started again
+at another address.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ProtocolError, SessionError
+from stoker.manager.executor.describing import describe
 from stoker.manager.executor.large import LargeArguments, discard_result
 from stoker.manager.executor.outgoing import Job, Outgoing, Waiter
 from stoker.manager.protocol import to_client, to_manager, wire
@@ -48,6 +50,8 @@ DIRECT_BELOW = 8
 """With fewer calls in flight than this, the submitting thread sends by itself."""
 COPY_BELOW = 65_536
 """Smaller frames are copied for ZeroMQ: that costs less than sharing them does."""
+LOOK_EVERY_S = 1.0
+"""How often a link whose manager is away looks where it is now."""
 
 
 class Link:
@@ -64,12 +68,14 @@ class Link:
         self._files: dict[CallId, ObjectRef] = {}
         self._observer = observer
         self._client = ClientId(f"client-{uuid4().hex[:12]}")
-        self._out = Outgoing(self.waiting)
+        self._out = Outgoing(self.waiting, describe=lambda recipe: describe(recipe, folder.objects))
         self._asked: dict[type, deque[tuple[Any, Future[Any]]]] = {to_client.Status: deque(), to_client.Story: deque()}
         self._questions: deque[Any] = deque()
         self._base = 0
         self._sequence = itertools.count()
         self._joined = threading.Event()
+        self._was_joined = False
+        self._look_at = 0.0
         self._over: Exception | None = None
         self._finished = threading.Event()
         self._stop = False
@@ -189,6 +195,15 @@ class Link:
         """Wait until the manager says that the session is over. False if it did not."""
         return self._finished.wait(timeout_s)
 
+    def leave(self, timeout_s: float) -> None:
+        """End this client's calls, whose waiters hear of it, and see that the manager knows. The session goes on."""
+        if self.waiting and self._over is None:
+            self._out.queue.append(to_manager.Cancel(list(self.waiting), True))
+        self._send_now()
+        until = time.monotonic() + timeout_s
+        while self._over is None and (self.waiting or self._unsaid()) and time.monotonic() < until:
+            time.sleep(0.01)
+
     def close(self) -> None:
         """Stop the thread and close the socket. What still waits fails."""
         self.fail_all(SessionError("the session was closed before this call ended", session=self.session.session))
@@ -245,6 +260,10 @@ class Link:
     def _readable(self) -> bool:
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
+    def _unsaid(self) -> bool:
+        with self._lock:
+            return bool(self._out.queue or self._out.again())
+
     def _flush(self) -> None:
         """Send everything in the queue. The caller holds the lock."""
         if not self._joined.is_set() or self._socket.closed:
@@ -266,7 +285,7 @@ class Link:
             ready = everything
             while not self._stop:
                 self._turn(ready)
-                wait_s = self._out.due_in(time.monotonic()) if self._joined.is_set() else None
+                wait_s = self._out.due_in(time.monotonic()) if self._joined.is_set() else LOOK_EVERY_S
                 ready = {fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)}
         except Exception as error:
             logger.exception("the link to session %s failed", self.session.session)
@@ -284,6 +303,8 @@ class Link:
         self._woken = False  # after the read: a wake-up between the two is still in the descriptor
         if self._monitor_fd in ready:
             self._watch()
+        if not self._joined.is_set() and time.monotonic() >= self._look_at:
+            self._look_again()
         for data in self._drain():
             self._take(data)
         with self._lock:
@@ -312,7 +333,7 @@ class Link:
                 hello = to_manager.ClientHello(wire.VERSION, self.session.session, self._out.received, self._observer)
                 with self._lock:
                     self._socket.send(wire.encode([hello]))
-            elif event == zmq.EVENT_DISCONNECTED:
+            elif event == zmq.EVENT_DISCONNECTED or self._was_joined:  # or somebody else listens where it was
                 self._joined.clear()
             else:
                 self.fail_all(
@@ -322,6 +343,21 @@ class Link:
                         session=self.session.session,
                     )
                 )
+
+    def _look_again(self) -> None:
+        """While the manager is away: one that was started again may listen elsewhere."""
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+        try:
+            found = self.folder.read()
+        except SessionError as error:  # the file system is away: look again later
+            logger.debug("session file: %s", error)
+            return
+        if found.address != self.session.address:
+            logger.info("the manager listens on %s now", found.address)
+            with self._lock:
+                self._socket.disconnect(self.session.address)
+                self._socket.connect(found.address)
+            self.session = found
 
     def _take(self, data: bytes) -> None:
         try:
@@ -371,6 +407,7 @@ class Link:
                 self._socket.send(frame)
             self._questions = deque(message for asked in self._asked.values() for message, _ in asked)
             self._joined.set()
+            self._was_joined = True
 
     def _results(self, message: to_client.Results) -> None:
         seen = self._out.received - message.first

@@ -20,7 +20,9 @@ from zmq import curve_keypair
 
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
+from stoker.manager.live import interfaces
 from stoker.manager.protocol.session import KeyPair, SessionFolder
+from stoker.site import Site
 
 logger = logging.getLogger("stoker")
 
@@ -39,11 +41,22 @@ def make_folder(folder: SessionFolder) -> None:
         for role in ("server", "client", "pilot"):
             public, secret = curve_keypair()
             folder.write_key(role, KeyPair(public=public.decode(), secret=secret.decode()))
+        folder.write_key("transfer", KeyPair(public="", secret=secrets.token_hex(32)))
     except OSError as error:
         raise SessionError(
             f"the session folder {folder.path} cannot be made: {error}; make room there, or name another place with "
             "stoker.load(run_dir=...)"
         ) from error
+
+
+def manager_options(sites: Sequence[Site]) -> list[str]:
+    """Options of a manager of these sites: where it listens and how patient it is, as the first of them says."""
+    first = sites[0].session
+    interface = next((site.session.interface for site in sites if site.session.interface), "")
+    if not interface:
+        interface = interfaces.LOOPBACK if all(site.is_local for site in sites) else interfaces.AUTO
+    options = ["--interface", interface, "--ports", first.ports]
+    return [*options, "--heartbeat", f"{first.heartbeat_s:g}", "--pilot-lease", f"{first.lease_s:g}"]
 
 
 def new_session_id() -> str:
@@ -132,7 +145,7 @@ class ManagerProcess:
     def _watch(self) -> None:
         while True:
             code = self._process.wait()
-            if self._stopping:
+            if self._stopping or code == 0:  # at 0 the session was ended by somebody else
                 return
             listened = self._folder.file.exists()
             self._deaths.append(time.monotonic())

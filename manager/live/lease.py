@@ -153,6 +153,15 @@ def read(path: Path) -> Holder | None:
         raise SessionError(f"{path} is damaged: {error}; if no manager of the session runs, remove it") from error
 
 
+def over(path: Path) -> str:
+    """Why the session is over; empty while it is not, or nobody can tell."""
+    try:
+        holder = read(path)
+    except (OSError, SessionError):
+        return ""
+    return holder.over if holder is not None else ""
+
+
 def is_alive(holder: Holder) -> bool | None:
     """Whether a holder's process lives; None if it is on another machine, where only its silence can tell."""
     if holder.over:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import datetime
+from typing import Any
 
 import msgspec
 
-from stoker.manager.cli import explain, finding, logs, status
+from stoker.manager.cli import attach, down, explain, finding, logs, status, up
 from stoker.manager.cli.finding import Finding, Level
+from stoker.manager.cli.left import Left
+from stoker.manager.live.lease import Holder
+from stoker.manager.protocol import show_blocks
+from stoker.manager.protocol.blocks import BlockPhase, BlockStatus
+from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import (
     ContextStatus,
     DeviceStatus,
     LibraryStatus,
+    ObjectStatus,
     PilotStatus,
     Status,
     Story,
     StoryLine,
 )
+from stoker.site import Provider, ProviderKind, Site
 
 NOTHING = Status(
     session="k3v9", uptime_s=3, queued=0, running=0, done=0, failed=0, rate=0, left_s=0, pilots=(), libraries=(),
@@ -64,7 +72,7 @@ def test_a_busy_session_says_all_of_it() -> None:
         "session k3v9 · up 2 h 14 min · 10,412 calls done (3 failed), 128 running, 51,200 queued"
         " · 38.2 calls/s · done in about 22 min",
         "",
-        "  pilots    1 here · block 1: pending: Priority",
+        "  pilots    1 here (2 a10) · block 1: pending: Priority",
         "  contexts  llm-7f3a   1 hot, 1 loading   7.1 GB each   4 loads of 9.1 s   used 612 times a load"
         "   51,200 queued",
         "  losses    9 pilots, 61 calls run again, 0 results lost",
@@ -75,6 +83,112 @@ def test_a_busy_session_says_all_of_it() -> None:
         "  n014-ab12  cuda:0 a10  llm-7f3a             ▇▇▇▇▇▇▁▁ 18.0 GB of 24.0 GB  walltime 1 h 4 min  2.9 calls/s",
         "             cuda:1 a10  -                    ▁▁▁▁▁▁▁▁ 0 of 24.0 GB",
         "             cpu:0       llm-7f3a (fetching)  ▇▇▇▇▇▇▇▇ 8.0 GB of 8.0 GB",
+    ]
+
+
+def block(name: str, phase: BlockPhase, *, reason: str = "", expected_in_s: float = 0.0, **more: Any) -> BlockStatus:
+    facts = {"source": "backfill", "job": name[1:], "since_s": 30.0, "pilots": ()} | more
+    return BlockStatus(block=name, phase=phase.value, reason=reason, expected_in_s=expected_in_s, **facts)
+
+
+def test_blocks_are_told_by_phase_with_reason_and_expected_start() -> None:
+    jobs = (
+        block("b1", BlockPhase.RUNNING, pilots=("n014-ab12",)),
+        block("b2", BlockPhase.RUNNING, since_s=42),
+        block("b3", BlockPhase.PENDING, reason="Priority", expected_in_s=660),
+        block("b4", BlockPhase.PENDING, reason="Priority", expected_in_s=900),
+        block("b5", BlockPhase.PENDING, reason="QOSMaxGRESPerUser"),
+        block("b6", BlockPhase.ASKED, job=""),
+    )
+    one = msgspec.structs.replace(BUSY, blocks={}, jobs=jobs, ended_blocks={"out of walltime": 2, "preempted": 9})
+    assert status.render(one)[2] == (
+        "  pilots    1 here (2 a10) · 1 to be submitted · 3 queued (2 Priority, 1 QOSMaxGRESPerUser;"
+        " the first in about 11 min) · 1 starting (its job runs for 42 s, no pilot yet)"
+        " · 9 preempted, 2 out of walltime"
+    )
+    alone = msgspec.structs.replace(NOTHING, jobs=(jobs[2],))
+    assert status.render(alone)[2] == "  pilots    1 queued (Priority; the first in about 11 min)"
+
+
+def test_what_is_wrong_stands_in_the_picture() -> None:
+    sick = msgspec.structs.replace(NODE.devices[0], fault="gave a wrong matrix product, twice")
+    going = msgspec.structs.replace(
+        NODE, devices=(sick, NODE.devices[1]), state="draining", draining="calls take 40 s, its walltime ends in 30 s"
+    )
+    fetched = ObjectStatus("file-7f3a", 7_100_000_000, 4, 2, 7_100_000_000, 21_300_000_000, "peers cannot reach n021")
+    one = msgspec.structs.replace(
+        NOTHING, pilots=(going,), objects=(fetched,), trouble={"backfill": "sbatch has not answered for 30 s"}
+    )
+    assert status.render(one)[2:] == [
+        "  pilots    1 draining (2 a10)",
+        "  objects   file-7f3a   7.1 GB   on 4 pilots, 2 get it   7.1 GB read from its source, 21.3 GB from peers",
+        "  trouble   backfill: sbatch has not answered for 30 s",
+        "            file-7f3a: peers cannot reach n021",
+        "            n014-ab12 cuda:0 is quarantined: gave a wrong matrix product, twice",
+        "",
+        "  n014-ab12  cuda:0 a10  -  ▇▇▇▇▇▇▁▁ 18.0 GB of 24.0 GB  walltime 1 h 4 min  2.9 calls/s  quarantined",
+        "             cuda:1 a10  -  ▁▁▁▁▁▁▁▁ 0 of 24.0 GB",
+    ]
+    well = msgspec.structs.replace(going, devices=(NODE.devices[1],))
+    told = status.render(msgspec.structs.replace(NOTHING, pilots=(well,)))
+    assert told[-1].endswith("draining: calls take 40 s, its walltime ends in 30 s")
+
+
+def test_a_session_prints_in_a_program_as_it_does_on_the_command_line() -> None:
+    assert str(BUSY) == "\n".join(status.render(BUSY))
+    assert str(Story("n014", True, "here", (StoryLine(0.0, "joined"),))).startswith("n014  here\n  19")
+
+
+def test_ids_of_jobs_that_follow_each_other_are_a_range() -> None:
+    assert show_blocks.job_ids(["88124", "88123", "88125", "88140", "88123"]) == "88123-88125, 88140"
+    assert show_blocks.job_ids(["7.0", "8.0"]) == "7.0, 8.0"
+    assert show_blocks.job_ids(str(number) for number in range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, and 14 more"
+    assert show_blocks.job_ids([]) == ""
+
+
+def test_a_start_that_is_expected_tells_the_clock_and_the_wait() -> None:
+    now = datetime.datetime(2026, 11, 21, 23, 50)
+    assert show_blocks.expected(300, now) == "23:55 (in 5 min)"
+    assert show_blocks.expected(3600, now) == "2026-11-22 00:50 (in 1 h)"
+
+
+HOLDER = Holder(host="login1", machine="m", pid=4121, started=1, token="t")
+BACKFILL = Site(name="backfill", provider=Provider(kind=ProviderKind.SLURM, partition="backfill"))
+
+
+def test_up_says_where_it_is_and_what_is_queued() -> None:
+    jobs = tuple(block(f"b{n}", BlockPhase.PENDING, reason="Priority", expected_in_s=660) for n in range(88123, 88131))
+    now = datetime.datetime(2026, 11, 21, 10, 31)
+    folder = SessionFolder("/home/ana/k3v9")
+    assert up.render(msgspec.structs.replace(NOTHING, jobs=jobs), HOLDER, [BACKFILL], folder=folder, now=now) == [
+        "session k3v9 is up: manager here (pid 4121), 8 blocks submitted to backfill (jobs 88123-88130)",
+        "  queued   8   Priority; the first is expected at 10:42 (in 11 min)",
+        'use it: stoker.load(session="k3v9") in a program, or stoker run APP --session k3v9',
+        "leave any time: `stoker attach k3v9` from any login node that sees /home/ana/k3v9,"
+        " `stoker down k3v9` to end it",
+    ]
+
+
+def test_up_says_why_no_block_was_taken() -> None:
+    refused = msgspec.structs.replace(
+        NOTHING, ended_blocks={"refused: Invalid partition name specified": 2}, trouble={"backfill": "it refuses"}
+    )
+    lines = up.render(refused, HOLDER, [BACKFILL], folder=SessionFolder("/s"), now=datetime.datetime.now())
+    assert lines[1:] == [
+        "  trouble  backfill: it refuses",
+        "  ended    2 refused: Invalid partition name specified",
+        "no block was taken: mend the site file and start another session",
+        "what was tried: stoker status k3v9; end this one: stoker down k3v9",
+    ]
+
+
+def test_attach_says_how_many_calls_are_open_and_down_what_is_left() -> None:
+    assert attach.leave(BUSY, name="k3v9") == "session k3v9 stays up with 51,328 open calls; `stoker down k3v9` ends it"
+    assert attach.leave(None, name="k3v9") == "session k3v9 stays up; `stoker down k3v9` ends it"
+    assert down.render([Left("jobs 88123-88124 of site backfill", "scancel 88123 88124")], name="k3v9") == [
+        "session k3v9 was told to end, but not all of it has:",
+        "  left  jobs 88123-88124 of site backfill; end it: scancel 88123 88124",
+        "try again later: stoker down k3v9; its logs: stoker logs --session k3v9",
     ]
 
 

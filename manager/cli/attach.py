@@ -1,0 +1,85 @@
+"""`stoker attach`: look at a session that is up, from any login node; bring its manager back if that has died."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from stoker.errors import SessionError
+from stoker.manager.cli import console, sessions, status
+from stoker.manager.cli.ask import Observer, SessionEndedError
+from stoker.manager.executor import detached
+from stoker.manager.protocol import show_status
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.to_client import Status
+
+_BACK_WITHIN_S = 10.0
+"""A manager that dies is started again by its parent: so long nobody else tries."""
+
+
+@click.command()
+@click.argument("session", default="")
+def attach(session: str) -> None:
+    """Show SESSION (the one that is up, unless there are several) until Ctrl-C, which leaves it up.
+
+    A manager that has died is started again here, and goes on from its journal: calls that run go on, and those that
+    have ended are not run again.
+    """
+    folder = sessions.find(session) if session else sessions.the_one_that_is_up()
+    revive(folder)
+    watch = Watch(folder)
+    try:
+        watch.run()
+    except SessionEndedError as ended:
+        console.line(str(ended))
+    except KeyboardInterrupt:
+        console.line(leave(watch.last, name=folder.read().session))
+
+
+def revive(folder: SessionFolder) -> None:
+    """See that the session has a manager. Raises SessionEndedError for one that is over, SessionError where none can
+    be started."""
+    if detached.is_up(folder):
+        return
+    if why := detached.over(folder):
+        raise SessionEndedError(f"session {folder.read().session} is over: {why}; stoker status tells how it went")
+    holder = detached.start(folder, waiting=console.note)
+    console.note(f"its manager was gone: it is started again here (pid {holder.pid}), and goes on from its journal")
+
+
+class Watch:
+    """A picture of a session that stands still, while managers come and go. `last`: what it showed last."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self.last: Status | None = None
+        self._folder = folder
+
+    def run(self) -> None:
+        """Show the session until it is over (SessionEndedError)."""
+        with console.redrawn() as place:
+            while True:
+                try:
+                    with Observer(self._folder) as observer:
+                        while True:
+                            self.last = observer.status()
+                            place.show(show_status.render(self.last))
+                            time.sleep(status.watch_every_s())
+                except SessionError as error:
+                    place.show([str(error).partition("\n")[0]])
+                    self._wait_back()
+
+    def _wait_back(self) -> None:
+        until = time.monotonic() + _BACK_WITHIN_S
+        while time.monotonic() < until and not detached.over(self._folder):
+            if detached.is_up(self._folder):
+                return
+            time.sleep(0.1)
+        revive(self._folder)
+
+
+def leave(last: Status | None, *, name: str) -> str:
+    """What is said to one who leaves."""
+    count = 0 if last is None else last.running + last.queued
+    calls = f" with {count:,} open call{'s' * (count != 1)}" if count else ""
+    return f"session {name} stays up{calls}; `stoker down {name}` ends it"

@@ -1,0 +1,185 @@
+"""Doctor's look at the cluster: the batch system, whether a site fits it, and whether nodes reach this host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.manager.cli import down
+from stoker.manager.cli.ask import Observer
+from stoker.manager.cli.finding import Finding, Level
+from stoker.manager.cli.site_draft import describe
+from stoker.manager.cli.slurm_facts import Partition, Slurm
+from stoker.manager.cli.surroundings import Surroundings, look
+from stoker.manager.executor import detached
+from stoker.manager.live import interfaces
+from stoker.manager.protocol import show_blocks
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.to_client import Status
+from stoker.site import Duration, ProviderKind, ProvisioningName, Site
+from stoker.units import show_bytes, show_seconds
+
+PROBE_WALLTIME_S = 60.0
+_ASK_EVERY_S = 0.5
+
+
+def batch_system() -> Iterator[Finding]:
+    """The batch system of this host, and what this user may ask of it."""
+    around = look()
+    if around.kind is ProviderKind.LOCAL:
+        yield Finding("batch", Level.NO, "no batch system on PATH: pilots run on this machine")
+        return
+    if around.slurm is None:
+        queues = f": queues {', '.join(around.queues)}" if around.queues else ""
+        yield Finding("batch", Level.OK, f"{around.kind.value} ({around.command}) as user {around.user}{queues}")
+    else:
+        yield from _slurm(around, around.slurm)
+    yield from _places(around)
+
+
+def _slurm(around: Surroundings, slurm: Slurm) -> Iterator[Finding]:
+    if slurm.trouble:
+        text = f"Slurm {slurm.version} is installed, and does not answer: {slurm.trouble}"
+        yield Finding("batch", Level.WARN, text, "is this a login node of the cluster? try: sinfo")
+        return
+    partitions = ", ".join(describe(slurm, each) for each in slurm.partitions) or "none that is up"
+    yield Finding("batch", Level.OK, f"Slurm {slurm.version} as user {around.user}: partitions {partitions}")
+    if slurm.accounts:
+        yield Finding("account", Level.OK, f"accounts: {', '.join(slurm.accounts)}")
+    else:
+        yield Finding("account", Level.OK, "no accounting here: jobs need no account")
+
+
+def _places(around: Surroundings) -> Iterator[Finding]:
+    for each in around.scratch:
+        seen = "seen by other hosts too" if each.shared else "of this host"
+        yield Finding("scratch", Level.OK, f"scratch {each.path}, {show_bytes(each.free_bytes)} free, {seen}")
+    if around.home_shared:
+        yield Finding("home", Level.OK, f"sessions lie in {around.home}, on a file system that other hosts see")
+    else:
+        text = f"sessions lie in {around.home}, which does not look like a file system that compute nodes see"
+        yield Finding("home", Level.WARN, text, "if they do not: stoker up --folder DIR, or export STOKER_HOME=DIR")
+
+
+def site_fits(site: Site) -> Iterator[Finding]:
+    """Whether what a site file says is there."""
+    topic = f"site {site.name}"
+    if site.is_local:
+        yield Finding(topic, Level.OK, f"{topic}: pilots on this machine")
+    if site.session.interface or not site.is_local:
+        try:
+            address = interfaces.resolve(site.session.interface or interfaces.AUTO)
+            named = f"{site.session.interface} " if site.session.interface else ""
+            text = f"{topic}: the manager will listen on {named}{address}:{site.session.ports}"
+            yield Finding(topic, Level.OK, text)
+        except StokerError as error:
+            yield Finding(topic, Level.NEED, f"{topic}: {error}", "mend [session] interface")
+    if site.is_local:
+        return
+    around = look()
+    if around.kind is not site.provider.kind and site.provider.kind not in around.others:
+        here = around.kind.value if around.command else "no batch system"
+        text = f"{topic} is for {site.provider.kind.value}; this host has {here}"
+        yield Finding(topic, Level.NEED, text, "run it on a login node of that cluster, or write another: stoker init")
+    elif around.slurm is not None and site.provider.kind is ProviderKind.SLURM and not around.slurm.trouble:
+        faults = list(slurm_faults(site, around.slurm))
+        for text in faults:
+            yield Finding(
+                topic, Level.NEED, f"{topic}: {text}", "mend the site file; `stoker init --output -` shows one"
+            )
+        if not faults:
+            yield Finding(topic, Level.OK, f"{topic}: partition, account, walltime and GPUs are there")
+
+
+def slurm_faults(site: Site, slurm: Slurm) -> Iterator[str]:
+    """What a site file asks of a Slurm cluster that is not there."""
+    ask = site.provider
+    known = {each.name: each for each in slurm.partitions}
+    names = ask.partition.split(",") if ask.partition else [each.name for each in slurm.partitions if each.default]
+    chosen = [known[name] for name in names if name in known]
+    yield from (f"partition {name} is not up; there are {', '.join(known)}" for name in names if name not in known)
+    if ask.account and slurm.accounts and ask.account not in slurm.accounts:
+        yield f"account {ask.account} is not yours; you have {', '.join(slurm.accounts)}"
+    for each in chosen:
+        if each.limit_s and ask.walltime_s > each.limit_s:
+            most = show_seconds(each.limit_s)
+            yield f"walltime {show_seconds(ask.walltime_s)} is more than {each.name} allows: {most}"
+    if ask.gpu_count and chosen and not any(_has_gpus(each, site) for each in chosen):
+        there = ", ".join(dict.fromkeys(str(gpus) for each in chosen for gpus in each.gpus)) or "none"
+        yield f'no node has gpus = "{ask.gpus}" in {", ".join(each.name for each in chosen)}; they have {there}'
+
+
+def _has_gpus(partition: Partition, site: Site) -> bool:
+    ask = site.provider
+    return any(gpus.count >= ask.gpu_count and ask.gpu_type in ("", gpus.type) for gpus in partition.gpus)
+
+
+def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:
+    """Submit a one-minute pilot of a site, and wait until it has joined: nodes see the environment and the session's
+    folder then, and reach this host. `say` hears what is submitted and what is waited for."""
+    topic = f"probe {site.name}"
+    folder = detached.make([one_minute(site)])
+    say(f"a session of its own, {folder.path}, submits one job of at most a minute to site {site.name}")
+    began = time.monotonic()
+    try:
+        detached.start(folder, waiting=say)
+        status = _wait_for_pilot(folder, wait_s=wait_s, say=say)
+        address = folder.read().address.removeprefix("tcp://")
+        took = show_seconds(time.monotonic() - began)
+        if status.pilots:
+            hosts = ", ".join(pilot.host for pilot in status.pilots)
+            yield Finding(
+                topic, Level.OK, f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})"
+            )
+        else:
+            yield Finding(topic, Level.WARN, *_no_pilot(status, folder, address=address, took=took))
+    finally:
+        before = down.end(folder)
+        for each in down.wait_until_gone(folder, before, wait_s=60.0, waiting=say):
+            yield Finding(topic, Level.WARN, f"the probe has left {each.what}", each.remove)
+
+
+def one_minute(site: Site) -> Site:
+    """The site with one block of a minute."""
+    replace = msgspec.structs.replace
+    return replace(
+        site,
+        sites=(),
+        provider=replace(site.provider, walltime_s=Duration(PROBE_WALLTIME_S)),
+        pilot=replace(site.pilot, init_blocks=1, min_blocks=0, max_blocks=1),
+        policy=replace(site.policy, provisioning=ProvisioningName.FIXED),
+    )
+
+
+def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str], None]) -> Status:
+    until, said = time.monotonic() + wait_s, ""
+    with Observer(folder) as observer:
+        while True:
+            status = observer.status()
+            texts = [*show_blocks.coming(status.jobs), *status.trouble.values()]
+            if (text := "; ".join(texts)) and text != said:
+                said = text
+                say(f"waiting for its pilot: {text}")
+            gone = status.ended_blocks and not status.jobs
+            if status.pilots or gone or time.monotonic() > until:
+                return status
+            time.sleep(_ASK_EVERY_S)
+
+
+def _no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
+    """What a probe that no pilot has answered means, and what to do."""
+    pending = show_blocks.pending_of(status.jobs)
+    if pending:
+        why = show_blocks.reasons(pending) or "no reason is told"
+        return f"the probe still waits in the queue after {took}: {why}", "try again when the cluster is less busy"
+    if status.trouble or status.ended_blocks:
+        said = [*status.trouble.values(), *show_blocks.ended(status.ended_blocks)]
+        return f"the probe brought no pilot: {'; '.join(said)}", f"its scripts and output: {folder.path / 'submit'}"
+    fix = (
+        "a firewall between them? name the network that they share: [session] interface, ports; what the job printed: "
+        f"{folder.path / 'submit'}"
+    )
+    return f"the probe runs, and its pilot has not reached {address} within {took}", fix

@@ -1,0 +1,99 @@
+"""`stoker down`: end a session, and see that nothing of it is left."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+
+import click
+
+from stoker.manager.cli import console, left, sessions
+from stoker.manager.cli.ask import Observer, SessionEndedError
+from stoker.manager.executor import detached
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.to_client import Status
+
+_LOOK_EVERY_S = 0.2
+_SILENT_S = 2.0
+"""What takes longer says what it waits for."""
+
+
+@click.command()
+@click.argument("session", default="")
+@click.option("--wait", "wait_s", metavar="S", default=60.0, help="Seconds to wait until all is gone. [60]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+def down(*, session: str, wait_s: float, as_json: bool) -> None:
+    """End SESSION (the one that is up, unless there are several): calls that are left are cancelled, pilots end, jobs
+    are cancelled. Says what is left if something is, and how to remove it; exit code 1 then.
+    """
+    folder = sessions.find(session) if session else sessions.the_one_that_is_up()
+    before = end(folder)
+    remains = wait_until_gone(folder, before, wait_s=wait_s, waiting=console.note)
+    shutil.rmtree(folder.objects, ignore_errors=True)  # of no use without their session
+    name = folder.read().session
+    if as_json:
+        console.json({"session": name, "left": remains, "status": before})
+    elif remains:
+        console.lines(render(remains, name=name))
+    else:
+        console.line(f"session {name} has ended{_summary(before)}; nothing of it is left running")
+    if remains:
+        raise click.exceptions.Exit(1)
+
+
+def end(folder: SessionFolder) -> Status | None:
+    """Tell the session to end. How it was before, None if nobody could tell. One whose manager died is started again
+    for that: it knows which jobs there are. Raises SessionError."""
+    for _ in range(2):
+        try:
+            with Observer(folder) as observer:
+                status = observer.status()
+                observer.end("stoker down")
+            return status
+        except SessionEndedError:
+            if detached.over(folder) or not detached.is_detached(folder):
+                return None
+            console.note("its manager is gone; it is started again, to end what it knows of")
+            detached.start(folder, waiting=console.note)
+    return None
+
+
+def wait_until_gone(
+    folder: SessionFolder, before: Status | None, *, wait_s: float, waiting: Callable[[str], None]
+) -> list[left.Left]:
+    """What is left of a session once all is gone or the time is up. `waiting` hears what takes long."""
+    until, silent_until, said = time.monotonic() + wait_s, time.monotonic() + _SILENT_S, ""
+    while remains := [*left.processes(folder), *left.factory(folder)]:
+        now = time.monotonic()
+        if now > until:
+            break
+        text = ", ".join(dict.fromkeys(each.what for each in remains))
+        if now > silent_until and text != said:
+            said = text
+            waiting(f"waiting for {text}")
+        time.sleep(_LOOK_EVERY_S)
+    return [*remains, *left.jobs(folder, before)]
+
+
+def render(remains: list[left.Left], *, name: str) -> list[str]:
+    """What to do about what is left."""
+    lines = (f"  left  {each.what}" + (f"; end it: {each.remove}" if each.remove else "") for each in remains)
+    return [
+        f"session {name} was told to end, but not all of it has:",
+        *lines,
+        f"try again later: stoker down {name}; its logs: stoker logs --session {name}",
+    ]
+
+
+def _summary(status: Status | None) -> str:
+    if status is None:
+        return " already"
+    facts = [f"{status.done:,} calls done"]
+    if status.queued + status.running:
+        facts.append(f"{status.queued + status.running:,} cancelled")
+    if status.pilots:
+        facts.append(f"{len(status.pilots)} pilot{'s' * (len(status.pilots) != 1)} let go")
+    if status.jobs:
+        facts.append(f"{len(status.jobs)} job{'s' * (len(status.jobs) != 1)} ended")
+    return f": {', '.join(facts)}"

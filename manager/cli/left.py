@@ -1,0 +1,101 @@
+"""What is left of a session that was ended: processes on this machine, the factory, jobs in batch systems."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from stoker.errors import StokerError
+from stoker.manager.executor import detached
+from stoker.manager.live import lease
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.show_blocks import job_ids
+from stoker.manager.protocol.to_client import Status
+from stoker.site import ProviderKind
+
+OURS = {
+    "stoker.manager.main": "manager",
+    "stoker.manager.factory.main": "factory",
+    "stoker.pilot.main": "pilot",
+}
+"""The modules that our processes run, and what people call them."""
+_REMOVES = {
+    ProviderKind.SLURM: "scancel",
+    ProviderKind.CONDOR: "condor_rm",
+    ProviderKind.PBS: "qdel",
+    ProviderKind.LSF: "bkill",
+    ProviderKind.GRID_ENGINE: "qdel",
+    ProviderKind.KUBERNETES: "kubectl delete pod",
+}
+"""What a person types to end jobs."""
+
+
+class Left(msgspec.Struct, frozen=True):
+    """Something of a session that is still there. `remove` is the command that ends it, where one can be told."""
+
+    what: str
+    remove: str = ""
+
+
+def processes(folder: SessionFolder) -> Iterator[Left]:
+    """Managers, factories and pilots of this session on this machine. Of the manager elsewhere its lease tells."""
+    for process, kind, path in ours():
+        if path == folder.path:
+            yield Left(f"{kind} {process.pid} on this machine", f"kill {process.pid}")
+    holder = lease.read(lease.lease_file(folder))
+    if holder is not None and lease.is_alive(holder) is None and not holder.over:
+        yield Left(f"manager {holder}", f"ssh {holder.host} kill {holder.pid}")
+
+
+def ours() -> Iterator[tuple[psutil.Process, str, Path]]:
+    """This user's processes of any session on this machine: what each is, and its session's folder."""
+    for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
+        command, uids = process.info["cmdline"] or [], process.info["uids"]
+        module = next((part for part in command if part in OURS), "")
+        gone = process.info["status"] == psutil.STATUS_ZOMBIE
+        if not module or gone or uids is None or uids.real != os.getuid() or "--session" not in command[:-1]:
+            continue
+        yield process, OURS[module], Path(command[command.index("--session") + 1]).absolute()
+
+
+def factory(folder: SessionFolder) -> Iterator[Left]:
+    """Whether a factory still looks after the session's jobs, on whichever machine."""
+    lock = folder.path / "factory.lock"
+    if not lock.exists():
+        return
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield Left("the factory, which cancels jobs")
+        except OSError:  # a file system without locks: nothing can be told
+            return
+
+
+def jobs(folder: SessionFolder, before: Status | None) -> Iterator[Left]:
+    """Jobs of this session that its batch systems still have. Of those that do not answer, what was there `before`."""
+    seen: set[str] = set()
+    name = folder.read().session
+    for site in detached.sites_of(folder).values():
+        if site.is_local:  # its jobs are processes of this machine
+            continue
+        from stoker.manager.factory.batches import make_batch  # imports Parsl, which takes a while
+
+        remove = _REMOVES.get(site.provider.kind, "")
+        try:
+            there = [job for job in make_batch(site, session=name, folder=folder).find() if job not in seen]
+        except StokerError as error:
+            jobs_before = before.jobs if before is not None else ()
+            known = [job.job for job in jobs_before if job.source == site.name and job.job]
+            if known:
+                text = f"perhaps jobs {job_ids(known)} of site {site.name}: {error}"
+                yield Left(text, f"{remove} {' '.join(known)}")
+            continue
+        seen.update(there)
+        if there:
+            yield Left(f"jobs {job_ids(there)} of site {site.name}", f"{remove} {' '.join(there)}")

@@ -1,0 +1,195 @@
+"""A site file from what was found: ten lines, each with why, and what else there is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from stoker.errors import ConfigError
+from stoker.manager.cli.slurm_facts import Partition, Slurm
+from stoker.manager.cli.surroundings import Surroundings
+from stoker.site import ProviderKind
+from stoker.units import show_bytes, show_seconds
+
+_WALLTIME_S = 4 * 3600.0
+"""What is asked for where a partition allows more: shorter jobs start sooner, and a pilot that ends is replaced."""
+_BLOCKS = 8
+_COMMENT_AT = 32
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """A site file, and what to say of it."""
+
+    text: str
+    headline: str
+    reasons: tuple[str, ...]
+
+
+def draft(around: Surroundings, *, partition: str = "") -> Draft:
+    """A site file for these surroundings; `partition` names the partition or queue that is meant.
+
+    Raises ConfigError when there is none of that name.
+    """
+    match around.kind:
+        case ProviderKind.SLURM:
+            return _slurm(around, around.slurm or Slurm(), partition)
+        case ProviderKind.LOCAL:
+            return _local(around)
+        case _:
+            return _queue(around, partition)
+
+
+def choose(slurm: Slurm) -> Partition | None:
+    """The partition that pilots fit best: with GPUs, and preemptible, since a pilot that is lost costs little."""
+    best = sorted(
+        slurm.partitions,
+        key=lambda each: (each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default),
+        reverse=True,
+    )
+    return best[0] if best else None
+
+
+def _slurm(around: Surroundings, slurm: Slurm, named: str) -> Draft:
+    chosen = _named(slurm, named) if named else choose(slurm)
+    if chosen is None:
+        why = f"its partitions could not be asked for ({slurm.trouble})" if slurm.trouble else "it shows no partition"
+        lines = [*_head(around, "slurm", f"Slurm {slurm.version}"), "", "[provider]", 'kind = "slurm"']
+        return Draft(_text([*lines, '# partition = "NAME"']), "Slurm", (f"Slurm is here, but {why}: write one in",))
+    others = ", ".join(describe(slurm, each) for each in slurm.partitions if each is not chosen)
+    reasons = [f"partition {describe(slurm, chosen)}: {_why(slurm, chosen, named=bool(named))}"]
+    lines = [*_head(around, chosen.name, f"Slurm {slurm.version}"), "", "[provider]", 'kind = "slurm"']
+    lines.append(_line("partition", chosen.name, f"also: {others}" if others else "the only one that is up"))
+    if slurm.accounts:
+        first, *more = slurm.accounts
+        lines.append(_line("account", first, f"also: {', '.join(more)}" if more else "your only account"))
+        reasons.append(
+            f"account {first}: the first that Slurm has for you" if more else f"account {first}: your only one"
+        )
+    walltime_s = min(_WALLTIME_S, chosen.limit_s or _WALLTIME_S)
+    allowed = f"it allows {show_seconds(chosen.limit_s)}" if chosen.limit_s else "it has no limit"
+    lines.append(_line("walltime", _duration(walltime_s), f"{allowed}; shorter jobs start sooner"))
+    if chosen.gpus:
+        each = ", ".join(dict.fromkeys(str(gpus) for gpus in chosen.gpus))
+        kinds = [gpus for gpus in chosen.gpus if gpus.type]
+        alone = f'; write "{kinds[0].type}:1" for one kind alone' if kinds else ""
+        lines.append(_line("gpus", "1", f"a node: {each} nodes{alone}"))
+        reasons.append("gpus: one a job, of any kind: small jobs find room first")
+    else:
+        cores = max(1, chosen.cores // 2)
+        lines.append(f"cores = {cores}".ljust(_COMMENT_AT) + f"# its nodes have {chosen.cores}; no GPUs")
+        reasons.append("no GPUs: pilots run on CPU cores")
+    lines += ["", *_pilot(around), *_session(around, reasons)]
+    return Draft(_text(lines), f"Slurm, partition {chosen.name}", tuple(reasons))
+
+
+def _queue(around: Surroundings, named: str) -> Draft:
+    kind = around.kind.value
+    if named and around.queues and named not in around.queues:
+        raise ConfigError(f"there is no queue {named}; there are {', '.join(around.queues)}", key="queue")
+    queue = named or (around.queues[0] if around.queues else "")
+    lines = [*_head(around, kind, f"{around.command}"), "", "[provider]", f'kind = "{kind}"']
+    reasons = [f"{kind}: {around.command} is on PATH"]
+    if around.kind is ProviderKind.CONDOR:
+        lines.append('# requirements = "GPUs_Capability >= 8.0"')
+        lines.append(
+            "shared_files = true".ljust(_COMMENT_AT) + '# false, with [environment] kind = "packed", where it is not'
+        )
+    elif around.kind is ProviderKind.KUBERNETES:
+        lines.append(_line("image", "IMAGE", "a container image that has Stoker: write yours"))
+        reasons.append("image: pilots of kubernetes run in a container; write in which")
+    elif queue:
+        others = ", ".join(name for name in around.queues if name != queue)
+        lines.append(_line("queue", queue, f"also: {others}" if others else ""))
+        reasons.append(f"queue {queue}: " + ("as you said" if named else "the first that is open"))
+    lines.append(_line("walltime", _duration(_WALLTIME_S), "shorter jobs start sooner"))
+    lines.append(_line("gpus", "1", "a node; leave it away for CPU cores"))
+    lines += ["", *_pilot(around), *_session(around, reasons)]
+    return Draft(_text(lines), kind, tuple(reasons))
+
+
+def _local(around: Surroundings) -> Draft:
+    lines = [*_head(around, "local", "no batch system"), "", "[provider]", 'kind = "local"']
+    lines += [
+        "",
+        "[pilot]",
+        'devices = "auto"'.ljust(_COMMENT_AT) + "# every GPU that is here, else one CPU device a core",
+    ]
+    return Draft(_text(lines), "this machine", ("no batch system is on PATH: pilots run on this machine",))
+
+
+def _head(around: Surroundings, name: str, system: str) -> list[str]:
+    return [f"# {system} as user {around.user}, found by `stoker init` on {around.host}.", f'name = "{_safe(name)}"']
+
+
+def _pilot(around: Surroundings) -> list[str]:
+    lines = ["[pilot]", f"max_blocks = {_BLOCKS}".ljust(_COMMENT_AT) + "# jobs at once; your share of the cluster"]
+    local = [each for each in around.scratch if not each.shared]
+    shown = ", ".join(f"{each.path} ({show_bytes(each.free_bytes)} free)" for each in around.scratch)
+    place = local[0].path if local else "$TMPDIR"
+    lines.append(
+        f'# scratch = "{place}"'.ljust(_COMMENT_AT)
+        + f"# disk of the compute nodes{f'; here: {shown}' if shown else ''}"
+    )
+    return lines
+
+
+def _session(around: Surroundings, reasons: list[str]) -> list[str]:
+    fast = around.fast_network
+    if not around.home_shared:
+        reasons.append(
+            f"{around.home} does not look like a shared file system: if compute nodes do not see it, name a folder that"
+            " they see: stoker up --folder DIR"
+        )
+    if not fast:
+        reasons.append(f"pilots will reach this host at {around.reached_at}, where its name leads")
+        return []
+    reasons.append(f"pilots will reach this host over {fast} ({around.networks[fast]})")
+    known = ", ".join(f"{name} {address}" for name, address in around.networks.items() if name != fast)
+    return ["", "[session]", _line("interface", fast, f"also: {known}")]
+
+
+def _why(slurm: Slurm, chosen: Partition, *, named: bool) -> str:
+    if named:
+        return "as you said"
+    facts = []
+    if chosen.gpus:
+        facts.append("it has GPUs")
+    if slurm.is_preemptible(chosen):
+        facts.append("it takes what is idle, and a pilot that is preempted costs only the calls that it runs")
+    return ", and ".join(facts) or ("the default" if chosen.default else "the first one")
+
+
+def _named(slurm: Slurm, name: str) -> Partition:
+    for each in slurm.partitions:
+        if each.name == name:
+            return each
+    known = ", ".join(each.name for each in slurm.partitions) or f"none ({slurm.trouble})"
+    raise ConfigError(f"there is no partition {name}; there are {known}", key="partition")
+
+
+def describe(slurm: Slurm, each: Partition) -> str:
+    """A partition in a few words: `backfill (preemptible (REQUEUE); a10:2 x 4)`."""
+    facts = [", ".join(dict.fromkeys(str(gpus) for gpus in each.gpus)) or f"{each.nodes} nodes, no GPUs"]
+    if slurm.is_preemptible(each):
+        facts.insert(0, f"preemptible ({each.preempt})")
+    return f"{each.name} ({'; '.join(facts)})"
+
+
+def _line(setting: str, value: str, comment: str) -> str:
+    text = f'{setting} = "{value}"'
+    return f"{text.ljust(_COMMENT_AT)}# {comment}" if comment else text
+
+
+def _duration(seconds: float) -> str:
+    minutes = max(1, int(seconds // 60))
+    return f"{minutes // 60} h" if minutes % 60 == 0 else f"{minutes} min"
+
+
+def _safe(name: str) -> str:
+    kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in name)
+    return kept.lstrip("._-")[:40] or "site"
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,154 @@
+"""What a Slurm cluster has, from what its commands print. Parsers are pure; `ask` runs the commands."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.commands import Said
+
+SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
+_DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+_GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
+
+
+class Gpus(msgspec.Struct, frozen=True):
+    """GPUs that some nodes of a partition have: `count` a node, of a type (empty: it has no name)."""
+
+    type: str
+    count: int
+    nodes: int
+
+    def __str__(self) -> str:
+        kind = f"{self.type}:" if self.type else ""
+        return f"{kind}{self.count} x {self.nodes}"
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """A partition. `limit_s`: its longest walltime (0 = none); `memory_bytes` and `cores`: of its smallest node."""
+
+    name: str
+    default: bool = False
+    limit_s: float = 0.0
+    nodes: int = 0
+    cores: int = 0
+    memory_bytes: int = 0
+    gpus: tuple[Gpus, ...] = ()
+    tier: int = 0
+    preempt: str = ""
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of all its nodes."""
+        return sum(each.count * each.nodes for each in self.gpus)
+
+
+class Slurm(msgspec.Struct, frozen=True):
+    """A cluster as this user sees it. `preempts`: whether jobs of one partition may drive out those of another."""
+
+    version: str = ""
+    partitions: tuple[Partition, ...] = ()
+    accounts: tuple[str, ...] = ()
+    preempts: bool = False
+    trouble: str = ""
+
+    def is_preemptible(self, partition: Partition) -> bool:
+        """Whether jobs there may lose their nodes to another partition's."""
+        above = any(other.tier > partition.tier for other in self.partitions)
+        return self.preempts and above and partition.preempt not in ("", "OFF")
+
+
+def ask(run: Callable[[Sequence[str]], Said]) -> Slurm:
+    """The cluster that this host's commands know. What cannot be asked is left out; `trouble` says why the first could
+    not."""
+    try:
+        version = run(("sinfo", "--version")).out.removeprefix("slurm ").strip()
+        said = run(SINFO)
+        if said.code:
+            return Slurm(version, trouble=said.words)
+        partitions = read_partitions(said.out)
+        config = run(("scontrol", "show", "config"))
+        associations = run(("sacctmgr", "-nP", "show", "assoc", f"user={getpass.getuser()}", "format=account"))
+    except BatchTrouble as trouble:
+        return Slurm(trouble=str(trouble))
+    return Slurm(
+        version=version,
+        partitions=tuple(partitions),
+        accounts=tuple(read_accounts(associations.out)) if not associations.code else (),
+        preempts=read_preempts(config.out),
+    )
+
+
+def read_partitions(text: str) -> list[Partition]:
+    """Partitions that are up, in the order of `sinfo`, which prints a line for each kind of node that one has."""
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) != 9 or fields[1] != "up":
+            continue
+        name, _, limit, nodes, cores, memory, gres, tier, preempt = fields
+        here = tuple(Gpus(type, count, _number(nodes)) for type, count in read_gres(gres))
+        new = Partition(
+            name=name.rstrip("*"),
+            default=name.endswith("*"),
+            limit_s=read_limit(limit),
+            nodes=_number(nodes),
+            cores=_number(cores),
+            memory_bytes=_number(memory) * 1024 * 1024,
+            gpus=here,
+            tier=_number(tier),
+            preempt=preempt.upper(),
+        )
+        before = found.get(new.name)
+        found[new.name] = new if before is None else _together(before, new)
+    return list(found.values())
+
+
+def read_gres(text: str) -> list[tuple[str, int]]:
+    """GPUs of a node by type, from `gpu:a10:2(S:0-1),gpu:titanx:1`; other resources are left out."""
+    return [(found["type"] or "", int(found["count"])) for found in _GRES.finditer(text)]
+
+
+def read_limit(text: str) -> float:
+    """Seconds of `1-00:00:00`, `4:00:00`, `30:00`, `30`; 0 for `infinite` and `n/a`."""
+    found = _DAYS.fullmatch(text.strip())
+    if not found:
+        return 0.0
+    parts = [int(part) for part in found["rest"].split(":")]
+    if found["days"] is not None:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:  # minutes[:seconds]
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds
+
+
+def read_accounts(text: str) -> list[str]:
+    """Accounts of `sacctmgr -nP show assoc ... format=account`, each once."""
+    return list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+
+
+def read_preempts(text: str) -> bool:
+    """Whether `scontrol show config` says that partitions preempt each other."""
+    found = re.search(r"^PreemptType\s*=\s*(\S+)", text, re.MULTILINE)
+    return found is not None and found[1] not in ("preempt/none", "(null)")
+
+
+def _together(one: Partition, other: Partition) -> Partition:
+    return msgspec.structs.replace(
+        one,
+        nodes=one.nodes + other.nodes,
+        cores=min(one.cores, other.cores),
+        memory_bytes=min(one.memory_bytes, other.memory_bytes),
+        gpus=one.gpus + other.gpus,
+    )
+
+
+def _number(text: str) -> int:
+    found = re.match(r"\d+", text)
+    return int(found[0]) if found else 0

@@ -1,0 +1,189 @@
+"""Sessions that outlive programs: `stoker up` makes one, programs join it, `stoker attach` brings its manager back.
+
+The session folder keeps how its manager was started (`manager.json`), so that any login node that sees the folder can
+start it again. That the old one does not live any more is the lease's business (`manager.live.lease`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stoker.contexts.state import state_folder
+from stoker.errors import ConfigError, SessionError
+from stoker.manager.environment.preparing import prepare
+from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
+from stoker.manager.live import interfaces, lease
+from stoker.manager.protocol.session import SessionFolder, find_session
+from stoker.site import Engine, Site
+from stoker.site_files import load_sites, read_sites, write_sites
+
+log = logging.getLogger("stoker")
+
+JOINS = "STOKER_SESSION"
+"""Names in the environment the session that programs join which name no site."""
+START_LIMIT_S = 60.0
+"""A manager that has many calls in its journal takes a while to read it."""
+_TAIL_LINES = 15
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """How a session's manager is started."""
+
+    session: str
+    options: tuple[str, ...]
+
+
+def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
+    """The sites of these files and those that they name; of none, this machine. Raises ConfigError."""
+    found: dict[str, Site] = {}
+    for file in files or (None,):
+        for site in load_sites(file):
+            if found.setdefault(site.name, site) != site:
+                raise ConfigError(f"two sites are called {site.name}; give one another `name`", key="name")
+            if site.engine is not Engine.STOKER:
+                raise ConfigError(
+                    f"site {site.name}: a session that stays is for engine stoker; with {site.engine.value} use"
+                    " stoker.load() in a program",
+                    key="engine",
+                )
+    return tuple(found.values())
+
+
+def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> SessionFolder:
+    """A new session's folder, with keys and site files: at `place`, or in the state folder, which compute nodes
+    see when it lies in a shared home. Raises SessionError."""
+    name = new_session_id()
+    folder = SessionFolder(place or default_place(name))
+    if folder.file.exists() or folder.journal.exists():
+        raise SessionError(f"{folder.path} holds a session already; name another folder, or leave --folder away")
+    make_folder(folder)
+    idle = ("--idle", f"{idle_s:g}") if idle_s else ()
+    launch = Launch(name, (*manager_options(sites), *idle))
+    try:
+        write_sites(folder.sites, sites, python_path=python_path())
+        prepare(folder, sites)
+        _launch_file(folder).write_bytes(msgspec.json.encode(launch))
+    except OSError as error:
+        raise SessionError(f"the session folder {folder.path} cannot be written: {error}") from error
+    return folder
+
+
+def default_place(session: str) -> Path:
+    """Where the folder of a session lies that nobody has named a place for: in the user's home, which compute nodes
+    see mostly."""
+    return state_folder() / "sessions.d" / session
+
+
+def sites_of(folder: SessionFolder) -> dict[str, Site]:
+    """The sites of a session, by name. Raises ConfigError."""
+    return read_sites(folder.sites)
+
+
+def is_detached(folder: SessionFolder) -> bool:
+    """Whether this session outlives programs."""
+    return _launch_file(folder).exists()
+
+
+def is_up(folder: SessionFolder) -> bool:
+    """Whether somebody listens at the session's address."""
+    return folder.file.exists() and interfaces.is_listening(folder.read().address)
+
+
+def over(folder: SessionFolder) -> str:
+    """Why the session is over; empty while it is not, as far as its lease says."""
+    return lease.over(lease.lease_file(folder))
+
+
+def find(name: str) -> tuple[SessionFolder, Site]:
+    """The session that a program joins, by id or folder, and what it calls the site. A manager that is gone is started
+    again. Raises SessionError."""
+    folder = find_session(name)
+    if not is_up(folder):
+        start(folder, waiting=log.warning)
+    sites = "+".join(sites_of(folder)) if is_detached(folder) else folder.read().site
+    return folder, msgspec.structs.replace(Site.default(), name=sites)
+
+
+def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Holder:
+    """Start the manager of a session here, for the first time or again, and wait until it listens; who it is.
+
+    `waiting` hears what is waited for, if that takes long. Raises SessionError with the end of the manager's log.
+    """
+    launch = _read_launch(folder)
+    path = lease.lease_file(folder)
+    before, said_before = lease.read(path), _written_at(folder)
+    if before is not None and before.over:
+        raise SessionError(f"session {launch.session} is over: {before.over}", session=launch.session)
+    patience_s = START_LIMIT_S
+    if before is not None and lease.is_alive(before) is None:
+        patience_s += lease.PATIENCE_S + lease.SETTLE_S
+        waiting(
+            f"the manager of session {launch.session} was {before}; it is started here if that one gives no sign of "
+            f"life for {lease.PATIENCE_S:.0f} s"
+        )
+    process = _spawn(folder, launch)
+    until = time.monotonic() + patience_s
+    while True:
+        holder = lease.read(path)
+        if holder is not None and _written_at(folder) != said_before:
+            register(folder)
+            return holder
+        if process.poll() is not None:
+            raise _failed(folder, f"the manager ended with exit code {process.returncode} before it listened")
+        if time.monotonic() > until:
+            process.terminate()
+            raise _failed(folder, f"the manager did not listen within {patience_s:.0f} s")
+        time.sleep(0.02)
+
+
+def _spawn(folder: SessionFolder, launch: Launch) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "stoker.manager.main", "--session", str(folder.path)]
+    with open(folder.manager_log, "ab") as log:
+        return subprocess.Popen(
+            [*command, "--name", launch.session, *launch.options, "--detached", "--kept"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _written_at(folder: SessionFolder) -> int:
+    """When `session.json` was written last: a manager writes it once it listens."""
+    return folder.file.stat().st_mtime_ns if folder.file.exists() else 0
+
+
+def python_path() -> str:
+    """Programs that join the session lie in the folder that it was started in, mostly: its pilots import from there."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, given)]))
+
+
+def _launch_file(folder: SessionFolder) -> Path:
+    return folder.path / "manager.json"
+
+
+def _read_launch(folder: SessionFolder) -> Launch:
+    try:
+        return msgspec.json.decode(_launch_file(folder).read_bytes(), type=Launch)
+    except OSError:
+        raise SessionError(
+            f"the session in {folder.path} belonged to a program and is over with it; `stoker up` starts one that stays"
+        ) from None
+    except msgspec.DecodeError as error:
+        raise SessionError(f"{_launch_file(folder)} is damaged: {error}") from error
+
+
+def _failed(folder: SessionFolder, what: str) -> SessionError:
+    log = folder.manager_log
+    lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:] if log.exists() else []
+    text = "".join(f"\n  {line}" for line in lines) or " (it is empty)"
+    return SessionError(f"{what}; the end of {log}:{text}", log=str(log))

@@ -1,0 +1,214 @@
+"""Managers that come back elsewhere, that are taken over, that outlive clients, that nobody uses."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from faults.world import World, kill, until
+from live.peers import Peer, key_pair, pilot_hello
+
+from stoker.contexts.recipe import BARE
+from stoker.errors import ConfigError
+from stoker.manager.executor.link import Link
+from stoker.manager.live import interfaces, lease
+from stoker.manager.live.replay import status_of_ended_session
+from stoker.manager.protocol import to_client, to_pilot, wire
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallSpec
+from stoker.manager.protocol.session import SessionFolder
+
+
+@pytest.fixture
+def folder(world: World, tmp_path: Path) -> SessionFolder:
+    folder = SessionFolder(tmp_path / "session")
+    folder.make()
+    for role in ("server", "client", "pilot"):
+        folder.write_key(role, key_pair())
+    return folder
+
+
+def written_at(folder: SessionFolder) -> int:
+    return folder.file.stat().st_mtime_ns if folder.file.exists() else 0
+
+
+class Managers:
+    """Managers of one folder, each a process."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self.folder = folder
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "stoker.manager.main", "--session", str(self.folder.path), "--name", "test"]
+        before = written_at(self.folder)
+        process = subprocess.Popen([*command, "--heartbeat", "1", *options], stderr=subprocess.DEVNULL)
+        self.started.append(process)
+
+        until(lambda: process.poll() is not None or written_at(self.folder) != before, why="the manager listens")
+        return process
+
+
+@pytest.fixture
+def managers(folder: SessionFolder) -> Iterator[Managers]:
+    managers = Managers(folder)
+    yield managers
+    for process in managers.started:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+
+
+def test_a_second_manager_does_not_start(managers: Managers) -> None:
+    first = managers.start()
+    second = subprocess.run(
+        [sys.executable, "-m", "stoker.manager.main", "--session", str(managers.folder.path)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert second.returncode == 1
+    assert f"already has a manager (pid {first.pid} on " in second.stderr
+    assert first.poll() is None
+
+
+def test_a_manager_that_was_taken_over_stops_at_once(managers: Managers) -> None:
+    first = managers.start()
+    path = lease.lease_file(managers.folder)
+    other = msgspec.structs.replace(lease.read(path), token="another", host="login2", machine="another")
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(msgspec.json.encode(other))
+    draft.replace(path)
+    assert first.wait(4 * lease.RENEW_S) == 3
+    assert "no longer the session's: its manager is pid" in managers.folder.manager_log.read_text()
+    assert lease.read(path) == other
+
+
+def test_a_manager_whose_port_is_taken_listens_elsewhere_and_everybody_finds_it(managers: Managers) -> None:
+    managers.start()
+    before = managers.folder.read()
+    link = Link(managers.folder)
+    link.wait_joined(10)
+    kill([managers.started[0].pid])
+    managers.started[0].wait(10)
+    port = int(before.address.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", port)):
+        managers.start()
+        after = managers.folder.read()
+        assert after.address != before.address
+        assert (after.session, after.server_key, after.created_at) == (
+            before.session,
+            before.server_key,
+            before.created_at,
+        )
+        try:
+            assert link.ask_status().result(20).session == "test"
+        finally:
+            link.close()
+
+
+def test_ports_and_interface_are_kept_to(managers: Managers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        managers.start("--ports", f"{port - 1}-{port}", "--interface", "lo")
+    address = managers.folder.read().address if managers.folder.file.exists() else ""
+    log = managers.folder.manager_log.read_text()
+    assert address == f"tcp://127.0.0.1:{port - 1}" or f"ports {port - 1}-{port} are all taken" in log
+
+
+def test_a_kept_session_outlives_its_clients_and_their_calls_do_not(managers: Managers) -> None:
+    process = managers.start("--detached", "--heartbeat", "10")
+    pilot = Peer(managers.folder, "pilot", "n014-ab12")
+    pilot.send(pilot_hello(pilot.session), numbered=False)
+    pilot.hear(to_pilot.PilotWelcome)
+    client = Peer(managers.folder, "client", "client-1")
+    client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
+    number = client.hear(to_client.ClientWelcome).number
+    client.send(
+        say.DefineRecipe(BARE),
+        say.DefineFunction("f1", "verify", b"blob"),
+        say.Submit("f1", "bare", [CallSpec(number << 40 | 1, b"arguments")]),
+    )
+    start = pilot.hear(to_pilot.StartLibrary)
+    pilot.send(say.LibraryReady(start.library, 0.1, 0.2, resident_bytes=1_000_000))
+    pilot.hear(to_pilot.RunCalls)
+    client.close()
+    cancelled = pilot.hear(to_pilot.CancelCalls, seconds=20)
+    assert cancelled.calls == (number << 40 | 1,)
+    assert process.poll() is None
+    kill([process.pid])  # and that it is kept is in the journal
+    process.wait(10)
+    status = status_of_ended_session(managers.folder)
+    assert (status.cancelled, len(status.pilots)) == (1, 1)
+    pilot.close()
+
+
+def test_a_session_that_nobody_uses_ends(managers: Managers) -> None:
+    process = managers.start("--detached", "--idle", "0.5")
+    assert process.wait(30) == 0
+    holder = lease.read(lease.lease_file(managers.folder))
+    assert holder is not None
+    assert holder.over.startswith("nobody has used it for")
+
+
+def test_a_client_keeps_a_session_from_being_idle(managers: Managers) -> None:
+    process = managers.start("--detached", "--idle", "1")
+    client = Peer(managers.folder, "client", "client-1")
+    client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
+    client.hear(to_client.ClientWelcome)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(4)
+    client.close()
+    assert process.wait(30) == 0
+
+
+def test_a_kept_manager_is_started_again_when_it_is_killed_and_not_when_it_ends(managers: Managers) -> None:
+    keeper = managers.start("--detached", "--kept")
+    first = lease.read(lease.lease_file(managers.folder))
+    assert first is not None
+    assert first.pid != keeper.pid
+    kill([first.pid])
+    second = until(lambda: _other(managers.folder, first), why="another manager")
+    until(lambda: interfaces.is_listening(managers.folder.read().address))
+    client = Peer(managers.folder, "client", "client-1")
+    client.send(say.ClientHello(wire.VERSION, client.session), say.EndSession("enough"), numbered=False)
+    assert keeper.wait(20) == 0
+    assert lease.read(lease.lease_file(managers.folder)).over == "enough"
+    assert not Path(f"/proc/{second.pid}").exists()
+    client.close()
+
+
+def test_a_keeper_that_is_told_to_go_takes_its_manager_along_and_the_session_can_go_on(managers: Managers) -> None:
+    keeper = managers.start("--detached", "--kept")
+    keeper.send_signal(signal.SIGTERM)
+    keeper.wait(20)
+    holder = lease.read(lease.lease_file(managers.folder))
+    assert holder is not None
+    until(lambda: lease.is_alive(holder) is False)
+    assert not holder.over
+
+
+def test_which_address_auto_means() -> None:
+    there = {"lo": "127.0.0.1", "eth0": "192.168.1.5", "ib0": "10.4.0.2"}
+    assert interfaces.choose(there, named=["10.4.0.2"], towards_world="192.168.1.5") == "10.4.0.2"
+    assert interfaces.choose(there, named=["127.0.1.1"], towards_world="192.168.1.5") == "192.168.1.5"
+    assert interfaces.choose(there, named=["172.16.0.9"], towards_world="") == "192.168.1.5"
+    assert interfaces.choose({"lo": "127.0.0.1"}, named=[], towards_world="") == "127.0.0.1"
+
+
+def test_a_network_that_is_not_here_names_those_that_are() -> None:
+    assert interfaces.resolve("lo") == "127.0.0.1"
+    assert interfaces.resolve("127.0.0.1") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"'l0' is no network of this host \(.*lo 127\.0\.0\.1.*did you mean lo\?"):
+        interfaces.resolve("l0")
+
+
+def _other(folder: SessionFolder, before: lease.Holder) -> lease.Holder | None:
+    holder = lease.read(lease.lease_file(folder))
+    return holder if holder is not None and holder.token != before.token else None

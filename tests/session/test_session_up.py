@@ -1,0 +1,262 @@
+"""A session that outlives programs, from `stoker up` to `stoker down`, with real processes of every kind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.world import World, command_of, count_lines, kill, until
+
+from stoker.errors import SessionError
+from stoker.manager.cli.sessions import status_of
+from stoker.manager.executor import detached
+from stoker.manager.live import lease
+from stoker.manager.protocol.session import SessionFolder, find_session
+from stoker.manager.protocol.to_client import Status
+
+SITE = """
+name = "one"
+[pilot]
+devices = "cpu:1"
+[session]
+heartbeat = "1 s"
+"""
+PROGRAM = """
+import sys, time
+import stoker
+from helper import note
+from stoker import app, context
+
+@context()
+def words(log):
+    note(log, "loaded")
+    return {"pilot": 5, "call": 4}
+
+@app(context=words(sys.argv[1]))
+def measure(table, log, word, wait_s=0):
+    note(log, word)
+    time.sleep(wait_s)
+    return table[word]
+
+def main():
+    with stoker.load(session=sys.argv[2]) as session:
+"""
+HELPER = """
+import os
+
+def note(path, line):
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(descriptor, f"{line}\\n".encode())
+    os.close(descriptor)
+"""
+
+
+def program(body: str) -> str:
+    lines = "".join(f"        {line}\n" for line in body.strip().splitlines())
+    return f'{PROGRAM}{lines}\nif __name__ == "__main__":\n    main()\n'
+
+
+class Up:
+    """A session that is up, and its world. Each test has a log of its own, and with it a context of its own."""
+
+    def __init__(self, world: World, name: str, *, log: Path) -> None:
+        self.world = world
+        self.name = name
+        self.folder: SessionFolder = find_session(name)
+        self.log = log
+
+    def status(self) -> Status:
+        return status_of(self.name)[1].status
+
+    def holder(self) -> lease.Holder:
+        holder = lease.read(lease.lease_file(self.folder))
+        assert holder is not None
+        return holder
+
+    def start(self, body: str) -> subprocess.Popen[str]:
+        return self.world.start(program(body), str(self.log), self.name)
+
+    def run(self, body: str) -> str:
+        out, err = (process := self.start(body)).communicate(timeout=120)
+        assert process.returncode == 0, err
+        return out
+
+    def kill_managers(self) -> None:
+        """The manager, and who would start it again."""
+        kill([pid for pid in self.world.of("stoker.manager.main") if "--kept" in command_of(pid)])
+        kill([self.holder().pid])
+        until(lambda: not detached.is_up(self.folder))
+
+
+def stoker(world: World, *arguments: str, limit_s: float = 120) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
+    process = world.spawn(command, folder=world.path)
+    out, err = process.communicate(timeout=limit_s)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def start(world: World) -> str:
+    (world.path / "one.toml").write_text(SITE)
+    (world.path / "helper.py").write_text(HELPER)
+    said = stoker(world, "up", "one.toml", "--json")
+    assert said.returncode == 0, said.stderr
+    return str(json.loads(said.stdout)["session"])
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, str]]:
+    """A session for those tests of this file that leave it up."""
+    world = World(tmp_path_factory.mktemp("session") / "world")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in world.environ.items():
+            patch.setenv(name, value)
+        try:
+            name = start(world)
+            yield world, name
+            said = stoker(world, "down", name)
+            assert said.returncode == 0, said.stderr
+            world.empty()
+        finally:
+            world.clear()
+
+
+@pytest.fixture
+def up(shared: tuple[World, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Up:
+    world, name = shared
+    for variable, value in world.environ.items():
+        monkeypatch.setenv(variable, value)
+    return Up(world, name, log=tmp_path / "calls.log")
+
+
+def test_the_second_program_finds_hot_what_the_first_has_loaded(up: Up) -> None:
+    body = "print(sum(measure(sys.argv[1], word).result() for word in ('pilot', 'call', 'pilot')))"
+    assert up.run(body) == "14\n"
+    before = up.status()
+    assert up.run(body) == "14\n"
+    after = up.status()
+    assert loads(after) - loads(before) == 0
+    assert count_lines(up.log) == {"loaded": 1, "pilot": 4, "call": 2}
+    assert (after.done - before.done, after.queued + after.running) == (3, 0)
+
+
+def test_two_programs_at_once_share_it_and_one_that_is_killed_costs_its_own_calls(up: Up) -> None:
+    before = up.status()
+    victim = up.start("print([measure(sys.argv[1], 'pilot', 600).result()])")
+    until(lambda: count_lines(up.log).get("pilot"), limit_s=60)
+    kill([victim.pid])
+    victim.communicate()
+    assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"  # behind the one that nobody waits for
+    after = until(lambda: (now := up.status()).cancelled > before.cancelled and now)
+    assert (after.cancelled - before.cancelled, after.running) == (1, 0)
+    assert [pilot.pilot for pilot in after.pilots] == [pilot.pilot for pilot in before.pilots] or not before.pilots
+    assert after.lost_pilots == before.lost_pilots
+
+
+def test_leaving_ends_this_programs_calls_at_once_and_nothing_else(up: Up) -> None:
+    before = up.status()
+    out = up.run(
+        """
+future = measure(sys.argv[1], "pilot", 600)
+while not session.status().running:
+    time.sleep(0.05)
+session.stop()
+try:
+    print(type(future.exception()).__name__)
+    session.status()
+except stoker.StokerError as error:
+    print("was stopped" in str(error))
+"""
+    )
+    assert out == "CallCancelledError\nTrue\n"
+    status = up.status()
+    assert (status.cancelled - before.cancelled, status.queued + status.running) == (1, 0)
+    assert len(status.pilots) == 1
+
+
+def test_a_manager_that_is_killed_comes_back_under_a_running_program(up: Up) -> None:
+    running = up.start("print([measure(sys.argv[1], 'pilot', 2).result(), measure(sys.argv[1], 'call').result()])")
+    until(lambda: count_lines(up.log).get("pilot"), limit_s=60)
+    before = up.holder()
+    kill([before.pid])
+    out, err = running.communicate(timeout=120)
+    assert out == "[5, 4]\n", err
+    assert count_lines(up.log) == {"loaded": 1, "pilot": 1, "call": 1}
+    assert up.holder().token != before.token
+
+
+def test_attach_brings_back_a_manager_whose_keeper_is_dead_too(up: Up) -> None:
+    assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
+    up.kill_managers()
+    gone = stoker(up.world, "status", up.name)
+    assert f"is gone; `stoker attach {up.name}` brings it back" in gone.stdout
+    attached = up.world.spawn(
+        [sys.executable, "-m", "stoker.manager.cli.entry", "attach", up.name], folder=up.world.path
+    )
+    until(lambda: detached.is_up(up.folder), limit_s=60)
+    assert attached.stdout is not None
+    assert until(attached.stdout.readline, limit_s=60).startswith(f"session {up.name} · up ")
+    attached.send_signal(signal.SIGINT)
+    out, err = attached.communicate(timeout=60)
+    assert attached.returncode == 0, err
+    assert out.splitlines()[-1] == f"session {up.name} stays up; `stoker down {up.name}` ends it"
+    assert "its manager was gone: it is started again here" in err
+    assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"
+    assert count_lines(up.log) == {"loaded": 1, "pilot": 1, "call": 1}
+
+
+def test_joining_brings_it_back_as_well(up: Up) -> None:
+    up.kill_managers()
+    assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
+
+
+def test_down_ends_everything_and_what_is_over_stays_over(world: World, tmp_path: Path) -> None:
+    up = Up(world, start(world), log=tmp_path / "calls.log")
+    program = up.start("print(measure(sys.argv[1], 'pilot', 600).result())")
+    until(lambda: count_lines(up.log).get("pilot"), limit_s=60)
+    said = stoker(world, "down")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout == (
+        f"session {up.name} has ended: 0 calls done, 1 cancelled, 1 pilot let go, 1 job ended; "
+        "nothing of it is left running\n"
+    )
+    _, err = program.communicate(timeout=60)
+    assert program.returncode == 1
+    assert "stoker down" in err
+    assert world.left() == []
+    again = stoker(world, "down", up.name)
+    assert (again.returncode, again.stdout) == (
+        0,
+        f"session {up.name} has ended already; nothing of it is left running\n",
+    )
+    assert "no session is up; `stoker up SITE` starts one" in stoker(world, "attach").stderr
+    assert "is over: stoker down" in stoker(world, "attach", up.name).stderr
+    with pytest.raises(SessionError, match="is over: stoker down"):
+        detached.find(up.name)
+
+
+def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> None:
+    up = Up(world, start(world), log=tmp_path / "calls.log")
+    until(lambda: up.status().pilots, limit_s=60)
+    up.kill_managers()
+    said = stoker(world, "down", up.name)
+    assert said.returncode == 0, said.stderr
+    assert "its manager is gone; it is started again, to end what it knows of" in said.stderr
+    assert "nothing of it is left running" in said.stdout
+    assert world.left() == []
+
+
+def test_a_session_that_is_idle_ends_and_leaves_nothing(world: World) -> None:
+    (world.path / "one.toml").write_text(SITE)
+    stoker(world, "up", "one.toml", "--idle", "4 s")
+    world.empty(limit_s=60)
+    status = stoker(world, "status")
+    assert "is over: nobody has used it for" in status.stdout
+
+
+def loads(status: Status) -> int:
+    return sum(context.loads for context in status.contexts)
