@@ -34,11 +34,14 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 def results_table(made: Sequence[PromptFigures]) -> list[str]:
-    """Accuracy with its interval, the share right of each label, speed; one line a prompt."""
+    """Accuracy with its interval, the share right of the claims with each label (recall), speed; one line a prompt."""
     wide = max(len("prompt"), *(len(one.name) for one in made))
     best = best_of(made)
     heads = "".join(f"{name:>12}" for name in SHORT)
-    lines = [f"  {'prompt':{wide}}   {'accuracy (95 %)':22}{heads}   claims/s a device"]
+    lines = [
+        f"  {'':{wide}}   {'':22}{'right, in % of the claims that are':>{12 * len(SHORT)}}",
+        f"  {'prompt':{wide}}   {'accuracy (95 %)':22}{heads}   claims/s a device",
+    ]
     for one in made:
         shares = "".join(f"{'–':>12}" if share is None else f"{share * 100:12.1f}" for share in one.recalls)
         accuracy = f"{one.accuracy * 100:5.1f} %  ({one.low * 100:.1f}-{one.high * 100:.1f})"

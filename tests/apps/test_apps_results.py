@@ -145,7 +145,7 @@ def attempt(**more):
 def test_the_report_says_what_was_measured(log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     made = figures(rows)
-    head, good, bad = report.results_table(made)
+    _, head, good, bad = report.results_table(made)
     assert len(head) >= len(bad)
     assert "93.3 %  (78.7-98.2)" in good
     assert good.endswith("   best")
