@@ -15,7 +15,7 @@ import time
 from stoker.config import load_site
 from stoker.manager.protocol.blocks import Rule, Source
 from stoker.manager.protocol.session import SessionFolder
-from stoker.site import ProviderKind, ProvisioningName, Site
+from stoker.site import EnvironmentKind, ProviderKind, ProvisioningName, Site
 
 log = logging.getLogger("stoker.manager")
 
@@ -67,7 +67,7 @@ class Attendants:
 
     def __init__(self, folder: SessionFolder, sites: tuple[Site, ...]) -> None:
         modules = [FACTORY] if sites else []
-        if any(not site.provider.shared_files for site in sites):
+        if any(not site.provider.shared_files or site.environment.kind is EnvironmentKind.PACKED for site in sites):
             modules.append(SEED)
         self._each = [Attendant(folder, module) for module in modules]
         self._look_at = 0.0

@@ -384,3 +384,4 @@ def test_a_call_that_closes_everything_costs_its_library(served: FakeManager) ->
     assert left.failure is not None
     assert left.failure.kind is FailureKind.DIED
     assert left.running == tuple(calls)
+    assert "closes files that are not its own" in left.failure.message

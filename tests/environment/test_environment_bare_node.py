@@ -1,0 +1,169 @@
+"""Pilots on nodes that have nothing of this machine: no project, no environment, no session folder, perhaps no Python.
+
+A node is a mount namespace in which all of that is covered by empty folders. What a job would bring lies in its own
+folder; everything else comes over sockets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from environment.small import ROOT, SmallEnvironment
+from environment.test_environment_packing import PACK
+from fake_manager import FakeManager, recipe
+
+from stoker.manager.environment.carrying import carry, starter_command, starter_files
+from stoker.manager.environment.packing import Packed
+from stoker.manager.protocol.to_manager import ObjectsHere
+from stoker.pilot.transfer.client import SEED_FILE
+from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
+
+PYTHONS = [path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path)]
+
+
+def can_hide() -> bool:
+    if os.geteuid() or shutil.which("unshare") is None:
+        return False
+    return not subprocess.run(
+        ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True
+    ).returncode
+
+
+pytestmark = pytest.mark.skipif(not can_hide(), reason="mount namespaces need root and unshare(1)")
+
+
+def _in_sight(manager: FakeManager, small: SmallEnvironment) -> list[str]:
+    """Folders that a bare node does not have."""
+    places = [ROOT, Path(sys.prefix), small.path, small.home, manager.folder.path]
+    if Path(sys.base_prefix) not in (Path("/usr"), Path("/")):
+        places.append(Path(sys.base_prefix))
+    return [str(place) for place in places]
+
+
+class Node:
+    """A bare node with a folder of its own."""
+
+    def __init__(self, folder: Path, *, hidden: list[str], has_python: bool = True) -> None:
+        self.folder = folder
+        folder.mkdir()
+        covers = [f"mount -t tmpfs none {shlex.quote(place)}" for place in hidden]
+        if not has_python:
+            covers += [f"mount --bind /dev/null {python}" for python in PYTHONS]
+        self._script = "\n".join(["set -e", *covers, f"cd {shlex.quote(str(folder))}", 'exec "$@"'])
+
+    def start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        log = (self.folder / "log").open("ab")
+        environ = {"PATH": "/usr/bin:/bin", "HOME": str(self.folder), "TMPDIR": str(self.folder)}
+        return subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", self._script, "sh", *command],
+            env=environ,
+            stdout=log,
+            stderr=log,
+        )
+
+    def said(self) -> str:
+        return (self.folder / "log").read_text()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[FakeManager]:
+    made = FakeManager(tmp_path)
+    key = made.folder.key_file("transfer")
+    key.write_text(json.dumps({"public": "", "secret": os.urandom(32).hex()}))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def seed(manager: FakeManager) -> Iterator[subprocess.Popen[bytes]]:
+    """The session's seed, which listens."""
+    with (manager.folder.path / "seed.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stoker.pilot.transfer.seed", "--session", str(manager.folder.path)],
+            stdout=log,
+            stderr=log,
+        )
+    until = time.monotonic() + 30
+    while not (manager.folder.path / SEED_FILE).exists():
+        assert process.poll() is None
+        assert time.monotonic() < until, "the seed does not listen"
+        time.sleep(0.01)
+    yield process
+    process.send_signal(signal.SIGTERM)
+    process.wait(10)
+
+
+def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python: str = "") -> list[str]:
+    """Do what a batch system does without a shared file system; the command that it then runs."""
+    site = Site(
+        name="bare",
+        provider=Provider(kind=ProviderKind.CONDOR, shared_files=False),
+        environment=Environment(kind=EnvironmentKind.PACKED, python=python),
+    )
+    packed = msgspec.json.decode(small.run(PACK, python), type=Packed)
+    carry(manager.folder, site, packed)
+    for path in starter_files(manager.folder, site):
+        shutil.copytree(path, node.folder / path.name, dirs_exist_ok=True)
+    return starter_command(manager.folder, site, ["--devices", "cpu:1", "--scratch", str(node.folder), "--block", "b7"])
+
+
+@pytest.mark.parametrize("has_python", [True, False], ids=["a Python", "no Python"])
+def test_a_real_call_on_a_bare_node(
+    manager: FakeManager, small: SmallEnvironment, seed: object, tmp_path: Path, has_python: bool
+) -> None:
+    node = Node(tmp_path / "node", hidden=_in_sight(manager, small), has_python=has_python)
+    root = str(ROOT / "setup.cfg")
+
+    def look() -> tuple[str, str, bool]:
+        import stoker
+
+        return sys.prefix, str(stoker.__file__), os.path.exists(root)
+
+    manager.pilots.append(node.start(brought(manager, small, node)))
+    hello = manager.until(lambda: manager.hellos and manager.hellos[-1], what=f"hello: {node.said()}", wait_s=90)
+    assert hello.block == "b7"
+    if not hello.objects:  # the archive of its environment, which it hands on
+        manager.wait_for(ObjectsHere)
+    assert hello.folder.partition(":")[2].startswith(str(node.folder))
+    manager.ready(recipe())
+    [(prefix, package, sees)] = manager.results(manager.run(look, [()]))
+    assert prefix.startswith(str(node.folder))
+    assert package.startswith(prefix)
+    assert not sees
+    assert not list(node.folder.glob("stoker-begin.*"))
+
+
+def test_the_second_pilot_of_a_node_fetches_nothing(
+    manager: FakeManager, small: SmallEnvironment, seed: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    node = Node(tmp_path / "node", hidden=_in_sight(manager, small))
+    command = brought(manager, small, node)
+    manager.pilots.append(node.start(command))
+    manager.until(lambda: manager.hellos, what="hello", wait_s=90)
+    seed.terminate()
+    seed.wait(10)
+    manager.pilots.append(node.start(command))
+    manager.until(lambda: len(manager.hellos) == 2, what=f"second hello: {node.said()}", wait_s=90)
+
+
+def test_nobody_to_get_it_from_is_told_in_a_sentence(
+    manager: FakeManager, small: SmallEnvironment, tmp_path: Path
+) -> None:
+    node = Node(tmp_path / "node", hidden=_in_sight(manager, small))
+    process = node.start(brought(manager, small, node))
+    assert process.wait(60) == 1
+    assert "can't get the environment" in node.said()
+    assert "is not seen here" in node.said()

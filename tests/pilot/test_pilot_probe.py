@@ -1,0 +1,197 @@
+"""Probes: a device that computes wrongly, refuses, hangs or crashes is told, once, and in words."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_manager import FakeManager, recipe
+
+from stoker.manager.protocol.ids import DeviceId
+from stoker.manager.protocol.to_manager import DeviceFacts, DeviceFault
+from stoker.pilot.agent import probing
+from stoker.pilot.devices import Device, find_devices, gpu
+from stoker.pilot.devices.cuda import DeviceError
+from stoker.pilot.devices.health import Health
+from stoker.pilot.devices.probe import SIZE, Answer, examine
+
+DEVICE = Device(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
+
+
+class Computer:
+    """A stand-in for a device: it multiplies, and then something happens to the product."""
+
+    def __init__(self, harm: Any = None) -> None:
+        self._harm = harm
+
+    def product(self, a: array[float], b: array[float], size: int) -> array[float]:
+        columns = [b[j::size] for j in range(size)]
+        out, known = array("f"), dict[bytes, list[float]]()
+        for i in range(size):
+            row = a[i * size : (i + 1) * size]
+            if row.tobytes() not in known:  # few differ, and Python is slow
+                known[row.tobytes()] = [sum(map(float.__mul__, row, column)) for column in columns]
+            out.extend(known[row.tobytes()])
+        if self._harm is not None:
+            self._harm(out)
+        return out
+
+
+def flip(index: int, by: float) -> Any:
+    def harm(product: array[float]) -> None:
+        product[index] += by
+
+    return harm
+
+
+def test_a_sound_device() -> None:
+    assert examine(Computer(), name="cuda:0") == (Answer.SOUND, "")
+
+
+@pytest.mark.parametrize("index", [0, 777, SIZE * SIZE - 1])
+def test_one_wrong_element_is_seen(index: int) -> None:
+    answer, said = examine(Computer(flip(index, 7000.0)), name="cuda:0")
+    assert answer is Answer.WRONG
+    assert said.startswith("cuda:0 gave a wrong matrix product (error ")
+    assert said.endswith("allowed 1e-3)")
+
+
+def test_no_number_is_wrong() -> None:
+    answer, said = examine(Computer(flip(5, float("nan"))), name="cuda:1")
+    assert (answer, said) == (Answer.WRONG, "cuda:1 gave a wrong matrix product (error 1e0, allowed 1e-3)")
+
+
+def test_a_device_that_refuses() -> None:
+    def refuse(_product: array[float]) -> None:
+        raise DeviceError("cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory")
+
+    answer, said = examine(Computer(refuse), name="cuda:0")
+    assert answer is Answer.FAILED
+    assert said == "cuda:0 failed: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "said"),
+    [
+        ("", Answer.SOUND, ""),
+        ("print('cpu:0 gave nonsense'); sys.exit(5)", Answer.WRONG, "cpu:0 gave nonsense"),
+        ("print('none here'); sys.exit(3)", Answer.UNKNOWN, "none here"),
+        ("raise OSError('a driver fault')", Answer.FAILED, "exit code 1: OSError: a driver fault"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", Answer.FAILED, "its probe ended with SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", Answer.UNKNOWN, "was ended by somebody"),
+        ("time.sleep(100)", Answer.FAILED, "did not end within"),
+    ],
+)
+def test_how_a_probe_may_end(monkeypatch: pytest.MonkeyPatch, text: str, answer: Answer, said: str) -> None:
+    if "sleep" in text:
+        monkeypatch.setattr(probing, "_LIMIT_S", 0.3)
+    command = (sys.executable, "-c", f"import os, signal, sys, time; {text or 'pass'}")
+    got, words = probing.run(command, DEVICE)
+    assert got is answer
+    assert said in words
+
+
+def test_a_probe_that_cannot_be_started() -> None:
+    answer, said = probing.run(("/no/such/probe",), DEVICE)
+    assert answer is Answer.UNKNOWN
+    assert "could not be started" in said
+
+
+def probe(folder: Path, text: str) -> str:
+    """A probe as a site may have one: it gets the device's name, and counts in a file how often it was asked."""
+    file = folder / "probe"
+    file.write_text(f"#!/bin/sh\necho $1 >> {folder / 'asked'}\n{text}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_a_device_that_fails_twice_is_told_once(manager: FakeManager, tmp_path: Path) -> None:
+    wrong = 'if [ "$1" = cpu:1 ]; then echo "$1 gave a wrong matrix product (error 3e-1, allowed 1e-3)"; exit 5; fi'
+    manager.start_pilot("--devices", "cpu:2", "--probe", probe(tmp_path, wrong))
+    fault = manager.wait_for(DeviceFault)
+    assert fault == DeviceFault(
+        DeviceId("cpu:1"), "cpu:1 gave a wrong matrix product (error 3e-1, allowed 1e-3), twice"
+    )
+    assert sorted((tmp_path / "asked").read_text().split()) == ["cpu:0", "cpu:1", "cpu:1"]
+    manager.ready(recipe())  # the other device serves
+    assert [type(message) for message in manager.said].count(DeviceFault) == 1
+
+
+def test_one_failure_is_none(manager: FakeManager, tmp_path: Path) -> None:
+    once = f'[ "$(wc -l < {tmp_path / "asked"})" -gt 1 ] || {{ echo "cpu:0 failed: out of memory"; exit 4; }}'
+    manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, once))
+    manager.hello()
+    manager.until(lambda: (tmp_path / "asked").exists() and (tmp_path / "asked").read_text().count("cpu:0") == 2)
+    manager.ready(recipe())
+    assert not [message for message in manager.said if type(message) is DeviceFault]
+
+
+class Nvml:
+    """What `Health` asks of pynvml, over GPUs that a test describes."""
+
+    class NVMLError(Exception):
+        pass
+
+    nvmlEventTypeXidCriticalError, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 8, 1, 0
+
+    def __init__(self, errors: dict[str, int | None]) -> None:
+        self.errors = errors
+        self.events: list[Any] = []
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return uuid
+
+    nvmlDeviceGetUUID = nvmlDeviceGetHandleByUUID
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: str, _kind: int, _counter: int) -> int:
+        count = self.errors[handle]
+        if count is None:
+            raise self.NVMLError("Not Supported")
+        return count
+
+    def nvmlEventSetCreate(self) -> object:
+        return object()
+
+    def nvmlDeviceRegisterEvents(self, *_: Any) -> None:
+        pass
+
+    def nvmlEventSetWait_v2(self, _events: object, timeout_ms: int) -> Any:
+        assert timeout_ms == 0  # the agent's loop must not wait
+        if not self.events:
+            raise self.NVMLError("Timeout")
+        return self.events.pop(0)
+
+
+class Event:
+    def __init__(self, device: str, xid: int) -> None:
+        self.device, self.eventData = device, xid
+
+
+def gpus(*uuids: str) -> tuple[Device, ...]:
+    facts = [DeviceFacts(DeviceId(f"cuda:{number}"), "NVIDIA A10", 24 * 10**9) for number in range(len(uuids))]
+    return tuple(Device(facts=one, cuda=uuid, uuid=uuid) for one, uuid in zip(facts, uuids, strict=True))
+
+
+def test_what_the_driver_reports() -> None:
+    nvml = Nvml({"GPU-a": 2, "GPU-b": None})
+    health = Health(gpus("GPU-a", "GPU-b"), nvml=nvml)
+    assert health.faults() == {}  # errors from before this pilot are not its own
+    nvml.errors["GPU-a"] = 3
+    nvml.events = [Event("GPU-b", 13), Event("GPU-b", 79)]
+    assert health.faults() == {
+        "GPU-a": "it had 1 uncorrectable memory errors (ECC)",
+        "GPU-b": "the driver reported Xid 79 (it has fallen off the bus)",
+    }
+    assert health.faults() == {}
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_sound() -> None:
+    found, why = gpu.find()
+    if not found:
+        pytest.skip(why)
+    for device in find_devices("gpu"):
+        assert probing.run((sys.executable, "-P", "-m", "stoker.pilot.devices.probe"), device) == (Answer.SOUND, "")

@@ -1,0 +1,114 @@
+"""Walltime: where a pilot hears of it, what it says, and that it is gone before the batch system's signal."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from fake_manager import FakeManager, recipe
+
+from stoker.manager.protocol.to_manager import PilotLeaving
+from stoker.pilot.agent import walltime
+
+NOW = 1_800_000_000.0
+
+AD = f"""\
+ClusterId = 7
+JobCurrentStartDate = {NOW - 100:.0f}
+StokerWalltime = 3600
+Cmd = "/home/ana/run.sh"
+Requirements = (TARGET.Arch == "X86_64")
+"""
+
+
+def command(folder: Path, name: str, text: str) -> dict[str, str]:
+    """A batch system's command on PATH, for a pilot."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def in_seconds(seconds: float) -> str:
+    """A moment as Slurm writes it: local time."""
+    return datetime.fromtimestamp(time.time() + seconds).isoformat(timespec="seconds")
+
+
+def test_what_variables_and_ads_say(tmp_path: Path) -> None:
+    ad = tmp_path / "job.ad"
+    ad.write_text(AD)
+    assert walltime.said({}, now=NOW) == walltime.NO_END
+    assert walltime.said({"SLURM_JOB_END_TIME": f"{NOW + 60:.0f}"}, now=NOW) == 60
+    assert walltime.said({"SLURM_JOB_END_TIME": f"{NOW - 60:.0f}"}, now=NOW) == 0
+    assert walltime.said({"SLURM_JOB_END_TIME": "soon"}, now=NOW) == walltime.NO_END
+    assert walltime.said({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == 3500
+    ad.write_text(AD + "AllowedExecuteDuration = 1000\n")
+    assert walltime.said({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == 900
+    ad.write_text("ClusterId = 7\n")
+    assert walltime.said({"_CONDOR_JOB_AD": str(ad)}, now=NOW) == walltime.NO_END
+    assert walltime.said({"_CONDOR_JOB_AD": str(tmp_path / "none")}, now=NOW) == walltime.NO_END
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "text", "expected"),
+    [
+        ("squeue", "SLURM_JOB_ID", f"[ \"$*\" = '-h -j 88 -o %e' ] && echo {in_seconds(86400)}", 86400.0),
+        ("squeue", "SLURM_JOB_ID", "echo N/A", walltime.NO_END),
+        ("squeue", "SLURM_JOB_ID", "echo 'Invalid job id specified' >&2; exit 1", walltime.NO_END),
+        ("bjobs", "LSB_JOBID", "echo '1:30 L'", 5400.0),
+        ("bjobs", "LSB_JOBID", "echo '-'", walltime.NO_END),
+    ],
+)
+def test_what_commands_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, job: str, text: str, expected: float
+) -> None:
+    monkeypatch.setenv("PATH", command(tmp_path / "bin", name, text)["PATH"])
+    said = walltime.ask({job: "88"})
+    assert said == expected or abs(said - expected) < 600  # since the cases were collected
+
+
+def test_a_command_that_hangs_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walltime, "_COMMAND_LIMIT_S", 0.2)
+    monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", "exec sleep 100")["PATH"])
+    assert walltime.ask({"SLURM_JOB_ID": "88"}) == walltime.NO_END
+
+
+def test_no_limit_is_said_as_none(served: FakeManager) -> None:
+    assert served.hello().ends_in_s == 0
+
+
+def test_the_site_file_is_believed_where_nobody_else_says(manager: FakeManager) -> None:
+    manager.start_pilot("--devices", "cpu:1", "--walltime-s", "600")
+    assert 500 < manager.hello().ends_in_s <= 600
+
+
+def test_slurm_corrects_what_the_site_file_says(manager: FakeManager, tmp_path: Path) -> None:
+    """The pilot does not wait for squeue: it says hello again."""
+    environ = command(tmp_path / "bin", "squeue", f"sleep 1; echo {in_seconds(1800)}")
+    manager.start_pilot("--devices", "cpu:1", "--walltime-s", "60000", SLURM_JOB_ID="88", **environ)
+    manager.until(lambda: len(manager.hellos) > 1, what="a second hello")
+    assert manager.hellos[0].ends_in_s > 50_000
+    assert 1000 < manager.hellos[-1].ends_in_s < 1800
+    manager.ready(recipe())  # and all is as it was
+    assert manager.results(manager.run(os.getppid, [()]))
+
+
+@pytest.mark.slow
+def test_it_ends_by_itself_before_the_axe(manager: FakeManager) -> None:
+    """A manager that says nothing: what runs may finish, what has not begun comes back, and the pilot ends clean."""
+    pilot = manager.start_pilot("--devices", "cpu:1", "--walltime-s", "16")
+    ends_at = manager.hello().ends_in_s + time.monotonic()
+    manager.ready(recipe())
+    (first,) = manager.run(
+        time.sleep, [(ends_at - time.monotonic() - 2.0,)]
+    )  # it leaves between 3.2 s and 0.8 s before
+    rest = manager.run(time.sleep, [(60,), (60,)])
+    leaving = manager.wait_for(PilotLeaving, wait_s=40)
+    assert "its walltime is over in" in leaving.reason
+    assert manager.results([first]) == [None]
+    assert sorted(manager.returned()) == rest
+    assert pilot.wait(20) == 0
+    assert time.monotonic() < ends_at
