@@ -8,7 +8,7 @@ acknowledged along with whatever leaves. Everything else is the business of one 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,12 +53,18 @@ class Job:
 
 
 class Outgoing:
-    """The sending side of a link. A call that is not in `wanted` any more when its turn comes is not sent."""
+    """The sending side of a link. A call that is not in `wanted` any more when its turn comes is not sent.
 
-    def __init__(self, wanted: Container[CallId]) -> None:
+    `describe` says what pilots need to know of a recipe's objects.
+    """
+
+    def __init__(
+        self, wanted: Container[CallId], *, describe: Callable[[Recipe], list[to_manager.DefineManifest]]
+    ) -> None:
         self.queue: deque[tuple[Job, CallSpec] | Any] = deque()
         self.received = 0
         self._wanted = wanted
+        self._describe = describe
         self._outbox = Outbox()
         self._known: set[str] = set()
         self._said = 0
@@ -127,6 +133,7 @@ class Outgoing:
         for recipe in (job.recipe, *job.variants):
             if recipe.key not in self._known:
                 self._known.add(recipe.key)
+                messages += self._describe(recipe)
                 messages.append(to_manager.DefineRecipe(recipe))
         function = job.function
         if function.key not in self._known:

@@ -2,7 +2,8 @@
 
     <session folder>/            0700
         session.json             address, session id, protocol version, the manager's public key
-        keys/                    0700; one CURVE key pair a role: server, client, pilot (0600)
+        keys/                    0700; one CURVE key pair a role: server, client, pilot (0600);
+                                 `transfer` holds the secret of transfers between pilots, and no key pair
         journal                  every event of the manager, in order
         manager.log
         sites/                   the site files of its sources of pilots
