@@ -1,4 +1,4 @@
-"""Which batch system a site means."""
+"""Which batch system a site means. Parsl, which takes a second to import, is imported for those that go through it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from stoker.manager.environment.carrying import carried_folder, starter_files
 from stoker.manager.factory import condor_description
 from stoker.manager.factory.batch import Batch, SubmissionRefused, job_name
 from stoker.manager.factory.condor import CondorBatch
-from stoker.manager.factory.kubernetes import KubernetesBatch
-from stoker.manager.factory.listed import ListedBatch
 from stoker.manager.factory.local import LocalBatch
 from stoker.manager.factory.pilot_command import pilot_command
-from stoker.manager.factory.providers import render
-from stoker.manager.factory.slurm import SlurmBatch
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site import ProviderKind, Site
@@ -48,6 +44,8 @@ def make_batch(site: Site, *, session: str, folder: SessionFolder, python_path: 
 
     match kind:
         case ProviderKind.SLURM:
+            from stoker.manager.factory.slurm import SlurmBatch
+
             return SlurmBatch(site, session=session, folder=folder.submit, command=command)
         case ProviderKind.CONDOR:
             files = starter_files(folder, site)
@@ -55,8 +53,12 @@ def make_batch(site: Site, *, session: str, folder: SessionFolder, python_path: 
         case ProviderKind.LOCAL:
             return LocalBatch(session=session, folder=folder.submit, command=command)
         case ProviderKind.KUBERNETES:
+            from stoker.manager.factory.kubernetes import KubernetesBatch
+
             return KubernetesBatch(site, session=session, command=command)
         case _:
+            from stoker.manager.factory.listed import ListedBatch
+
             return ListedBatch(site, session=session, folder=folder.submit, command=command)
 
 
@@ -71,6 +73,8 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
             files = [] if site.provider.shared_files else [os.path.relpath(carried_folder(folder, site), folder.submit)]
             return condor_description.render(site, session=session, block=block, command=command, files=files)
         case _:
+            from stoker.manager.factory.providers import render
+
             return render(site, job=job_name(session, block), command=command)
 
 
@@ -78,6 +82,6 @@ def _check(site: Site) -> None:
     kind = site.provider.kind
     if not site.provider.shared_files and kind not in (ProviderKind.CONDOR, ProviderKind.KUBERNETES):
         raise ConfigError(
-            f"site {site.name}: jobs of {kind.value} bring no files to their nodes; shared_files = false is for condor, "
-            "elsewhere name a session folder that nodes see"
+            f"site {site.name}: with shared_files = false a job must bring files along, as condor's do; those of "
+            f"{kind.value} need a session folder that their nodes see"
         )

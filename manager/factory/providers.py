@@ -97,15 +97,18 @@ class _Lsf(LSFProvider, Bounded):  # type: ignore[misc]
 
 
 class _GridEngine(GridEngineProvider, Bounded):  # type: ignore[misc]
-    pass
+    def get_configs(self, command: str, tasks_per_node: int) -> dict[str, Any]:
+        """What goes into the template, which has no place for the job's name."""
+        configs: dict[str, Any] = super().get_configs(command, tasks_per_node)
+        return {**configs, "scheduler_options": f"#$ -N {self.job}\n{configs['scheduler_options']}"}
 
 
 class OnEachNode(Launcher):  # type: ignore[misc]
     """Starts one pilot a node of the block.
 
-    On one node the pilot takes the place of the batch shell: then a batch system's SIGTERM reaches it and nothing else,
-    and it has the whole time until the kill. Through `srun` it would not have that: `srun` answers the SIGTERM of a
-    preemption or `scancel` by killing its tasks at once.
+    On one node the pilot takes the place of the batch shell: no other process, and no step for which slurmctld has to
+    be there. Slurm's SIGTERM reaches it KillWait before the kill either way (tried: scancel, REQUEUE, CANCEL).
+    Where preemption has a GraceTime, a step would get it at its beginning; the pilot works on for so long instead.
     """
 
     def __init__(self, provider: Provider) -> None:

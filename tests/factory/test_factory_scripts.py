@@ -148,7 +148,14 @@ def test_lsf() -> None:
 def test_grid_engine() -> None:
     wanted = site(ProviderKind.GRID_ENGINE, queue="gpu", account="p1", gpus="1", cores=4)
     script = render(wanted, job="stoker-k3v9-b7", command="pilot")
-    assert set(head(script, "#$")) >= {"-cwd", "-l h_rt=01:00:00", "-P p1", "-pe smp 4", "-l gpu=1"}
+    assert set(head(script, "#$")) >= {
+        "-N stoker-k3v9-b7",
+        "-cwd",
+        "-l h_rt=01:00:00",
+        "-P p1",
+        "-pe smp 4",
+        "-l gpu=1",
+    }
 
 
 def test_grid_engine_has_no_blocks_of_several_nodes() -> None:

@@ -1,0 +1,207 @@
+"""PBS, LSF and Grid Engine: what they print, and a block's way over commands that print it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused
+from stoker.manager.factory.listed import ListedBatch
+from stoker.manager.factory.listings import Listed, read_grid_engine, read_lsf, read_pbs
+from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.ids import BlockId
+from stoker.site import Duration, Provider, ProviderKind, Site
+
+PENDING, RUNNING, ENDED = BlockPhase.PENDING, BlockPhase.RUNNING, BlockPhase.ENDED
+B7 = BlockId("b7")
+
+PBS = {
+    "timestamp": 1795275000,
+    "pbs_version": "2022.1.1",
+    "pbs_server": "head",
+    "Jobs": {
+        "11.head": {
+            "Job_Name": "stoker-k3v9-b0",
+            "job_state": "Q",
+            "comment": "Not Running: Insufficient amount of resource: ngpus",
+            "estimated": {"start_time": 1795276000},
+        },
+        "12.head": {"Job_Name": "stoker-k3v9-b1", "job_state": "R", "exec_host": "n1/0*4"},
+        "13.head": {"Job_Name": "stoker-k3v9-b2", "job_state": "H"},
+        "14.head": {"Job_Name": "stoker-k3v9-b3", "job_state": "S"},
+        "15.head": {"Job_Name": "stoker-k3v9-b4", "job_state": "F", "Exit_status": 0},
+        "16.head": {"Job_Name": "stoker-k3v9-b5", "job_state": "F", "Exit_status": 1},
+        "17.head": {"Job_Name": "stoker-k3v9-b6", "job_state": "F", "Exit_status": 271},
+        "18.head": {
+            "Job_Name": "stoker-k3v9-b7",
+            "job_state": "F",
+            "Exit_status": -29,
+            "comment": "Job run at Sat Nov 21 at 10:00 on (n1:ncpus=1) and exceeded resource walltime",
+        },
+    },
+}
+
+LSF = """\
+201|PEND|-|-|stoker-k3v9-b0|New job is waiting for scheduling;
+202|RUN|-|n1|stoker-k3v9-b1|-
+203|SSUSP|-|n1|stoker-k3v9-b2|-
+204|DONE|-|n1|stoker-k3v9-b3|-
+205|EXIT|1|n1|stoker-k3v9-b4|-
+206|EXIT|140|n1|stoker-k3v9-b5|-
+207|EXIT|-|-|stoker-k3v9-b6|-
+208|PSUSP|-|-|stoker-k3v9-b7|Job was suspended by the user while pending;
+"""
+
+GRID_ENGINE = """<?xml version='1.0'?>
+<job_info xmlns:xsd="http://arc.liv.ac.uk/repos/darcs/sge/source/dist/util/resources/schemas/qstat/qstat.xsd">
+  <queue_info>
+    <job_list state="running"><JB_job_number>301</JB_job_number><JAT_prio>0.5</JAT_prio>
+      <JB_name>stoker-k3v9-b0</JB_name><JB_owner>ana</JB_owner><state>r</state>
+      <queue_name>gpu.q@n1</queue_name><slots>1</slots></job_list>
+    <job_list state="running"><JB_job_number>302</JB_job_number>
+      <JB_name>stoker-k3v9-b1</JB_name><state>T</state><queue_name>gpu.q@n1</queue_name></job_list>
+  </queue_info>
+  <job_info>
+    <job_list state="pending"><JB_job_number>303</JB_job_number>
+      <JB_name>stoker-k3v9-b2</JB_name><state>qw</state><queue_name></queue_name></job_list>
+    <job_list state="pending"><JB_job_number>304</JB_job_number>
+      <JB_name>stoker-k3v9-b3</JB_name><state>Eqw</state><queue_name></queue_name></job_list>
+    <job_list state="pending"><JB_job_number>305</JB_job_number>
+      <JB_name>stoker-k3v9-b4</JB_name><state>hqw</state><queue_name></queue_name></job_list>
+  </job_info>
+</job_info>
+"""
+
+
+def said(jobs: dict[str, Listed]) -> list[tuple[BlockPhase, str]]:
+    return [(job.phase, job.reason) for job in jobs.values()]
+
+
+def test_pbs() -> None:
+    jobs = read_pbs(json.dumps(PBS))
+    assert said(jobs) == [
+        (PENDING, "Not Running: Insufficient amount of resource: ngpus"),
+        (RUNNING, "on n1/0*4"),
+        (PENDING, "held"),
+        (RUNNING, "suspended"),
+        (ENDED, "done"),
+        (ENDED, "exit code 1"),
+        (ENDED, "killed by signal 15"),
+        (ENDED, "out of walltime"),
+    ]
+    assert jobs["11.head"].look(now=1795275400, output=[]) == JobLook(PENDING, jobs["11.head"].reason, 600)
+    assert jobs["16.head"].look(now=0, output=["no room"]).reason == "exit code 1: no room"
+    assert read_pbs('{"pbs_server": "head"}') == {}
+
+
+def test_lsf() -> None:
+    assert said(read_lsf(LSF)) == [
+        (PENDING, "New job is waiting for scheduling;"),
+        (RUNNING, "on n1"),
+        (RUNNING, "suspended"),
+        (ENDED, "done"),
+        (ENDED, "exit code 1"),
+        (ENDED, "out of walltime"),
+        (ENDED, "cancelled"),
+        (PENDING, "Job was suspended by the user while pending;"),
+    ]
+
+
+def test_grid_engine() -> None:
+    assert said(read_grid_engine(GRID_ENGINE)) == [
+        (RUNNING, "on gpu.q@n1"),
+        (RUNNING, "suspended (T)"),
+        (PENDING, ""),
+        (PENDING, "in error state Eqw: see `qstat -j`"),
+        (PENDING, "held"),
+    ]
+    assert read_grid_engine("") == {}
+    with pytest.raises(ValueError, match="syntax error"):
+        read_grid_engine("error: commlib error")
+
+
+COMMANDS = {
+    ProviderKind.PBS: {
+        "qsub": "echo 11.head",
+        "qselect": "echo 11.head; echo 12.head",
+        "qstat": f"cat <<'END'\n{json.dumps(PBS)}\nEND",
+        "qdel": 'echo "$@" >> cancelled',
+    },
+    ProviderKind.LSF: {
+        "bsub": "grep -q 'BSUB -J stoker-k3v9-b0' && echo 'Job <201> is submitted to queue <gpu>.'",
+        "bjobs": f"cat <<'END'\n{LSF}END",
+        "bkill": 'echo "$@" >> cancelled',
+    },
+    ProviderKind.GRID_ENGINE: {
+        "qsub": "grep -q '#$ -N stoker-k3v9-b0' stoker-k3v9-b0.sh && echo 303",
+        "qstat": f"cat <<'END'\n{GRID_ENGINE}END",
+        "qdel": 'echo "$@" >> cancelled',
+    },
+}
+IDS = {ProviderKind.PBS: "11.head", ProviderKind.LSF: "201", ProviderKind.GRID_ENGINE: "303"}
+kinds = pytest.mark.parametrize("kind", list(COMMANDS), ids=lambda kind: kind.value)
+
+
+class World:
+    """A batch system's commands, which a test may replace."""
+
+    def __init__(self, folder: Path, kind: ProviderKind) -> None:
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for name, body in COMMANDS[kind].items():
+            self.put(name, body)
+        site = Site(name="lab", provider=Provider(kind=kind, command_limit_s=Duration(5)))
+        self.submit = folder / "sub mit"
+        self.submit.mkdir()
+        self.batch = ListedBatch(site, session="k3v9", folder=self.submit, command=lambda block: f"echo {block}")
+
+    def put(self, name: str, body: str) -> None:
+        (self.bin / name).write_text(f"#!/bin/sh\n{body}\n")
+        (self.bin / name).chmod(0o755)
+
+
+@pytest.fixture
+def world(kind: ProviderKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    return World(tmp_path, kind)
+
+
+@kinds
+def test_submit_look_find_cancel(world: World, kind: ProviderKind) -> None:
+    job = world.batch.submit(BlockId("b0"))
+    assert job == IDS[kind]
+    assert world.batch.look([job])[job].phase is PENDING
+    assert job in world.batch.find()
+    world.batch.cancel([job, "999"])
+    assert (world.submit / "cancelled").read_text() == f"{job} 999\n"
+
+
+@kinds
+def test_a_job_that_is_no_longer_listed_is_over(world: World, kind: ProviderKind) -> None:
+    job = world.batch.submit(BlockId("b0"))
+    for name in ("qstat", "bjobs"):
+        world.put(name, "true" if kind is not ProviderKind.PBS else "echo 'qstat: Unknown Job Id 11' >&2; exit 153")
+    (world.submit / "stoker-k3v9-b0.err").write_text("no such module: cuda\n")
+    assert world.batch.look([job])[job] == JobLook(ENDED, "no longer in the queue: no such module: cuda")
+
+
+@kinds
+def test_refused_and_away(world: World, kind: ProviderKind) -> None:
+    for name in ("qsub", "bsub"):
+        world.put(name, "echo 'Unknown queue MSG=moon' >&2; exit 1")
+    with pytest.raises(SubmissionRefused, match="Unknown queue MSG=moon"):
+        world.batch.submit(B7)
+    for name in ("qsub", "bsub", "qstat", "bjobs", "qselect"):
+        world.put(name, "echo 'Cannot connect to server head' >&2; exit 1")
+    for ask in (lambda: world.batch.submit(B7), lambda: world.batch.look(["1"]), world.batch.find):
+        with pytest.raises(BatchTrouble, match="Cannot connect to server head"):
+            ask()
+
+
+@pytest.mark.parametrize("kind", [ProviderKind.PBS, ProviderKind.GRID_ENGINE], ids=lambda kind: kind.value)
+def test_an_answer_that_cannot_be_read(world: World, kind: ProviderKind) -> None:
+    world.put("qstat", "echo '<<<'")
+    with pytest.raises(BatchTrouble, match="has printed what cannot be read"):
+        world.batch.look(["1"])

@@ -1,0 +1,82 @@
+"""Pilots of this machine beside those of a batch system: started, found by a later factory, ended."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live.peers import until
+
+from stoker.manager.factory.local import LocalBatch
+from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.ids import BlockId
+
+B0, B1 = BlockId("b0"), BlockId("b1")
+
+
+class Place:
+    """A session's folder, and what stands in for a pilot: a program with a pilot's command line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "submit").mkdir(parents=True)
+        self.program = "import time; time.sleep(300)"
+        self.made: list[LocalBatch] = []
+
+    def batch(self) -> LocalBatch:
+        batch = LocalBatch(session="k3v9", folder=self.folder / "submit", command=self.command)
+        self.made.append(batch)
+        return batch
+
+    def command(self, block: BlockId) -> str:
+        words = ["stoker.pilot.main", "--session", str(self.folder), "--block", block]
+        return shlex.join([sys.executable, "-c", self.program, *words])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path / "ses sion")
+    yield place
+    batch = place.batch()
+    batch.cancel(list(batch.find()))
+    until(lambda: not batch.find(), what="the end of what was started")
+
+
+def test_started_watched_and_ended(place: Place) -> None:
+    batch = place.batch()
+    job = batch.submit(B0)
+    assert batch.look([job])[job].phase is BlockPhase.RUNNING, "from its first moment on"
+    batch.cancel([job])
+    until(lambda: batch.look([job])[job].phase is BlockPhase.ENDED, what="the end", seconds=30)
+
+
+def test_why_it_ended(place: Place) -> None:
+    batch = place.batch()
+    place.program = "import sys; sys.exit('no such folder')"
+    job = batch.submit(B0)
+    look = until(
+        lambda: (looked := batch.look([job])[job]).phase is BlockPhase.ENDED and looked, what="the end", seconds=30
+    )
+    assert look.reason == "exit code 1: no such folder"
+
+
+def test_another_factory_finds_what_runs(place: Place) -> None:
+    job = place.batch().submit(B1)
+    other = place.batch()
+    until(lambda: other.find() == {job: B1}, what="the pilot to be there", seconds=30)
+    other.cancel([job])
+    until(lambda: not other.find(), what="the end", seconds=30)
+    assert other.look([job])[job].reason == "its process is gone"
+
+
+def test_pilots_of_other_sessions_are_none_of_ours(place: Place, tmp_path: Path) -> None:
+    other = Place(tmp_path / "other")
+    batch = other.batch()
+    job = batch.submit(B0)
+    until(lambda: batch.find(), what="the other's pilot")
+    assert not place.batch().find()
+    batch.cancel([job])
+    until(lambda: not batch.find(), what="its end", seconds=30)
