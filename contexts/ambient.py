@@ -20,6 +20,8 @@ from stoker.errors import StokerError
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
 """Takes `done, total, metric, state` (state is pickled, empty if none); answers whether the call is to be evicted."""
+SnapshotHook = Callable[[str, str, float], None]
+"""Takes a snapshot's form, its folder, and the seconds that it took to make."""
 
 
 class Evicted(BaseException):
@@ -36,10 +38,13 @@ class Evicted(BaseException):
 class _Library:
     """The process's scope."""
 
-    def __init__(self, *, devices: tuple[str, ...], context: Any, objects: Mapping[str, str]) -> None:
+    def __init__(
+        self, *, devices: tuple[str, ...], context: Any, objects: Mapping[str, str], offer: SnapshotHook | None
+    ) -> None:
         self.devices = devices
         self.context = context
         self.objects = dict(objects)
+        self.offer = offer
 
 
 class _Call:
@@ -145,16 +150,31 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     return Path(given)
 
 
+def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) -> None:
+    """Say, while the context loads, that it lies in `folder` in a form that loads faster: other pilots can have it
+    then.
+
+    `form` names it the same everywhere, and `local_path(form)` is where one lies that came from another pilot. Outside
+    of a library it does nothing.
+    """
+    if _library is not None and _library.offer is not None:
+        _library.offer(form, os.fspath(folder), made_s)
+
+
 # ---- for the library process
 
 
 def enter_library(
-    *, device: str | tuple[str, ...] = "cpu", context: Any = None, objects: Mapping[str, str] | None = None
+    *,
+    device: str | tuple[str, ...] = "cpu",
+    context: Any = None,
+    objects: Mapping[str, str] | None = None,
+    offer: SnapshotHook | None = None,
 ) -> None:
     """Begin (or change) the process's scope: before the loader runs, and again with the context it returned.
 
     `device` is as the pilot names it (`cuda:3`, `cpu:0`), one or several; the process must see only its own GPUs.
-    `objects` maps cache names to local paths.
+    `objects` maps cache names, and forms of snapshots, to local paths; `offer` takes snapshots while the context loads.
     """
     global _library
     given = (device,) if isinstance(device, str) else tuple(device) or ("cpu",)
@@ -163,7 +183,7 @@ def enter_library(
         kind = one.partition(":")[0]
         named.append("cpu" if kind == "cpu" else f"{kind}:{sum(n.startswith(kind + ':') for n in named)}")
     kept = _library.objects if _library is not None and objects is None else objects or {}
-    _library = _Library(devices=tuple(named), context=context, objects=kept)
+    _library = _Library(devices=tuple(named), context=context, objects=kept, offer=offer)
 
 
 def leave_library() -> None:

@@ -8,7 +8,9 @@ Made once: a lock file lets one process convert while others wait. Made whole: i
 renamed, so a crash leaves a draft, which the next one to convert removes. A snapshot that can't be loaded is moved
 aside and made again. A disk that is full or closed costs the snapshot, never the load.
 
-A snapshot's name holds the digest of what it was made from and the dtype, so it is never of another model.
+A snapshot's name holds the digest of what it was made from and the dtype, so it is never of another model. Its
+folder's name is its *form*: by that name other pilots are offered it, and one that came from a peer is taken as it is
+where there is none yet.
 """
 
 from __future__ import annotations
@@ -99,6 +101,9 @@ def make_snapshot(place: Path, load: Callable[[], Loaded], *, source: str) -> bo
 
 def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple[Loaded, str]:
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
+    loaded = None if _is_snapshot(place) else _from_peer(place.name, dtype=dtype, device=device)
+    if loaded is not None:
+        return loaded
     for _ in range(2):
         try:
             made = make_snapshot(place, lambda: _read(path, dtype=dtype, device="cpu"), source=path)
@@ -109,13 +114,30 @@ def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple
         took = show_seconds(float(facts.get("made_s", 0.0)))
         how = f"snapshot (just made in {took})" if made else f"snapshot (made earlier in {took})"
         try:
-            return _read(str(place), dtype=dtype, device=device), how
+            loaded = _read(str(place), dtype=dtype, device=device), how
         except Exception as error:
             aside = place.with_name(f"{place.name}.damaged-{time.time_ns()}")
             log.warning("the snapshot %s can't be loaded (%s); moved to %s, made again", place, error, aside.name)
             with contextlib.suppress(OSError):
                 place.rename(aside)
+        else:
+            ambient.offer_snapshot(place.name, place, made_s=float(facts.get("made_s", 0.0)))
+            return loaded
     return _read(path, dtype=dtype, device=device), "without a snapshot"
+
+
+def _from_peer(form: str, *, dtype: Any, device: str) -> tuple[Loaded, str] | None:
+    """What comes of a snapshot that the pilot has got from another; None if there is none, or it is of no use."""
+    place = ambient.local_path(form)
+    facts = _is_snapshot(place)
+    if facts is None:
+        return None
+    try:
+        loaded = _read(str(place), dtype=dtype, device=device)
+    except Exception as error:
+        log.warning("the snapshot %s of another pilot can't be loaded (%s); one is made here", place, error)
+        return None
+    return loaded, f"snapshot (another pilot made it in {show_seconds(float(facts.get('made_s', 0.0)))})"
 
 
 def _is_snapshot(place: Path) -> dict[str, Any] | None:

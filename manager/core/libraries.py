@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import calls, feeding, pilots
+from stoker.manager.core import calls, feeding, pilots, snapshots
 from stoker.manager.core.commands import RecordLoad
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.seams import PolicyError
@@ -89,11 +89,15 @@ def load(core: Core, context: Context, pilot: Pilot, devices: tuple[Device, ...]
     pilot.libraries[library.id] = library
     for device in devices:
         device.libraries[library.id] = library
-    needs = context.recipe.needs
+    forms = snapshots.offered(core, context, devices[0].facts.kind)
     core.say(
         pilot,
-        StartLibrary(library.id, context.recipe, tuple(d.id for d in devices), needs.memory_bytes, memory_bytes),
-    )
+        StartLibrary(
+            library.id, context.recipe, tuple(d.id for d in devices), context.recipe.needs.memory_bytes, memory_bytes,
+            snapshots={form: snapshot.object for form, snapshot in forms.items()},
+            snapshot_wait_s=max((snapshot.made_s for snapshot in forms.values()), default=0.0),
+        ),
+    )  # fmt: skip
     core.changed("libraries", library.id)
     return library
 

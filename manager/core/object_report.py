@@ -67,7 +67,7 @@ def comes_from(state: State, library: Library) -> str:
     if peers:
         said.append(f"from peer{'s' * (len(peers) > 1)} {_some(peers)}")
     if not said and fetches:
-        said.append("waits for a pilot that has a place free to serve it")
+        said.append("when a pilot has a place free to serve it")
     return " and ".join(said)
 
 

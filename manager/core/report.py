@@ -38,10 +38,16 @@ def status(state: State) -> to_client.Status:
         cancelled=state.cancelled,
         gone_pilots=state.pilots_gone,
         jobs=tuple(blocks.tell(state.now, block) for block in state.blocks.values()),
-        trouble={name: source.trouble for name, source in state.sources.items() if source.trouble},
+        trouble=_trouble(state),
         objects=object_report.statuses(state),
         ended_blocks=dict(state.ended_blocks),
     )
+
+
+def _trouble(state: State) -> dict[str, str]:
+    said = {name: source.trouble for name, source in state.sources.items()}
+    said["peers"] = object_report.trouble(state)
+    return {name: text for name, text in said.items() if text}
 
 
 def device_seconds(state: State) -> dict[str, float]:

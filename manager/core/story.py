@@ -6,6 +6,7 @@ manager's, in seconds; the shell turns them into the wall clock's.
 
 from __future__ import annotations
 
+from stoker.manager.core import object_report
 from stoker.manager.core.blocks import in_words
 from stoker.manager.core.state import (
     Block,
@@ -122,7 +123,9 @@ def waits_for(state: State, context: Context) -> str:
         usual = f", usually {show_seconds(context.load_s)}" if context.load_s else ""
         devices = ", ".join(f"{x.devices[0].id} of {x.pilot.id}" for x in loading[:3])
         since = show_seconds(state.now - first.started_at)
-        return f"{name} is on its way ({first.phase.value}) on {devices} for {since}{usual}"
+        source = object_report.comes_from(state, first)
+        phase = f"{first.phase.value} {source}" if source else first.phase.value
+        return f"{name} is on its way ({phase}) on {devices} for {since}{usual}"
     if stopping:
         return f"a library of {name} is stopping"
     if context.last_failure is not None:

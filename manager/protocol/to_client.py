@@ -154,7 +154,8 @@ class Status(_Message, frozen=True, tag="status"):
 
     `done` counts every call that has ended, `failed` and `cancelled` among them. `gone_pilots`: those that were here
     once and have left, `lost_pilots` among them. `jobs` are blocks that the manager has asked for and that are not
-    over, `ended_blocks` counts the others by how they ended; `trouble` says what is wrong with a batch system.
+    over, `ended_blocks` counts the others by how they ended; `trouble` says what is wrong with a batch system, or
+    (`peers`) that pilots cannot reach each other.
     """
 
     session: str

@@ -118,8 +118,9 @@ class Peer(msgspec.Struct, frozen=True):
 class FetchObject(_Message, frozen=True, tag="fetch"):
     """Where a pilot may get an object from now on; replaces what was said before of this object.
 
-    `origin`: it may read the place that the object comes from, of which it is the one reader. `manifest`: the digests
-    of its parts, where the manager has them (else peers tell them; they are proven by the object's name).
+    `origin`: it may read the place that the object comes from, of which it is the one reader. Neither peers nor origin:
+    nobody can give it. `manifest`: the digests of its parts, where the manager has them (else peers tell them; they are
+    proven by the object's name); it comes along once.
     """
 
     object: ObjectRef

@@ -12,6 +12,7 @@ from stoker.manager.core.events import ManagerRestarted
 from stoker.manager.core.transfers import Limits
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot, wire
+from stoker.manager.protocol.ids import RecipeKey
 
 BIG = ObjectRef("file-big.gguf", 1 << 30, "/models/big.gguf")
 SMALL = ObjectRef("file-small", 1000, "/models/config.json")
@@ -290,6 +291,7 @@ def test_status_and_stories_tell_how_objects_travel(peers: Peers) -> None:
     peers.here("p1").define(library(peers)).call("1", context="llm").forget()
     peers.want("p1", refs=(BIG, SMALL))
     assert "big.gguf (1.1 GB) comes from where it lies" in peers.story("lib-1")
+    assert "llm is on its way (starting from where it lies) on cpu:0 of p1" in peers.story("1")
     big, small = peers.status().objects
     assert (big.name, big.size_bytes, big.holders, big.fetching) == (BIG.name, BIG.size_bytes, 0, 1)
     peers.arrive("p1", origin=BIG.size_bytes).arrive("p1", SMALL, peer=1000)
@@ -300,6 +302,59 @@ def test_status_and_stories_tell_how_objects_travel(peers: Peers) -> None:
 
 def test_status_says_that_peers_cannot_reach_each_other(peers: Peers) -> None:
     peers.define(library(peers)).here("p1", has=(BIG,)).here("p2").want("p2").fail("p2", "p1")
-    big, _ = peers.status().objects
-    assert "no peer could serve p2" in big.trouble
-    assert "connection timed out" in big.trouble
+    status = peers.status()
+    assert "no peer could serve p2" in status.objects[0].trouble
+    assert "connection timed out" in status.objects[0].trouble
+    assert "Pilots cannot reach each other (connection timed out): p2" in status.trouble["peers"]
+
+
+# ---- snapshots
+
+FORM = "file-abc-float32-1"
+SNAPSHOT = ObjectRef("folder-snapshot", 5 << 20, "/home/ana/snapshots/file-abc-float32-1")
+
+
+def offer(peers: Peers, name: str, ref: ObjectRef = SNAPSHOT, *, made_s: float = 16.0) -> None:
+    peers.report(name, say.SnapshotHere(RecipeKey("llm"), FORM, ref, b"digests", made_s))
+
+
+def start(peers: Peers, name: str) -> to_pilot.StartLibrary:
+    return next(x for x in peers.mail.pop(name) if isinstance(x, to_pilot.StartLibrary))
+
+
+def test_who_loads_what_another_has_as_a_snapshot_is_told_of_it(peers: Peers) -> None:
+    peers.define(recipe("llm")).here("p1").call("1", context="llm")
+    assert start(peers, "p1").snapshots == {}
+    offer(peers, "p1")
+    peers.here("p2").call("2", context="llm")
+    order = start(peers, "p2")
+    assert (order.snapshots, order.snapshot_wait_s) == ({FORM: SNAPSHOT}, 16.0)
+    peers.want("p2", refs=(SNAPSHOT,))
+    (fetch,) = peers.orders("p2")
+    assert ([peer.pilot for peer in fetch.peers], fetch.origin, fetch.manifest) == (["p1"], False, b"digests")
+
+
+def test_the_first_snapshot_of_a_form_stays_while_somebody_has_it(peers: Peers) -> None:
+    other = ObjectRef("folder-other", 6 << 20, "/elsewhere")
+    peers.define(recipe("llm")).here("p1", "p2")
+    offer(peers, "p1")
+    offer(peers, "p2", other, made_s=12.0)
+    peers.lose("p1")
+    offer(peers, "p2", other, made_s=12.0)
+    peers.here("p3").forget().call("1", "2", context="llm")
+    assert start(peers, "p3").snapshots == {FORM: other}
+
+
+def test_nobody_is_told_of_a_snapshot_that_nobody_has_or_for_another_kind_of_device(peers: Peers) -> None:
+    peers.define(recipe("llm")).here("p1")
+    offer(peers, "p1")
+    gpu = say.PilotHello(wire.VERSION, SESSION, "g1", 7, devices(1, kind="a10"), peer="g1:7000")
+    peers.report("p1", say.PilotLeaving("over"))
+    peers.report("g1", gpu, numbered=False)
+    peers.call("1", context="llm")
+    assert start(peers, "g1").snapshots == {}
+    offer(peers, "g1", ObjectRef("folder-half", 3 << 20, "/home/ana/snapshots/file-abc-bfloat16-1"))
+    peers.report("g1", say.SnapshotHere(RecipeKey("never"), FORM, SNAPSHOT))
+    assert peers.refused == {"snapshot of an unknown context": 1}
+    peers.here("p2").call("2", context="llm")
+    assert start(peers, "p2").snapshots == {}
