@@ -138,8 +138,10 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
             yield Finding(topic, Level.WARN, *_no_pilot(status, folder, address=address, took=took))
     finally:
         before = down.end(folder)
-        for each in down.wait_until_gone(folder, before, wait_s=60.0, waiting=say):
-            yield Finding(topic, Level.WARN, f"the probe has left {each.what}", each.remove)
+        remains = down.wait_until_gone(folder, before, wait_s=60.0, waiting=say)
+        yield from (Finding(topic, Level.WARN, f"the probe has left {each.what}", each.remove) for each in remains)
+    if status.pilots and not remains:
+        detached.forget(folder)
 
 
 def one_minute(site: Site) -> Site:
@@ -155,14 +157,14 @@ def one_minute(site: Site) -> Site:
 
 
 def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str], None]) -> Status:
-    until, said = time.monotonic() + wait_s, ""
+    until, said = time.monotonic() + wait_s, object()
     with Observer(folder) as observer:
         while True:
             status = observer.status()
-            texts = [*show_blocks.coming(status.jobs), *status.trouble.values()]
-            if (text := "; ".join(texts)) and text != said:
-                said = text
-                say(f"waiting for its pilot: {text}")
+            now = ([(job.phase, job.reason) for job in status.jobs], status.trouble)
+            if now != said:
+                said = now
+                say("; ".join([*show_blocks.coming(status.jobs), *status.trouble.values()]) or "asking for a job")
             gone = status.ended_blocks and not status.jobs
             if status.pilots or gone or time.monotonic() > until:
                 return status

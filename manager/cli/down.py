@@ -15,6 +15,8 @@ from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
 
 _LOOK_EVERY_S = 0.2
+_ASK_EVERY_S = 2.0
+"""How often batch systems are asked whether jobs that were cancelled are gone."""
 _SILENT_S = 2.0
 """What takes longer says what it waits for."""
 
@@ -63,17 +65,18 @@ def wait_until_gone(
     folder: SessionFolder, before: Status | None, *, wait_s: float, waiting: Callable[[str], None]
 ) -> list[left.Left]:
     """What is left of a session once all is gone or the time is up. `waiting` hears what takes long."""
-    until, silent_until, said = time.monotonic() + wait_s, time.monotonic() + _SILENT_S, ""
-    while remains := [*left.processes(folder), *left.factory(folder)]:
-        now = time.monotonic()
-        if now > until:
-            break
+    began, said = time.monotonic(), ""
+    while True:
+        here = [*left.processes(folder), *left.factory(folder)]
+        remains = here or list(left.jobs(folder, before))
+        took = time.monotonic() - began
+        if not remains or took > wait_s:
+            return remains
         text = ", ".join(dict.fromkeys(each.what for each in remains))
-        if now > silent_until and text != said:
+        if took > _SILENT_S and text != said:
             said = text
             waiting(f"waiting for {text}")
-        time.sleep(_LOOK_EVERY_S)
-    return [*remains, *left.jobs(folder, before)]
+        time.sleep(_LOOK_EVERY_S if here else _ASK_EVERY_S)
 
 
 def render(remains: list[left.Left], *, name: str) -> list[str]:

@@ -64,15 +64,15 @@ def ours() -> Iterator[tuple[psutil.Process, str, Path]]:
 
 
 def factory(folder: SessionFolder) -> Iterator[Left]:
-    """Whether a factory still looks after the session's jobs, on whichever machine."""
+    """Whether a factory still looks after the session's jobs on another machine."""
     lock = folder.path / "factory.lock"
-    if not lock.exists():
+    if not lock.exists() or any(kind == "factory" and path == folder.path for _, kind, path in ours()):
         return
     with lock.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield Left("the factory, which cancels jobs")
+            yield Left("the factory, which cancels its jobs")
         except OSError:  # a file system without locks: nothing can be told
             return
 

@@ -73,7 +73,7 @@ def _slurm(around: Surroundings, slurm: Slurm, named: str) -> Draft:
         each = ", ".join(dict.fromkeys(str(gpus) for gpus in chosen.gpus))
         kinds = [gpus for gpus in chosen.gpus if gpus.type]
         alone = f'; write "{kinds[0].type}:1" for one kind alone' if kinds else ""
-        lines.append(_line("gpus", "1", f"a node: {each} nodes{alone}"))
+        lines.append(_line("gpus", "1", f"a node; there are {each} nodes{alone}"))
         reasons.append("gpus: one a job, of any kind: small jobs find room first")
     else:
         cores = max(1, chosen.cores // 2)
@@ -169,10 +169,10 @@ def _named(slurm: Slurm, name: str) -> Partition:
 
 
 def describe(slurm: Slurm, each: Partition) -> str:
-    """A partition in a few words: `backfill (preemptible (REQUEUE); a10:2 x 4)`."""
+    """A partition in a few words: `backfill (preemptible, REQUEUE; a10:2 x 4)`."""
     facts = [", ".join(dict.fromkeys(str(gpus) for gpus in each.gpus)) or f"{each.nodes} nodes, no GPUs"]
     if slurm.is_preemptible(each):
-        facts.insert(0, f"preemptible ({each.preempt})")
+        facts.insert(0, f"preemptible, {each.preempt}")
     return f"{each.name} ({'; '.join(facts)})"
 
 

@@ -66,7 +66,7 @@ def ask(run: Callable[[Sequence[str]], Said]) -> Slurm:
     """The cluster that this host's commands know. What cannot be asked is left out; `trouble` says why the first could
     not."""
     try:
-        version = run(("sinfo", "--version")).out.removeprefix("slurm ").strip()
+        version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
         said = run(SINFO)
         if said.code:
             return Slurm(version, trouble=said.words)

@@ -23,6 +23,8 @@ from stoker.units import parse_seconds
 
 _FIRST_BLOCKS_S = 20.0
 """How long to wait for what the batch systems say to the first blocks."""
+_REASONS_S = 5.0
+"""How long to wait for why they are in the queue: batch systems tell that at their next look."""
 _ASK_EVERY_S = 0.25
 
 
@@ -114,12 +116,18 @@ def _first_blocks(folder: SessionFolder, sites: Sequence[Site]) -> Status:
     """The session, once the batch systems have answered for all blocks that are asked for, or take too long."""
     first = sum(site.pilot.init_blocks for site in sites)
     until = time.monotonic() + (_FIRST_BLOCKS_S if first else 0)
+    answered = False
     with Observer(folder) as observer:
         while True:
             status = observer.status()
             asked = [job for job in status.jobs if job.phase == BlockPhase.ASKED.value]
-            settled = status.trouble or (not asked and (status.jobs or status.ended_blocks or status.pilots))
-            if settled or time.monotonic() > until:
+            silent = [job for job in show_blocks.pending_of(status.jobs) if not job.reason]
+            if status.trouble or (not asked and (status.jobs or status.ended_blocks or status.pilots)):
+                if not answered:
+                    answered, until = True, time.monotonic() + _REASONS_S
+                if not silent:
+                    return status
+            if time.monotonic() > until:
                 return status
             time.sleep(_ASK_EVERY_S)
 

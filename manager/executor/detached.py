@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -85,6 +86,12 @@ def default_place(session: str) -> Path:
 def sites_of(folder: SessionFolder) -> dict[str, Site]:
     """The sites of a session, by name. Raises ConfigError."""
     return read_sites(folder.sites)
+
+
+def forget(folder: SessionFolder) -> None:
+    """Remove the folder of a session that is over, and what knows of it."""
+    (state_folder() / "sessions" / folder.read().session).unlink(missing_ok=True)
+    shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def is_detached(folder: SessionFolder) -> bool:

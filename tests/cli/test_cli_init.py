@@ -1,0 +1,222 @@
+"""`stoker init`, and doctor's look at a cluster: what real commands print, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import Result
+
+from stoker.config import parse_site
+from stoker.errors import ConfigError
+from stoker.manager.cli import cluster, site_draft, slurm_facts, surroundings
+from stoker.manager.cli.finding import Level
+from stoker.manager.cli.slurm_facts import Gpus, Slurm
+from stoker.manager.cli.surroundings import Scratch, Surroundings
+from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.commands import Said
+from stoker.site import ProviderKind, ProvisioningName
+
+Stoker = Callable[..., Result]
+
+SINFO = """\
+backfill*|up|1-00:00:00|2|4|4000|gpu:a10:1|1|REQUEUE
+backfill*|up|1-00:00:00|2|4|3000|gpu:titanx:1|1|REQUEUE
+main|up|infinite|2|4|4000|gpu:a10:1(S:0-1),gpu:a100:4,license:1|10|OFF
+cpu|up|30:00|12|64+|256000+|(null)|1|REQUEUE
+old|down|infinite|1|4|4000|gpu:k80:2|1|REQUEUE
+"""
+CONFIG = """\
+Configuration data as of 2026-11-21T15:51:05
+PreemptMode             = REQUEUE
+PreemptType             = preempt/partition_prio
+PreemptExemptTime       = 00:00:00
+"""
+NO_ACCOUNTING = """\
+ You are not running a supported accounting_storage plugin
+Only 'accounting_storage/slurmdbd' is supported.
+"""
+ANSWERS = {
+    "sinfo --version": Said(0, "slurm-wlm 22.05.8\n", ""),
+    "sinfo": Said(0, SINFO, ""),
+    "scontrol": Said(0, CONFIG, ""),
+    "sacctmgr": Said(0, "phys-lab\nbio-lab\nphys-lab\n", ""),
+}
+
+
+def answering(**others: Said) -> Callable[[Sequence[str]], Said]:
+    def run(words: Sequence[str]) -> Said:
+        answers = {**ANSWERS, **others}
+        return answers.get(" ".join(words)) or answers[words[0]]
+
+    return run
+
+
+def around(**more: object) -> Surroundings:
+    facts: dict[str, object] = {
+        "host": "login1", "user": "ana", "kind": ProviderKind.SLURM, "command": "/usr/bin/sbatch",
+        "slurm": slurm_facts.ask(answering()), "networks": {"lo": "127.0.0.1", "eno1": "10.1.0.5"},
+        "reached_at": "10.1.0.5", "home": "/home/ana/.local/state/stoker", "home_shared": True,
+    }  # fmt: skip
+    return Surroundings(**(facts | more))  # type: ignore[arg-type]
+
+
+def test_what_slurm_has_is_read_from_its_commands() -> None:
+    slurm = slurm_facts.ask(answering())
+    assert (slurm.version, slurm.accounts, slurm.preempts) == ("22.05.8", ("phys-lab", "bio-lab"), True)
+    backfill, main, cpu = slurm.partitions
+    assert backfill.gpus == (Gpus("a10", 1, 2), Gpus("titanx", 1, 2))
+    assert (backfill.nodes, backfill.default, backfill.limit_s) == (4, True, 86400)
+    assert backfill.memory_bytes == 3000 * 1024 * 1024
+    assert main.gpus == (Gpus("a10", 1, 2), Gpus("a100", 4, 2))
+    assert (cpu.cores, cpu.limit_s, cpu.gpus) == (64, 1800, ())
+    assert [slurm.is_preemptible(each) for each in slurm.partitions] == [True, False, True]
+
+
+def test_a_cluster_without_accounting_or_preemption_or_answer() -> None:
+    slurm = slurm_facts.ask(
+        answering(sacctmgr=Said(1, NO_ACCOUNTING, ""), scontrol=Said(0, "PreemptType = preempt/none\n", ""))
+    )
+    assert (slurm.accounts, slurm.preempts) == ((), False)
+    assert not any(slurm.is_preemptible(each) for each in slurm.partitions)
+    down = "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n"
+    assert slurm_facts.ask(answering(sinfo=Said(1, "", down))).trouble == down.strip()
+
+    def hang(words: Sequence[str]) -> Said:
+        raise BatchTrouble(f"{words[0]} has not answered for 15 s")
+
+    assert slurm_facts.ask(hang).trouble == "sinfo has not answered for 15 s"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("infinite", 0), ("n/a", 0), ("30", 1800), ("30:00", 1800), ("4:00:00", 14400), ("1-00:00:00", 86400),
+     ("2-12", 216000), ("1-00:30", 88200)],
+)  # fmt: skip
+def test_limits_are_read(text: str, seconds: float) -> None:
+    assert slurm_facts.read_limit(text) == seconds
+
+
+def test_gpus_are_read_with_or_without_a_type() -> None:
+    assert slurm_facts.read_gres("gpu:2") == [("", 2)]
+    assert slurm_facts.read_gres("gpu:a100_3g.20gb:4(S:0-1),shard:8") == [("a100_3g.20gb", 4)]
+    assert slurm_facts.read_gres("(null)") == []
+
+
+def test_a_site_file_for_slurm_takes_the_idle_gpus() -> None:
+    made = site_draft.draft(around(scratch=(Scratch("/local/ana", 900_000_000_000, False),)))
+    site = parse_site(made.text, file="site.toml")
+    assert (site.provider.kind, site.provider.partition) == (ProviderKind.SLURM, "backfill")
+    assert (site.provider.account, site.provider.gpus, site.provider.walltime_s) == ("phys-lab", "1", 4 * 3600)
+    assert site.policy.provisioning is ProvisioningName.DEFAULT
+    assert len([line for line in made.text.splitlines() if line and not line.startswith("#")]) <= 10
+    assert "# also: bio-lab" in made.text
+    assert "preemptible, REQUEUE" in made.reasons[0]
+    assert '# scratch = "/local/ana"' in made.text
+
+
+def test_the_partition_that_is_named_is_taken_or_refused() -> None:
+    made = site_draft.draft(around(), partition="cpu")
+    site = parse_site(made.text, file="site.toml")
+    assert (site.provider.partition, site.provider.cores, site.provider.gpus) == ("cpu", 32, "")
+    assert site.provider.walltime_s == 1800
+    with pytest.raises(ConfigError, match="there is no partition gpu; there are backfill, main, cpu"):
+        site_draft.draft(around(), partition="gpu")
+
+
+def test_a_fast_network_is_named() -> None:
+    made = site_draft.draft(around(networks={"eno1": "10.1.0.5", "ib0": "10.4.0.2"}))
+    assert parse_site(made.text, file="s").session.interface == "ib0"
+    assert "pilots will reach this host over ib0 (10.4.0.2)" in made.reasons
+
+
+def test_a_home_that_others_do_not_see_is_said() -> None:
+    assert any("stoker up --folder DIR" in why for why in site_draft.draft(around(home_shared=False)).reasons)
+    assert not any("--folder" in why for why in site_draft.draft(around()).reasons)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ProviderKind if kind is not ProviderKind.SLURM])
+def test_every_other_system_gets_a_file_that_can_be_read(kind: ProviderKind) -> None:
+    command = "" if kind is ProviderKind.LOCAL else "/usr/bin/submit"
+    made = site_draft.draft(around(kind=kind, slurm=None, command=command, queues=("gpuq", "long")))
+    site = parse_site(made.text, file="site.toml")
+    assert site.provider.kind is kind
+    assert site.provider.queue == ("gpuq" if kind.value in ("pbs", "lsf", "grid_engine") else "")
+
+
+def test_a_slurm_that_does_not_answer_gets_a_file_to_fill_in() -> None:
+    made = site_draft.draft(around(slurm=Slurm("22.05.8", trouble="Unable to contact slurm controller")))
+    assert parse_site(made.text, file="site.toml").provider.kind is ProviderKind.SLURM
+    assert "Unable to contact slurm controller" in made.reasons[0]
+
+
+def test_queues_are_read_from_what_their_systems_print() -> None:
+    pbs = """\
+Queue              Max   Tot Ena Str   Que   Run   Hld   Wat   Trn   Ext Type
+---------------- ----- ----- --- --- ----- ----- ----- ----- ----- ----- ----
+workq                0     3 yes yes     0     3     0     0     0     0 Exec
+gpuq                 0     0 yes  no     0     0     0     0     0     0 Exec
+"""
+    lsf = """\
+QUEUE_NAME      PRIO STATUS          MAX JL/U JL/P JL/H NJOBS  PEND   RUN  SUSP
+gpu              30  Open:Active       -    -    -    -     2     0     2     0
+night            20  Closed:Inact      -    -    -    -     0     0     0     0
+"""
+    assert surroundings.read_queues(pbs, ProviderKind.PBS) == ["workq"]
+    assert surroundings.read_queues(lsf, ProviderKind.LSF) == ["gpu"]
+    assert surroundings.read_queues("all.q\ngpu.q\n", ProviderKind.GRID_ENGINE) == ["all.q", "gpu.q"]
+
+
+def test_a_file_system_is_that_of_the_nearest_mount() -> None:
+    mounts = {"/": "ext4", "/home": "nfs4", "/home/ana/scratch": "xfs"}
+    assert surroundings.file_system(Path("/home/ana/.local"), mounts) == "nfs4"
+    assert surroundings.file_system(Path("/home/ana/scratch/x"), mounts) == "xfs"
+    assert surroundings.file_system(Path("/opt"), mounts) == "ext4"
+
+
+def test_init_writes_what_can_be_read_and_overwrites_nothing(
+    stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no batch system here
+    first = stoker("init")
+    assert first.exit_code == 0, first.exception
+    assert first.output.startswith("wrote site.toml: this machine\n")
+    assert parse_site((tmp_path / "site.toml").read_text(), file="site.toml").is_local
+    again = stoker("init")
+    assert "site.toml is there already; name another file: stoker init --output FILE" in str(again.exception)
+    assert stoker("init", "--output", "-").output == (tmp_path / "site.toml").read_text()
+
+
+def test_a_site_that_does_not_fit_is_told_what_is_there() -> None:
+    slurm = slurm_facts.ask(answering())
+
+    def faults(text: str) -> list[str]:
+        return list(cluster.slurm_faults(parse_site(f'[provider]\nkind = "slurm"\n{text}', file="s"), slurm))
+
+    assert faults('partition = "backfill"\naccount = "bio-lab"\ngpus = "titanx:1"\nwalltime = "1 d"') == []
+    assert faults('gpus = "a10:1"') == []  # the default partition
+    assert faults('partition = "gpu"') == ["partition gpu is not up; there are backfill, main, cpu"]
+    assert faults('account = "chem"') == ["account chem is not yours; you have phys-lab, bio-lab"]
+    assert faults('partition = "cpu"\nwalltime = "1 h"') == ["walltime 1 h is more than cpu allows: 30 min"]
+    assert faults('partition = "backfill"\ngpus = "a10:2"') == [
+        'no node has gpus = "a10:2" in backfill; they have a10:1 x 2, titanx:1 x 2'
+    ]
+
+
+def test_a_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    site = parse_site('[provider]\nkind = "pbs"\n[session]\ninterface = "ib7"', file="s")
+    network, scheduler = cluster.site_fits(site)
+    assert network.level is scheduler.level is Level.NEED
+    assert "interface 'ib7' is no network of this host" in network.text
+    assert "site local is for pbs; this host has no batch system" in scheduler.text
+
+
+def test_a_probe_asks_for_one_minute_of_one_block() -> None:
+    site = parse_site('name = "big"\n[provider]\nkind = "slurm"\nwalltime = "8 h"\n[pilot]\nmax_blocks = 32', file="s")
+    probe = cluster.one_minute(site)
+    assert (probe.provider.walltime_s, probe.pilot.max_blocks, probe.pilot.init_blocks) == (60, 1, 1)
+    assert probe.policy.provisioning is ProvisioningName.FIXED
+    assert msgspec.structs.replace(probe, provider=site.provider, pilot=site.pilot, policy=site.policy) == site
