@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 from stoker.pilot.taskvine import plan as plans
@@ -28,6 +30,7 @@ class Factory:
             script = folder.parent / "worker-init.sh"
             script.write_text(text)
             script.chmod(0o700)
+        self._workspace = _workspace(plan)
         command = plans.factory_command(
             plan,
             factory=programs.factory,
@@ -36,6 +39,7 @@ class Factory:
             folder=folder,
             password=password,
             init_script=script,
+            workspace=self._workspace,
         )
         self.log_file = folder.parent / "factory.log"
         log.info("%s", " ".join(command))
@@ -62,3 +66,13 @@ class Factory:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        if self._workspace is not None:
+            shutil.rmtree(self._workspace, ignore_errors=True)
+
+
+def _workspace(plan: Plan) -> Path | None:
+    """A folder on local disk for workers of this machine; those of other nodes look after their own."""
+    if plan.batch != "local":
+        return None
+    base = os.path.expandvars(os.path.expanduser(plan.scratch)) or os.environ.get("STOKER_SCRATCH")
+    return Path(tempfile.mkdtemp(prefix="stoker-vine-", dir=base or None))

@@ -65,13 +65,17 @@ class Library:
     def __init__(self, setup: messages.Setup) -> None:
         # A worker that is killed takes its libraries along, also one that is in the middle of a call.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # TaskVine ends a library by killing its process group. It makes that group from outside, and on a busy node it
+        # comes too late: then nothing would be killed, and the worker would wait for its end for ever.
+        os.setpgid(0, 0)
         os.umask(0o077)
         host = socket.gethostname().partition(".")[0]
         self._setup = setup
         self._home = os.getcwd()
         self._log = str(Path(setup.logs) / f"vine-{host}-{os.getpid()}.log")
         self._log_fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._note: Path | None = None
+        self._note = -1
+        """The file of the running order's note."""
         self._watch = Watch(self._dying)
         self._functions = Functions()
         self._held = messages.Held(host=host, pid=os.getpid(), log=self._log)
@@ -166,13 +170,17 @@ class Library:
             options=order.options,
             objects={name: str(folder / file) for name, file in order.objects.items()},
         )
-        self._note = messages.note_file(self._setup.running, order.ticket)
-        with self._printing_to_log():
-            self._tail.take()
-            os.chdir(self._sandbox.path)
-            ends = [self._run_one(spec, run, function) for spec in order.calls]
-        self._note.unlink(missing_ok=True)
-        return ends
+        path = messages.note_file(self._setup.running, order.ticket)
+        self._note = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            with self._printing_to_log():
+                self._tail.take()
+                os.chdir(self._sandbox.path)
+                return [self._run_one(spec, run, function) for spec in order.calls]
+        finally:
+            os.close(self._note)
+            self._note = -1
+            path.unlink(missing_ok=True)
 
     def _run_one(self, spec: CallSpec, run: Run, function: Function) -> CallEnd:
         self._write_note(spec.call)
@@ -207,13 +215,12 @@ class Library:
 
     def _write_note(self, call: int, reason: str = "") -> None:
         """Say what runs, for the pilot to read should this process end."""
-        if self._note is not None:
-            note = messages.Note(call=call, log=self._log, reason=reason)
+        if self._note >= 0:
             with contextlib.suppress(OSError):
-                self._note.write_bytes(msgspec.json.encode(note))
+                os.pwrite(self._note, messages.encode_note(messages.Note(call, self._log, reason)), 0)
 
     def _dying(self, reason: str) -> None:
-        self._write_note(self._runner.call if self._note is not None else 0, reason)
+        self._write_note(self._runner.call if self._note >= 0 else 0, reason)
 
     @contextlib.contextmanager
     def _printing_to_log(self) -> Iterator[None]:

@@ -38,7 +38,7 @@ _WELCOME_S = 5.0
 _FIRST_CONTACT_S = 60.0
 _FAREWELL_S = 1.0
 _GRACE_S = 2.0
-_FACTORY_GRACE_S = 2.0
+_FACTORY_GRACE_S = 1.0
 
 
 class Name(msgspec.Struct, frozen=True):

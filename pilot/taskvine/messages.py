@@ -93,11 +93,16 @@ def note_file(running: str, ticket: int) -> Path:
     return Path(running) / f"order-{ticket}"
 
 
+def encode_note(note: Note) -> bytes:
+    """A note as it is written over the one before: whatever is left of that comes after the end of the line."""
+    return msgspec.json.encode(note) + b"\n"
+
+
 def take_note(running: str, ticket: int) -> Note | None:
     """The note of an order, if there is one; it goes."""
     path = note_file(running, ticket)
     try:
-        note = msgspec.json.decode(path.read_bytes(), type=Note)
+        note = msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=Note)
     except (OSError, msgspec.DecodeError):
         return None
     path.unlink(missing_ok=True)

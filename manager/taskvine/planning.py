@@ -1,0 +1,83 @@
+"""From a site file to TaskVine's plan: what its manager, its factory and its workers are told."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from stoker.manager.factory.condor_description import gpu_expression
+from stoker.pilot.taskvine.plan import NEVER_IDLE_S, Plan
+from stoker.site import ProviderKind, Site
+
+_WALLTIME_MARGIN_S = 30
+"""So long before the batch system ends its job, a worker leaves by itself."""
+
+
+def plan_of(site: Site, *, host: str = "", python: str = "", search_path: str = "") -> Plan:
+    """The plan of a site, whose settings TaskVine can all honour (see `refusals`).
+
+    `host` is where workers on other nodes reach this one. `python` is the interpreter of this program, for libraries
+    too unless the site names another; `search_path` what this program imports beyond its environment.
+    """
+    provider, pilot = site.provider, site.pilot
+    is_local = provider.kind is ProviderKind.LOCAL
+    least = max(1, pilot.min_blocks, pilot.init_blocks)
+    return Plan(
+        batch=provider.kind.value,
+        host=host,
+        ports=site.session.port_range,
+        devices=pilot.devices,
+        gpus=provider.gpu_count,
+        cores=_cores(site),
+        memory_mb=int(provider.memory_bytes) // 2**20,
+        disk_mb=int(pilot.cache_bytes) // 2**20,
+        least_workers=least,
+        most_workers=pilot.max_blocks,
+        batch_options=_batch_options(site),
+        requirements=provider.requirements,
+        worker_init=provider.worker_init,
+        scratch=pilot.scratch,
+        python=site.environment.python or python,
+        search_path=search_path,
+        idle_s=NEVER_IDLE_S if is_local or least == pilot.max_blocks else max(1, int(site.policy.idle_s)),
+        walltime_s=0 if is_local else max(60, int(provider.walltime_s) - _WALLTIME_MARGIN_S),
+        heartbeat_s=max(1, round(site.session.heartbeat_s)),
+        silence_s=max(3, round(3 * site.session.heartbeat_s)),
+    )
+
+
+def _cores(site: Site) -> int:
+    """Cores of a worker: one for each library that it is to hold, at least."""
+    _, _, count = site.pilot.devices.partition(":")
+    return max(site.provider.cores, int(count or 0))
+
+
+def _batch_options(site: Site) -> str:
+    provider = site.provider
+    if provider.kind is ProviderKind.SLURM:
+        return _slurm_options(site)
+    if provider.kind is ProviderKind.CONDOR:
+        lines = [f"+MaxWallTime = {_minutes(provider.walltime_s)}"]
+        if provider.account:
+            lines.append(f"accounting_group = {provider.account}")
+        if provider.gpu_type:
+            lines.append(f"require_gpus = {gpu_expression(provider.gpu_type)}")
+        return "\n".join([*lines, *provider.options])
+    return ""
+
+
+def _slurm_options(site: Site) -> str:
+    provider = site.provider
+    given: Sequence[tuple[str, str]] = (
+        ("partition", provider.partition),
+        ("account", provider.account),
+        ("qos", provider.qos),
+        ("constraint", provider.constraint),
+        ("time", str(_minutes(provider.walltime_s))),
+        ("gres", f"gpu:{provider.gpus}" if provider.gpus else ""),
+    )
+    return " ".join([*(f"--{name}={shlex.quote(value)}" for name, value in given if value), *provider.options])
+
+
+def _minutes(seconds: float) -> int:
+    return -int(-seconds // 60)
