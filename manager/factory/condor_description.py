@@ -15,6 +15,7 @@ has a blank, a comma or a quote in it is nothing that HTCondor has to read. What
   (`condor_ads`), and `periodic_remove` does where no factory is left. Jobs that their owner holds (code 1), or that
   wait for their files (16), stay.
 - `request_disk` covers the object cache: it lies in the job's scratch folder, whose size slots may enforce.
+- `request_memory` is always there: HTCondor's own default is as much as the script is long, 128 MB when rounded up.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ SESSION, SOURCE, BLOCK, WALLTIME = "StokerSession", "StokerSource", "StokerBlock
 BY_OWNER, SPOOLING = 1, 16
 """HoldReasonCode: held by the user; while its files are sent to the access point."""
 
+_MEMORY_MB_A_CORE = 2048
+"""Where the site file does not say; MiB."""
 _HELD_S = 1800
 _VACATE_S = 30
 """How long a pilot has to end when it is told to; it needs a few seconds."""
@@ -126,8 +129,8 @@ def _requests(site: Site) -> list[str]:
     provider, lines = site.provider, []
     if provider.cores:
         lines.append(f"request_cpus = {provider.cores}")
-    if provider.memory_bytes:
-        lines.append(f"request_memory = {math.ceil(provider.memory_bytes / 2**20)}")
+    memory_mb = math.ceil(provider.memory_bytes / 2**20) or _MEMORY_MB_A_CORE * max(1, provider.cores)
+    lines.append(f"request_memory = {memory_mb}")
     if not site.pilot.scratch:
         lines.append(f"request_disk = {math.ceil(site.pilot.cache_bytes / 2**10)}")
     if provider.gpu_count:

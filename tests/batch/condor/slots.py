@@ -43,6 +43,7 @@ def _claim(job: Ad, machine: dict[str, Any], gpus: Sequence[dict[str, Any]], *, 
     mine = [gpu for gpu in gpus if "RequireGPUs" not in job or is_true(gpu_ad(gpu), str(job.lookup("RequireGPUs")))]
     mine = mine[: int(value(job, "RequestGPUs", 0))]
     claimed = {name: int(value(job, f"Request{name}", 1)) for name in _AMOUNTS}
+    claimed["Memory"] = -(-claimed["Memory"] // 128) * 128  # as MODIFY_REQUEST_EXPR_REQUESTMEMORY does
     slot = f"slot1_{number}@{machine['name']}"
     uuids = [gpu["uuid"] for gpu in mine]
     ad = machine_ad(machine, name=slot, free=claimed, gpus=mine)

@@ -64,9 +64,11 @@ def test_what_is_asked_for(ad_of: Any) -> None:
 
 def test_what_is_not_said_is_left_to_the_pool(ad_of: Any) -> None:
     text = describe(site(pilot='scratch = "/scratch"'), session="k3v9", block="b7")
-    assert "request_" not in text
     assert "require" not in text
-    assert "RequestGPUs" not in ad_of(text)
+    ad = ad_of(text)
+    assert "RequestGPUs" not in ad
+    assert ad.eval("RequestCpus") == 1
+    assert ad.eval("RequestMemory") == 2048, "HTCondor would ask for 1 MB, the size of the script"
 
 
 def test_files_travel_only_where_they_are_not_shared(ad_of: Any) -> None:
