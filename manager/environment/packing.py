@@ -33,9 +33,9 @@ _KEPT_S = 7 * 86400.0
 
 
 class Archive(msgspec.Struct, frozen=True):
-    """An archive on this machine, and what it takes unpacked."""
+    """An archive on this machine, as an object, and what it takes unpacked."""
 
-    path: str
+    object: ObjectRef
     unpacked_bytes: int
 
 
@@ -59,13 +59,13 @@ def pack_environment(*, python: str = "", on_progress: Progress | None = None) -
     installed = this_environment()
     place = state_folder() / "environments"
     packages = _archive(place, f"packages-{installed.key}", lambda: package_members(installed), on_progress)
-    base = "" if python else _archive(place, f"interpreter-{_interpreter_key()}", interpreter_members, None).path
+    base = None if python else _archive(place, f"interpreter-{_interpreter_key()}", interpreter_members, None)
     return Packed(
-        packages=object_of(packages.path),
+        packages=packages.object,
         unpacked_bytes=packages.unpacked_bytes,
         python=PYTHON,
         interpreter=python,
-        base=base,
+        base=base.object.source if base is not None else "",
     )
 
 
@@ -79,7 +79,7 @@ def _archive(place: Path, name: str, members: Callable[[], list[Member]], on_pro
             facts, path = place / f"{name}.json", place / f"{name}.tar.gz"
             found = _read(facts)
             if found is not None and path.exists():
-                os.utime(path)
+                os.utime(facts)
                 return found
             _forget_old(place)
             known = members()
@@ -87,7 +87,7 @@ def _archive(place: Path, name: str, members: Callable[[], list[Member]], on_pro
             draft.unlink(missing_ok=True)
             write_archive(draft, known, on_progress=on_progress)
             draft.rename(path)
-            made = Archive(str(path), sum(member.size_bytes for member in known))
+            made = Archive(object_of(path), sum(member.size_bytes for member in known))
             facts.write_bytes(msgspec.json.encode(made))
             return made
     except OSError as error:
@@ -108,11 +108,11 @@ def _read(facts: Path) -> Archive | None:
 
 
 def _forget_old(place: Path) -> None:
-    here = sorted(place.glob("*.tar.gz"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in here[_KEPT:]:
-        if time.time() - path.stat().st_mtime > _KEPT_S:
-            for kind in (".tar.gz", ".json", ".lock"):
-                path.with_name(path.name.removesuffix(".tar.gz") + kind).unlink(missing_ok=True)
+    here = sorted(place.glob("*.json"), key=lambda facts: facts.stat().st_mtime, reverse=True)
+    for facts in here[_KEPT:]:
+        if time.time() - facts.stat().st_mtime > _KEPT_S:
+            for kind in (".tar.gz", ".json"):
+                facts.with_suffix(kind).unlink(missing_ok=True)
 
 
 def _interpreter_key() -> str:
