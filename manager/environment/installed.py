@@ -44,7 +44,9 @@ class Installed(msgspec.Struct, frozen=True):
     folders: tuple[str, ...]
     editables: tuple[Editable, ...]
     scripts: str
-    """The folder of a virtual environment's programs; empty where it is the system's."""
+    """The folder of its programs; empty where that is the system's."""
+    conda: str
+    """The prefix of a conda environment, whose packages need libraries and data beside them; empty for others."""
     key: str
 
 
@@ -53,12 +55,13 @@ def this_environment() -> Installed:
     folders = tuple(_folders())
     editables = tuple({one.name: one for one in [*_mapped(), *_named_in_pth(folders)]}.values())
     _check_editables(folders, editables)
-    inside = sys.prefix != sys.base_prefix
+    conda = sys.prefix if os.path.isdir(os.path.join(sys.prefix, "conda-meta")) else ""
     return Installed(
         folders=folders,
         editables=editables,
-        scripts=sysconfig.get_path("scripts") if inside else "",
-        key=_key(folders, editables),
+        scripts=sysconfig.get_path("scripts") if conda or sys.prefix != sys.base_prefix else "",
+        conda=conda,
+        key=_key(folders, editables, conda),
     )
 
 
@@ -78,7 +81,9 @@ def _named_in_pth(folders: Iterable[str]) -> Iterator[Editable]:
             with open(os.path.join(folder, file), encoding="utf-8", errors="replace") as lines:
                 places = [line.strip() for line in lines if line.strip() and not line.startswith(("#", "import"))]
             for place in places:
-                yield from _importable(os.path.join(folder, place))
+                source = os.path.realpath(os.path.join(folder, place))
+                if not source.startswith(folder + os.sep):
+                    yield from _importable(source)
 
 
 def _importable(folder: str) -> Iterator[Editable]:
@@ -125,10 +130,11 @@ def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) 
             )
 
 
-def _key(folders: tuple[str, ...], editables: tuple[Editable, ...]) -> str:
+def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) -> str:
     parts = [_FORMAT, sys.version, str(sysconfig.get_config_var("SOABI"))]
     for place, folder in enumerate(folders):
         parts += [f"{place} {name}" for name in sorted(os.listdir(folder)) if name != "__pycache__"]
+    parts += sorted(os.listdir(os.path.join(conda, "conda-meta"))) if conda else []  # a file a package and build
     records = []
     for distribution in importlib.metadata.distributions(path=list(folders)):
         record = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""

@@ -3,7 +3,8 @@
 Both archives hold the layout of a virtual environment, because that is what a node makes of them:
 
     lib/python3.11/site-packages/    every package, editable ones from their sources
-    bin/                             programs of a virtual environment; their first line finds the Python beside them
+    bin/                             programs of the environment; their first line finds the Python beside them
+    lib/, share/, ...                of a conda environment: libraries and data that its packages need
     base/bin/python3.11              the interpreter with its standard library, where it travels
     base/lib/python3.11/
     base/lib/bundled/                shared libraries of this system that it needs, for nodes that lack them
@@ -41,6 +42,10 @@ _OF_LIBC = re.compile(
 )
 
 
+_CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
+"""Of `lib` and `share`: what travels by itself, or serves compilers and readers alone."""
+
+
 class Kind(enum.Enum):
     """How a file goes into the archive."""
 
@@ -63,7 +68,7 @@ class Member(NamedTuple):
 
 
 def package_members(installed: Installed) -> list[Member]:
-    """Everything that can be imported here but the standard library, and a virtual environment's programs."""
+    """Everything that can be imported here but the standard library, and the environment's programs."""
     found: dict[str, Member] = {}
     packages = f"lib/python{PYTHON}/site-packages/"
     taken: set[str] = set()
@@ -83,8 +88,10 @@ def package_members(installed: Installed) -> list[Member]:
         else:
             new = [Member(packages + one.name, one.path, os.path.getsize(one.path))]
         found.update((member.name, member) for member in new)
-    if installed.scripts:
-        found.update((member.name, member) for member in _scripts(installed.scripts))
+    others = list(_scripts(installed.scripts)) if installed.scripts else []
+    if installed.conda:
+        others += _conda_libraries(installed.conda)
+    found.update((member.name, member) for member in others)
     return sorted(found.values())
 
 
@@ -102,13 +109,13 @@ def interpreter_members() -> list[Member]:
     place = os.path.relpath(library, sys.base_prefix)
     members = [Member(f"base/bin/{name}", executable, os.path.getsize(executable), executable=True)]
     members.append(Member("base/bin/python3", name, 0, Kind.LINK))
-    members += _members(library, prefix=f"base/{place}/", skip=lambda path: _NOT_NEEDED.fullmatch(path) is not None)
+    members += _members(library, prefix=f"base/{place}/", skip=_NOT_NEEDED.fullmatch)
     members += _members(sysconfig.get_path("include"), prefix=f"base/include/{name}/")
     members += _bundled([member.path for member in members if ".so" in member.name or member.executable])
     return sorted({member.name: member for member in members}.values())
 
 
-def _members(folder: str, *, prefix: str, skip: Callable[[str], bool] = lambda _name: False) -> Iterator[Member]:
+def _members(folder: str, *, prefix: str, skip: Callable[[str], object] = lambda _name: False) -> Iterator[Member]:
     for file in files_below(folder, skip=skip):
         if file.link:
             yield Member(prefix + file.name, file.link, 0, Kind.LINK)
@@ -134,6 +141,13 @@ def _bytecode(source: Found) -> str | None:
     said = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
     is_now = int(source.facts.st_mtime) & 0xFFFFFFFF, source.facts.st_size & 0xFFFFFFFF
     return compiled if head[:8] == _HEAD and said == is_now else None
+
+
+def _conda_libraries(prefix: str) -> Iterator[Member]:
+    """What packages of a conda environment find relative to themselves: shared libraries and data of its prefix."""
+    for part in ("lib", "share", "ssl", "etc", "libexec"):
+        if os.path.isdir(os.path.join(prefix, part)):
+            yield from _members(os.path.join(prefix, part), prefix=f"{part}/", skip=_CONDA_NOT_NEEDED.match)
 
 
 def _scripts(folder: str) -> Iterator[Member]:

@@ -20,14 +20,14 @@ class Found(NamedTuple):
     link: str = ""
 
 
-def files_below(folder: str, *, skip: Callable[[str], bool] = lambda _name: False) -> Iterator[Found]:
+def files_below(folder: str, *, skip: Callable[[str], object] = lambda _name: False) -> Iterator[Found]:
     """Every file, sorted by name. `skip` is asked for relative names of files and folders; what can't be read is left
     out, and so is a folder that is met again below itself."""
     root = os.path.realpath(folder)
     yield from _walk(root, root, "", skip, frozenset({root}))
 
 
-def _walk(root: str, folder: str, prefix: str, skip: Callable[[str], bool], above: frozenset[str]) -> Iterator[Found]:
+def _walk(root: str, folder: str, prefix: str, skip: Callable[[str], object], above: frozenset[str]) -> Iterator[Found]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:

@@ -233,3 +233,29 @@ def test_the_starter_runs_with_nothing_installed(small: SmallEnvironment, tmp_pa
     assert ran.returncode == 1
     assert "has no python-of-nobody, and the environment is for Python" in ran.stderr
     assert str(ROOT) not in ran.stderr
+
+
+def test_a_conda_environment_brings_its_libraries(small: SmallEnvironment, tmp_path: Path) -> None:
+    """A prefix with an interpreter of its own, `conda-meta`, and libraries that packages find by their place."""
+    prefix = tmp_path / "conda"
+    unpack(Path(pack(small).base), tmp_path)
+    (tmp_path / "base").rename(prefix)
+    packages = prefix / "lib" / f"python{VERSION}" / "site-packages"
+    shutil.copytree(small.packages, packages)
+    for name in ("conda-meta/blas-1.0-h1.json", "lib/libblas.so.3", "lib/libblas.a", "share/proj/proj.db", "bin/tool"):
+        (prefix / name).parent.mkdir(parents=True, exist_ok=True)
+        (prefix / name).write_text(name)
+    (prefix / "lib" / "libblas.so").symlink_to("libblas.so.3")
+    (prefix / "bin" / "python").symlink_to(f"python{VERSION}")
+    conda = object.__new__(SmallEnvironment)
+    conda.path, conda.home = prefix, tmp_path / "home"
+    packed = pack(conda, "python3")
+    with tarfile.open(packed.packages.source) as tar:
+        names = set(tar.getnames())
+        assert tar.getmember("lib/libblas.so").linkname == "libblas.so.3"
+    assert {"lib/libblas.so.3", "share/proj/proj.db", "bin/tool"} <= names
+    assert f"lib/python{VERSION}/site-packages/zmq/__init__.py" in names
+    assert not {"lib/libblas.a", f"lib/python{VERSION}/os.py", f"bin/python{VERSION}"} & names
+    key = conda.run(KEY)
+    (prefix / "conda-meta" / "blas-1.0-h1.json").rename(prefix / "conda-meta" / "blas-1.0-h2.json")
+    assert conda.run(KEY) != key
