@@ -128,7 +128,7 @@ def _why_idle(ad: Ad) -> str:
     if ad.get("NumShadowStarts") and ad.get("LastRemoteHost"):
         words = [f"evicted from {ad['LastRemoteHost']}, idle"]
     if ad.get("LastRejMatchReason"):
-        words.append(_line(ad["LastRejMatchReason"]))
+        words.append(_line(ad["LastRejMatchReason"]).partition(" |")[0])  # where a negotiator numbers its diagnoses
     return ": ".join(words)
 
 

@@ -31,6 +31,7 @@ def told(verdict: Verdict) -> tuple[BlockPhase, str]:
     [
         (ad(1), BlockPhase.PENDING, "idle"),
         (ad(1, LastRejMatchReason="no match found "), BlockPhase.PENDING, "idle: no match found"),
+        (ad(1, LastRejMatchReason="insufficient priority |5|12.0|"), BlockPhase.PENDING, "idle: insufficient priority"),
         (ad(1, NumShadowStarts=1, LastRemoteHost="slot1@n1"), BlockPhase.PENDING, "evicted from slot1@n1, idle"),
         (ad(2, RemoteHost="slot1_1@n1"), BlockPhase.RUNNING, "on slot1_1@n1"),
         (ad(3), BlockPhase.RUNNING, "is being removed"),
