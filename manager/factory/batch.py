@@ -20,9 +20,9 @@ from stoker.errors import StokerError
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 
-
 JOBS_LEFT = "jobs-left"
-"""The file in a session folder that names, a site a line, jobs that were there still when its factory ended."""
+"""The file in a session folder that its factory writes when the session is over: jobs that are still there, a site a
+line; mostly none."""
 
 
 class BatchTrouble(StokerError):

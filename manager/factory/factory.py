@@ -74,6 +74,7 @@ class Factory:
         self._parent = os.getppid()
         self._ending: Ending | None = None
         self._stopping: set[str] = set()
+        self._stopped = False
         self._left: dict[str, tuple[str, ...]] = {}
         session = self._link.session.session
         self._workers = {
@@ -204,7 +205,7 @@ class Factory:
     def _stop(self, message: Message, ending: Ending) -> None:
         if self._ending is None:
             self._ending = ending
-            self._stopping = set(self._workers)
+            self._stopping, self._stopped = set(self._workers), True
             for worker in self._workers.values():
                 worker.tell(message)
 
@@ -222,6 +223,7 @@ class Factory:
             self._stop(CancelWaiting(reason, self._end_limit_s), Ending.MANAGER_AWAY)
 
     def _verdict(self) -> Ending:
+        ending = self._ending or Ending.OVER
         for name in self._stopping:
             log.error("source %s did not answer to the end", name)
             kept = list(self._workers[name].keeper.blocks.values())
@@ -229,9 +231,10 @@ class Factory:
         left = [f"{name}: {' '.join(sorted(jobs))}" for name, jobs in sorted(self._left.items()) if jobs]
         if left:
             log.error("jobs that are still there, cancel them by hand: %s", "; ".join(left))
-            (self._folder.path / JOBS_LEFT).write_text("\n".join(left) + "\n")
-            return Ending.JOBS_LEFT
-        return self._ending or Ending.OVER
+        if self._stopped and ending is Ending.OVER:
+            (self._folder.path / JOBS_LEFT).write_text("".join(f"{line}\n" for line in left))
+            return Ending.JOBS_LEFT if left else ending
+        return ending
 
 
 def _batch_of(site: Site, *, session: str, folder: SessionFolder, python_path: str) -> Batch:

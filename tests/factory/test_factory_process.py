@@ -15,6 +15,7 @@ from factory.manager_end import ManagerEnd
 from live.peers import until as wait_until
 
 from stoker.manager.factory.factory import Ending
+from stoker.manager.live import lease
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockPhase, KnownBlock
 from stoker.manager.protocol.ids import BlockId
@@ -200,3 +201,14 @@ def test_nothing_secret_is_on_a_command_line(manager: ManagerEnd, slurm: FakeSlu
     secrets = [folder.read_key(role).secret for role in ("client", "pilot", "server")]
     assert "stoker.pilot.main" in scripts
     assert not [secret for secret in secrets if secret in scripts]
+
+
+def test_a_session_that_ended_while_the_factory_was_away_is_cleared(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+    """Its predecessor was killed a moment before, and nobody is left to tell it."""
+    manager.leave()
+    lease.take(lease.lease_file(manager.folder)).release(over="the program is done")
+    slurm.put("900", name="stoker-k3v9-b1", state="RUNNING")
+    factory = manager.start_factory(wait=False)
+    assert manager.ended(factory) == Ending.OVER
+    assert slurm.jobs()["900"]["state"] == "CANCELLED"
+    assert (manager.folder.path / "jobs-left").read_text() == ""
