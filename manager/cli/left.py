@@ -88,7 +88,10 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[Left]:
 
         remove = _REMOVES.get(site.provider.kind, "")
         try:
-            there = [job for job in make_batch(site, session=name, folder=folder).find() if job not in seen]
+            batch = make_batch(site, session=name, folder=folder)
+            listed = [job for job in batch.find() if job not in seen]
+            looks = batch.look(listed) if listed else {}
+            there = [job for job in listed if job not in looks or not looks[job].phase.over]
         except StokerError as error:
             jobs_before = before.jobs if before is not None else ()
             known = [job.job for job in jobs_before if job.source == site.name and job.job]

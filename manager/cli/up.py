@@ -49,11 +49,12 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, as_jso
     made = detached.make(wanted, place=folder, idle_s=idle_s)
     holder = detached.start(made, waiting=console.note)
     status = _first_blocks(made, wanted)
+    why = _why_none(made) if _nothing_came(status) else ""
     if as_json:
         console.json({"session": status.session, "folder": str(made.path), "manager": holder, "status": status})
     else:
-        console.lines(render(status, holder, wanted, folder=made, now=datetime.datetime.now()))
-    if _nothing_came(status):
+        console.lines(render(status, holder, wanted, folder=made, why=why, now=datetime.datetime.now()))
+    if why:
         raise click.exceptions.Exit(1)
 
 
@@ -66,9 +67,15 @@ def scripts(sites: Sequence[Site]) -> list[str]:
 
 
 def render(
-    status: Status, holder: Holder, sites: Sequence[Site], *, folder: SessionFolder, now: datetime.datetime
+    status: Status,
+    holder: Holder,
+    sites: Sequence[Site],
+    *,
+    folder: SessionFolder,
+    now: datetime.datetime,
+    why: str = "",
 ) -> list[str]:
-    """What `stoker up` says of a session that is up."""
+    """What `stoker up` says of a session that is up. `why`: nothing was taken by any batch system, for this reason."""
     facts = [f"manager here (pid {holder.pid})", *_submitted(status, sites)]
     out = [f"session {status.session} is up: {', '.join(facts)}"]
     here = {site.name for site in sites if site.is_local}
@@ -81,9 +88,10 @@ def render(
         out.append(f"  here     {len(status.pilots)}   {', '.join(pilot.pilot for pilot in status.pilots[:4])}")
     out += [f"  trouble  {source}: {text}" for source, text in status.trouble.items()]
     out += [f"  ended    {text}" for text in show_blocks.ended(status.ended_blocks)]
-    if _nothing_came(status):
+    if why:
         out += [
-            "no block was taken: mend the site file and start another session",
+            f"no block was taken, the first is a {why}",
+            "mend the site file and start another session",
             f"what was tried: stoker status {status.session}; end this one: stoker down {status.session}",
         ]
         return out
@@ -130,6 +138,12 @@ def _first_blocks(folder: SessionFolder, sites: Sequence[Site]) -> Status:
             if time.monotonic() > until:
                 return status
             time.sleep(_ASK_EVERY_S)
+
+
+def _why_none(folder: SessionFolder) -> str:
+    """What became of the first block."""
+    with Observer(folder) as observer:
+        return observer.story("b1").headline
 
 
 def _nothing_came(status: Status) -> bool:

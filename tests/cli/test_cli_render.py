@@ -170,14 +170,14 @@ def test_up_says_where_it_is_and_what_is_queued() -> None:
 
 
 def test_up_says_why_no_block_was_taken() -> None:
-    refused = msgspec.structs.replace(
-        NOTHING, ended_blocks={"refused: Invalid partition name specified": 2}, trouble={"backfill": "it refuses"}
-    )
-    lines = up.render(refused, HOLDER, [BACKFILL], folder=SessionFolder("/s"), now=datetime.datetime.now())
+    refused = msgspec.structs.replace(NOTHING, ended_blocks={"refused": 2}, trouble={"backfill": "it refuses"})
+    why = "block of source backfill: refused: Invalid partition name specified"
+    lines = up.render(refused, HOLDER, [BACKFILL], folder=SessionFolder("/s"), now=datetime.datetime.now(), why=why)
     assert lines[1:] == [
         "  trouble  backfill: it refuses",
-        "  ended    2 refused: Invalid partition name specified",
-        "no block was taken: mend the site file and start another session",
+        "  ended    2 refused",
+        "no block was taken, the first is a block of source backfill: refused: Invalid partition name specified",
+        "mend the site file and start another session",
         "what was tried: stoker status k3v9; end this one: stoker down k3v9",
     ]
 

@@ -1,0 +1,111 @@
+"""From nothing to results on a cluster, with what the README names: init, doctor, up, a program, attach, down."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from batch.lab.commands import until
+from batch.sessions import write_site
+from faults.world import World
+
+PROGRAM = """
+import os, sys
+import stoker
+from stoker import app, context
+
+@context()
+def words():
+    return {"pilot": 5}
+
+@app(context=words())
+def measure(table, word):
+    return table[word], os.environ["SLURMD_NODENAME"]
+
+if __name__ == "__main__":
+    with stoker.load(session=sys.argv[1]) as session:
+        print(measure("pilot").result(), sum(context.loads for context in session.status().contexts))
+"""
+
+
+def stoker(world: World, *arguments: str, limit_s: float = 120) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stoker.manager.cli.entry", *arguments]
+    process = world.spawn(command, folder=world.path)
+    out, err = process.communicate(timeout=limit_s)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def run(world: World, session: str) -> str:
+    process = world.start(PROGRAM, session)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out.strip()
+
+
+def test_init_finds_the_cluster_and_writes_a_site_that_fits_it(slurm, world):
+    made = stoker(world, "init")
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.startswith("wrote site.toml: Slurm, partition backfill\n")
+    assert "preemptible, REQUEUE; a10:1 x 2, titanx:1 x 2" in made.stdout
+    checked = stoker(world, "doctor", "site.toml")
+    assert "site backfill: partition, account, walltime and GPUs are there" in checked.stdout
+    assert "partitions backfill (preemptible, REQUEUE; a10:1 x 2, titanx:1 x 2), main (" in checked.stdout
+
+
+def test_a_dry_run_prints_what_would_be_submitted_and_submits_nothing(slurm, world):
+    write_site(world.path, provider={"gpus": "a10:1"})
+    shown = stoker(world, "up", "lab.toml", "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    assert "#SBATCH --partition=backfill" in shown.stdout
+    assert "#SBATCH --gres=gpu:a10:1" in shown.stdout
+    assert "stoker.pilot.main --session" in shown.stdout
+    assert not (world.home / "sessions.d").exists()
+    assert slurm_jobs() == []
+
+
+def test_a_session_of_two_sites_keeps_contexts_hot_between_programs_and_leaves_nothing(slurm, world):
+    write_site(world.path, provider={"gpus": "a10:1"})
+    write_site(world.path, name="titan", provider={"gpus": "titanx:1"}, pilot={"init_blocks": 0})
+    said = stoker(world, "up", "lab.toml", "titan.toml")
+    assert said.returncode == 0, said.stderr
+    found = re.match(
+        r"session (\w{4}) is up: manager here \(pid \d+\), 1 block submitted to backfill \(job (\d+)\)", said.stdout
+    )
+    assert found, said.stdout
+    session, job = found.groups()
+    assert slurm_jobs() == [job]
+    first, second = run(world, session), run(world, session)
+    assert first == second
+    assert re.fullmatch(r"\(5, 'n[12]'\) 1", first), "one load, on a node with an a10"
+    status = stoker(world, "status", session)
+    assert re.search(r"pilots +1 here", status.stdout), status.stdout
+    ended = stoker(world, "down", session)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "2 calls done, 1 pilot let go, 1 job ended; nothing of it is left running" in ended.stdout
+    until(lambda: slurm_jobs() == [], limit_s=20, what="no job in the queue")
+    assert world.left() == []
+
+
+def test_a_site_that_slurm_refuses_says_why(slurm, world):
+    write_site(world.path, provider={"partition": "nowhere"})
+    said = stoker(world, "up", "lab.toml")
+    assert said.returncode == 1
+    assert "Invalid partition name specified" in said.stdout or "invalid partition" in said.stdout.lower()
+    assert "stoker down" in said.stdout
+    assert stoker(world, "down").returncode == 0
+
+
+def test_a_probe_proves_that_nodes_reach_this_host_and_leaves_nothing(slurm, world):
+    write_site(world.path)
+    said = stoker(world, "doctor", "lab.toml", "--probe", "--wait", "60")
+    assert re.search(r"ok +compute nodes reach this host on 127\.0\.0\.1:\d+ \(asked a", said.stdout), said.stdout
+    assert "submits one job of at most a minute to site lab" in said.stderr
+    assert slurm_jobs() == []
+    assert world.left() == []
+    assert not list((world.home / "sessions.d").iterdir())
+
+
+def slurm_jobs() -> list[str]:
+    out = subprocess.run(["squeue", "-h", "-o", "%i"], capture_output=True, text=True, check=True, timeout=30).stdout
+    return out.split()
