@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 from live.peers import Manager
 
 import stoker as package
+from stoker.config import load_site
 from stoker.contexts.state import state_folder
-from stoker.manager.cli import doctor, leftovers, machine, software
+from stoker.errors import ConfigError
+from stoker.manager.cli import apps, doctor, leftovers, machine, software
 from stoker.manager.cli.finding import Finding, Level
+from stoker.manager.cli.main import cli
+from stoker.manager.executor import detached
 from stoker.manager.protocol.session import SessionFile, SessionFolder
 
 Stoker = Callable[..., Result]
@@ -36,7 +42,7 @@ def test_version_is_the_packages(stoker: Stoker) -> None:
 
 def test_help_lists_every_command(stoker: Stoker) -> None:
     shown = stoker("--help").output
-    for command in ("run", "doctor", "status", "explain", "logs"):
+    for command in ("run", "init", "up", "down", "attach", "doctor", "status", "explain", "logs"):
         assert f"\n  {command} " in shown
 
 
@@ -54,6 +60,65 @@ def test_an_unknown_application_names_the_nearest(stoker: Stoker) -> None:
     assert result.exit_code == 2
     assert "no application 'fact_verifcation'; did you mean fact_verification?" in result.output
     assert "there are fact_verification, inference_sweep" in stoker("run", "zzzzzz").output
+
+
+def test_an_application_joins_the_session_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    @click.command()
+    @click.option("--site")
+    def app(site: str | None) -> None:
+        seen.append((os.environ.get("STOKER_SESSION", ""), site))
+
+    monkeypatch.setenv("STOKER_SESSION", "")
+    command = apps.with_session(apps.with_session(app))
+    assert CliRunner().invoke(command, ["--session", "k3v9"]).exit_code == 0
+    assert seen == [("k3v9", None)]
+    both = CliRunner().invoke(command, ["--site", "s.toml", "--session", "k3v9"])
+    assert both.exit_code == 2
+    assert "--session and --site say different things" in both.output
+    assert "--session ID" in CliRunner().invoke(cli, ["run", "fact_verification", "--help"]).output
+
+
+def test_a_site_that_is_no_path_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="3 is no site: give the path of a site file"):
+        load_site(3)  # type: ignore[arg-type]
+
+
+def test_up_refuses_what_cannot_be_meant_and_starts_nothing(stoker: Stoker, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:1"')
+    (tmp_path / "b.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:2"')
+    (tmp_path / "vine.toml").write_text('engine = "taskvine"')
+    for arguments, words in (
+        (["nowhere.toml"], "no such file"),
+        (["a.toml", "b.toml"], "two sites are called a"),
+        (["vine.toml"], "a session that stays is for engine stoker"),
+        (["a.toml", "--idle", "soon"], "--idle: 'soon' is not a duration"),
+        (["a.toml", "--idle", "1 ms"], "too short to join"),
+    ):
+        assert words in str(stoker("up", *arguments).exception)
+    assert not state_folder().exists()
+
+
+def test_a_dry_run_of_this_machine_shows_the_pilots_command(stoker: Stoker, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('name = "a"\n[pilot]\ndevices = "cpu:1"')
+    shown = stoker("up", "--dry-run", "a.toml")
+    assert shown.exit_code == 0, shown.exception
+    assert shown.output.startswith("# site a: block b1 of session k3v9 (the real one has an id of its own); run here")
+    assert "stoker.pilot.main --session" in shown.output
+    assert not state_folder().exists()
+
+
+def test_ctrl_c_while_python_still_imports_is_not_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "stoker.manager.cli.entry", "--version"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as starting:
+        assert starting.stdout is not None
+        assert starting.stdout.readline() == b"importing\n"
+        starting.send_signal(signal.SIGINT)
+        _, said = starting.communicate(timeout=30)
+    assert (starting.returncode, said) == (-signal.SIGINT, b"")
 
 
 def test_exit_codes_and_where_errors_go() -> None:
@@ -158,6 +223,25 @@ def test_sessions_alive_over_and_dangling(manager: Manager, tmp_path: Path) -> N
     assert texts[0] == "1 live session: test"
     assert texts[1].startswith("1 session that is over keeps ")
     assert texts[2].startswith("1 link to a session whose folder is gone")
+
+
+def test_a_session_that_stays_and_has_no_manager_is_not_over(tmp_path: Path) -> None:
+    folder = detached.make(detached.collect(()))
+    folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
+    (state_folder() / "sessions").mkdir(parents=True)
+    (state_folder() / "sessions" / "k1").symlink_to(folder.path)
+    lost = [finding for finding in leftovers.sessions() if finding.level is Level.WARN]
+    assert [finding.text for finding in lost] == ["session k1 is not over, and has no manager"]
+    assert "stoker attach k1" in lost[0].fix
+
+
+def test_where_old_sessions_lie_is_a_line_a_place() -> None:
+    runs = [Path(f"/home/ana/runinfo/{number:03}/stoker") for number in range(40)]
+    assert leftovers.where_to_remove([*runs, Path("/home/ana/state/sessions.d/k3v9")]).splitlines() == [
+        "when you need them no more, remove them (rm -r):",
+        "  /home/ana/runinfo: 40 folders, 000 … 039",
+        "  /home/ana/state/sessions.d: 1 folder, k3v9",
+    ]
 
 
 def test_a_manager_whose_folder_is_gone_is_an_orphan(manager: Manager) -> None:
