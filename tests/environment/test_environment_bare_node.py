@@ -117,7 +117,8 @@ def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python
     carry(manager.folder, site, packed)
     for path in starter_files(manager.folder, site):
         shutil.copytree(path, node.folder / path.name, dirs_exist_ok=True)
-    return starter_command(manager.folder, site, ["--devices", "cpu:1", "--scratch", str(node.folder), "--block", "b7"])
+    options = ["--devices", "cpu:1", "--scratch", str(node.folder), "--block", "b7", "--walltime-s", "600"]
+    return starter_command(manager.folder, site, options)
 
 
 @pytest.mark.parametrize("has_python", [True, False], ids=["a Python", "no Python"])
@@ -135,11 +136,13 @@ def test_a_real_call_on_a_bare_node(
     manager.pilots.append(node.start(brought(manager, small, node)))
     hello = manager.until(lambda: manager.hellos and manager.hellos[-1], what=f"hello: {node.said()}", wait_s=90)
     assert hello.block == "b7"
+    assert 400 < hello.ends_in_s < 599  # less what starting took
     if not hello.objects:  # the archive of its environment, which it hands on
         manager.wait_for(ObjectsHere)
     assert hello.folder.partition(":")[2].startswith(str(node.folder))
     manager.ready(recipe())
     [(prefix, package, sees)] = manager.results(manager.run(look, [()]))
+    assert manager.results(manager.run(lambda: b"x" * 3_000_000, [()])) == [b"x" * 3_000_000]  # through the seed
     assert prefix.startswith(str(node.folder))
     assert package.startswith(prefix)
     assert not sees
