@@ -103,6 +103,7 @@ class World:
 def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
     """Calls a second through one manager, and what it holds in memory (bytes)."""
     world = World(folder, pilots=pilots, devices=2)
+    joined = psutil.Process(world.manager.pid).memory_info().rss
     warm = Counter()
     world.submit(20 * pilots + 2000, warm)  # every library has been sent the function and has run it
     warm.wait(20 * pilots + 2000)
@@ -114,11 +115,12 @@ def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
     after = psutil.Process(world.manager.pid).cpu_times()
     memory = psutil.Process(world.manager.pid).memory_info().rss
     lost = world.status().lost_pilots
-    world.end()
+    found = world.end()
     busy = after.user + after.system - before.user - before.system
     return {
         "calls_per_s": calls / seconds, "manager_bytes": memory, "lost_pilots": lost,
-        "manager_cpu_us_per_call": 1e6 * busy / calls,
+        "manager_cpu_us_per_call": 1e6 * busy / calls, "joined_bytes": joined,
+        "calls_per_frame": found["given"] / found["frames"],
     }  # fmt: skip
 
 

@@ -118,6 +118,10 @@ def give(core: Core, library: Library, call: Call) -> None:
     call.holder = library
     call.sent_at = core.state.now
     core.hold(library, [call])
+    context, now = call.group.context, core.state.now
+    library.given = library.given + 1 if context.filling is library and library.given_at == now else 1
+    library.given_at = now
+    context.filling = library
     feeding.reclass(core, library)
 
 

@@ -159,9 +159,9 @@ class Context:
     """A recipe and everything that the manager knows of it."""
 
     __slots__ = (
-        "advice", "ask_at", "asked_at", "backlogged", "ended", "failed_on", "idle", "last_failure", "libraries",
-        "load_failures", "load_s", "load_total_s", "loads", "queue", "recipe", "resident_bytes", "roomy", "run_s",
-        "run_total_s", "runs", "starved_since",
+        "advice", "ask_at", "asked_at", "backlogged", "ended", "failed_on", "filling", "idle", "last_failure",
+        "libraries", "load_failures", "load_s", "load_total_s", "loads", "queue", "recipe", "resident_bytes", "roomy",
+        "run_s", "run_total_s", "runs", "starved_since",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe) -> None:
@@ -174,6 +174,8 @@ class Context:
         """Ready, every slot taken, but there is room to prefetch; who was given something last is last."""
         self.backlogged: OrderedDict[LibraryId, Library] = OrderedDict()
         """Ready, and holding more calls than slots."""
+        self.filling: Library | None = None
+        """The library that was given a call last. What it is given in the same moment travels in one frame."""
         self.advice: dict[str, ContextAdvice] = {}
         self.ask_at = 1
         """Residency is asked again when so many calls wait."""
@@ -278,8 +280,8 @@ class Library:
     """A process on a pilot that holds one context, or is on its way to."""
 
     __slots__ = (
-        "context", "device_bytes", "devices", "functions", "held", "id", "memory_bytes", "notes", "phase", "pilot",
-        "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "suspect",
+        "context", "device_bytes", "devices", "functions", "given", "given_at", "held", "id", "memory_bytes", "notes",
+        "phase", "pilot", "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "suspect",
         "taking", "used_at", "zombies",
     )  # fmt: skip
 
@@ -310,6 +312,10 @@ class Library:
         self.started_at = now
         self.ready_at = now
         self.used_at = now
+        self.given_at = -1.0
+        """When it was given a call last that had just arrived."""
+        self.given = 0
+        """How many such calls it was given at that moment, one after the other."""
         self.served = 0
         self.memory_bytes = 0
         self.device_bytes = 0

@@ -60,7 +60,7 @@ from stoker.units import show_seconds
 
 log = logging.getLogger("stoker.manager")
 
-ACK_DELAY_S = 0.05
+ACK_DELAY_S = 0.25
 """An acknowledgement goes along with the next frame, or alone after this long: it should wake nobody up."""
 
 
@@ -272,6 +272,9 @@ class Server:
             match command:
                 case ToPilot(peer, message) | ToClient(peer, message):
                     if type(message) is to_pilot.Ack or type(message) is to_client.Ack:
+                        if type(command) is ToPilot and command.pilot not in self.core.state.pilots:
+                            frames.setdefault(peer, []).append(message)  # it has left, and waits for this alone
+                            continue
                         self._acks[peer] = message
                         self._acks_due = self._acks_due or self._now + ACK_DELAY_S
                     else:

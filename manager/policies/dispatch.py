@@ -3,8 +3,9 @@
 Among free libraries the hottest (last used) comes first, so that those which are not needed cool down and can be
 evicted least recently used first. A library is given a small backlog beyond its slots when calls are shorter than a
 round trip to the manager: as many as take `prefetch_s` to run. Nobody takes more than its share of what is queued, and
-a library that runs dry takes back what another has not begun. A call whose function has not run yet, or runs long, is
-never prefetched.
+a library that runs dry takes back what another has not begun. Of calls that come together the very short ones go to
+one library until a frame to the next is worth its price: with thousands of libraries a frame for each call would cost
+more than the calls. A call whose function has not run yet, or runs long, is never prefetched.
 
 A call that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.walltime`).
 
@@ -26,13 +27,15 @@ from stoker.manager.protocol.ids import LibraryId
 class HottestFirst(Quiet):
     """The default dispatch policy.
 
-    `prefetch_s` is the backlog in seconds of work that hides the round trip, `prefetch_calls` its bound.
+    `prefetch_s` is the backlog in seconds of work that hides the round trip, `prefetch_calls` its bound. `frame_s` is
+    the least work for which another library is woken: a frame to it and back costs a twentieth of that.
     """
 
     asks_every_call = False
 
-    def __init__(self, *, prefetch_s: float = 0.02, prefetch_calls: int = 128) -> None:
+    def __init__(self, *, prefetch_s: float = 0.02, prefetch_calls: int = 128, frame_s: float = 0.002) -> None:
         self.prefetch_s = prefetch_s
+        self.frame_s = frame_s
         self.prefetch_calls = prefetch_calls
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
@@ -53,6 +56,9 @@ class HottestFirst(Quiet):
             return None
         if group.options.gang[0] > 1:
             return self._gang(context, call)
+        filling = context.filling
+        if filling is not None and group.cost.runs and self._fills(view, filling, call):
+            return filling.id
         for id, library in reversed(context.idle.items()):
             if library.load < self.window(view, library) and library.admits(call) and _in_time(view, library, call):
                 return id
@@ -81,7 +87,7 @@ class HottestFirst(Quiet):
             return room
         if not group.cost.runs or group.cost.run_s > self.prefetch_s:
             return free
-        share = -(-context.queue.count // len(context.libraries))
+        share = max(-(-context.queue.count // len(context.libraries)), int(self.frame_s / (group.cost.run_s + 1e-6)))
         return min(room, max(free, share - max(0, -free)))
 
     def dry(self, view: View, library: Library) -> Sequence[Action]:  # noqa: ARG002
@@ -94,6 +100,13 @@ class HottestFirst(Quiet):
         if victim is library or waiting <= 0 or waiting * context.run_s < self.prefetch_s / 4:
             return ()
         return (TakeBack(victim.id, (waiting + 1) // 2),)
+
+    def _fills(self, view: View, library: Library, call: Call) -> bool:
+        """Whether a library that was given a call just now should get this one too, in the same frame."""
+        if library.given_at != view.now or library.given * call.group.cost.run_s >= self.frame_s:
+            return False
+        room = library.load < self.window(view, library) and library.admits(call)
+        return room and _in_time(view, library, call)
 
     def _gang(self, context: Context, call: Call) -> SendGang | None:
         """The call at the head on as many free libraries as it likes, once there are enough. While it waits nothing

@@ -88,11 +88,23 @@ def test_a_function_is_known_whatever_the_options_of_its_calls(cluster: Make) ->
 
 
 def test_prefetch_takes_no_more_than_a_fair_share(cluster: Make) -> None:
-    c = cluster(pilots=2).calls(2).hot(run_s=0.0001).cut("p1").cut("p2").calls(20)
+    c = cluster(pilots=2).calls(2).hot(run_s=0.001).cut("p1").cut("p2").calls(20)
     c.come_back("p1", lib1=())
     assert len(c.held("p1")) == 10
     c.come_back("p2", lib2=())
     assert len(c.held("p2")) == 5  # the other five are for whoever is first done
+
+
+def test_very_short_calls_that_come_together_share_a_frame(cluster: Make) -> None:
+    c = cluster(pilots=3).calls(3).hot(run_s=0.0001).calls(50)
+    assert sorted(len(c.held(pilot)) for pilot in ("p1", "p2", "p3")) == [10, 20, 20]
+    c.wait(1.0).end(*[c.names[id] for id in c.core.state.calls], run_s=0.0001).calls(1).calls(1).calls(1)
+    assert sorted(len(c.held(pilot)) for pilot in ("p1", "p2", "p3")) == [0, 0, 3]
+
+
+def test_long_calls_that_come_together_run_side_by_side(cluster: Make) -> None:
+    c = cluster(pilots=3).calls(3).hot(run_s=1.0).calls(3)
+    assert [len(c.held(pilot)) for pilot in ("p1", "p2", "p3")] == [1, 1, 1]
 
 
 def test_a_library_that_runs_dry_takes_back_half_of_what_another_has_not_begun(cluster: Make) -> None:

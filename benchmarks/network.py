@@ -1,0 +1,116 @@
+"""Hosts that are separate network namespaces on one switch, each behind a link of a given speed. Needs root."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from types import TracebackType
+
+_CLONE_NEWNET = 0x40000000
+
+
+def why_not() -> str:
+    """Why no such network can be made here; empty when it can."""
+    if os.geteuid() != 0:
+        return "only root makes network namespaces"
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"{tool} is not there; Debian's iproute2 brings it"
+    probe = f"probe-{os.getpid()}"
+    done = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
+    if done.returncode:
+        return f"no network namespace can be made here: {done.stderr.strip()}"
+    subprocess.run(["ip", "netns", "del", probe], check=False)
+    return ""
+
+
+class Network:
+    """`count` hosts, `0` the first. Each has its own address; its link carries `rate` (as `tc` writes it) either way.
+
+    Use it with `with`: at the end every namespace is gone.
+    """
+
+    def __init__(self, count: int, *, rate: str) -> None:
+        self._rate = rate
+        self._mark = f"b{os.getpid()}"
+        self._switch = f"{self._mark}-switch"
+        self._count = count
+
+    def __enter__(self) -> Network:
+        try:
+            _run("ip", "netns", "add", self._switch)
+            self._inside(self._switch, "ip", "link", "add", "br0", "type", "bridge")
+            self._inside(self._switch, "ip", "link", "set", "br0", "up")
+            for number in range(self._count):
+                self._plug(number)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in range(self._count):
+            subprocess.run(["ip", "netns", "del", self.name(number)], capture_output=True, check=False)
+        subprocess.run(["ip", "netns", "del", self._switch], capture_output=True, check=False)
+
+    def name(self, number: int) -> str:
+        """A host's namespace."""
+        return f"{self._mark}-{number}"
+
+    def address(self, number: int) -> str:
+        """A host's address."""
+        return f"10.78.{number // 200}.{number % 200 + 1}"
+
+    def command(self, number: int, *words: str) -> list[str]:
+        """A command as it runs on a host."""
+        return ["ip", "netns", "exec", self.name(number), *words]
+
+    def enter(self, number: int) -> None:
+        """Be on a host from now on: this process, and those that it starts. To be called before there are threads."""
+        library = ctypes.CDLL(None, use_errno=True)
+        with open(f"/run/netns/{self.name(number)}", "rb") as namespace:
+            if library.setns(namespace.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"cannot enter {self.name(number)}")
+
+    def sent_bytes(self, number: int) -> int:
+        """Bytes that a host's link has carried away from it."""
+        said = subprocess.run(
+            self.command(number, "cat", "/sys/class/net/eth0/statistics/tx_bytes"),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return int(said.stdout)
+
+    def unplug(self, number: int, *, plugged: bool = False) -> None:
+        """Cut a host's link, or plug it in again."""
+        self._inside(self._switch, "ip", "link", "set", f"v{number}", "up" if plugged else "down")
+
+    def _plug(self, number: int) -> None:
+        name, port = self.name(number), f"v{number}"
+        _run("ip", "netns", "add", name)
+        self._inside(name, "ip", "link", "set", "lo", "up")
+        self._inside(
+            self._switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name
+        )  # fmt: skip
+        self._inside(self._switch, "ip", "link", "set", port, "master", "br0", "up")
+        self._inside(name, "ip", "address", "add", f"{self.address(number)}/16", "dev", "eth0")
+        self._inside(name, "ip", "link", "set", "eth0", "up")
+        for namespace, device in ((name, "eth0"), (self._switch, port)):
+            self._inside(
+                namespace, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self._rate, "burst", "256kb",
+                "latency", "60ms",
+            )  # fmt: skip
+
+    def _inside(self, namespace: str, *words: str) -> None:
+        _run("ip", "netns", "exec", namespace, *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")

@@ -1,0 +1,126 @@
+"""One run of `benchmarks.preemption`: `python -m benchmarks.preemption_side --calls 10000 --seed 1` prints it as JSON.
+
+The lab that starts Slurm is that of the tests: `tests` must be on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from batch.lab import needs
+from batch.lab.cluster import Cluster
+from batch.lab.shape import Shape
+from batch.sessions import status_when, write_site
+
+import stoker
+
+NODES, EVERY_S, PUSHED_S, CALL_S = 8, 5.0, 2.0, 0.1
+
+
+@stoker.context
+def naps():
+    return time.sleep
+
+
+@stoker.app(context=naps())
+def nap(sleep, number):
+    sleep(CALL_S)
+    return number
+
+
+class Pusher(threading.Thread):
+    """Every few seconds a short job of the other partition takes the node of a pilot."""
+
+    def __init__(self, cluster: Cluster, *, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.pushed = 0
+        self._cluster = cluster
+        self._chance = random.Random(seed)
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(EVERY_S):
+            names = {line[0] for line in self._cluster.queue("--states=RUNNING", "--partition=backfill")}
+            nodes = sorted(self._cluster.job(job).get("NodeList", "") for job in names)
+            if nodes:
+                options = ("--partition=main", "--exclusive", f"--nodelist={self._chance.choice(nodes)}")
+                self._cluster.submit(f"sleep {PUSHED_S}", *options)
+                self.pushed += 1
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+class Meter(threading.Thread):
+    """Sums up the time that pilots are there."""
+
+    def __init__(self, session: stoker.Session) -> None:
+        super().__init__(daemon=True)
+        self.pilot_s = 0.0
+        self._session = session
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        last, pilots = time.monotonic(), len(self._session.status(30).pilots)
+        while not self._over.wait(0.1):
+            seen = len(self._session.status(30).pilots)
+            now = time.monotonic()
+            self.pilot_s += (now - last) * (pilots + seen) / 2
+            last, pilots = now, seen
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    if why := needs.missing_for_slurm():
+        print(json.dumps({"skipped": why}))
+        return
+    with Cluster(Shape(gpus=("a10:1",) * NODES)) as cluster, tempfile.TemporaryDirectory() as place:
+        os.environ.update(cluster.environ, STOKER_HOME=f"{place}/home", STOKER_SCRATCH=place)
+        print(json.dumps(measure(cluster, Path(place), calls=asked.calls, seed=asked.seed)))
+
+
+def measure(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str, float]:
+    """One run. Raises RuntimeError when a result is missing, wrong, or there twice."""
+    blocks = {"init_blocks": NODES, "max_blocks": NODES}
+    site = write_site(place, provider={"gpus": "a10:1"}, pilot=blocks)
+    with stoker.load(site, run_dir=f"{place}/runinfo") as session:
+        status_when(session, lambda status: len(status.pilots) == NODES, what=f"{NODES} pilots", limit_s=120)
+        pusher, meter = Pusher(cluster, seed=seed), Meter(session)
+        begun = time.monotonic()
+        meter.start()
+        pusher.start()
+        results = sorted(stoker.map(nap, range(calls), ordered=False))
+        seconds = time.monotonic() - begun
+        meter.stop()
+        pusher.stop()
+        status = session.status()
+    if results != list(range(calls)) or status.failed:
+        raise RuntimeError(f"{len(results)} results of {calls} calls, {status.failed} failed")
+    return {
+        "goodput": calls * CALL_S / meter.pilot_s,
+        "pilot_s": meter.pilot_s,
+        "seconds": seconds,
+        "call_s": CALL_S,
+        "preempted": pusher.pushed,
+        "lost_pilots": status.lost_pilots,
+        "rerun_calls": status.rerun_calls,
+    }
+
+
+if __name__ == "__main__":
+    main()
