@@ -39,7 +39,8 @@ _ID = re.compile(r"^(\d+)\.(\d+) - \d+\.\d+\s*$", re.MULTILINE)
 _WARNING = re.compile(r"^WARNING: (.*)$", re.MULTILINE)
 _NOT_NOW = re.compile(
     r"can't find address|unable to locate|failed to (connect|fetch|begin|end|commit|send|create new)|couldn't contact"
-    r"|timed out|connection (closed|refused)|communication error|unknown error code|MAX_JOBS_SUBMITTED|try again",
+    r"|timed out|connection (closed|refused)|communication error|unknown error code|MAX_JOBS_(SUBMITTED|PER_OWNER)"
+    r"|try again",
     re.IGNORECASE,
 )
 """Errors of condor_submit that say nothing about the job."""
@@ -80,8 +81,7 @@ class CondorBatch:
         (self._folder / f"{name}.sh").chmod(0o700)
         said = self._commands.run(["condor_submit", "-terse", f"{name}.sub"])
         if said.code:
-            words = said.words.removeprefix("ERROR: ")
-            raise BatchTrouble(words) if _NOT_NOW.search(words) else SubmissionRefused(words)
+            raise failure(said.words)
         found = _ID.search(said.out)
         if not found:
             raise BatchTrouble(f"condor_submit printed no job id: {said.words}")
@@ -166,6 +166,12 @@ class CondorBatch:
 
     def _rm(self, jobs: Sequence[str], *options: str) -> list[Said]:
         return [self._commands.run(["condor_rm", *options, *some]) for some in _parts(jobs)]
+
+
+def failure(words: str) -> BatchTrouble | SubmissionRefused:
+    """What an error of condor_submit means: not now, or not at all. A commit that failed gives its reason after it."""
+    why = words.partition("into the queue.; ERROR: ")[2] or words.removeprefix("ERROR: ")
+    return BatchTrouble(why) if _NOT_NOW.search(why) else SubmissionRefused(why)
 
 
 _JSON = ("-json", "-attributes", ",".join(condor_ads.ATTRIBUTES))

@@ -100,7 +100,6 @@ def gpu_expression(kind: str) -> str:
 
 def _head(name: str, *, session: str) -> list[str]:
     return [
-        f"# {name}",
         "universe = vanilla",
         f"batch_name = stoker-{session}",
         f"executable = {name}.sh",

@@ -82,7 +82,7 @@ def _ads(text: str, *, cluster: int) -> list[Ad]:
         ad["JobStatus"], ad["QDate"], ad["EnteredCurrentStatus"] = IDLE, now(), now()
         ad["NumShadowStarts"], ad["NumJobStarts"] = 0, 0
         if value(ad, "TransferExecutable", True) and not os.access(ad["Cmd"], os.R_OK):
-            raise ValueError(f"Can't access executable file {ad['Cmd']}")
+            raise ValueError(f"Can't access executable file {ad['Cmd']}: No such file or directory")
         ads.append(ad)
     return ads
 

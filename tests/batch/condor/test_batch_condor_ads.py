@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
+from stoker.manager.factory.condor import failure
 from stoker.manager.factory.condor_ads import Ad, Verdict, ended, has_failed, job_of, judge, read_ads
 from stoker.manager.protocol.blocks import BlockPhase
 
@@ -88,6 +90,28 @@ def test_the_end_of_a_job(job: Ad, reason: str, failed: bool) -> None:
     look = ended(job)
     assert (look.phase, look.reason) == (BlockPhase.ENDED, reason)
     assert has_failed(job) is failed
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "told"),
+    [
+        ("ERROR: Can't find address of local schedd", BatchTrouble, "Can't find address of local schedd"),
+        ("ERROR: Failed to connect to local queue manager; AUTHENTICATE:1003", BatchTrouble, "Failed to connect"),
+        ("ERROR: Failed to commit job submission into the queue.", BatchTrouble, "Failed to commit"),
+        (
+            "ERROR: Failed to commit job submission into the queue.; ERROR: Submissions need +ProjectName",
+            SubmissionRefused,
+            "^Submissions need",
+        ),
+        ("ERROR: MAX_JOBS_SUBMITTED exceeded. Current=9, Limit=9", BatchTrouble, "^MAX_JOBS"),
+        ("ERROR: I don't know about the 'none' universe.", SubmissionRefused, "^I don't know"),
+        ("ERROR: User ana@site is disabled", SubmissionRefused, "^User ana"),
+    ],
+)
+def test_what_an_error_of_condor_submit_means(words: str, kind: type[Exception], told: str) -> None:
+    error = failure(words)
+    assert type(error) is kind
+    assert re.search(told, str(error))
 
 
 def test_ads_as_condor_q_prints_them() -> None:

@@ -64,7 +64,7 @@ def test_what_submit_and_q_print(new_pool: Pool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("executable = no-such-program\nqueue\n", "can't access executable|Can't access executable"),
+        ("executable = no-such-program\nqueue\n", "Can't access executable file /.*: No such file"),
         (f"{SLEEP}nonsense\nqueue\n", r"Failed to parse command file \(line 3\)"),
         (f"{SLEEP}universe = none\nqueue\n", "(?i)universe"),
         (f"{SLEEP}+Colour = (\nqueue\n", "Colour"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stoker.config import parse_site
+from stoker.manager.factory import condor_description
 from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused
 from stoker.manager.factory.condor import CondorBatch
 from stoker.manager.protocol.blocks import BlockPhase
@@ -305,6 +306,15 @@ def test_a_mistyped_setting_is_told_while_the_job_waits(pool: Pool, submit: Call
     reason = seen(batch, job, PENDING)
     assert reason.endswith(warned)
     assert reason.count("unused") == 1
+
+
+def test_a_dry_run_shows_what_is_submitted(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
+    settings = "gpus = \"a10:1\"\nworker_init = 'echo begun'"
+    submit(settings, command="true").submit(B7)
+    site = parse_site(SITE + settings, file="pool.toml")
+    shown = condor_description.render(site, session="k3v9", block="b7", command="true")
+    for suffix in (".sub", ".sh"):
+        assert output(tmp_path, suffix) in shown
 
 
 def test_a_second_factory_finds_the_jobs_of_its_session_and_site(
