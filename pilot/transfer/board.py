@@ -94,6 +94,8 @@ class Board:
 
     def join(self, source: Source, has: Iterable[int]) -> None:
         """A source can be asked, and has these pieces."""
+        if self.copy is not None and source.origin:
+            self.copy.first_hand = True
         with self._news:
             self._picker.gone(source)
             self._picker.add(source, origin=source.origin)

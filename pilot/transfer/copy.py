@@ -43,6 +43,8 @@ class Copy:
         self.data = data
         self.manifest = read_manifest(name, data)
         self.pieces = pieces(self.manifest)
+        self.first_hand = False
+        """Whether it is being read from where the object comes from."""
         self.changed = threading.Condition()
         self.arrivals: Sequence[int] = range(len(self.pieces))
         self._made: list[int] = []

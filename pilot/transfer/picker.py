@@ -21,10 +21,11 @@ from typing import Generic, TypeVar
 S = TypeVar("S")
 
 SAMPLE = 48
-AGAIN_S = 1.0
-"""A piece that was asked for so long ago may be asked for elsewhere too."""
-AGAIN_FROM_ORIGIN_S = 5.0
-"""The same for the place that the object comes from; also how long it is spared what other sources have."""
+AGAIN_S, AGAIN = 1.0, 3.0
+"""At the end a piece may be asked for elsewhere too when it was asked for so long ago, and so many times as long as
+pieces took lately."""
+SPARED_S = 5.0
+"""Where the object comes from is spared what other sources have, as long as something comes so often."""
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class Picker(Generic[S]):
         self._offers: dict[S, _Offer] = {}
         self._chance = chance
         self._moved_at = 0.0
+        self._took_s = 0.0
 
     @property
     def left(self) -> int:
@@ -101,9 +103,11 @@ class Picker(Generic[S]):
         """A piece is here; False if it was already."""
         for offer in self._offers.values():
             offer.asked.discard(index)
-        self._asked.pop(index, None)
+        asked = self._asked.pop(index, None)
         if self._here[index]:
             return False
+        if asked is not None:
+            self._took_s += (now - asked.since - self._took_s) / 4
         self._here[index] = 1
         self._left -= 1
         self._moved_at = now
@@ -127,7 +131,7 @@ class Picker(Generic[S]):
 
     def _free(self, offer: _Offer, now: float) -> int | None:
         """The rarest that nobody was asked for, among a sample; all are looked at when the sample has none."""
-        spared = offer.origin and now - self._moved_at < AGAIN_FROM_ORIGIN_S
+        spared = offer.origin and now - self._moved_at < SPARED_S
         here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
         for size in (SAMPLE, len(pieces)):
             best, fewest = None, len(self._offers) + 1
@@ -149,8 +153,10 @@ class Picker(Generic[S]):
         return None
 
     def _late(self, offer: _Offer, now: float) -> int | None:
-        """One that was asked for long ago, once, and not here."""
-        patience_s = AGAIN_FROM_ORIGIN_S if offer.origin else AGAIN_S
+        """When all that is missing was asked for: a piece that was asked for once, long ago."""
+        if len(self._asked) < self._left:
+            return None
+        patience_s = max(AGAIN_S, AGAIN * self._took_s) + (SPARED_S if offer.origin else 0.0)
         late = [
             index
             for index, asked in self._asked.items()

@@ -2,11 +2,11 @@
 
 A thread serves one connection, and a bounded number of connections get bytes; one more is told that this pilot is busy.
 
-A piece that is on its way to one peer is not sent to another at the same time, nor for as long again afterwards: the
-other is told "later". Of a new piece that four peers wait for, one copy leaves, and its receiver has it for the other
-three, as long as this pilot has other pieces to send; without that rule the first pilot's link is filled with copies of
-the same piece. (BitTorrent's super-seeding reaches the same by showing each peer other pieces.)
-"""
+A piece that is on its way to one peer is not sent to another at the same time: the other is told "later", and may have
+it from the first by then. The pilot that reads an object's origin goes further: as long as it reads, it gives each
+piece away once, and again only to who still asks after a while. So of a new piece that four peers wait for, one copy
+leaves, and its receiver has it for the others; without that the reader's link, which every piece has to pass, is filled
+with copies of the same. (BitTorrent's super-seeding reaches this by showing each peer other pieces.)"""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ WAIT_S = 0.5
 
 _UNPROVEN = 32
 _NEWS = 4000
-_LATER_S = 2.0
+_LATER_S = 3.0
+"""A piece that one peer takes so long to take may go to another as well."""
+_PATIENCE_S, _PATIENCE = 1.0, 8.0
+"""How long a reader keeps a piece back that it has given away: so long, and so many times what sending one takes."""
+_LOOK_S = 0.1
+_REMEMBERED = 256
 
 
 class Shelf(Protocol):
@@ -191,33 +196,80 @@ class Server:
 
 
 class Sending:
-    """Which pieces are being sent, or have just been."""
+    """Which pieces are being sent, and which were (see the module's text). Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free_at: dict[tuple[str, int], float] = {}
+        self._objects: dict[str, _Object] = {}
 
-    def begin(self, name: str, index: int) -> bool:
+    def begin(self, copy: Copy, index: int) -> bool:
         """Whether this piece may be sent to one more peer now; if so it counts as being sent."""
         now = time.monotonic()
         with self._lock:
-            if now < self._free_at.get((name, index), 0.0):
+            object = self._objects.setdefault(copy.name, _Object())
+            sent = object.pieces.setdefault(index, _Sent())
+            if object.free_at(copy, sent, now) > now:
                 return False
-            self._free_at[name, index] = now + _LATER_S
+            object.under_way += sent.since is None
+            object.given += not sent.before
+            sent.since, sent.before, sent.asked_at = now, True, None
             return True
 
-    def end(self, name: str, index: int, *, seconds: float) -> None:
-        """It has been sent, which took so long."""
+    def end(self, copy: Copy, index: int) -> None:
+        """It has been sent, or not, as far as it could be."""
+        now = time.monotonic()
         with self._lock:
-            self._free_at[name, index] = time.monotonic() + min(seconds, _LATER_S)
-            if len(self._free_at) > 10_000:
-                now = time.monotonic()
-                self._free_at = {piece: at for piece, at in self._free_at.items() if at > now}
+            object = self._objects.setdefault(copy.name, _Object())
+            sent = object.pieces.setdefault(index, _Sent())
+            if sent.since is not None:  # else it went to two at once, and the other was first
+                object.took_s = now - sent.since
+                object.under_way -= 1
+                sent.since = None
+            if len(self._objects) > _REMEMBERED:
+                self._objects = {name: one for name, one in self._objects.items() if one.under_way}
 
-    def free_in(self, name: str, index: int) -> float:
-        """Seconds until this piece may be sent to one more peer."""
+    def free_in(self, copy: Copy, index: int) -> float:
+        """Seconds until this piece may be sent to one more peer, as far as that can be told."""
+        now = time.monotonic()
         with self._lock:
-            return self._free_at.get((name, index), 0.0) - time.monotonic()
+            object = self._objects.setdefault(copy.name, _Object())
+            return object.free_at(copy, object.pieces.setdefault(index, _Sent()), now) - now
+
+
+class _Object:
+    """One object that is served: its pieces that were sent, how many are on their way, and what sending one took."""
+
+    __slots__ = ("given", "pieces", "took_s", "under_way")
+
+    def __init__(self) -> None:
+        self.pieces: dict[int, _Sent] = {}
+        self.given = 0
+        """Pieces that were sent at least once."""
+        self.under_way = 0
+        self.took_s = 0.0
+
+    def free_at(self, copy: Copy, sent: _Sent, now: float) -> float:
+        """When this piece may be sent to one more peer."""
+        if sent.since is not None:
+            return sent.since + _LATER_S
+        if not sent.before or not copy.first_hand or copy.complete:
+            return now
+        if self.given >= len(copy.arrivals) and self.under_way <= 1:
+            return now  # there is nothing better to send
+        sent.asked_at = sent.asked_at or now
+        due = sent.asked_at + _PATIENCE_S + _PATIENCE * self.took_s
+        return now if due <= now else min(due, now + _LOOK_S)  # there may be nothing better to send soon
+
+
+class _Sent:
+    """One piece: since when it is being sent, whether it was sent before, and since when it is asked for again."""
+
+    __slots__ = ("asked_at", "before", "since")
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self.before = False
+        self.asked_at: float | None = None
 
 
 class _Lending:
@@ -266,7 +318,7 @@ class _Lending:
         copy, until = self._copy, time.monotonic() + WAIT_S
         while True:
             now = time.monotonic()
-            soonest = min((self._server.sending.free_in(copy.name, index) for index in self._later), default=WAIT_S)
+            soonest = min((self._server.sending.free_in(copy, index) for index in self._later), default=WAIT_S)
             if soonest <= 0 or now >= until:
                 return
             with copy.changed:
@@ -279,7 +331,7 @@ class _Lending:
         news = list(self._copy.arrivals[self._told : self._told + _NEWS])
         self._told += len(news)
         for index in self._later:
-            if self._server.sending.free_in(self._copy.name, index) <= 0:
+            if self._server.sending.free_in(self._copy, index) <= 0:
                 self._later.discard(index)
                 return [*news, index]
         return news
@@ -288,16 +340,15 @@ class _Lending:
         copy, channel, sending = self._copy, self._channel, self._server.sending
         if not copy.has(index):
             channel.send({"error": "absent", "index": index, "have": self._news()})
-        elif not sending.begin(copy.name, index):
+        elif not sending.begin(copy, index):
             self._later.add(index)
             channel.send({"error": "later", "index": index, "have": self._news()})
         else:
-            began = time.monotonic()
             try:
                 channel.send_header({"index": index, "have": self._news()}, piece_bytes(copy.pieces[index]))
                 self._send_piece(copy.pieces[index])
             finally:
-                sending.end(copy.name, index, seconds=time.monotonic() - began)
+                sending.end(copy, index)
 
     def _send_piece(self, piece: Piece) -> None:
         try:

@@ -17,7 +17,9 @@ from stoker.pilot.transfer.board import Board, Source, WrongBytesError
 from stoker.pilot.transfer.copy import Copy
 
 DEPTH = 2
-"""Pieces that a peer is asked for at one time: the next is on its way while one is checked and written."""
+"""Pieces that a peer is asked for at one time where they come quickly: one is on its way while another is checked."""
+SLOW_S = 0.1
+"""Where a piece takes longer than this, one is asked for at a time: it had better be the one that is rarest by then."""
 
 _CHANGED = (
     "it no longer has the content that the recipe was made from: it was changed or is damaged; make the recipe again"
@@ -144,14 +146,16 @@ class Worker:
         return copy
 
     def _converse(self, channel: wire.Channel, copy: Copy) -> None:
-        board, asked = self._board, deque[int]()
+        board, asked, depth = self._board, deque[int](), DEPTH if self.source.origin else 1
         buffer = memoryview(bytearray(PART_BYTES))
         while not self._done:
-            while len(asked) < DEPTH and (index := board.take(self.source)) is not None:
+            while len(asked) < depth and (index := board.take(self.source)) is not None:
                 channel.send({"op": "piece", "index": index})
                 asked.append(index)
             if asked:
+                began = time.monotonic()
                 self._answer(channel, copy, asked.popleft(), buffer)
+                depth = DEPTH if self.source.origin or time.monotonic() - began < SLOW_S else 1
             else:
                 channel.send({"op": "wait"})
                 header = channel.receive()
