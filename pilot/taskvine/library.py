@@ -68,6 +68,7 @@ class Library:
         # TaskVine ends a library by killing its process group. It makes that group from outside, and on a busy node it
         # comes too late: then nothing would be killed, and the worker would wait for its end for ever.
         os.setpgid(0, 0)
+        _be_quiet()
         os.umask(0o077)
         host = socket.gethostname().partition(".")[0]
         self._setup = setup
@@ -236,3 +237,17 @@ class Library:
             for number, before in zip((1, 2), kept, strict=True):
                 os.dup2(before, number)
                 os.close(before)
+
+
+def _be_quiet() -> None:
+    """Leave nothing in the file that TaskVine keeps for a library's output, and let nothing more come into it.
+
+    Up to a kilobyte of it travels along when a library has ended, and the manager takes it for the worker's next
+    message, and the worker for mad.
+    """
+    with contextlib.suppress(OSError):  # not a file
+        os.ftruncate(1, 0)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)

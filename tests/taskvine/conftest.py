@@ -1,0 +1,81 @@
+"""Sessions whose calls TaskVine carries; skipped, with the reason, where there is no TaskVine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faults.world import World, command_of
+
+import stoker
+from stoker.errors import ConfigError
+from stoker.pilot.taskvine import finding
+
+SITE = """
+name = "pool"
+engine = "taskvine"
+
+[pilot]
+devices = "cpu:2"
+max_blocks = {workers}
+init_blocks = {workers}
+"""
+
+
+class Pool:
+    """A loaded session, its world, and its workers."""
+
+    def __init__(self, world: World, session: stoker.manager.executor.Session) -> None:
+        self.world = world
+        self.session = session
+
+    def workers(self) -> list[int]:
+        """Process ids of the workers (each has a child of the same name, which serves its files)."""
+        return [pid for pid in self.world.processes() if command_of(pid)[:1] == ["vine_worker"]]
+
+    def log(self) -> str:
+        """What the pilot has logged."""
+        return "".join(path.read_text() for path in self.session.folder.glob("pilots/*/pilot.log"))
+
+
+def _load(folder: Path, *, workers: int) -> Iterator[Pool]:
+    world = World(folder)
+    before = {name: os.environ.get(name) for name in world.environ}
+    os.environ.update(world.environ)
+    site = world.path / "site.toml"
+    site.write_text(SITE.format(workers=workers))
+    try:
+        with stoker.load(str(site), run_dir=str(world.runs)) as session:
+            yield Pool(world, session)
+        world.empty()
+    finally:
+        world.clear()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@pytest.fixture(scope="session")
+def taskvine() -> None:
+    """Skips where TaskVine is not installed."""
+    try:
+        finding.find()
+        finding.taskvine()
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def pool(taskvine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """A session over one worker with two slots, for the tests of one file, which must leave it as they found it."""
+    yield from _load(tmp_path_factory.mktemp("pool"), workers=1)
+
+
+@pytest.fixture
+def two_workers(taskvine: None, tmp_path: Path) -> Iterator[Pool]:
+    """A session over two workers, for one test that breaks it."""
+    yield from _load(tmp_path / "world", workers=2)

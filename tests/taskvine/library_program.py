@@ -1,0 +1,38 @@
+"""What TaskVine's own program for libraries does with ours, in a process of its own: `load` once, then `serve`.
+
+Reads pickled orders from standard input and writes what became of them; every order has a folder of its own, with the
+function in it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+from stoker.pilot.taskvine import library, messages
+
+
+def main() -> None:
+    setup, here = pickle.load(sys.stdin.buffer)
+    out = os.fdopen(os.dup(1), "wb")  # the library takes 1 and 2 while it works
+    os.chdir(here)
+    library.load(setup)
+    while True:
+        try:
+            order, function = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        folder = Path(here) / f"call-{messages.decode_order(order).ticket}"
+        folder.mkdir()
+        (folder / messages.FUNCTION_FILE).write_bytes(function)
+        os.chdir(folder)
+        answer = library.serve(order)
+        pickle.dump((answer, os.getcwd() == str(folder)), out)
+        out.flush()
+        os.chdir(here)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""What runs in a library of TaskVine's, in a process of its own, and without TaskVine: contexts, calls, their ends."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.contexts import context, payloads
+from stoker.contexts.recipe import Recipe
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, FailureKind
+from stoker.manager.protocol.ids import CallId, FunctionKey
+from stoker.pilot.taskvine import messages
+
+PROGRAM = Path(__file__).with_name("library_program.py")
+
+
+class Process:
+    """One library, and the folders that it was given."""
+
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
+        self.logs, self.running, self.here = folder / "logs", folder / "running", folder / "here"
+        for each in (self.logs, self.running, self.here, folder / "objects"):
+            each.mkdir(parents=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.pid = self._process.pid
+        self._tickets = itertools.count(1)
+        setup = messages.Setup(
+            pilot="pool", logs=str(self.logs), objects=str(folder / "objects"), running=str(self.running), recipe=recipe
+        )
+        self._say((messages.encode(setup), str(self.here)))
+
+    def send(self, function: Callable[..., Any] | None, *arguments: Any, limit_s: float = 0.0) -> int:
+        """An order with one call of this function for each argument; its ticket."""
+        ticket = next(self._tickets)
+        calls = [CallSpec(CallId(100 * ticket + n), payloads.dumps(((x,), {}))) for n, x in enumerate(arguments)]
+        name = getattr(function, "__name__", "")
+        order = messages.Order(
+            ticket, FunctionKey(name), name, calls if function else [], CallOptions(limit_s=limit_s)
+        )  # fmt: skip
+        self._say((messages.encode(order), payloads.dumps((function, True), what="function")))
+        return ticket
+
+    def take(self) -> messages.Answer:
+        """The next answer. The process stands in the order's folder when it gives it."""
+        answer, stays = pickle.load(self._process.stdout)
+        assert stays
+        return messages.decode_answer(answer)
+
+    def ask(self, function: Callable[..., Any] | None, *arguments: Any, limit_s: float = 0.0) -> messages.Answer:
+        self.send(function, *arguments, limit_s=limit_s)
+        return self.take()
+
+    def printed(self, end: CallEnd) -> str:
+        assert end.printed is not None
+        return Path(end.printed.path).read_bytes()[end.printed.start : end.printed.end].decode()
+
+    def wait(self) -> int:
+        return self._process.wait(30)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+    def _say(self, value: Any) -> None:
+        pickle.dump(value, self._process.stdin)
+        self._process.stdin.flush()
+
+
+@context
+def table(words):
+    return {word: len(word) for word in words}
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def start(recipe: Recipe) -> Process:
+        started.append(Process(tmp_path / f"library-{len(started)}", recipe))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+@pytest.fixture
+def library(start):
+    return start(table(["pilot", "call"]))
+
+
+def value(end: CallEnd) -> Any:
+    assert end.ok, end
+    return payloads.loads(end.payload)
+
+
+def look_up(words, word):
+    print("looking up", word)
+    return words[word]
+
+
+def doze(_words, seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(0.05)
+    return "awake"
+
+
+def test_calls_of_an_order_get_the_context_one_after_the_other(library):
+    answer = library.ask(look_up, "pilot", "call")
+    assert [value(end) for end in answer.ends] == [5, 4]
+    assert [library.printed(end) for end in answer.ends] == ["looking up pilot\n", "looking up call\n"]
+    assert answer.held.pid == library.pid
+    assert answer.held.resident_bytes > 1_000_000
+    assert [library.ask(look_up, "call").held.orders for _ in range(2)] == [1, 2]
+    assert not list(library.running.iterdir())
+
+
+def test_an_exception_is_the_calls_and_not_the_librarys(library):
+    bad, good = library.ask(look_up, "stoker", "call").ends
+    error = payloads.load_exception(bad.payload)
+    assert type(error) is KeyError
+    assert "look_up" in str(error.__cause__)
+    assert value(good) == 4
+
+
+def test_nothing_that_a_call_raises_ends_the_library(library):
+    def leave(_words, what):
+        raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt()}[what]
+
+    ends = library.ask(leave, "exit", "interrupt").ends
+    assert [type(payloads.load_exception(end.payload)) for end in ends] == [SystemExit, KeyboardInterrupt]
+    assert library.ask(look_up, "pilot").held.pid == library.pid
+
+
+def test_an_order_without_calls_says_what_the_library_holds(library):
+    answer = library.ask(None)
+    assert answer.ends == []
+    assert answer.held.failure is None
+    assert answer.held.orders == 0
+
+
+def test_a_call_runs_in_a_folder_of_its_own(library):
+    def leave_behind(_words, name):
+        before = os.listdir()
+        Path(name).write_text("mine")
+        return os.getcwd(), before
+
+    (first, nothing), (second, still_nothing) = (value(end) for end in library.ask(leave_behind, "a", "b").ends)
+    assert first == second
+    assert nothing == still_nothing == []
+
+
+def test_a_call_that_runs_too_long_is_stopped_and_its_context_stays(library):
+    answer = library.ask(doze, 600, limit_s=1.0)
+    failure = answer.ends[0].failure
+    assert failure.kind is FailureKind.TIMEOUT
+    assert "its limit, 1 s" in failure.message
+    after = library.ask(look_up, "pilot")
+    assert (after.held.pid, value(after.ends[0])) == (library.pid, 5)
+
+
+def test_a_call_that_nobody_wants_any_more_is_stopped_and_the_next_one_runs(library):
+    ticket = library.send(doze, 600, 0)
+    messages.stop_file(str(library.running), CallId(100 * ticket)).touch()
+    stopped, good = library.take().ends
+    assert stopped.failure.kind is FailureKind.CANCELLED
+    assert value(good) == "awake"
+
+
+def test_a_note_says_which_call_a_dead_library_was_running(library):
+    def die(words, word):
+        if word == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        print("survived", word)
+        return words[word]
+
+    ticket = library.send(die, "pilot", "die", "call")
+    assert library.wait() == -signal.SIGKILL
+    note = messages.take_note(str(library.running), ticket)
+    assert note.call == 100 * ticket + 1
+    assert "survived pilot" in Path(note.log).read_text()
+    assert messages.take_note(str(library.running), ticket) is None
+
+
+def test_a_loader_that_fails_is_told_and_its_process_makes_room(start):
+    @context
+    def broken():
+        print("trying")
+        raise FileNotFoundError("/no/such/file")
+
+    library = start(broken())
+    answer = library.ask(look_up, "pilot")
+    assert answer.ends == []
+    assert answer.held.failure.kind is FailureKind.CONTEXT
+    assert "the loader raised FileNotFoundError: /no/such/file" in answer.held.failure.message
+    assert "in broken" in answer.held.failure.tail
+    assert "trying" in Path(answer.held.log).read_text()
+    assert library.wait() == 1
+
+
+def test_a_loader_that_runs_too_long_has_failed(start):
+    @context(load_limit="1 s")
+    def slow():
+        time.sleep(600)
+
+    assert "ran longer than 1 s" in start(slow()).ask(None).held.failure.message

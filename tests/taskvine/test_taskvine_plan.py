@@ -1,0 +1,155 @@
+"""From a site file to what TaskVine is told. No TaskVine is needed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stoker.config import Site, parse_site
+from stoker.errors import SessionError
+from stoker.manager.factory.condor_description import gpu_expression
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.taskvine.planning import plan_of
+from stoker.pilot.taskvine import plan
+from stoker.pilot.taskvine.engine import Worker
+from stoker.pilot.taskvine.slots import slots_of
+
+SLURM = """
+name = "lab"
+engine = "taskvine"
+
+[provider]
+kind = "slurm"
+partition = "backfill"
+account = "phys lab"
+walltime = "2 h"
+gpus = "a10:2"
+cores = 8
+memory = "32 GB"
+options = ["--exclusive"]
+worker_init = "module load cuda"
+
+[pilot]
+init_blocks = 2
+max_blocks = 5
+
+[session]
+heartbeat = "4 s"
+ports = "30000-30100"
+"""
+CONDOR = """
+engine = "taskvine"
+
+[provider]
+kind = "condor"
+account = "group_a"
+gpus = "A10:1"
+requirements = "HasTaskVine"
+options = ["+Project = \\"hot\\""]
+"""
+
+
+def site(text: str) -> Site:
+    return parse_site(text, file="site.toml")
+
+
+def command(made: plan.Plan, **more) -> list[str]:
+    return plan.factory_command(
+        made,
+        factory="/v/vine_factory",
+        worker="/v/vine_worker",
+        port=9123,
+        folder=Path("/s/factory"),
+        password=Path("/s/keys/taskvine"),
+        **more,
+    )
+
+
+def option(words: list[str], name: str) -> str:
+    [value] = [word.partition("=")[2] for word in words if word.startswith(f"--{name}=")]
+    return value
+
+
+def test_this_machine_gets_one_worker_that_dies_with_its_factory():
+    made = plan_of(site('engine = "taskvine"\n[pilot]\ndevices = "cpu:3"\n'), python="/e/bin/python")
+    words = command(made, workspace=Path("/tmp/my work"))
+    assert words[0] == "/v/vine_factory"
+    assert words[-2:] == ["localhost", "9123"]
+    assert option(words, "batch-type") == "local"
+    assert option(words, "cores") == "3"
+    assert (option(words, "min-workers"), option(words, "max-workers")) == ("1", "1")
+    assert option(words, "extra-options") == "--parent-death --workspace='/tmp/my work'/$$"
+    assert not [word for word in words if word.startswith(("--gpus", "--batch-options", "--wrapper", "--memory"))]
+
+
+def test_slurm_is_told_what_the_site_file_says():
+    made = plan_of(site(SLURM), host="10.4.0.2")
+    words = command(made)
+    assert option(words, "batch-type") == "slurm"
+    assert option(words, "batch-options") == (
+        "--partition=backfill --account='phys lab' --time=120 --gres=gpu:a10:2 --exclusive"
+    )
+    assert (option(words, "cores"), option(words, "gpus"), option(words, "memory")) == ("8", "2", "30517")
+    assert (option(words, "min-workers"), option(words, "max-workers")) == ("2", "5")
+    assert option(words, "extra-options") == f"--wall-time={2 * 3600 - 30}"
+    assert words[-2:] == ["10.4.0.2", "9123"]
+    assert (made.ports, made.heartbeat_s, made.silence_s) == ((30000, 30100), 4, 12)
+    assert made.idle_s == 120
+
+
+def test_condor_is_told_what_the_site_file_says():
+    words = command(plan_of(site(CONDOR)))
+    assert option(words, "batch-type") == "condor"
+    assert option(words, "condor-requirements") == "HasTaskVine"
+    assert option(words, "batch-options").splitlines() == [
+        "+MaxWallTime = 60",
+        "accounting_group = group_a",
+        f"require_gpus = {gpu_expression('A10')}",
+        '+Project = "hot"',
+    ]
+
+
+def test_what_a_site_wants_done_first_is_done_before_a_worker(tmp_path):
+    made = plan_of(site(SLURM.replace('"module load cuda"', '"export DONE=first"')))
+    script = tmp_path / "worker-init.sh"
+    script.write_text(plan.init_script(made))
+    script.chmod(0o700)
+    said = subprocess.run([str(script), "sh", "-c", 'echo "$DONE $1"', "sh", "a b"], capture_output=True, text=True)
+    assert said.stdout == "first a b\n"
+    words = command(made, init_script=script)
+    assert option(words, "wrapper") == "./worker-init.sh"
+    assert option(words, "wrapper-input") == str(script)
+    assert plan.init_script(plan_of(Site())) == ""
+
+
+@pytest.mark.parametrize(
+    ("scratch", "in_shell"),
+    [("/local disk", "'/local disk'"), ("$TMPDIR", "$TMPDIR"), ("$TMPDIR/a b", "$TMPDIR/'a b'"), ("~/x", "~/x")],
+)
+def test_scratch_is_a_word_of_the_shell_on_the_node(scratch, in_shell):
+    made = plan_of(site(SLURM.replace("[pilot]", f'[pilot]\nscratch = "{scratch}"')))
+    assert option(command(made), "extra-options").endswith(f"--workspace={in_shell}/stoker-vine-$$")
+
+
+def test_a_plan_travels_in_the_session_folder(tmp_path):
+    folder = SessionFolder(tmp_path)
+    made = plan_of(site(SLURM), python="/e/bin/python", search_path="/a:/b")
+    plan.write(made, folder, site="lab")
+    assert plan.read(folder, site="lab") == made
+    assert (tmp_path / "taskvine-lab.json").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(SessionError, match="no plan of site other"):
+        plan.read(folder, site="other")
+
+
+def test_slots_are_gpus_where_there_are_some_and_cores_elsewhere():
+    gpus = Worker(name="n1", cores=8, gpus=2, memory_bytes=64_000)
+    cores = Worker(name="n2", cores=8, gpus=0, memory_bytes=64_000)
+    many = plan.Plan(most_workers=3)
+    assert [slot.device for slot in slots_of(gpus, many)] == [f"cuda:{n}" for n in range(6)]
+    assert [slot.device for slot in slots_of(gpus, many, workers=1)] == ["cuda:0", "cuda:1"]
+    assert slots_of(gpus, many)[0].memory_bytes == 32_000
+    assert len(slots_of(cores, many)) == 24
+    assert [slot.device for slot in slots_of(gpus, plan.Plan(devices="cpu:4"))] == [f"cpu:{n}" for n in range(4)]
+    assert {slot.kind.partition(" ")[0] for slot in slots_of(gpus, many)} == {"gpu"}

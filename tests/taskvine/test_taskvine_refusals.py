@@ -1,0 +1,114 @@
+"""What TaskVine cannot do is refused with a sentence that names the setting. No TaskVine is needed."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from stoker.config import parse_site
+from stoker.contexts import context
+from stoker.errors import ConfigError
+from stoker.manager.executor import engines
+from stoker.manager.executor.wants import read_wants
+from stoker.manager.taskvine import refusals
+from stoker.pilot.taskvine import finding
+from stoker.site import Engine, Site
+
+
+def load():
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[provider]\nkind = "pbs"', 'kind = "pbs": its factory is used with "local", "slurm", "condor"'),
+        ('sites = ["other.toml"]', "sites: a session with TaskVine has one site"),
+        ('[provider]\nkind = "slurm"\nnodes = 2', "nodes = 2: a worker is one node"),
+        ('[environment]\nkind = "packed"', 'kind = "packed": its libraries run in this environment'),
+        ('[policy]\nprovisioning = "demand"', 'provisioning = "demand": its factory decides'),
+        ("[policy]\nkeep_pending = 7", "keep_pending: its factory decides"),
+    ],
+)
+def test_a_setting_of_a_site_is_refused(text, said):
+    site = parse_site(f'name = "pool"\nengine = "taskvine"\n{text}\n', file="site.toml")
+    with pytest.raises(ConfigError) as caught:
+        refusals.refuse_site(site)
+    assert str(caught.value).startswith('site pool: engine = "taskvine" cannot honour ')
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["local", "slurm", "condor"])
+def test_a_plain_site_is_not(kind):
+    refusals.refuse_site(parse_site(f'engine = "taskvine"\n[provider]\nkind = "{kind}"\n', file="site.toml"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device_memory": "4 GB"}, "device_memory: it gives a library whole GPUs"),
+        ({"slots": 2}, "slots = 2: "),
+        ({"awareness": "disk"}, 'awareness = "disk": '),
+        ({"calls_per_library": 5}, "calls_per_library: "),
+        ({"kinds": ["NVIDIA A10"]}, 'kinds = "NVIDIA A10": '),
+    ],
+)
+def test_an_option_of_a_context_is_refused(options, said):
+    recipe = context(**options)(load)()
+    with pytest.raises(ConfigError) as caught:
+        refusals.refuse_call(recipe, read_wants({}).options)
+    assert str(caught.value).startswith(f'{recipe.name}: engine = "taskvine" cannot honour {said}')
+
+
+@pytest.mark.parametrize(
+    ("specification", "said"),
+    [
+        ({"deadline_s": "1 h"}, "deadline: it runs calls in the order in which they came"),
+        ({"latency_s": 2}, "latency: "),
+        ({"ttft_s": 2}, "ttft: "),
+        ({"gang": 2}, "gang = (2, 2): it starts one library a call"),
+        ({"stream": True}, "stream: a call that runs in a library says nothing before its end"),
+    ],
+)
+def test_what_a_call_wants_is_refused(specification, said):
+    recipe = context(load)()
+    wants = read_wants({"context": recipe, **specification})
+    with pytest.raises(ConfigError) as caught:
+        engines.check_wants(Site(engine=Engine.TASKVINE), wants)
+    assert said in str(caught.value)
+    assert caught.value.key == said.partition(":")[0]
+    engines.check_wants(Site(), wants)  # our own engine can
+
+
+def test_several_refusals_name_every_setting():
+    recipe = context(slots=2)(load)()
+    wants = read_wants({"context": recipe, "gang": 2, "variants": [recipe]})
+    with pytest.raises(ConfigError, match=r"slots = 2: .*; also gang = \(2, 2\), variants"):
+        engines.check_wants(Site(engine=Engine.TASKVINE), wants)
+
+
+def test_priority_memory_and_a_timeout_are_honoured():
+    recipe = context(memory="1 GB", devices=2, load_limit="1 min")(load)()
+    wants = read_wants({"context": recipe, "priority": 3, "timeout_s": "1 min"})
+    engines.check_wants(Site(engine=Engine.TASKVINE), wants)
+
+
+def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch):
+    for module in [name for name in sys.modules if name.partition(".")[0] == "ndcctools"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "ndcctools", None)
+    with pytest.raises(ConfigError) as caught:
+        engines.check([Site(engine=Engine.TASKVINE)], provider=None)
+    assert "conda install -c conda-forge ndcctools" in str(caught.value)
+    assert "ndcctools.taskvine" in str(caught.value)
+    with pytest.raises(ConfigError, match="conda-forge"):
+        finding.find()
+
+
+def test_a_session_with_taskvine_has_one_site_and_no_provider():
+    vine = Site(name="pool", engine=Engine.TASKVINE)
+    with pytest.raises(ConfigError, match="has one site; take local out of sites"):
+        engines.check([Site(), vine], provider=None)
+    with pytest.raises(ConfigError, match="leave provider= out"):
+        engines.check([vine], provider=engines.local_provider(Site()))

@@ -1,0 +1,202 @@
+"""A program whose calls TaskVine carries: the same program, the same answers. Everything is real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from faults.world import until
+from parsl import python_app
+
+import stoker
+from stoker.errors import CallTimeoutError, ConfigError, ContextError, PoisonCallError
+from stoker.manager.cli.status import render
+
+LIMIT_S = 120.0
+
+
+@stoker.context
+def table(words, log):
+    with open(log, "a") as file:
+        file.write("loaded\n")
+    return {word: len(word) for word in words}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    return tmp_path_factory.mktemp("loads") / "loads.txt"
+
+
+@pytest.fixture
+def measure(pool, tmp_path):
+    log = tmp_path / "own-loads.txt"
+
+    @stoker.app(context=table(["pilot", "library", "call"], str(log)), batch_size=2)
+    def measure(table, words):
+        print("looking up", *words)
+        return [table[word] for word in words]
+
+    measure.loads = lambda: log.read_text().count("loaded")
+    return measure
+
+
+def test_the_first_program_runs_as_it_is(measure):
+    words = ["pilot", "call", "library"] * 10
+    assert [n for lengths in stoker.map(measure, words) for n in lengths] == [len(word) for word in words]
+    assert measure(["call"]).result(LIMIT_S) == [4]
+    assert 1 <= measure.loads() <= 4  # two slots; TaskVine may load once more by itself
+
+
+def test_an_exception_comes_back_as_itself_and_the_context_stays_hot(measure):
+    measure(["call"]).result(LIMIT_S)
+    before = measure.loads()
+    with pytest.raises(KeyError, match="stoker") as caught:
+        measure(["stoker"]).result(LIMIT_S)
+    assert "return [table[word] for word in words]" in str(caught.value.__cause__)
+    assert measure(["pilot"]).result(LIMIT_S) == [5]
+    assert measure.loads() == before
+
+
+def test_many_short_calls_arrive_in_order(pool):
+    assert list(stoker.map(str, range(3000))) == [str(n) for n in range(3000)]
+
+
+def test_plain_functions_run_in_the_programs_folder(pool, tmp_path, monkeypatch):
+    @python_app(executors=[pool.session.executor.label])
+    def where():
+        return os.getcwd()
+
+    assert where().result(LIMIT_S) == os.getcwd()
+
+
+def test_large_arguments_and_results_travel(pool):
+    objects = pool.session.folder / "objects"
+    before = set(objects.iterdir())
+    data = os.urandom(3_000_000)
+    [back] = stoker.map(bytes, [bytearray(data)])
+    assert back == data
+    until(lambda: set(objects.iterdir()) <= before, why="no file is left")
+
+
+def test_a_contexts_files_are_brought_by_taskvine(pool, tmp_path):
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "a.txt").write_text("one")
+    (weights / "b.txt").write_text("two")
+
+    @stoker.context(files=["path"])
+    def model(path):
+        return path, {file.name: file.read_text() for file in Path(path).iterdir()}
+
+    @stoker.app(context=model(str(weights)))
+    def read(model):
+        return model
+
+    path, found = read().result(LIMIT_S)
+    assert found == {"a.txt": "one", "b.txt": "two"}
+    assert not path.startswith(str(weights))
+
+
+def test_a_loader_that_fails_says_why(pool):
+    @stoker.context
+    def broken():
+        raise FileNotFoundError("/no/such/file")
+
+    @stoker.app(context=broken())
+    def use(model):
+        return model
+
+    with pytest.raises(ContextError, match="FileNotFoundError: /no/such/file") as caught:
+        use().result(LIMIT_S)
+    assert "in broken" in str(caught.value)
+
+
+def test_a_call_that_runs_too_long_ends_and_its_context_stays_hot(pool, log):
+    @stoker.app(context=table(["slow"], str(log)), timeout="1 s")
+    def doze(table, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(0.05)
+        return os.getpid()
+
+    before = doze(0).result(LIMIT_S)
+    with pytest.raises(CallTimeoutError, match="its limit, 1 s"):
+        doze(600).result(LIMIT_S)
+    assert doze(0).result(LIMIT_S) == before
+
+
+def test_a_running_call_that_is_cancelled_makes_room(pool, log):
+    @stoker.app(context=table(["cancel"], str(log)))
+    def doze(table, flag, seconds):
+        Path(flag).touch()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(0.05)
+        return seconds
+
+    flags = [str(log.parent / f"began-{n}") for n in range(2)]
+    executor = pool.session.executor
+    running = [executor.submit(doze.func, doze.specification, flag, 600) for flag in flags]
+    until(lambda: all(Path(flag).exists() for flag in flags), limit_s=LIMIT_S, why="both slots are busy")
+    assert all(future.cancel() for future in running)
+    assert doze(flags[0], 0).result(LIMIT_S) == 0
+
+
+def test_a_call_that_kills_its_process_ends_with_its_evidence(pool, measure, log):
+    @stoker.app(context=table(["poison"], str(log)))
+    def die(table):
+        print("last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    futures = [measure(["pilot"]) for _ in range(20)]
+    with pytest.raises(PoisonCallError) as caught:
+        die().result(LIMIT_S)
+    assert "last words" in str(caught.value)
+    assert [future.result(LIMIT_S) for future in futures] == [[5]] * 20
+
+
+def test_contexts_that_want_the_same_slots_take_turns(pool, log):
+    apps = []
+    for name in ("one", "two", "three"):
+
+        @stoker.app(context=table([name], str(log)))
+        def which(table, _number):
+            return list(table)
+
+        apps.append(which)
+    futures = [(name, app(n)) for n in range(3) for name, app in zip(("one", "two", "three"), apps, strict=True)]
+    assert [future.result(LIMIT_S) for _, future in futures] == [[name] for name, _ in futures]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"deadline": "1 h"}, "deadline: it runs calls"), ({"stream": True}, "stream: a call")],
+)
+def test_what_taskvine_cannot_do_is_refused_before_anything_is_sent(pool, log, options, said):
+    @stoker.app(context=table(["refused"], str(log)), **options)
+    def use(table):
+        return table
+
+    done = pool.session.status().done
+    with pytest.raises(ConfigError, match=said):
+        use().result(LIMIT_S)
+    with pytest.raises(ConfigError, match=said):
+        stoker.map(use, [1])
+    assert pool.session.status().done == done
+
+
+def test_status_stories_and_logs_are_the_same(pool, measure):
+    future = pool.session.executor.submit(measure.func, measure.specification, ["library"])
+    assert future.result(LIMIT_S) == [7]
+    lines = "\n".join(render(pool.session.status()))
+    assert "pilots    1 here" in lines
+    assert "cpu:0 cpu (TaskVine)" in lines
+    assert "table-" in lines
+    story = pool.session.explain(future.parsl_executor_task_id)
+    [place] = [line.text.partition("printed ")[2] for line in story.lines if "printed " in line.text]
+    path, _, span = place.split(" ")[0].rpartition(":")
+    start, _, end = span.rstrip(",;").partition("-")
+    assert Path(path).read_bytes()[int(start) : int(end)] == b"looking up library\n"
