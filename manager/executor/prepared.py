@@ -22,6 +22,8 @@ SPECIFICATION = "parsl_resource_specification"
 PARSL_SPEC = "parsl_spec"
 _RECIPES_KEPT = 32
 
+Check = Callable[[Wants], None]
+
 
 class AppWants(dict[str, Any]):
     """The specification of a Stoker app, as Parsl hands it on: already read, and no argument of the function."""
@@ -40,17 +42,22 @@ def _id_for_memo(specification: AppWants, output_ref: bool = False) -> bytes:  #
 class Prepared:
     """One function: how it is called. It does not hold the function, whose going makes it go."""
 
-    def __init__(self, function: Callable[..., Any], cache: FunctionCache) -> None:
+    def __init__(self, function: Callable[..., Any], cache: FunctionCache, check: Check) -> None:
         self.name = name_of(bare(function))
         self._cache = cache
+        self._check = check
         self._jobs: dict[Any, tuple[Any, Job]] = {}
         self._spec_place = _place_of_parsl_spec(bare(function))
 
     def job(self, function: Callable[..., Any], wants: Wants, *, folder: str) -> Job:
-        """The job of calls that want this. One Job object for each Wants object, so that its calls travel together."""
+        """The job of calls that want this. One Job object for each Wants object, so that its calls travel together.
+
+        Raises what the executor's check raises.
+        """
         known = self._jobs.get((id(wants), folder))
         if known is not None and known[0] is wants:
             return known[1]
+        self._check(wants)
         job = Job(
             function=self._cache.blob(bare(function), takes_context=wants.takes_context),
             recipe=wants.recipe,
@@ -81,9 +88,10 @@ class Prepared:
 
 
 class Preparer:
-    """Finds what is known of a function and of a specification."""
+    """Finds what is known of a function and of a specification. `check` refuses what the engine cannot honour."""
 
-    def __init__(self) -> None:
+    def __init__(self, check: Check = lambda _wants: None) -> None:
+        self._check = check
         self._functions: weakref.WeakKeyDictionary[Any, Prepared] = weakref.WeakKeyDictionary()
         self._cache = FunctionCache()
         self._plain = Wants()
@@ -94,10 +102,10 @@ class Preparer:
         try:
             known = self._functions.get(function)
             if known is None:
-                known = self._functions[function] = Prepared(function, self._cache)
+                known = self._functions[function] = Prepared(function, self._cache, self._check)
             return known
         except TypeError:  # neither hashable nor weakly referable
-            return Prepared(function, self._cache)
+            return Prepared(function, self._cache, self._check)
 
     def wants(self, specification: Mapping[str, Any] | None) -> Wants:
         """What a specification says. Raises SpecificationError."""
