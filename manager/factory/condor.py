@@ -7,14 +7,17 @@ leaves the processes of running jobs behind; it has no walltime and no GPUs.
 
 Here one `condor_q -json` shows all jobs of the session at this site, by attributes that the job carries; a job that is
 not there any more is looked up in `condor_history`, which may lag by a moment. A setting that `condor_submit` does not
-know is only a WARNING of its: the job's reason repeats it while the job waits, because it is likely why.
+know is only a WARNING of its: the job's reason repeats it while the job waits, because it is likely why. For a job
+that no slot suits, `condor_q -better-analyze` is asked now and then, and its verdict told.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -35,6 +38,8 @@ _AT_ONCE = 100
 """Job ids on one command line."""
 _LOOKS = 5
 """A job that is neither queued nor in the history is given so many looks before it counts as forgotten."""
+_ANALYZE_EVERY_S = 300.0
+"""It compares a job with every slot of the pool. A site's jobs are all alike, so one stands for all."""
 _ID = re.compile(r"^(\d+)\.(\d+) - \d+\.\d+\s*$", re.MULTILINE)
 _WARNING = re.compile(r"^WARNING: (.*)$", re.MULTILINE)
 _NOT_NOW = re.compile(
@@ -70,6 +75,7 @@ class CondorBatch:
         self._commands = Commands(limit_s=site.provider.command_limit_s, folder=folder)
         self._warned: dict[str, str] = {}
         self._missed: dict[str, int] = {}
+        self._analyzed_at, self._analysis = -math.inf, ""
 
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
@@ -100,6 +106,9 @@ class CondorBatch:
             self._remove(
                 [job for job, verdict in verdicts.items() if verdict.remove and verdict.force is force], force=force
             )
+        unmatched = [job for job in verdicts if condor_ads.is_unmatched(queued[job])]
+        if unmatched and time.monotonic() - self._analyzed_at > _ANALYZE_EVERY_S:
+            self._analyze(unmatched[0])
         looks = {job: self._told(job, verdict.look, queued[job]) for job, verdict in verdicts.items()}
         for job in verdicts:
             self._missed.pop(job, None)
@@ -152,12 +161,22 @@ class CondorBatch:
 
     def _told(self, job: str, look: JobLook, ad: Ad) -> JobLook:
         """A look with what else is known: why it may wait, or what it printed before it failed."""
-        if look.phase is BlockPhase.PENDING and job in self._warned:
-            return msgspec.structs.replace(look, reason=f"{look.reason}; {self._warned[job]}")
+        if look.phase is BlockPhase.PENDING:
+            analysis = self._analysis if condor_ads.is_unmatched(ad) else ""
+            more = filter(None, (analysis, self._warned.get(job, "")))
+            return msgspec.structs.replace(look, reason="; ".join([look.reason, *more]))
         if condor_ads.has_failed(ad) and ad.get(condor_description.BLOCK):
             lines = last_lines(self._folder, job_name(self._session, str(ad[condor_description.BLOCK])))
             return msgspec.structs.replace(look, reason=": ".join([look.reason, *filter(None, ["; ".join(lines)])]))
         return look
+
+    def _analyze(self, job: str) -> None:
+        """Why no slot suits a job."""
+        self._analyzed_at = time.monotonic()
+        try:
+            self._analysis = condor_ads.read_analysis(self._commands.run(["condor_q", "-better-analyze", job]).out)
+        except BatchTrouble as error:  # in a large pool it may take too long
+            log.info("no analysis of job %s: %s", job, error)
 
     def _remove(self, jobs: Sequence[str], *, force: bool) -> None:
         for said in self._rm(jobs, *(["-forcex"] if force else [])):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 import signal
 from collections.abc import Mapping
 from typing import Any
@@ -108,6 +109,26 @@ def ended(ad: Ad) -> JobLook:
 def has_failed(ad: Ad) -> bool:
     """Whether a job ended by itself, and not well."""
     return ad.get("JobStatus") == JobStatus.COMPLETED and bool(ad.get("ExitBySignal") or ad.get("ExitCode"))
+
+
+def is_unmatched(ad: Ad) -> bool:
+    """Whether a job waits although the pool was asked for a slot for it."""
+    return ad.get("JobStatus") == JobStatus.IDLE and "no match" in str(ad.get("LastRejMatchReason", ""))
+
+
+def read_analysis(text: str) -> str:
+    """What `condor_q -better-analyze` found out of a job: how many slots its requirements rule out, and by which of
+    their conditions. Empty when it says nothing of that."""
+    total = re.search(r"Of (\d+) (?:slots|machines)", text)
+    out = re.search(r"^\s*(\d+)(?: slots)? are rejected by your job's requirements", text, re.MULTILINE)
+    own = re.search(r"^\s*(\d+)(?: slots)? reject your job because of their own", text, re.MULTILINE)
+    if total is None or out is None:
+        return ""
+    said = f"of {total[1]} slots {out[1]} are ruled out by the job's requirements"
+    nowhere = re.findall(r"^\s*\[\d+\]\s+0\s+(.+?)\s*$", text, re.MULTILINE)
+    if nowhere and out[1] == total[1]:
+        said += f": none meets {', '.join(nowhere)}"
+    return f"{said}, {own[1]} refuse it by their own" if own and own[1] != "0" else said
 
 
 def _how(ad: Ad) -> str:

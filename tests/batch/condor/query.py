@@ -20,6 +20,7 @@ class Asked:
         self.attributes: list[str] = []
         self.letters: str | None = None
         self.limit = 0
+        self.analyze = False
         words = iter(arguments)
         for word in words:
             if word in ("-constraint", "-const"):
@@ -28,6 +29,8 @@ class Asked:
                 self.json = True
             elif word in ("-attributes", "-attrs"):
                 self.attributes += next(words).split(",")
+            elif word in ("-better-analyze", "-better"):
+                self.analyze = True
             elif word in ("-limit", "-match"):
                 self.limit = int(next(words))
             elif word == "-autoformat" or word.split(":")[0] in ("-af", "-autoformat"):
@@ -60,6 +63,11 @@ def condor_q(folder: Path, arguments: list[str]) -> int:
     for ad in found:
         ad["ServerTime"] = now()
     if asked.json and not found:
+        return 0
+    if asked.analyze:
+        from batch.condor.analyze import analyze  # loads the bindings, which takes a moment
+
+        print(analyze(folder, found))
         return 0
     _print(asked, found)
     return 0

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
 from stoker.manager.factory.condor import failure
-from stoker.manager.factory.condor_ads import Ad, Verdict, ended, has_failed, job_of, judge, read_ads
+from stoker.manager.factory.condor_ads import Ad, Verdict, ended, has_failed, job_of, judge, read_ads, read_analysis
 from stoker.manager.protocol.blocks import BlockPhase
 
 
@@ -90,6 +90,41 @@ def test_the_end_of_a_job(job: Ad, reason: str, failed: bool) -> None:
     look = ended(job)
     assert (look.phase, look.reason) == (BlockPhase.ENDED, reason)
     assert has_failed(job) is failed
+
+
+ANALYSIS = """
+The Requirements expression for job 781.0 reduces to these conditions:
+
+         Slots
+Step    Matched  Condition
+-----  --------  ---------
+[0]           2  TARGET.Arch == "X86_64"
+[5]           0  TARGET.Memory >= RequestMemory
+
+
+781.000:  Run analysis summary ignoring user priority.  Of {},
+      2{} are rejected by your job's requirements
+      {}{} reject your job because of their own requirements
+      0 match and are already running your jobs
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            ANALYSIS.format("2 slots on 1 machines", " slots", 0, " slots"),
+            "of 2 slots 2 are ruled out by the job's requirements: none meets TARGET.Memory >= RequestMemory",
+        ),
+        (
+            ANALYSIS.format("9 machines", "", 3, ""),
+            "of 9 slots 2 are ruled out by the job's requirements, 3 refuse it by their own",
+        ),
+        ("781.000:  Job is running.\n", ""),
+    ],
+)
+def test_why_no_slot_suits(text: str, told: str) -> None:
+    assert read_analysis(text) == told
 
 
 @pytest.mark.parametrize(
