@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from batch.lab import needs
 from batch.lab.cluster import Cluster
 from batch.lab.shape import Shape
-from faults.world import World, until
+from faults.world import World, command_of
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +59,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         monkeypatch.setenv(name, value)
     try:
         yield world
-        until(lambda: not world.processes(), limit_s=20, why="processes outlive the session")
+        deadline = time.monotonic() + 20
+        while left := [f"{pid}: {' '.join(command_of(pid))}" for pid in world.processes()]:
+            assert time.monotonic() < deadline, f"outlived the session: {left}"
+            time.sleep(0.05)
     finally:
         world.clear()

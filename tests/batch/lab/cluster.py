@@ -17,7 +17,7 @@ from types import TracebackType
 
 from batch.lab import texts
 from batch.lab.commands import Commands, until
-from batch.lab.handle import Handle
+from batch.lab.handle import Handle, environment
 from batch.lab.network import plug_in, set_up_bridge, unplug
 from batch.lab.shape import LabError, Place, Shape, free_ports
 
@@ -206,5 +206,6 @@ def _broom(place: Place) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         cwd="/",
+        env=environment(place),
         start_new_session=True,
     )

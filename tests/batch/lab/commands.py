@@ -95,6 +95,6 @@ class Commands:
 
 
 def _clean() -> dict[str, str]:
-    """This process's environment without what steers Slurm's commands."""
-    pattern = re.compile(r"(SLURM|SLURMD|SBATCH|SQUEUE|SINFO|SCANCEL|SACCT|SALLOC|SRUN)_")
+    """This process's environment without what steers Slurm's commands, and what marks the processes of a session."""
+    pattern = re.compile(r"(SLURM|SLURMD|SBATCH|SQUEUE|SINFO|SCANCEL|SACCT|SALLOC|SRUN|STOKER)_")
     return {name: value for name, value in os.environ.items() if not pattern.match(name)}

@@ -34,7 +34,7 @@ class Handle:
                 stdout=subprocess.PIPE,
                 stderr=complaints,
                 cwd="/",
-                env=_environment(place),
+                env=environment(place),
                 start_new_session=True,
             )
         self._kept = b""
@@ -121,8 +121,8 @@ class Handle:
         return more
 
 
-def _environment(place: Place) -> dict[str, str]:
-    """What daemons, and so jobs, inherit: not what the tests run in."""
+def environment(place: Place) -> dict[str, str]:
+    """What the lab's processes inherit: not what the tests run in."""
     return {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": str(Path.home()),

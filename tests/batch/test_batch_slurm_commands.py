@@ -1,0 +1,176 @@
+"""What the factory asks of Slurm and makes of its answers, over a real one: every end of a job in Slurm's own words."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from batch.lab.commands import until
+from batch.lab.shape import Preempt, Shape
+from batch.sessions import write_site
+
+from stoker.config import load_site
+from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused
+from stoker.manager.factory.slurm import SlurmBatch
+from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.ids import BlockId
+
+B1, B2 = BlockId("b1"), BlockId("b2")
+
+
+SESSIONS = itertools.count(1)
+
+
+@pytest.fixture
+def batch_of(tmp_path):
+    """A session's view of Slurm; its blocks run a command in place of a pilot. Slurm remembers earlier ones."""
+    own = f"k{next(SESSIONS)}"
+
+    def make(command: str = "sleep 100", *, session: str = own, **provider: object) -> SlurmBatch:
+        site = load_site(write_site(tmp_path, provider=provider))
+        folder = tmp_path / "submit"
+        folder.mkdir(exist_ok=True)
+        return SlurmBatch(site, session=session, folder=folder, command=lambda block: command)
+
+    return make
+
+
+def when(batch: SlurmBatch, job: str, phase: BlockPhase, *, limit_s: float = 30.0) -> JobLook:
+    """What Slurm says of a job, once it is in this phase."""
+
+    def seen() -> JobLook | None:
+        look = batch.look([job]).get(job)
+        return look if look is not None and look.phase is phase else None
+
+    look = until(seen, limit_s=limit_s, what=f"job {job} {phase.value}")
+    assert look is not None
+    return look
+
+
+def test_a_job_is_submitted_found_by_its_name_and_cancelled(slurm, batch_of):
+    batch = batch_of(gpus="titanx:1", options=["--nodelist=n4"])
+    job = batch.submit(B1)
+    assert when(batch, job, BlockPhase.RUNNING).reason == "on n4"
+    batch_of(session="other").submit(B1)
+    successor = batch_of()
+    assert successor.find() == {job: B1}, "jobs of other sessions are not its own"
+    successor.cancel([job])
+    assert when(batch, job, BlockPhase.ENDED).reason == "cancelled"
+    batch.cancel([job, "999999"])
+
+
+def test_why_a_job_waits_and_when_slurm_expects_it_to_start(slurm, batch_of):
+    slurm.wait(slurm.submit("sleep 100", "--partition=main", "--exclusive", "--nodelist=n1", "--time=3"), "RUNNING")
+    batch = batch_of(options=["--nodelist=n1", "--exclusive"])
+    job = batch.submit(B1)
+    look = until(lambda: _expected(batch, job), what="an expected start")
+    assert look.reason in ("Resources", "Priority", "ReqNodeNotAvail")
+    assert 60 < look.expected_in_s <= 180
+
+
+def _expected(batch: SlurmBatch, job: str) -> JobLook | None:
+    look = batch.look([job])[job]
+    return look if look.expected_in_s else None
+
+
+def test_why_a_job_will_never_start(slurm, batch_of):
+    """Slurm takes these, and holds them back."""
+    batch = batch_of(partition="phys", account="chem")
+    job = batch.submit(B1)
+    assert "phys allows phys" in until(lambda: batch.look([job])[job].reason, what="a reason")
+
+
+@pytest.mark.parametrize(
+    ("provider", "words"),
+    [
+        ({"partition": "gpu"}, "Invalid partition name specified"),
+        ({"gpus": "h100:1"}, "Requested node configuration is not available"),
+        ({"gpus": "a10:8"}, "Requested node configuration is not available"),
+        ({"options": ["--no-such-option"]}, "no-such-option"),
+    ],
+    ids=["partition", "type", "count", "option"],
+)
+def test_what_slurm_refuses_it_says_why(slurm, batch_of, provider, words):
+    with pytest.raises(SubmissionRefused, match=words):
+        batch_of(**provider).submit(B1)
+
+
+def test_a_requeued_job_waits_again(slurm, batch_of):
+    batch = batch_of(options=["--nodelist=n2", "--exclusive"])
+    job = batch.submit(B1)
+    when(batch, job, BlockPhase.RUNNING)
+    slurm.submit("sleep 100", "--partition=main", "--exclusive", "--nodelist=n2")
+    assert when(batch, job, BlockPhase.PENDING).reason
+    assert batch.find() == {job: B1}
+
+
+def test_a_job_that_fails_ends_with_its_last_words(slurm, batch_of):
+    batch = batch_of("sh -c 'echo it was like this >&2; exit 3'")
+    job = batch.submit(B1)
+    look = when(batch, job, BlockPhase.ENDED)
+    assert look.reason.startswith("exit code 3")
+    assert "it was like this" in look.reason
+
+
+def test_a_slurmctld_that_hangs_is_trouble_and_the_limit_holds(slurm, batch_of):
+    batch = batch_of(command_limit="1 s")
+    slurm.freeze("slurmctld")
+    with pytest.raises(BatchTrouble, match="squeue has not answered for 1 s"):
+        batch.look(["1"])
+    with pytest.raises(BatchTrouble, match="sbatch has not answered for 1 s"):
+        batch.submit(B2)
+    slurm.thaw("slurmctld")
+    until(lambda: set(batch.find().values()) == {B2}, what="the job that was submitted all the same")
+
+
+def test_a_slurmctld_that_is_away_is_trouble(slurm, batch_of):
+    batch = batch_of(command_limit="10 s")
+    slurm.kill("slurmctld")
+    with pytest.raises(BatchTrouble, match="Unable to contact slurm controller"):
+        batch.submit(B1)
+    with pytest.raises(BatchTrouble, match="Unable to contact slurm controller"):
+        batch.find()
+
+
+@pytest.mark.parametrize("accounting", [False, True], ids=["squeue", "sacct"])
+def test_preempted_for_good_lost_with_its_node_or_forgotten(make_cluster, batch_of, accounting):
+    """With accounting and without: what Slurm says of jobs that are over, and of those that it does not remember."""
+    cluster = make_cluster(
+        Shape(
+            gpus=("a10:1", "a10:1", "a10:1"),
+            preempt=Preempt.CANCEL,
+            accounting=accounting,
+            node_timeout_s=4,
+            settings={"MinJobAge": "2"},
+        )
+    )
+    batches = {node: batch_of(gpus="1", options=[f"--nodelist={node}", "--no-requeue"]) for node in cluster.shape.nodes}
+    jobs = {node: batch.submit(BlockId(f"b{node}")) for node, batch in batches.items()}
+    for node, batch in batches.items():
+        when(batch, jobs[node], BlockPhase.RUNNING)
+    cluster.crash("n2")
+    for node in ("n1", "n3"):
+        cluster.submit("sleep 100", "--partition=main", "--gres=gpu:1", f"--nodelist={node}")
+    assert when(batches["n1"], jobs["n1"], BlockPhase.ENDED).reason == "preempted by Slurm"
+    assert when(batches["n2"], jobs["n2"], BlockPhase.ENDED, limit_s=60).reason == "node failed: n2"
+    until(lambda: not cluster.job(jobs["n3"]), limit_s=60, what="slurmctld to forget a job")
+    assert when(batches["n3"], jobs["n3"], BlockPhase.ENDED).reason == "preempted by Slurm"
+    assert batches["n3"].look(["4711"])["4711"].phase is BlockPhase.ENDED
+
+
+def test_accounts_are_checked_where_slurm_keeps_them(make_cluster, batch_of):
+    cluster = make_cluster(
+        Shape(gpus=("a10:1",), accounting=True, settings={"AccountingStorageEnforce": "associations"})
+    )
+    cluster.run("sacctmgr", "-i", "add", "account", "phys")
+    cluster.run("sacctmgr", "-i", "add", "user", cluster.place.user, "account=phys")
+    with pytest.raises(SubmissionRefused, match="Invalid account or account/partition combination"):
+        batch_of(account="chem").submit(B1)
+    until(lambda: _submitted(batch_of(account="phys")), what="slurmctld to hear of the account")
+
+
+def _submitted(batch: SlurmBatch) -> str:
+    try:
+        return batch.submit(B2)
+    except SubmissionRefused:
+        return ""

@@ -1,0 +1,136 @@
+"""Pilots are lost in every way in which Slurm takes them: their calls run again, and each call ends once."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from batch.lab.commands import OVER, until
+from batch.lab.shape import Preempt, Shape
+from batch.sessions import block_when, status_when, write_site
+from faults.world import count_lines, note
+
+import stoker
+
+CALLS = 60
+
+
+@stoker.context
+def log_of(path):
+    return path
+
+
+@pytest.fixture
+def stream(world):
+    """Start a stream of short calls; each notes where it ran."""
+    log = str(world.path / "ran")
+
+    @stoker.app(context=log_of(log))
+    def work(log, number):
+        time.sleep(0.05)
+        note(log, f"{number} {os.environ['SLURMD_NODENAME']}")
+        return number
+
+    return lambda: stoker.map(work, range(CALLS), window=CALLS)
+
+
+def load(world, **sections):
+    return stoker.load(write_site(world.path, **sections), run_dir=str(world.runs))
+
+
+def nodes_of(world) -> set[str]:
+    """Where calls have run."""
+    return {line.split()[1] for line in count_lines(world.path / "ran")}
+
+
+def running(status) -> bool:
+    return bool(status.pilots)
+
+
+def test_preempted_and_requeued_the_same_job_brings_a_pilot_again(slurm, world, stream):
+    with load(world, provider={"gpus": "a10:1", "options": ["--nodelist=n1"]}) as session:
+        results = stream()
+        got = [next(results) for _ in range(10)]
+        [block] = session.status().jobs
+        pusher = slurm.submit("sleep 100", "--partition=main", "--gres=gpu:a10:1", "--nodelist=n1")
+        slurm.wait(pusher, "RUNNING")
+        waiting = block_when(session, lambda block: block.phase == "pending", what="the block back in the queue")
+        assert (waiting.block, waiting.job) == (block.block, block.job)
+        assert waiting.reason
+        slurm.cancel(pusher)
+        assert [*got, *results] == list(range(CALLS))
+        assert slurm.job(block.job)["Restarts"] == "1"
+        status = session.status()
+        assert (status.done, status.failed) == (CALLS, 0)
+
+
+def test_preempted_and_cancelled_without_grace_another_block_takes_its_place(make_cluster, world, stream):
+    cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), preempt=Preempt.CANCEL))
+    with load(world, provider={"gpus": "a10:1"}) as session:
+        results = stream()
+        got = [next(results) for _ in range(10)]
+        [block] = session.status().jobs
+        node = cluster.job(block.job)["NodeList"]
+        cluster.submit("sleep 1000", "--partition=main", "--gres=gpu:a10:1", f"--nodelist={node}")
+        assert [*got, *results] == list(range(CALLS))
+        assert cluster.wait(block.job, *OVER)["JobState"] == "PREEMPTED"
+        status = session.status()
+        assert {job.block for job in status.jobs} != {block.block}
+        assert "preempted" in " ".join(status.ended_blocks)
+        assert "preempt" in " ".join(line.text for line in session.explain(block.block).lines).lower()
+        assert (status.done, status.failed) == (CALLS, 0)
+
+
+def test_a_job_that_somebody_cancels_is_replaced(slurm, world, stream):
+    with load(world) as session:
+        results = stream()
+        got = [next(results) for _ in range(5)]
+        [block] = session.status().jobs
+        slurm.cancel(block.job)
+        assert [*got, *results] == list(range(CALLS))
+        new = block_when(session, lambda new: new.block != block.block, what="another block")
+        assert new.job != block.job
+        assert "cancel" in " ".join(session.status().ended_blocks).lower()
+        assert session.status().failed == 0
+
+
+def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world, stream):
+    """Its jobs are dead at once; Slurm notices some seconds later, and requeues."""
+    cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), node_timeout_s=4))
+    with load(world, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"gpus": "a10:1"}) as session:
+        status_when(session, lambda status: len(status.pilots) == 2, what="two pilots")
+        results = stream()
+        got = [next(results) for _ in range(10)]
+        cluster.crash("n1")
+        assert [*got, *results] == list(range(CALLS))
+        assert (session.status().lost_pilots, session.status().failed) == (1, 0)
+        until(lambda: cluster.nodes()["n1"].startswith("down"), what="Slurm to miss n1")
+        waiting = block_when(session, lambda block: block.phase != "running", what="a block without a node")
+        assert waiting.phase == "pending"
+        cluster.start("n1")
+        status_when(session, lambda status: len(status.pilots) == 2, what="a pilot on n1 again", limit_s=60)
+
+
+def test_a_draining_node_keeps_its_pilot_and_gets_no_other(slurm, world, stream):
+    with load(world, provider={"gpus": "a10:1"}) as session:
+        [block] = status_when(session, running, what="the pilot").jobs
+        node = slurm.job(block.job)["NodeList"]
+        slurm.update_node(node, "DRAIN")
+        results = stream()
+        got = [next(results) for _ in range(10)]
+        assert nodes_of(world) == {node}, "the pilot goes on"
+        slurm.cancel(block.job)
+        assert [*got, *results] == list(range(CALLS))
+        assert len(nodes_of(world)) == 2, "its successor is elsewhere"
+
+
+def test_an_end_of_the_session_leaves_no_job_behind_whatever_they_do(slurm, world, stream):
+    """One runs, one waits."""
+    slurm.update_node(["n2", "n3", "n4"], "DRAIN")
+    with load(world, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"options": ["--exclusive"]}) as session:
+        results = stream()
+        next(results)
+        phases = lambda status: sorted(block.phase for block in status.jobs)  # noqa: E731
+        status_when(session, lambda status: phases(status) == ["pending", "running"], what="one running, one waiting")
+    until(lambda: not slurm.queue(), what="no job left")
