@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import awareness, fact_batches, manager_core, noop, recovery, taskvine, vanishing, zygote
+from benchmarks import awareness, fact_batches, manager_core, noop, recovery, taskvine, transfers, vanishing, zygote
 from benchmarks.paired import ROOT, machine
 from benchmarks.table import Table, passes, show
 
@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     fact_batches.NAME: (fact_batches.TITLE, fact_batches.measure),
     awareness.NAME: (awareness.TITLE, awareness.measure),
     zygote.NAME: (zygote.TITLE, zygote.measure),
+    transfers.NAME: (transfers.TITLE, transfers.measure),
     manager_core.EVENTS: (manager_core.EVENTS_TITLE, manager_core.events),
     manager_core.MEMORY: (manager_core.MEMORY_TITLE, manager_core.memory),
     recovery.MANY: (recovery.MANY_TITLE, recovery.many_pilots),

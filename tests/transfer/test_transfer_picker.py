@@ -1,0 +1,148 @@
+"""Which piece is asked for where: without sockets, disks or clocks."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.pilot.transfer.picker import AGAIN_S, SPARED_S, Picker
+
+
+def picker(count: int, *, seed: int = 1) -> Picker[str]:
+    return Picker(count, chance=random.Random(seed))
+
+
+def test_the_rarest_goes_first() -> None:
+    one = picker(10)
+    for name in ("a", "b", "c"):
+        one.add(name)
+    one.has("a", range(10))
+    one.has("b", range(9))
+    one.has("c", range(9))
+    assert one.take("a", 0.0) == 9
+    assert one.take("b", 0.0) in range(9)
+
+
+def test_ties_are_chance() -> None:
+    first = []
+    for seed in range(40):
+        one = picker(30, seed=seed)
+        one.add("a")
+        one.has("a", range(30))
+        first.append(one.take("a", 0.0))
+    assert len(set(first)) > 10
+
+
+def test_each_piece_is_asked_for_once() -> None:
+    one = picker(100)
+    for name in ("a", "b"):
+        one.add(name)
+        one.has(name, range(100))
+    asked = [one.take(name, 0.0) for _ in range(50) for name in ("a", "b")]
+    assert sorted(asked) == list(range(100))  # type: ignore[type-var]
+    assert one.take("a", AGAIN_S / 2) is None
+
+
+def test_what_hangs_is_asked_for_elsewhere_when_nothing_else_is_left() -> None:
+    one = picker(2)
+    one.add("slow")
+    one.has("slow", [0, 1])
+    assert one.take("slow", 0.0) in (0, 1)
+    one.add("quick")
+    one.has("quick", [0, 1])
+    other = one.take("quick", 10.0)
+    assert other is not None
+    assert one.take("quick", 10.0 + AGAIN_S / 2) == 1 - other  # it was asked for ten seconds ago
+    one.arrived(1 - other, 11.0)
+    assert one.take("slow", 11.0) is None  # not this one: "quick" was asked just now
+    assert not one.arrived(1 - other, 12.0)
+    assert one.left == 1
+
+
+def test_while_there_is_other_work_nothing_is_asked_for_twice() -> None:
+    one = picker(3)
+    one.add("a")
+    one.add("b")
+    one.has("a", [0])
+    one.has("b", [0])
+    assert one.take("a", 0.0) == 0
+    assert one.take("b", 1000.0) is None  # pieces 1 and 2 may come any moment
+
+
+def test_a_source_that_goes_leaves_its_work_to_others() -> None:
+    one = picker(4)
+    for name in ("a", "b"):
+        one.add(name)
+        one.has(name, range(4))
+    taken = {one.take("a", 0.0) for _ in range(4)}
+    assert taken == {0, 1, 2, 3}
+    one.gone("a")
+    assert {one.take("b", 0.0) for _ in range(4)} == taken
+    one.gone("nobody")
+    assert one.take("a", 0.0) is None
+
+
+def test_one_that_says_later_is_asked_when_it_says_so() -> None:
+    one = picker(1)
+    one.add("a")
+    one.has("a", [0])
+    assert one.take("a", 0.0) == 0
+    one.has_not("a", 0)
+    assert one.take("a", 0.0) is None
+    one.has("a", [0])
+    assert one.take("a", 0.0) == 0
+
+
+def test_the_origin_is_spared_what_others_have() -> None:
+    one = picker(3)
+    one.add("origin", origin=True)
+    one.has("origin", range(3))
+    one.add("peer")
+    one.has("peer", [0, 1])
+    one.arrived(1, 1.0)
+    assert one.take("origin", 1.0) == 2
+    assert one.take("origin", 2.0) is None
+    assert one.take("origin", 1.0 + SPARED_S) == 0  # but the peer does not give it
+
+
+@given(
+    count=st.integers(1, 200),
+    seed=st.integers(0, 99),
+    shares=st.lists(st.floats(0, 1), min_size=1, max_size=4),
+)
+def test_all_that_anybody_has_comes(count: int, seed: int, shares: list[float]) -> None:
+    chance = random.Random(seed)
+    one: Picker[int] = Picker(count, chance=chance)
+    held = {}
+    for source, share in enumerate(shares):
+        held[source] = [index for index in range(count) if chance.random() < share]
+        one.add(source)
+        one.has(source, held[source])
+    came: Counter[int] = Counter()
+    now, idle = 0.0, 0
+    while idle < len(shares):
+        idle = 0
+        for source in held:
+            now += 0.001
+            index = one.take(source, now)
+            if index is None:
+                idle += 1
+                continue
+            assert index in held[source]
+            assert one.arrived(index, now)
+            came[index] += 1
+    assert set(came) == set().union(*held.values())
+    assert one.left == count - len(came)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_small_ones(count: int) -> None:
+    one = picker(count)
+    one.add("a")
+    one.has("a", range(count))
+    assert one.take("a", 0.0) == (0 if count else None)
+    assert one.left == count
