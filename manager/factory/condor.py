@@ -1,9 +1,8 @@
 """HTCondor, for the factory, through its own commands.
 
-Parsl's CondorProvider cannot carry this. It knows a job by cluster and process written together (`1189070` for
-`118907.0`), so that neither its look nor its cancel finds the job again; a held job and one that sends its output home
-are failed; one that has left the queue keeps its last state for ever; `condor_rm -forcex` after every `condor_rm`
-leaves the processes of running jobs behind; it has no walltime and no GPUs.
+Parsl's CondorProvider cannot carry this. For it a held job and one that sends its output home are failed; it keeps jobs
+that have ended in the queue, and takes them out by `condor_rm -forcex`, which also forgets jobs whose processes still
+run; it knows no walltime and no GPUs, and gives its jobs nothing to be found by.
 
 Here one `condor_q -json` shows all jobs of the session at this site, by attributes that the job carries; a job that is
 not there any more is looked up in `condor_history`, which may lag by a moment. A setting that `condor_submit` does not
@@ -75,6 +74,7 @@ class CondorBatch:
         self._commands = Commands(limit_s=site.provider.command_limit_s, folder=folder)
         self._warned: dict[str, str] = {}
         self._missed: dict[str, int] = {}
+        self._has_history = True
         self._analyzed_at, self._analysis = -math.inf, ""
 
     def submit(self, block: BlockId) -> str:
@@ -102,10 +102,9 @@ class CondorBatch:
         """The present state of these jobs. Removes those that HTCondor holds for good. Raises BatchTrouble."""
         queued = self._queue()
         verdicts = {job: condor_ads.judge(queued[job], held_s=self._held_s) for job in jobs if job in queued}
+        hopeless = {job: verdict.force for job, verdict in verdicts.items() if verdict.remove}
         for force in (False, True):
-            self._remove(
-                [job for job, verdict in verdicts.items() if verdict.remove and verdict.force is force], force=force
-            )
+            self._remove([job for job in hopeless if hopeless[job] is force], force=force)
         unmatched = [job for job in verdicts if condor_ads.is_unmatched(queued[job])]
         if unmatched and time.monotonic() - self._analyzed_at > _ANALYZE_EVERY_S:
             self._analyze(unmatched[0])
@@ -140,14 +139,7 @@ class CondorBatch:
 
     def _ends(self, jobs: Sequence[str]) -> dict[str, JobLook]:
         """How these jobs came to their ends, as far as the history says already."""
-        ads: dict[str, Ad] = {}
-        for some in _parts(jobs):
-            said = self._commands.run(["condor_history", *_JSON, "-limit", str(len(some)), *some])
-            if said.code == 0:
-                ads |= {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_history")}
-            else:  # some sites keep none, or let nobody read it
-                log.info("condor_history: %s", said.words)
-        ends = {}
+        ads, ends = self._history(jobs), {}
         for job in jobs:
             self._missed[job] = self._missed.get(job, 0) + 1
             if job in ads:
@@ -158,6 +150,20 @@ class CondorBatch:
             self._missed.pop(job, None)
             self._warned.pop(job, None)
         return ends
+
+    def _history(self, jobs: Sequence[str]) -> dict[str, Ad]:
+        """What the history says of these jobs. It is a file that is read backwards: sites keep none, or a huge one."""
+        ads: dict[str, Ad] = {}
+        for some in _parts(jobs) if self._has_history else ():
+            try:
+                said = self._commands.run(["condor_history", *_JSON, "-limit", str(len(some)), *some])
+                if said.code:
+                    raise BatchTrouble(said.words)
+                ads |= {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_history")}
+            except BatchTrouble as error:
+                self._has_history = False
+                log.warning("how jobs ended is not known from now on: condor_history: %s", error)
+        return ads
 
     def _told(self, job: str, look: JobLook, ad: Ad) -> JobLook:
         """A look with what else is known: why it may wait, or what it printed before it failed."""

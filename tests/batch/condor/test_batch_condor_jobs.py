@@ -31,7 +31,6 @@ name = "pool"
 cache_size = "1 GB"
 [provider]
 kind = "condor"
-command_limit = "20 s"
 """
 SLEEP = "sleep 300"
 
@@ -342,3 +341,13 @@ def test_a_pool_without_history_tells_the_end_all_the_same(own_pool: Pool, submi
     batch = submit(command="true")
     job = batch.submit(B7)
     assert "does not know it" in seen(batch, job, ENDED)
+
+
+def test_a_history_that_takes_too_long_is_asked_once(
+    own_pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path
+) -> None:
+    (own_pool.bin / "condor_history").write_text(f"#!/bin/sh\necho asked >> {tmp_path}/asked\nexec sleep 300\n")
+    batch = submit("command_limit = '6 s'")
+    looks = [batch.look(["999.0"]) for _ in range(5)]
+    assert [set(look) for look in looks] == [set(), set(), set(), set(), {"999.0"}]
+    assert (tmp_path / "asked").read_text() == "asked\n"
