@@ -34,7 +34,7 @@ def attach(session: str) -> None:
     except SessionEndedError as ended:
         console.line(str(ended))
     except KeyboardInterrupt:
-        console.line(leave(watch.last, name=folder.read().session))
+        console.line(leave(watch.last, name=folder.read().session, stays=detached.is_detached(folder)))
 
 
 def revive(folder: SessionFolder) -> None:
@@ -78,8 +78,10 @@ class Watch:
         revive(self._folder)
 
 
-def leave(last: Status | None, *, name: str) -> str:
-    """What is said to one who leaves."""
+def leave(last: Status | None, *, name: str, stays: bool) -> str:
+    """What is said to one who leaves a session that `stays`, or lives with its program."""
     count = 0 if last is None else last.running + last.queued
     calls = f" with {count:,} open call{'s' * (count != 1)}" if count else ""
+    if not stays:
+        return f"session {name} goes on{calls}, and ends with its program"
     return f"session {name} stays up{calls}; `stoker down {name}` ends it"

@@ -59,9 +59,13 @@ def is_call(what: str) -> bool:
 
 
 def files(folder: SessionFolder) -> list[LogFile]:
-    """Every log that is there: the manager's, the client's, and of each pilot its own and its libraries'."""
-    own = (LogFile("manager", folder.manager_log), LogFile("client", folder.path / "client.log"))
+    """Every log that is there: the manager's, the clients', of what helps the manager, of each pilot its own and its
+    libraries', and what the batch jobs of blocks have printed (`b3.out`, `b3.err`)."""
+    own = [LogFile("manager", folder.manager_log)]
+    own += [LogFile(name, folder.path / f"{name}.log") for name in ("client", "factory", "seed")]
     found = [file for file in own if file.path.exists()]
+    outputs = sorted([*folder.submit.glob("stoker-*.out"), *folder.submit.glob("stoker-*.err")])
+    found += [LogFile(output.name.rpartition("-")[2], output) for output in outputs if output.stat().st_size]
     for pilot in sorted((folder.path / "pilots").glob("*")):
         found += [
             LogFile(pilot.name if log.stem == "pilot" else f"{pilot.name}/{log.stem}", log)

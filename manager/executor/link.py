@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import select
 import threading
@@ -52,6 +53,8 @@ COPY_BELOW = 65_536
 """Smaller frames are copied for ZeroMQ: that costs less than sharing them does."""
 LOOK_EVERY_S = 1.0
 """How often a link whose manager is away looks where it is now."""
+AWAY_S = 30.0
+"""A manager that is away for longer is said to be."""
 
 
 class Link:
@@ -76,6 +79,7 @@ class Link:
         self._joined = threading.Event()
         self._was_joined = False
         self._look_at = 0.0
+        self._say_away_at = math.inf
         self._over: Exception | None = None
         self._finished = threading.Event()
         self._stop = False
@@ -334,7 +338,9 @@ class Link:
                 with self._lock:
                     self._socket.send(wire.encode([hello]))
             elif event == zmq.EVENT_DISCONNECTED or self._was_joined:  # or somebody else listens where it was
-                self._joined.clear()
+                if self._joined.is_set():
+                    self._joined.clear()
+                    self._say_away_at = time.monotonic() + AWAY_S
             else:
                 self.fail_all(
                     SessionError(
@@ -346,7 +352,15 @@ class Link:
 
     def _look_again(self) -> None:
         """While the manager is away: one that was started again may listen elsewhere."""
-        self._look_at = time.monotonic() + LOOK_EVERY_S
+        now = time.monotonic()
+        self._look_at = now + LOOK_EVERY_S
+        if now >= self._say_away_at:
+            self._say_away_at = math.inf
+            logger.warning(
+                "session %s: its manager is away; what runs goes on. If it does not come back: stoker attach %s",
+                self.session.session,
+                self.session.session,
+            )
         try:
             found = self.folder.read()
         except SessionError as error:  # the file system is away: look again later

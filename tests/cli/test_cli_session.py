@@ -214,6 +214,17 @@ def test_logs_lists_and_follows(stoker: Stoker, manager: Manager, tmp_path: Path
         following.kill()
 
 
+def test_what_the_job_of_a_block_printed_is_a_log(stoker: Stoker, manager: Manager) -> None:
+    folder = manager.folder
+    folder.submit.mkdir(exist_ok=True)
+    (folder.submit / "stoker-test-b1.err").write_text("module: command not found\n")
+    (folder.submit / "stoker-test-b1.out").write_text("")
+    (folder.path / "factory.log").write_text("block b1: submitted as job 7\n")
+    assert "b1.err  " in stoker("logs").output
+    assert stoker("logs", "b1").output == "module: command not found\n"
+    assert stoker("logs", "factory").output == "block b1: submitted as job 7\n"
+
+
 def test_watch_on_a_pipe_ends_with_its_session(manager: Manager, client: Peer) -> None:
     client.hear(to_client.ClientWelcome)
     command = [sys.executable, "-c", WATCH]
