@@ -25,6 +25,7 @@ log = logging.getLogger("stoker.pilot")
 _WELCOME_S = 5.0
 _FAREWELL_S = 1.0
 _FIRST_CONTACT_S = 60.0
+_PROBE_S = 15.0
 
 
 class Loop:
@@ -49,6 +50,7 @@ class Loop:
         agent, link = self.agent, self.agent.link
         walltime.start(agent)
         try:
+            self._probing.settle(limit_s=_PROBE_S, interrupted=lambda: bool(self._signalled))
             while not self._over():
                 self._wait()
                 if link.came_back():

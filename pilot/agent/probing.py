@@ -2,9 +2,9 @@
 
 A probe is a process of its own for a moment (`stoker.pilot.devices.probe`, or what `--probe` names), so that a driver
 that hangs or crashes takes nobody along. A device that fails is probed again at once; twice in a row is a fault, and
-the manager is told: it loads nothing more there. A device that had refused something (memory that somebody else has
-taken) is well again after two good probes; one that computed something wrong never is. What the driver reports by
-itself, memory errors and Xid events, needs no second look.
+the manager is told: it loads nothing more there. A pilot says hello when it knows of each of its devices. A device that
+had refused something (memory that somebody else has taken) is well again after two good probes; one that computed
+something wrong never is. What the driver reports by itself, memory errors and Xid events, needs no second look.
 
 CPU devices are probed only with a probe that was named.
 """
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from stoker.manager.protocol.to_manager import DeviceFault
 from stoker.pilot.agent.agent import Agent
@@ -30,6 +31,7 @@ log = logging.getLogger("stoker.pilot")
 
 EVERY_S = 300.0
 _AGAIN_S = 2.0
+_TICK_S = 0.02
 _LIMIT_S = 60.0
 OFF = "off"
 _OWN = ("-P", "-m", "stoker.pilot.devices.probe")
@@ -41,6 +43,7 @@ class _State:
     def __init__(self) -> None:
         self.due_at = 0.0
         self.under_way = False
+        self.known = False
         self.failed = 0
         self.sound = 0
         self.fault = ""
@@ -78,6 +81,17 @@ class Probing:
                 device = agent.devices[name]
                 threading.Thread(target=self._probe, args=(device,), name=f"probe-{name}", daemon=True).start()
 
+    def settle(self, *, limit_s: float, interrupted: Callable[[], bool]) -> None:
+        """Wait until there is a first answer for each device, so that nothing is loaded on one that is bad."""
+        until = time.monotonic() + limit_s
+        while not all(state.known for state in self._states.values()):
+            now = time.monotonic()
+            if now > until or interrupted():
+                return
+            self.look(now)
+            time.sleep(_TICK_S)
+            self._agent.take_done()
+
     def _probe(self, device: Device) -> None:
         """In a thread of its own."""
         answer, said = run(self._command, device)
@@ -87,6 +101,7 @@ class Probing:
         state = self._states[device.facts.device]
         state.under_way = False
         state.due_at = time.monotonic() + EVERY_S
+        state.known = answer in (Answer.SOUND, Answer.UNKNOWN) or state.failed > 0
         if answer is Answer.UNKNOWN:
             log.info("%s", said)
             return

@@ -14,6 +14,8 @@ _ROOM_BYTES = 64 * 1024 * 1024
 """Allocated and filled beside the matrices: a device without room for that is of no use."""
 _PATTERN = 0xA5A5A5A5
 _BLOCK = 256
+_CANNOT_COMPILE = frozenset({209, 218, 220, 221, 222, 223})
+"""Error codes of drivers whose compiler is missing (in some containers) or too old: no fault of the device."""
 _PTX = b"""
 .version 6.0
 .target sm_50
@@ -72,17 +74,18 @@ class DeviceError(Exception):
 
 
 class NoDriverError(Exception):
-    """There is no NVIDIA driver, or it shows no GPU to this process."""
+    """Nothing can be found out: there is no NVIDIA driver, it shows no GPU here, or it cannot compile the kernel."""
 
 
 class Gpu:
-    """The first GPU that this process sees, with a context of its own."""
+    """The first GPU that this process sees, with its context."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), 0)
-        self._call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self._call("cuCtxSetCurrent", context)
 
     def product(self, a: array[float], b: array[float], size: int) -> array[float]:
         """See `probe.Computer`. Raises DeviceError."""
@@ -114,14 +117,18 @@ class Gpu:
 
 
 def check(driver: Any, name: str, *arguments: Any) -> None:
-    """Call a function of the driver. Raises DeviceError with the driver's own words."""
-    code = getattr(driver, name)(*arguments)
+    """Call a function of the driver. Raises DeviceError with the driver's own words, or NoDriverError."""
+    function = getattr(driver, name, None)
+    if function is None:
+        raise NoDriverError(f"the driver has no {name}")
+    code = function(*arguments)
     if code:
         word, text = ctypes.c_char_p(), ctypes.c_char_p()
         driver.cuGetErrorName(code, ctypes.byref(word))
         driver.cuGetErrorString(code, ctypes.byref(text))
         known = f"{(word.value or b'').decode()}, {(text.value or b'').decode()}" if word.value else f"error {code}"
-        raise DeviceError(f"{name.partition('_')[0]}: {known}")
+        kind = NoDriverError if code in _CANNOT_COMPILE else DeviceError
+        raise kind(f"{name.partition('_')[0]}: {known}")
 
 
 def open_first() -> Gpu:

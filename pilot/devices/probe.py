@@ -97,6 +97,8 @@ def main(arguments: list[str]) -> int:
         answer, said = Answer.UNKNOWN, f"{name} cannot be probed: {error}"
     except DeviceError as error:
         answer, said = Answer.FAILED, f"{name} failed: {error}"
+    except Exception as error:  # a fault of ours says nothing of the device
+        answer, said = Answer.UNKNOWN, f"{name} cannot be probed: {type(error).__name__}: {error}"
     if said:
         print(said)  # noqa: T201  # this is the answer
     return answer.value

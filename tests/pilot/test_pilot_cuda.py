@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from stoker.pilot.devices.cuda import DeviceError, Gpu
+from stoker.pilot.devices.cuda import DeviceError, Gpu, NoDriverError
 from stoker.pilot.devices.probe import SIZE, Answer, examine
 
-OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
+OUT_OF_MEMORY, NO_COMPILER, LAUNCH_FAILED = 2, 221, 719
 NAMES = {
     OUT_OF_MEMORY: (b"CUDA_ERROR_OUT_OF_MEMORY", b"out of memory"),
+    NO_COMPILER: (b"CUDA_ERROR_JIT_COMPILER_NOT_FOUND", b"PTX JIT compiler library not found"),
     LAUNCH_FAILED: (b"CUDA_ERROR_LAUNCH_FAILED", b"unspecified launch failure"),
 }
 
@@ -96,6 +97,11 @@ def test_the_drivers_own_words(driver: Driver, said: str) -> None:
 
 def test_a_device_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver()
-    driver.cuCtxCreate_v2 = lambda *_: LAUNCH_FAILED  # type: ignore[method-assign]
-    with pytest.raises(DeviceError, match="cuCtxCreate: CUDA_ERROR_LAUNCH_FAILED"):
+    driver.cuDevicePrimaryCtxRetain = lambda *_: LAUNCH_FAILED  # type: ignore[method-assign]
+    with pytest.raises(DeviceError, match="cuDevicePrimaryCtxRetain: CUDA_ERROR_LAUNCH_FAILED"):
         Gpu(driver)
+
+
+def test_a_driver_that_cannot_compile_says_nothing_of_the_device() -> None:
+    with pytest.raises(NoDriverError, match="CUDA_ERROR_JIT_COMPILER_NOT_FOUND"):
+        examine(Gpu(Driver(launch=NO_COMPILER)), name="cuda:0")

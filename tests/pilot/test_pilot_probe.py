@@ -111,11 +111,12 @@ def probe(folder: Path, text: str) -> str:
 def test_a_device_that_fails_twice_is_told_once(manager: FakeManager, tmp_path: Path) -> None:
     wrong = 'if [ "$1" = cpu:1 ]; then echo "$1 gave a wrong matrix product (error 3e-1, allowed 1e-3)"; exit 5; fi'
     manager.start_pilot("--devices", "cpu:2", "--probe", probe(tmp_path, wrong))
+    manager.hello()  # comes when it is known of each device whether it computes
+    assert sorted((tmp_path / "asked").read_text().split()) == ["cpu:0", "cpu:1", "cpu:1"]
     fault = manager.wait_for(DeviceFault)
     assert fault == DeviceFault(
         DeviceId("cpu:1"), "cpu:1 gave a wrong matrix product (error 3e-1, allowed 1e-3), twice"
     )
-    assert sorted((tmp_path / "asked").read_text().split()) == ["cpu:0", "cpu:1", "cpu:1"]
     manager.ready(recipe())  # the other device serves
     assert [type(message) for message in manager.said].count(DeviceFault) == 1
 
