@@ -6,10 +6,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from faults.world import World, kill, until
 from live.peers import Peer, key_pair, pilot_hello
@@ -45,13 +46,22 @@ class Managers:
         self.folder = folder
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *options: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "stoker.manager.main", "--session", str(self.folder.path), "--name", "test"]
-        before = written_at(self.folder)
+    def start(self, *options: str, before: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        command = [
+            *before,
+            sys.executable,
+            "-m",
+            "stoker.manager.main",
+            "--session",
+            str(self.folder.path),
+            "--name",
+            "test",
+        ]
+        written = written_at(self.folder)
         process = subprocess.Popen([*command, "--heartbeat", "1", *options], stderr=subprocess.DEVNULL)
         self.started.append(process)
 
-        until(lambda: process.poll() is not None or written_at(self.folder) != before, why="the manager listens")
+        until(lambda: process.poll() is not None or written_at(self.folder) != written, why="the manager listens")
         return process
 
 
@@ -88,6 +98,45 @@ def test_a_manager_that_was_taken_over_stops_at_once(managers: Managers) -> None
     assert first.wait(4 * lease.RENEW_S) == 3
     assert "no longer the session's: its manager is pid" in managers.folder.manager_log.read_text()
     assert lease.read(path) == other
+
+
+IMPATIENT = """
+import functools, sys
+from stoker.manager.live import lease
+lease.take = functools.partial(lease.take, patience_s=float(sys.argv.pop(1)), settle_s=0.1)
+from stoker.manager.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_manager_on_another_machine_keeps_its_session_while_it_renews_and_loses_it_when_frozen(
+    managers: Managers,
+) -> None:
+    """A process namespace is as another machine: process ids say nothing there."""
+    if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
+        pytest.skip("process namespaces cannot be made here: needs root, or unprivileged namespaces")
+    folder = managers.folder
+    elsewhere = managers.start("--detached", before=["unshare", "-pf", "--kill-child"])
+    [there] = psutil.Process(elsewhere.pid).children()
+    link = Link(folder)
+    try:
+        link.wait_joined(20)
+        here = [sys.executable, "-c", IMPATIENT]
+        options = ["--session", str(folder.path), "--name", "test", "--detached"]
+        refused = subprocess.run([*here, "60", *options], capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 1
+        assert "already has a manager (pid 1 on " in refused.stderr
+        there.suspend()
+        before = written_at(folder)
+        follows = subprocess.Popen([*here, "5", *options], stderr=subprocess.DEVNULL)
+        managers.started.append(follows)
+        until(lambda: written_at(folder) != before, limit_s=60, why="the other manager listens")
+        there.resume()
+        assert elsewhere.wait(30) == 3, "it was taken over"
+        assert link.ask_status().result(30).session == "test"
+        assert follows.poll() is None
+    finally:
+        link.close()
 
 
 def test_a_manager_whose_port_is_taken_listens_elsewhere_and_everybody_finds_it(managers: Managers) -> None:
