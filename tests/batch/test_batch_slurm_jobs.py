@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from batch.lab.commands import OVER
+import os
+from pathlib import Path
+
+import psutil
+from batch.lab.commands import OVER, until
+from batch.lab.shape import Shape
 from batch.sessions import status_when, write_site
 
 import stoker
@@ -14,15 +19,21 @@ def nothing():
 
 
 @stoker.app(context=nothing())
-def whereabouts(_, seconds=0.0):
-    """What the pilot's job was given."""
-    import time
-
-    import psutil
-
-    time.sleep(seconds)
+def whereabouts(_, meeting=None, number=0):
+    """What the pilot's job was given, and what this call sees of it. With `meeting`, calls 0 and 1 run together."""
+    if meeting is not None:
+        (meeting / str(number)).touch()
+        until(lambda: (meeting / str(1 - number)).exists(), what="the other call")
     pilot = next(process for process in psutil.Process().parents() if "SLURM_JOB_ID" in process.environ())
-    return {name: value for name, value in pilot.environ().items() if name.startswith(("SLURM", "CUDA"))}
+    given = {name: value for name, value in pilot.environ().items() if name.startswith(("SLURM", "CUDA"))}
+    return {**given, "visible": os.environ["CUDA_VISIBLE_DEVICES"]}
+
+
+def two_at_once(world):
+    """What two calls say that run at the same time."""
+    meeting = world.path / "meeting"
+    meeting.mkdir()
+    return [call.result(60) for call in [whereabouts(meeting, number) for number in (0, 1)]]
 
 
 def test_what_a_site_asks_for_is_what_its_pilots_get(slurm, world):
@@ -62,8 +73,25 @@ def test_a_block_of_two_nodes_brings_two_pilots(slurm, world):
         status = status_when(session, lambda status: len(status.pilots) == 2, what="two pilots")
         [block] = status.jobs
         assert {pilot.block for pilot in status.pilots} == {block.block}
-        given = [call.result(60) for call in [whereabouts(0.3) for _ in range(4)]]
+        given = two_at_once(world)
         assert {facts["SLURMD_NODENAME"] for facts in given} == {"n1", "n2"}
         assert {facts["SLURM_JOB_ID"] for facts in given} == {block.job}
         assert {facts["CUDA_VISIBLE_DEVICES"] for facts in given} == {"0"}
     slurm.wait(block.job, *OVER)
+
+
+def test_a_pilot_offers_the_gpus_that_slurm_granted_and_no_others(make_cluster, world, monkeypatch):
+    """Two of four, and not the first: somebody else has that."""
+    monkeypatch.syspath_prepend(Path(__file__).parent / "driver")
+    cluster = make_cluster(Shape(gpus=("a10:4",)))
+    cluster.wait(cluster.submit("sleep 1000", "--gres=gpu:1"), "RUNNING")
+    site = write_site(world.path, provider={"gpus": "a10:2"}, pilot={"devices": "gpu"})
+    with stoker.load(site, run_dir=str(world.runs)) as session:
+        [pilot] = status_when(session, lambda status: status.pilots, what="the pilot").pilots
+        assert [(device.device, device.kind) for device in pilot.devices] == [
+            ("cuda:0", "NVIDIA A10"),
+            ("cuda:1", "NVIDIA A10"),
+        ]
+        given = two_at_once(world)
+        assert {facts["CUDA_VISIBLE_DEVICES"] for facts in given} == {"1,2"}
+        assert {facts["visible"] for facts in given} == {"GPU-n1-1", "GPU-n1-2"}, "each call the one of its device"
