@@ -28,7 +28,7 @@ from stoker.pilot.transfer.client import put
 
 log = logging.getLogger("stoker.pilot")
 
-_PAUSES_S = (1.0, 3.0, 10.0)
+_PAUSES_S = (0.5, 2.0, 5.0)
 """How long after a failure it is tried again: the seed may just be started anew."""
 
 

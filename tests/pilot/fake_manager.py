@@ -19,6 +19,7 @@ import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from stoker.contexts import payloads
+from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import INLINE_LIMIT_BYTES, CallEnd, CallOptions, CallSpec
@@ -252,9 +253,11 @@ class FakeManager:
         data = payloads.dumps((arguments, {}))
         if len(data) <= INLINE_LIMIT_BYTES:
             return data
-        path = self.folder.objects / f"args-{self._calls}"
-        path.write_bytes(data)
-        return ObjectRef(name=path.name, size_bytes=len(data), source=str(path))
+        draft = self.folder.objects / f"draft-{self._calls}"
+        draft.write_bytes(data)
+        ref = object_of(draft, memo=self.base / "memo")
+        path = draft.rename(self.folder.objects / ref.name)
+        return ObjectRef(name=ref.name, size_bytes=ref.size_bytes, source=str(path))
 
     def ends(self) -> dict[int, CallEnd]:
         return {end.call: end for message in self.said if type(message) is CallsEnded for end in message.ends}

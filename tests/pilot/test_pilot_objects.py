@@ -1,0 +1,259 @@
+"""Pilots and objects: wanted, had from other pilots by the manager's plan, served, told of; and without shared
+files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_manager import FakeManager, function, recipe
+
+from stoker.contexts.loading import ObjectPath
+from stoker.contexts.manifest import PART_BYTES
+from stoker.contexts.objects import manifest_of, object_of
+from stoker.contexts.published import publish
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.calls import CallOptions, CallSpec
+from stoker.manager.protocol.session import KeyPair, SessionFolder
+from stoker.manager.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
+from stoker.manager.protocol.to_pilot import Exit, FetchObject, Peer, RunCalls
+from stoker.pilot.transfer.client import SEED_FILE, get
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def keyed(manager: FakeManager) -> FakeManager:
+    """A manager whose session has a transfer key, and who answers no want by itself."""
+    manager.folder.write_key("transfer", KeyPair(public="", secret=KEY.hex()))
+    manager.plans = False
+    return manager
+
+
+class Other:
+    """A second pilot of the same session, with a manager's side of its own and a cache of its own."""
+
+    def __init__(self, first: FakeManager, folder: Path) -> None:
+        folder.mkdir()
+        self.manager = FakeManager(folder)
+        self.manager.folder.write_key("transfer", KeyPair(public="", secret=KEY.hex()))
+        self.manager.plans = first.plans
+        self.pilot = self.manager.start_pilot()
+        self.hello = self.manager.hello()
+        self.peer = Peer(pilot=self.manager.peer.decode(), address=self.hello.peer)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def other(keyed: FakeManager, tmp_path: Path) -> Iterator[Other]:
+    made = Other(keyed, tmp_path / "other")
+    yield made
+    made.manager.close()
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> ObjectRef:
+    path = tmp_path / "weights"
+    path.write_bytes(os.urandom(2 * PART_BYTES + 9))
+    return object_of(path, memo=tmp_path / "memo")
+
+
+def _length(path: str) -> int:
+    return os.path.getsize(path)
+
+
+def wanting(ref: ObjectRef) -> Any:
+    return recipe(_length, ObjectPath(ref.name), objects=(ref,))
+
+
+def gone_from_here(ref: ObjectRef) -> ObjectRef:
+    """The same object, as if it came from where nobody here can look."""
+    return ObjectRef(ref.name, ref.size_bytes, "/not/seen/here")
+
+
+def have(manager: FakeManager, ref: ObjectRef) -> None:
+    """Have a pilot read an object from where it comes from."""
+    manager.start(wanting(ref))
+    manager.until(lambda: manager.wanted == [ref])
+    manager.send(FetchObject(ref, origin=True, manifest=manifest_of(ref)))
+    manager.wait_for(ObjectsHere)
+    manager.wait_for(LibraryReady)
+
+
+def test_a_pilot_says_where_it_serves(keyed: FakeManager) -> None:
+    keyed.start_pilot()
+    host, _, port = keyed.hello().peer.rpartition(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+
+
+def test_without_a_key_it_serves_nobody(served: FakeManager) -> None:
+    assert served.hello().peer == ""
+
+
+def test_an_object_comes_from_another_pilot(keyed: FakeManager, other: Other, big: ObjectRef) -> None:
+    have(other.manager, big)
+    keyed.start_pilot()
+    ref = gone_from_here(big)
+    keyed.start(wanting(ref))
+    keyed.until(lambda: keyed.wanted == [ref])
+    keyed.send(FetchObject(ref, peers=(other.peer,), manifest=manifest_of(big)))
+    (arrival,) = keyed.wait_for(ObjectsHere).arrivals
+    assert (arrival.name, arrival.size_bytes) == (big.name, big.size_bytes)
+    assert (arrival.origin_bytes, arrival.peer_bytes) == (0, big.size_bytes)
+    ready = keyed.wait_for(LibraryReady)
+    assert ready.fetch_s > 0
+    ((length,),) = [keyed.results(keyed.run(lambda context: context, [()], takes_context=True))]
+    assert length == big.size_bytes
+    # It has it now: another library starts without a word, and a pilot that comes later says so.
+    wants = len(keyed.wanted)
+    keyed.ready(wanting(ref), library=2, devices=("cpu:1",))
+    assert len(keyed.wanted) == wants
+    get(big.name, keyed.base / "again", addresses=[keyed.hellos[-1].peer], key=KEY)
+
+
+def test_a_peer_that_is_not_there_is_named_and_another_serves(keyed: FakeManager, other: Other, big: ObjectRef) -> None:
+    have(other.manager, big)
+    keyed.start_pilot()
+    ref = gone_from_here(big)
+    keyed.start(wanting(ref))
+    keyed.until(lambda: keyed.wanted)
+    keyed.send(FetchObject(ref, peers=(Peer(pilot="lost", address="127.0.0.1:1"),)))  # type: ignore[arg-type]
+    failed = keyed.wait_for(FetchFailed)
+    assert failed.peers == ("lost",)
+    assert "cannot be reached" in failed.reason
+    keyed.send(FetchObject(ref, peers=(other.peer,)))
+    keyed.wait_for(LibraryReady)
+
+
+def test_an_object_that_nobody_has_fails_the_load(keyed: FakeManager, big: ObjectRef) -> None:
+    keyed.start_pilot()
+    ref = gone_from_here(big)
+    keyed.start(wanting(ref))
+    keyed.until(lambda: keyed.wanted)
+    keyed.send(FetchObject(ref, origin=True))
+    failed = keyed.wait_for(FetchFailed)
+    assert failed.origin
+    assert "/not/seen/here" in failed.reason
+    keyed.send(FetchObject(ref))
+    left = keyed.gone()
+    assert left.loading
+    assert left.failure is not None
+    assert "/not/seen/here" in left.failure.message
+    keyed.wait_for(ObjectsGone, names=(ref.name,))
+
+
+def test_what_it_wants_it_says_again_to_a_manager_that_comes_back(keyed: FakeManager, big: ObjectRef) -> None:
+    keyed.start_pilot()
+    keyed.start(wanting(big))
+    keyed.until(lambda: keyed.wanted == [big])
+    keyed.hang_up()
+    keyed.wanted.clear()
+    keyed.listen()
+    keyed.until(lambda: keyed.wanted == [big])
+    keyed.send(FetchObject(big, origin=True))
+    keyed.wait_for(LibraryReady)
+
+
+def test_what_leaves_the_cache_is_told(manager: FakeManager, tmp_path: Path) -> None:
+    refs = []
+    for name in ("one", "two"):
+        (tmp_path / name).write_bytes(os.urandom(600_000))
+        refs.append(object_of(tmp_path / name, memo=tmp_path / "memo"))
+    manager.start_pilot("--devices", "cpu:1", "--cache-size", "1 MB")
+    manager.start(wanting(refs[0]))
+    manager.wait_for(LibraryReady)
+    before = len(manager.hellos)
+    manager.send(Exit(reason="over"))
+    manager.wait_for(PilotLeaving)
+    manager.said.clear()
+    manager.inbox.last = 0
+    manager.start_pilot("--devices", "cpu:1", "--cache-size", "1 MB")
+    manager.until(lambda: len(manager.hellos) > before)
+    assert manager.hellos[-1].objects == (refs[0].name,)
+    manager.start(wanting(refs[1]))
+    manager.wait_for(LibraryReady)
+    manager.wait_for(ObjectsGone, names=(refs[0].name,))
+
+
+def test_pilots_of_one_host_share_what_one_of_them_brings(keyed: FakeManager, tmp_path: Path, big: ObjectRef) -> None:
+    keyed.start_pilot()
+    twin = FakeManager(tmp_path / "twin")
+    try:
+        twin.start_pilot("--scratch", str(tmp_path / "scratch"), "--devices", "cpu:1")
+        twin.hello()
+        have(keyed, big)
+        twin.until(lambda: [one for one in twin.said if isinstance(one, ObjectsHere)])
+        assert twin.wait_for(ObjectsHere).arrivals[0].name == big.name
+        twin.ready(wanting(gone_from_here(big)))
+        assert not twin.wanted
+    finally:
+        twin.close()
+
+
+# ---- without shared files
+
+
+@pytest.fixture
+def carried(keyed: FakeManager, tmp_path: Path) -> Iterator[FakeManager]:
+    """A pilot with a copy of what a job brings along, and the session's seed."""
+    seed = subprocess.Popen(
+        [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(keyed.folder.path)]
+    )
+    try:
+        end = time.monotonic() + 20
+        while not (keyed.folder.path / SEED_FILE).exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        copy = SessionFolder(tmp_path / "sandbox" / "session")
+        copy.key_file("pilot").parent.mkdir(parents=True)
+        for name in ("session.json", SEED_FILE, "keys/pilot.json", "keys/transfer.json"):
+            shutil.copy(keyed.folder.path / name, copy.path / name)
+        (copy.path / "copied").touch()
+        keyed.start_pilot("--session", str(copy.path), "--devices", "cpu:2")
+        keyed.hello()
+        yield keyed
+    finally:
+        seed.kill()
+        seed.wait()
+
+
+def test_an_object_comes_from_the_seed(carried: FakeManager, big: ObjectRef) -> None:
+    publish(carried.folder.objects, (big,))
+    ref = gone_from_here(big)
+    carried.start(wanting(ref))
+    carried.until(lambda: carried.wanted)
+    carried.send(FetchObject(ref, origin=True))
+    (arrival,) = carried.wait_for(ObjectsHere).arrivals
+    assert arrival.origin_bytes == big.size_bytes
+    carried.wait_for(LibraryReady)
+
+
+def _same(data: bytes) -> bytes:
+    return data
+
+
+def test_large_arguments_and_results_travel(carried: FakeManager) -> None:
+    carried.ready(recipe())
+    data = os.urandom(3_000_000)
+    specs = carried.run(_same, [(data,), (b"small",)])
+    assert carried.results(specs) == [data, b"small"]
+    end = carried.ends()[specs[0]]
+    assert isinstance(end.payload, ObjectRef)
+    assert Path(end.payload.source).parent == carried.folder.objects
+    assert not list((carried.base / "sandbox" / "session" / "objects").iterdir())
+
+
+def test_arguments_that_are_gone_fail_their_call_alone(carried: FakeManager) -> None:
+    carried.ready(recipe())
+    (here,) = carried.run(_same, [(b"small",)])
+    lost = CallSpec(call=99, payload=ObjectRef("file-" + "0" * 64, 2_000_000, "/not/seen/here"))  # type: ignore[arg-type]
+    carried.send(RunCalls(library=1, function=function(_same).key, calls=[lost], options=CallOptions()))  # type: ignore[arg-type]
+    first, second = carried.results([99, here], wait_s=60)
+    assert "seed" in first.message
+    assert second == b"small"

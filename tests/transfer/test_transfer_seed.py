@@ -1,0 +1,193 @@
+"""The seed of a session: what it hands out and takes in, how long it lives, and who needs nothing but Python to use
+it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from transfer.hosts import KEY, Host, Original, until
+
+import stoker
+from stoker.contexts.objects import matches
+from stoker.contexts.published import publish
+from stoker.manager.protocol.session import KeyPair, SessionFile, SessionFolder
+from stoker.pilot.transfer import wire
+from stoker.pilot.transfer.board import Source
+from stoker.pilot.transfer.client import SEED_FILE, get, put, read_key
+
+Start = Callable[[], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> SessionFolder:
+    folder = SessionFolder(tmp_path / "session")
+    folder.make()
+    folder.write_key("transfer", KeyPair(public="", secret=KEY.hex()))
+    folder.write(SessionFile(session="test", protocol=1, address="tcp://127.0.0.1:1", server_key=""))
+    return folder
+
+
+@pytest.fixture
+def start(session: SessionFolder) -> Iterator[Start]:
+    """Starts seeds, each a process, and waits until it says where it listens."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def run() -> subprocess.Popen[bytes]:
+        file = session.path / SEED_FILE
+        before = file.stat().st_mtime_ns if file.exists() else 0
+        command = [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path)]
+        made.append(subprocess.Popen(command))
+        until(lambda: file.exists() and file.stat().st_mtime_ns != before, what="a seed that listens")
+        return made[-1]
+
+    yield run
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+def address(session: SessionFolder) -> str:
+    return (session.path / SEED_FILE).read_text()
+
+
+def test_the_key_is_read_from_the_session_folder(session: SessionFolder) -> None:
+    assert read_key(session.key_file("transfer")) == KEY
+
+
+def test_what_was_published_is_handed_out(
+    start: Start, session: SessionFolder, host: Callable[..., Host], big: Original, folder: Original, tmp_path: Path
+) -> None:
+    start()
+    publish(session.objects, (big.ref,))
+    seed = Source(address=address(session), label="seed", origin=True)
+    assert host().get(big, seed).origin_bytes == big.ref.size_bytes
+    taker = host()
+    with pytest.raises(wire.PeerError, match="does not have the object"):
+        taker.get(folder, seed)
+    publish(session.objects, (folder.ref,))
+    taker.get(folder, seed)
+    (folder.path / "weights").unlink()
+    (folder.path / "weights").write_bytes(b"changed")
+    with pytest.raises(wire.PeerError):
+        get(folder.name, tmp_path / "out", addresses=[seed.address], key=KEY)
+    assert not (tmp_path / "out").exists()
+
+
+def test_arguments_are_handed_out_and_results_taken_in(
+    start: Start, session: SessionFolder, big: Original, tmp_path: Path
+) -> None:
+    start()
+    shutil.copy(big.path, session.objects / big.name)
+    get(big.name, tmp_path / "arguments", addresses=[address(session)], key=KEY)
+    assert matches(tmp_path / "arguments", big.ref)
+    data = os.urandom(3_000_000)
+    name = "result-1f-0123456789ab"
+    where = put(name, [data[:7], memoryview(data)[7:]], address=address(session), key=KEY)
+    assert Path(where) == session.objects / name
+    assert Path(where).read_bytes() == data
+    for odd in ("../evil", "result-1f-0123456789ab/..", "file-" + "0" * 64, ""):
+        with pytest.raises(wire.PeerError, match="no result"):
+            put(odd, [b"x"], address=address(session), key=KEY)
+    assert sorted(path.name for path in session.objects.iterdir()) == sorted([big.name, name])
+
+
+def test_half_a_result_leaves_nothing(start: Start, session: SessionFolder) -> None:
+    start()
+    channel = wire.connect(address(session), key=KEY)
+    channel.send({"op": "put", "name": "result-1-0123456789ab", "size": 100, "sha256": "0" * 64})
+    assert channel.receive()["go"]
+    channel.send_body(b"half")
+    channel.close()
+    until(lambda: not list(session.objects.iterdir()), what="no draft that stays")
+    channel = wire.connect(address(session), key=KEY)
+    channel.send({"op": "put", "name": "result-1-0123456789ab", "size": 4, "sha256": "0" * 64})
+    assert channel.receive()["go"]
+    channel.send_body(b"half")
+    assert "changed on its way" in channel.receive()["text"]
+    channel.close()
+    until(lambda: not list(session.objects.iterdir()), what="no draft that stays")
+
+
+def test_a_neighbour_gets_nothing_and_gives_nothing(
+    start: Start, session: SessionFolder, big: Original, tmp_path: Path
+) -> None:
+    start()
+    publish(session.objects, (big.ref,))
+    with pytest.raises(wire.PeerError, match="does not know this session's transfer key"):
+        get(big.name, tmp_path / "x", addresses=[address(session)], key=bytes(32))
+    with pytest.raises(wire.PeerError, match="does not know this session's transfer key"):
+        put("result-1-0123456789ab", [b"x"], address=address(session), key=bytes(32))
+    assert not (session.objects / "result-1-0123456789ab").exists()
+
+
+def test_one_that_was_killed_is_followed_at_the_same_place(start: Start, session: SessionFolder) -> None:
+    first = start()
+    there = address(session)
+    waiting = subprocess.Popen(
+        [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path)]
+    )
+    try:
+        file = session.path / SEED_FILE
+        before = file.stat().st_mtime_ns
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        until(lambda: file.stat().st_mtime_ns != before, what="the second seed's turn")
+        assert address(session) == there
+        wire.connect(there, key=KEY).close()
+    finally:
+        waiting.terminate()
+        assert waiting.wait(20) == 0
+
+
+@pytest.mark.parametrize("how", ["objects", "lease"])
+def test_it_ends_with_its_session(start: Start, session: SessionFolder, how: str) -> None:
+    seed = start()
+    if how == "objects":
+        shutil.rmtree(session.objects)
+    else:
+        (session.path / "manager.lease").write_text(json.dumps({"over": "stoker down"}))
+    assert seed.wait(20) == 0
+
+
+def test_a_node_with_nothing_but_python_can_fetch(
+    start: Start, session: SessionFolder, big: Original, tmp_path: Path
+) -> None:
+    """The modules that the starter carries, in an interpreter without any package."""
+    start()
+    publish(session.objects, (big.ref,))
+    carried, root = tmp_path / "carried", Path(stoker.__file__).parent
+    for name in ("errors", "contexts/manifest", *(f"pilot/transfer/{path.stem}" for path in _carried(root))):
+        place = carried / "stoker" / f"{name}.py"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root / f"{name}.py", place)
+    for package in ("", "contexts", "pilot", "pilot/transfer"):
+        (carried / "stoker" / package / "__init__.py").touch()
+    code = (
+        f"import sys; sys.path.insert(0, {str(carried)!r})\n"
+        "from pathlib import Path\n"
+        "from stoker.pilot.transfer.client import get, read_key\n"
+        "key = read_key(sys.argv[1])\n"
+        "print(get(sys.argv[2], Path(sys.argv[3]), addresses=[sys.argv[4]], key=key).origin_bytes)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(session.key_file("transfer")), big.name,
+         str(tmp_path / "archive"), address(session)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == big.ref.size_bytes
+    assert matches(tmp_path / "archive", big.ref)
+
+
+def _carried(root: Path) -> list[Path]:
+    return [path for path in (root / "pilot" / "transfer").glob("*.py") if path.stem != "seed"]
