@@ -66,6 +66,8 @@ def comes_from(state: State, library: Library) -> str:
     peers = dict.fromkeys(id for fetch in fetches for id in fetch.sources)
     if peers:
         said.append(f"from peer{'s' * (len(peers) > 1)} {_some(peers)}")
+    if any(fetch.way is Way.FOLLOWING for fetch in fetches):
+        said.append("with another pilot of its host")
     if not said and fetches:
         said.append("when a pilot has a place free to serve it")
     return " and ".join(said)

@@ -18,6 +18,7 @@ The plan is a graph of edges (from whom a pilot gets an object), kept by these r
   waits for itself. The other peers may be anybody: pilots that asked later give back what they got elsewhere. That is
   what keeps every link busy, because the first four pilots, with the reader as their only sure peer, would else share
   its link.
+- *Once a host*: of the pilots that use one cache one gets an object, and the others find it there.
 - *Live*: the last place of a pilot serves only what it has whole or reads. So it is always held by somebody who is
   certain to finish, and comes free; whoever waits for a sure peer is first to get a place, then those that could use
   another peer. Where places are few, the object with the fewest holders goes first.
@@ -65,6 +66,8 @@ def pilot_came(core: Core, pilot: Pilot, hello: PilotHello) -> None:
         pilot_cut(core, pilot)
     peer.here, peer.draining, peer.address = True, pilot.state is PilotState.DRAINING, hello.peer
     peer.blamed = peer.served = 0
+    peer.cache = hello.cache or pilot.id
+    transfers.caches.setdefault(peer.cache, {})[peer.id] = peer
     for name in hello.objects:
         if name not in peer.has:
             transfers.hold(peer, transfers.object(name))
@@ -86,6 +89,14 @@ def pilot_cut(core: Core, pilot: Pilot) -> None:
         transfers.end(fetch)
     for object in list(peer.has.values()):
         transfers.release(peer, object)
+    _leave_cache(transfers, peer)
+
+
+def _leave_cache(transfers: Transfers, peer: Peer) -> None:
+    near = transfers.caches[peer.cache]
+    del near[peer.id]
+    if not near:
+        del transfers.caches[peer.cache]
 
 
 def pilot_left(core: Core, pilot: Pilot) -> None:
@@ -212,6 +223,10 @@ def failed(core: Core, pilot: Pilot, message: FetchFailed) -> None:
         return  # it was taken off the plan meanwhile
     object = fetch.object
     object.reason = message.reason or object.reason
+    if fetch.way is Way.FOLLOWING:
+        if fetch.leader is None:  # what was in its cache is gone again
+            transfers.go(fetch)
+        return
     for id in message.peers:
         fetch.failed[id] = None
         source = fetch.sources.get(id)
@@ -250,7 +265,7 @@ def settle(core: Core) -> None:
 def _feed(core: Core, fetch: Fetch) -> None:
     """Give a fetch a sure source, and as many others as it may have and are free."""
     transfers, object = core.state.transfers, fetch.object
-    if fetch.way in (Way.READER, Way.ALONE):
+    if fetch.way in (Way.READER, Way.ALONE, Way.FOLLOWING):
         return
     if fetch.way is Way.STRANDED:
         _alone(core, fetch)
@@ -360,12 +375,23 @@ def _say(core: Core) -> None:
         object, pilot = fetch.object, core.state.pilots.get(fetch.peer.id)
         if pilot is None or not fetch.peer.here or object.fetches.get(pilot.id) is not fetch:
             continue
-        peers, origin = tuple(fetch.sources), fetch.way in (Way.READER, Way.ALONE)
-        before, fetch.said = fetch.said, (peers, origin)
-        if fetch.said == before or not (peers or origin):
+        sources, origin = _sources(transfers, fetch)
+        before, fetch.said = fetch.said, (tuple(source.id for source in sources), origin)
+        if not (sources or origin):
+            fetch.said = None
+        if fetch.said is None or fetch.said == before:
             continue
-        sources = tuple(to_pilot.Peer(id, source.address) for id, source in fetch.sources.items())
         manifest = object.manifest if before is None else b""
         if before is None:
             object_report.note(core.state, pilot, fetch)
-        core.say(pilot, to_pilot.FetchObject(object.ref, sources, origin, manifest))
+        peers = tuple(to_pilot.Peer(source.id, source.address) for source in sources)
+        core.say(pilot, to_pilot.FetchObject(object.ref, peers, origin, manifest))
+
+
+def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
+    """What a pilot is told: its peers, and whether it may read the origin. One that follows finds the object in its
+    cache, wherever it is sent."""
+    if fetch.way is not Way.FOLLOWING:
+        return list(fetch.sources.values()), fetch.way in (Way.READER, Way.ALONE)
+    near = transfers.near(fetch)
+    return ([near], False) if near is not None and near.serving else ([], near is not None)

@@ -60,18 +60,22 @@ class Way(enum.Enum):
     """No peer could serve it: it waits until it may read the origin for itself alone."""
     ALONE = "alone"
     """From its origin, for itself alone."""
+    FOLLOWING = "following"
+    """Another pilot that uses the same cache gets it, or has got it just now."""
 
 
 class Fetch:
     """An object on its way to a pilot. `number` counts all fetches, in the order in which they were asked for."""
 
-    __slots__ = ("failed", "number", "object", "peer", "said", "sources", "unreadable", "way")
+    __slots__ = ("failed", "leader", "number", "object", "peer", "said", "sources", "unreadable", "way")
 
     def __init__(self, object: Object, peer: Peer, number: int) -> None:
         self.object = object
         self.peer = peer
         self.number = number
         self.way = Way.WAITING
+        self.leader: Fetch | None = None
+        """Of one that follows: the fetch into the same cache that is under way."""
         self.sources: dict[PilotId, Peer] = {}
         self.failed: dict[PilotId, None] = {}
         """Peers that did not serve it."""
@@ -94,11 +98,14 @@ class Fetch:
 class Peer:
     """A pilot, as far as objects go. It serves others if it has an address."""
 
-    __slots__ = ("address", "blamed", "draining", "fetches", "has", "here", "id", "parked", "served", "serves", "wants")
+    __slots__ = (
+        "address", "blamed", "cache", "draining", "fetches", "has", "here", "id", "parked", "served", "serves", "wants",
+    )  # fmt: skip
 
     def __init__(self, id: PilotId) -> None:
         self.id = id
         self.address = ""
+        self.cache = ""
         self.here = False
         self.draining = False
         self.has: dict[str, Object] = {}
@@ -170,6 +177,8 @@ class Transfers:
         self.limits = limits or Limits()
         self.objects: dict[str, Object] = {}
         self.peers: dict[PilotId, Peer] = {}
+        self.caches: dict[str, dict[PilotId, Peer]] = {}
+        """Pilots that are here, by the cache that they use."""
         self.needy: dict[str, Object] = {}
         """Objects that somebody waits for, or could get from more peers."""
         self.unsettled: dict[Fetch, None] = {}
@@ -249,12 +258,30 @@ class Transfers:
     # ---- fetches
 
     def fetch(self, peer: Peer, object: Object) -> Fetch:
-        """A pilot wants an object."""
+        """A pilot wants an object. Where another has brought it into the same cache, or is about to, it follows."""
         self.fetches += 1
-        fetch = object.fetches[peer.id] = peer.fetches[object.ref.name] = Fetch(object, peer, self.fetches)
+        fetch = Fetch(object, peer, self.fetches)
+        near = self.caches.get(peer.cache, {})
+        under_way = (other for id in near if (other := object.fetches.get(id)) is not None)
+        fetch.leader = next((other for other in under_way if other.way is not Way.FOLLOWING), None)
+        object.fetches[peer.id] = peer.fetches[object.ref.name] = fetch
+        if fetch.leader is not None or any(id in object.holders for id in near):
+            self.changed[fetch] = None
+            self.send(fetch, Way.FOLLOWING)
+        else:
+            self.go(fetch)
+        return fetch
+
+    def go(self, fetch: Fetch) -> None:
+        """A fetch needs a source of its own."""
+        fetch.leader = None
         self.unsettled[fetch] = None
         self.send(fetch, Way.WAITING)
-        return fetch
+
+    def near(self, fetch: Fetch) -> Peer | None:
+        """Who has the object in the same cache."""
+        near = self.caches.get(fetch.peer.cache, {})
+        return next((peer for id, peer in near.items() if id in fetch.object.holders), None)
 
     def end(self, fetch: Fetch, *, complete: bool = False) -> None:
         """A fetch is over. Unless the object is complete there, who got it from there needs another source."""
@@ -270,10 +297,26 @@ class Transfers:
         self.changed.pop(fetch, None)
         if object.reader is fetch:
             object.reader = None
+        self._pass_on(fetch, complete=complete)
         if not complete:
             self.withdraw(peer, object)
             self.forget(object)
         self.next_alone(object)
+
+    def _pass_on(self, leader: Fetch, *, complete: bool) -> None:
+        """Those that follow a fetch find the object, or one of them takes its place."""
+        object = leader.object
+        near = self.caches.get(leader.peer.cache, {})
+        found = (other for id in near if (other := object.fetches.get(id)) is not None and other.leader is leader)
+        fetches = sorted(found, key=lambda fetch: fetch.number)
+        for fetch in fetches:
+            if complete:
+                fetch.leader = None
+                self.changed[fetch] = None
+            elif fetch is fetches[0]:
+                self.go(fetch)
+            else:
+                fetch.leader = fetches[0]
 
     def send(self, fetch: Fetch, way: Way) -> None:
         """Put a fetch on its way, into the queue that belongs to it."""

@@ -62,7 +62,7 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     if by_way[Way.READER] != ({object.reader.peer.id} if object.reader is not None else set()):
         yield f"{name}: its reader is wrong"
     sure = object.whole or object.reader or object.alone
-    if object.fetches and not sure:
+    if not sure and any(fetch.way is not Way.FOLLOWING for fetch in object.fetches.values()):
         yield f"{name}: pilots wait for it, and nobody has it or reads it"
     if (name in transfers.needy) != bool(object.waiting or object.hungry or object.stranded):
         yield f"{name}: needy is wrong"
@@ -82,7 +82,12 @@ def _fetch(transfers: Transfers, fetch: Fetch) -> Iterator[str]:
     rooted = any(transfers.roots(source, fetch) for source in fetch.sources.values())
     if (fetch.way is Way.PEERS and not rooted) or (fetch.way is Way.WAITING and rooted):
         yield f"{what}: {fetch.way.value}, rooted {rooted}"
-    if fetch.way in (Way.STRANDED, Way.ALONE) and fetch.sources:
+    leader = fetch.leader
+    if leader is not None and (fetch.way is not Way.FOLLOWING or leader.way is Way.FOLLOWING):
+        yield f"{what}: {fetch.way.value} behind one that is {leader.way.value}"
+    if leader is not None and (object.fetches.get(leader.peer.id), leader.peer.cache) != (leader, fetch.peer.cache):
+        yield f"{what}: follows one that is not under way into its cache"
+    if fetch.way in (Way.STRANDED, Way.ALONE, Way.FOLLOWING) and fetch.sources:
         yield f"{what}: {fetch.way.value} and from peers"
     place_free = [
         peer.id

@@ -154,7 +154,8 @@ class LibraryFacts(msgspec.Struct, frozen=True):
 class PilotHello(_Message, frozen=True, tag="pilot-hello"):
     """A pilot joins, or comes back with what it holds. `ends_in_s` is its walltime left (0 = no limit).
 
-    `peer` is the `host:port` at which it serves its objects to other pilots; empty: it serves none.
+    `peer` is the `host:port` at which it serves its objects to other pilots; empty: it serves none. Pilots that say the
+    same of their `cache` use the same one: what one brings there the others have.
     """
 
     protocol: int
@@ -168,6 +169,7 @@ class PilotHello(_Message, frozen=True, tag="pilot-hello"):
     ends_in_s: float = 0.0
     folder: str = ""
     peer: str = ""
+    cache: str = ""
 
 
 class LibraryPhase(enum.Enum):

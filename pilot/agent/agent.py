@@ -156,6 +156,7 @@ class Agent:
             objects=self.objects.listed(),
             ends_in_s=0.0 if self.ends_at == float("inf") else max(0.001, self.ends_at - time.monotonic()),
             peer=self.objects.peer,
+            cache=self.cache.identity,
             folder=f"{socket.gethostname()}:{self.logs}" if self.session.is_carried else str(self.logs),
         )
 

@@ -1,6 +1,7 @@
 """The object cache: a folder on local disk that pilots of one user share, in this session and in others.
 
     <cache>/lock             held (flock) while entries come or go
+    <cache>/identity         what it is called, so that pilots that use the same cache can tell
     <cache>/objects/NAME     a file or a folder, complete or not there
     <cache>/entries/NAME     one line of facts; its modification time is when the object was last used
     <cache>/manifests/NAME   what the object is made of, so that it can be served to other pilots
@@ -19,6 +20,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -81,6 +83,8 @@ class ObjectCache:
         folder.chmod(0o700)
         with self._locked():
             self._sweep(kept_s=_DRAFT_KEPT_S)
+            self.identity = self._name()
+            """The same for all pilots that use this cache, and for no others."""
 
     def find(self, name: str) -> Pin | None:
         """The object, if it is here."""
@@ -175,6 +179,16 @@ class ObjectCache:
         return {facts.name: facts.size_bytes for _, facts, _ in self._list()}
 
     # ---- inside
+
+    def _name(self) -> str:
+        file = self.folder / "identity"
+        try:
+            return file.read_text() or uuid.uuid4().hex
+        except FileNotFoundError:
+            name = uuid.uuid4().hex
+            with suppress(OSError):  # a disk that is full: then it is this pilot's alone
+                self._write(file, name.encode())
+            return name
 
     def _place(self, name: str) -> tuple[Path, Path]:
         file = file_name(name)

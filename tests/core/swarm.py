@@ -39,9 +39,10 @@ class Getting:
 
 
 class SwarmPilot:
-    def __init__(self, name: str, *, serves: bool) -> None:
-        self.name, self.serves = name, serves
-        self.parts: dict[str, set[int]] = {}
+    def __init__(self, name: str, *, serves: bool, cache: str, parts: dict[str, set[int]]) -> None:
+        self.name, self.serves, self.cache = name, serves, cache
+        self.parts = parts
+        """What is in its cache, which it may share with others."""
         self.getting: dict[str, Getting] = {}
         self.done: dict[str, float] = {}
         self.gave_up: list[str] = []
@@ -66,6 +67,7 @@ class Swarm(Desk):
         self.rate, self.fail_s = rate, fail_s
         self.chance = random.Random(seed)
         self.pilots: dict[str, SwarmPilot] = {}
+        self.caches: dict[str, dict[str, set[int]]] = {}
         self.walls: set[frozenset[str]] = set()
         """Pairs of pilots that cannot reach each other; one name alone: that pilot reaches nobody."""
         self.unsaid: dict[str, list[Any]] = {}
@@ -79,13 +81,19 @@ class Swarm(Desk):
 
     # ---- what happens
 
-    def join(self, *names: str, serves: bool = True) -> Swarm:
+    def join(self, *names: str, serves: bool = True, cache: str = "") -> Swarm:
         for name in names:
-            pilot = self.pilots.setdefault(name, SwarmPilot(name, serves=serves))
+            if name not in self.pilots:
+                parts = self.caches.setdefault(cache or name, {})
+                self.pilots[name] = SwarmPilot(name, serves=serves, cache=cache, parts=parts)
+            pilot = self.pilots[name]
             has = tuple(x for x in pilot.parts if x in pilot.done)
             address = f"{name}:1" if pilot.serves else ""
             unsaid = self.unsaid.pop(name, [])
-            self.report(name, say.PilotHello(wire.VERSION, SESSION, name, 7, devices(1), objects=has, peer=address))
+            hello = say.PilotHello(
+                wire.VERSION, SESSION, name, 7, devices(1), objects=has, peer=address, cache=pilot.cache
+            )
+            self.report(name, hello)
             self.report(name, *unsaid)
         return self
 
@@ -116,9 +124,13 @@ class Swarm(Desk):
         return self
 
     def evict(self, name: str, ref: ObjectRef) -> Swarm:
-        self.pilots[name].parts.pop(ref.name, None)
-        self.pilots[name].getting.pop(ref.name, None)
-        self.report(name, say.ObjectsGone((ref.name,)))
+        parts = self.pilots[name].parts
+        parts.pop(ref.name, None)
+        for pilot in self.pilots.values():
+            if pilot.parts is parts:
+                pilot.getting.pop(ref.name, None)
+                pilot.done.pop(ref.name, None)
+                self.report(pilot.name, say.ObjectsGone((ref.name,)))
         return self
 
     def wall(self, *names: str) -> None:
@@ -157,6 +169,9 @@ class Swarm(Desk):
         getting = pilot.getting.setdefault(ref.name, Getting(ref))
         getting.failed.clear()  # it would not be told of them again, had they not a new chance
         getting.sources = tuple(str(peer.pilot) for peer in order.peers) + ((ORIGIN,) if order.origin else ())
+        if pilot.complete(ref):  # another pilot has brought it into the cache
+            self._complete(pilot, getting)
+            return
         (readers.add if order.origin else readers.discard)(pilot.name)
         self.most_readers[ref.name] = max(self.most_readers.get(ref.name, 0), len(readers))
         self._go_on(pilot, getting)

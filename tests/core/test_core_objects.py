@@ -23,11 +23,13 @@ Told = tuple[tuple[str, ...], bool]
 class Peers(Cluster):
     """A cluster whose pilots serve each other, and what each was told of an object last."""
 
-    def here(self, *names: str, has: tuple[ObjectRef, ...] = (), serves: bool = True) -> Peers:
+    def here(self, *names: str, has: tuple[ObjectRef, ...] = (), serves: bool = True, cache: str = "") -> Peers:
         for name in names:
             address = f"{name}:7000" if serves else ""
             objects = tuple(ref.name for ref in has)
-            hello = say.PilotHello(wire.VERSION, SESSION, name, 7, devices(1), objects=objects, peer=address)
+            hello = say.PilotHello(
+                wire.VERSION, SESSION, name, 7, devices(1), objects=objects, peer=address, cache=cache
+            )
             self.report(name, hello, numbered=False)
             self.hears(name, to_pilot.PilotWelcome)
         return self
@@ -135,6 +137,32 @@ def test_nobody_is_told_more_than_a_few_times(peers: Peers) -> None:
     limits = Limits()
     assert max(counts) <= 1 + limits.sources
     assert sum(counts) <= 2.5 * len(names)
+
+
+def test_pilots_of_one_cache_get_an_object_once(peers: Peers) -> None:
+    peers.here("p1", "p2", "p3", cache="node7").here("q1").want("p1", "p2", "p3", "q1")
+    assert peers.told("p1") == ((), True)
+    assert peers.told("p2") is peers.told("p3") is None
+    assert peers.told("q1") == (("p1",), False)  # and from none of those that get nothing themselves
+    peers.arrive("p1")
+    assert peers.told("p2") == peers.told("p3") == (("p1",), False)  # it is in their cache
+    peers.arrive("p2").arrive("p3")
+    assert not peers.core.state.transfers.objects[BIG.name].fetches.keys() - {"q1"}
+
+
+def test_another_pilot_of_the_cache_goes_on_when_the_first_is_lost(peers: Peers) -> None:
+    peers.here("p1", "p2", "p3", cache="node7").want("p1", "p2", "p3").forget().lose("p1")
+    assert peers.told("p2") == ((), True)
+    assert peers.told("p3") is None
+    peers.arrive("p2")
+    assert peers.told("p3") == (("p2",), False)
+
+
+def test_what_is_gone_from_the_cache_again_comes_from_elsewhere(peers: Peers) -> None:
+    peers.here("p1", cache="node7", has=(BIG,)).here("p2", cache="node7").here("q1", has=(BIG,)).want("p2")
+    assert peers.told("p2") == (("p1",), False)
+    peers.report("p1", say.ObjectsGone((BIG.name,))).fail("p2", "p1")
+    assert peers.told("p2") == (("q1",), False)
 
 
 # ---- losses

@@ -232,3 +232,8 @@ def test_an_object_that_is_nowhere_fails_the_load(served: FakeManager) -> None:
     assert left.failure is not None
     assert "/nowhere/at/all" in left.failure.message
     assert time.monotonic() - begun < 5
+
+
+def test_pilots_can_tell_that_they_use_one_cache(cache: ObjectCache, tmp_path: Path) -> None:
+    assert ObjectCache(cache.folder, bound_bytes=1000).identity == cache.identity
+    assert ObjectCache(tmp_path / "elsewhere", bound_bytes=1000).identity != cache.identity

@@ -43,11 +43,11 @@ class Transfers(RuleBasedStateMachine):
     # ---- what pilots do
 
     @precondition(lambda self: len(self.swarm.pilots) < MOST_PILOTS)
-    @rule(count=st.integers(1, 4), serves=st.booleans() | st.just(True))
-    def pilots_join(self, count: int, serves: bool) -> None:
+    @rule(count=st.integers(1, 4), serves=st.booleans() | st.just(True), cache=st.sampled_from(("", "", "h1", "h2")))
+    def pilots_join(self, count: int, serves: bool, cache: str = "") -> None:
         names = [f"p{self.count + n}" for n in range(count)]
         self.count += count
-        self.swarm.join(*names, serves=serves)
+        self.swarm.join(*names, serves=serves, cache=cache)
 
     @rule(chance=chances, count=st.integers(1, 8), refs=st.sets(st.sampled_from(REFS), min_size=1))
     def pilots_want(self, chance: Any, count: int, refs: set[ObjectRef]) -> None:
@@ -58,9 +58,7 @@ class Transfers(RuleBasedStateMachine):
     @precondition(lambda self: self.here())
     @rule(chance=chances, ref=st.sampled_from(REFS))
     def pilot_evicts(self, chance: Any, ref: ObjectRef) -> None:
-        pilot = self.swarm.pilots[chance.choice(self.here())]
-        pilot.done.pop(ref.name, None)
-        self.swarm.evict(pilot.name, ref)
+        self.swarm.evict(chance.choice(self.here()), ref)
 
     # ---- what happens to them
 
