@@ -11,6 +11,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from stoker.pilot.taskvine import plan as plans
 from stoker.pilot.taskvine.finding import Programs
 from stoker.pilot.taskvine.plan import Plan
@@ -23,8 +25,14 @@ _LAST_LINES = 10
 class Factory:
     """A running `vine_factory`. `folder` is its own; what it says is in `log_file`."""
 
-    def __init__(self, plan: Plan, programs: Programs, *, port: int, folder: Path, password: Path) -> None:
+    def __init__(
+        self, plan: Plan, programs: Programs, *, port: int, folder: Path, password: Path, log_file: Path
+    ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.log_file = log_file
+        self._orders = folder.parent / "factory.json"
+        self._wanted = 0
+        self.want(plan.least_workers)
         text, script = plans.init_script(plan), None
         if text:
             script = folder.parent / "worker-init.sh"
@@ -38,15 +46,23 @@ class Factory:
             port=port,
             folder=folder,
             password=password,
+            orders=self._orders,
             init_script=script,
             workspace=self._workspace,
         )
-        self.log_file = folder.parent / "factory.log"
         log.info("%s", " ".join(command))
         with self.log_file.open("ab") as out:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=folder
             )
+
+    def want(self, workers: int) -> None:
+        """Have so many workers at least. It looks there every few seconds; those that are too many end when idle."""
+        if workers != self._wanted:
+            self._wanted = workers
+            draft = self._orders.with_suffix(".draft")
+            draft.write_bytes(msgspec.json.encode({"min-workers": workers}))
+            draft.replace(self._orders)
 
     def ended(self) -> str:
         """Why there is no factory any more, in its own words; empty while it runs."""

@@ -68,6 +68,8 @@ class Loop:
         self._workers: dict[str, Worker] = {}
         self._usable = 0
         """Slots for which there is a worker."""
+        self._wanted = plan.least_workers
+        self._busy_at = 0.0
         self._connected = False
         self._greeted_at = 0.0
         self._welcomed_at = 0.0
@@ -139,6 +141,7 @@ class Loop:
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
             self._count_workers()
+            self._scale(now)
             self._pool.look(now)
             if why := self._factory.ended():
                 self._leave(why, within_s=_GRACE_S, code=1)
@@ -186,6 +189,20 @@ class Loop:
             reason = why if usable < self._usable else ""
             self._link.post(DeviceFault(DeviceId(self._devices[place].device), reason))
         self._usable = usable
+
+    def _scale(self, now: float) -> None:
+        """While every slot is taken, want twice as many workers; what is idle for long need not be replaced.
+
+        TaskVine's factory would count the calls that wait, but those wait at our manager, which sends no more than
+        there are slots.
+        """
+        if self._engine.open:
+            self._busy_at = now
+        if self._is_full():
+            self._wanted = min(self._plan.most_workers, max(self._wanted, 2 * len(self._workers)))
+        elif now - self._busy_at > self._plan.idle_s:
+            self._wanted = self._plan.least_workers
+        self._factory.want(self._wanted)
 
     def _greet(self) -> None:
         if not self._devices:

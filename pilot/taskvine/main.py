@@ -70,14 +70,20 @@ def _run(session: SessionFolder, *, site: str, block: str) -> int:
         running=str(running),
         search_path=(os.getcwd(),),
     )
-    factory = Factory(orders, programs, port=engine.port, folder=own / "factory", password=password)
+    factory = Factory(
+        orders,
+        programs,
+        port=engine.port,
+        folder=own / "factory",
+        password=password,
+        log_file=logs / "factory.log",
+    )
     link = ManagerLink(session, pilot=pilot)
     pool = Pool(engine, link.post, setup=setup)
     try:
         return Loop(link, pool, engine, factory, plan=orders, name=Name(pilot, block, str(logs))).run()
     finally:
-        for folder in (running, own / "factory"):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def _password(session: SessionFolder) -> Path:

@@ -59,16 +59,19 @@ def factory_command(
     port: int,
     folder: Path,
     password: Path,
+    orders: Path,
     init_script: Path | None = None,
     workspace: Path | None = None,
 ) -> list[str]:
-    """The command line of `vine_factory`. `folder` is its scratch folder; `init_script` runs before each worker;
-    `workspace` is where workers of this machine keep their files."""
+    """The command line of `vine_factory`. `folder` is its scratch folder, `orders` a file in which it is told
+    later how many workers are wanted. `init_script` runs before each worker; `workspace` is where workers of this
+    machine keep their files."""
     options = {
         "batch-type": plan.batch,
         "worker-binary": worker,
         "scratch-dir": str(folder),
         "password": str(password),
+        "config-file": str(orders),
         "factory-period": str(FACTORY_PERIOD_S),
         "min-workers": str(plan.least_workers),
         "max-workers": str(plan.most_workers),

@@ -19,8 +19,8 @@ engine = "taskvine"
 
 [pilot]
 devices = "cpu:2"
-max_blocks = {workers}
-init_blocks = {workers}
+init_blocks = {first}
+max_blocks = {most}
 """
 
 
@@ -40,12 +40,12 @@ class Pool:
         return "".join(path.read_text() for path in self.session.folder.glob("pilots/*/pilot.log"))
 
 
-def _load(folder: Path, *, workers: int) -> Iterator[Pool]:
+def _load(folder: Path, *, first: int, most: int) -> Iterator[Pool]:
     world = World(folder)
     before = {name: os.environ.get(name) for name in world.environ}
     os.environ.update(world.environ)
     site = world.path / "site.toml"
-    site.write_text(SITE.format(workers=workers))
+    site.write_text(SITE.format(first=first, most=most))
     try:
         with stoker.load(str(site), run_dir=str(world.runs)) as session:
             yield Pool(world, session)
@@ -72,10 +72,16 @@ def taskvine() -> None:
 @pytest.fixture(scope="module")
 def pool(taskvine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A session over one worker with two slots, for the tests of one file, which must leave it as they found it."""
-    yield from _load(tmp_path_factory.mktemp("pool"), workers=1)
+    yield from _load(tmp_path_factory.mktemp("pool"), first=1, most=1)
 
 
 @pytest.fixture
 def two_workers(taskvine: None, tmp_path: Path) -> Iterator[Pool]:
     """A session over two workers, for one test that breaks it."""
-    yield from _load(tmp_path / "world", workers=2)
+    yield from _load(tmp_path / "world", first=2, most=2)
+
+
+@pytest.fixture
+def growing(taskvine: None, tmp_path: Path) -> Iterator[Pool]:
+    """A session over one worker, for one test that makes it two."""
+    yield from _load(tmp_path / "world", first=1, most=2)

@@ -1,4 +1,4 @@
-"""Workers and the pool itself are killed while calls run: every call has its result."""
+"""Workers come, and are killed while calls run, and so is the pool itself: every call has its result."""
 
 from __future__ import annotations
 
@@ -56,3 +56,13 @@ def test_a_pool_that_is_killed_is_started_again(two_workers, tmp_path):
 
     run_while(tmp_path / "began", kill_pool)
     assert two_workers.session.status().lost_pilots == 1
+
+
+def test_a_full_pool_gets_more_workers(growing, tmp_path):
+    began = tmp_path / "began"
+    began.mkdir()
+    assert len(until(growing.workers, limit_s=60)) == 1
+    for number in range(200):
+        work(number, str(began))
+    until(lambda: len(growing.workers()) == 2, limit_s=60, why="a second worker")
+    until(lambda: {device.fault for device in growing.session.status().pilots[0].devices} == {""}, limit_s=60)

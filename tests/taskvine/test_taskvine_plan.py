@@ -63,6 +63,7 @@ def command(made: plan.Plan, **more) -> list[str]:
         port=9123,
         folder=Path("/s/factory"),
         password=Path("/s/keys/taskvine"),
+        orders=Path("/s/factory.json"),
         **more,
     )
 
