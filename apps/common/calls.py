@@ -115,5 +115,6 @@ def session_line(session: Session) -> str:
 
 
 def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFacts]:
-    """What to ask for the facts of these contexts in a session."""
-    return lambda: context_facts(session.status(), keys=keys)
+    """What to ask for the facts of these contexts in a session, from now on."""
+    before = context_facts(session.status(), keys=keys)
+    return lambda: context_facts(session.status(), keys=keys).since(before)

@@ -35,6 +35,15 @@ class ContextFacts(msgspec.Struct, frozen=True):
         """Calls that did not have to wait for a load of their own."""
         return max(0, self.calls - self.loads)
 
+    def since(self, before: ContextFacts) -> ContextFacts:
+        """Without what had been done `before`: a session that was joined may have done much."""
+        return msgspec.structs.replace(
+            self,
+            loads=self.loads - before.loads,
+            load_total_s=self.load_total_s - before.load_total_s,
+            calls=self.calls - before.calls,
+        )
+
 
 def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
     """The facts of the contexts with these recipe keys."""

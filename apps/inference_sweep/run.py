@@ -193,6 +193,7 @@ def _infer(
         with stoker.load(options.site or None) as session:
             screen.line(session_line(session))
             ask = facts_of(session, {recipe.key for recipe in recipes.values()})
+            ask_one = {name: facts_of(session, {recipe.key}) for name, recipe in recipes.items()}
             jobs = []
             for name, recipe in recipes.items():
                 mine = [number for number, call in enumerate(calls) if call.combination.model.name == name]
@@ -206,7 +207,7 @@ def _infer(
                     progress.advance(log.append(make_records(calls[written.number], written)))
                     infer_s += written.infer_s
             facts = ask()
-            by_model = {name: facts_of(session, {recipe.key})() for name, recipe in recipes.items()}
+            by_model = {name: ask_about() for name, ask_about in ask_one.items()}
     wall_s, made = time.perf_counter() - begun, len(log) - kept
     if not made:
         return {"attempt": {"inferences": 0, "kept": kept}}, [f"  nothing was left to infer: {kept} were there"]

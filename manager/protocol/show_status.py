@@ -17,6 +17,7 @@ from stoker.manager.protocol.to_client import (
 from stoker.units import show_bytes, show_seconds
 
 _BAR = 8
+_SHOWN_STEM = 13
 
 
 def render(status: Status, *, over: bool = False) -> list[str]:
@@ -78,8 +79,15 @@ def _kinds(pilots: Sequence[PilotStatus]) -> str:
 
 def _objects(objects: Sequence[ObjectStatus]) -> list[str]:
     """Objects that have travelled or do, and what was read of them where."""
-    width = max((len(each.name) for each in objects), default=0)
-    return ["   ".join([each.name.ljust(width), *_travels(each)]) for each in objects]
+    names = [_short(each.name) for each in objects]
+    width = max(map(len, names), default=0)
+    return ["   ".join([name.ljust(width), *_travels(each)]) for name, each in zip(names, objects, strict=True)]
+
+
+def _short(name: str) -> str:
+    """An object's name, without most of its digest: `file-f65dedc2….gguf`."""
+    stem, dot, suffix = name.partition(".")
+    return f"{stem[:_SHOWN_STEM]}…{dot}{suffix}" if len(stem) > _SHOWN_STEM + 8 else name
 
 
 def _travels(each: ObjectStatus) -> Iterator[str]:
@@ -92,7 +100,7 @@ def _travels(each: ObjectStatus) -> Iterator[str]:
 def _troubles(status: Status) -> list[str]:
     """What is wrong just now, a line each."""
     lines = [f"{source}: {text}" for source, text in status.trouble.items()]
-    lines += [f"{each.name}: {each.trouble}" for each in status.objects if each.trouble]
+    lines += [f"{_short(each.name)}: {each.trouble}" for each in status.objects if each.trouble]
     return lines + [
         f"{pilot.pilot} {device.device} is quarantined: {device.fault}"
         for pilot in status.pilots

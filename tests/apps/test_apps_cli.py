@@ -160,3 +160,11 @@ def test_the_commands_start_without_a_gpu_library():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_facts_of_a_session_that_was_joined_leave_out_what_was_done_before() -> None:
+    before = ContextFacts(names=("llm-a",), hot=1, loads=2, load_total_s=8.0, calls=30, devices=1)
+    after = ContextFacts(names=("llm-a",), hot=2, loads=3, load_total_s=12.0, calls=37, devices=2)
+    mine = after.since(before)
+    assert (mine.loads, mine.load_s, mine.calls, mine.found_hot) == (1, 4.0, 7, 6)
+    assert (mine.hot, mine.devices) == (2, 2)

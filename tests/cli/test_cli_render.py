@@ -115,15 +115,18 @@ def test_what_is_wrong_stands_in_the_picture() -> None:
     going = msgspec.structs.replace(
         NODE, devices=(sick, NODE.devices[1]), state="draining", draining="calls take 40 s, its walltime ends in 30 s"
     )
-    fetched = ObjectStatus("file-7f3a", 7_100_000_000, 4, 2, 7_100_000_000, 21_300_000_000, "peers cannot reach n021")
+    fetched = ObjectStatus(
+        f"file-{'7f3a9c21' * 8}.gguf", 7_100_000_000, 4, 2, 7_100_000_000, 21_300_000_000, "peers cannot reach n021"
+    )
     one = msgspec.structs.replace(
         NOTHING, pilots=(going,), objects=(fetched,), trouble={"backfill": "sbatch has not answered for 30 s"}
     )
     assert status.render(one)[2:] == [
         "  pilots    1 draining (2 a10)",
-        "  objects   file-7f3a   7.1 GB   on 4 pilots, 2 get it   7.1 GB read from its source, 21.3 GB from peers",
+        "  objects   file-7f3a9c21….gguf   7.1 GB   on 4 pilots, 2 get it"
+        "   7.1 GB read from its source, 21.3 GB from peers",
         "  trouble   backfill: sbatch has not answered for 30 s",
-        "            file-7f3a: peers cannot reach n021",
+        "            file-7f3a9c21….gguf: peers cannot reach n021",
         "            n014-ab12 cuda:0 is quarantined: gave a wrong matrix product, twice",
         "",
         "  n014-ab12  cuda:0 a10  -  ▇▇▇▇▇▇▁▁ 18.0 GB of 24.0 GB  walltime 1 h 4 min  2.9 calls/s  quarantined",
