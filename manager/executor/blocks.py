@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
-import sys
-import sysconfig
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
 from parsl.providers import LocalProvider
 from parsl.providers.base import ExecutionProvider
 
-from stoker.config import Pilot, Site
+from stoker.config import Site
 from stoker.errors import SessionError
+from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.manager.protocol.session import SessionFolder
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 STATUS_LIMIT_S = 2.0
 PILOT_END_S = 5.0
 """How long pilots on this machine have to end by themselves."""
+FACTORY_START_S = 10.0
+LOCK_FREE_S = 2.0
+"""A factory that has not begun for so long, or has let go of its lock, will not say that it is done."""
 _LAST_LINES = 20
 
 
@@ -132,18 +136,32 @@ def workers_per_node(site: Site) -> int:
     return 1 if devices == "gpu" else len(os.sched_getaffinity(0))
 
 
-def pilot_options(pilot: Pilot) -> list[str]:
-    """What a site says of its pilots, as options of the pilot's command."""
-    options = ["--devices", pilot.devices, "--cache-size", f"{int(pilot.cache_bytes)} B"]
-    return [*options, "--scratch", os.path.expanduser(pilot.scratch)] if pilot.scratch else options
+def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
+    """Wait until the factory of a session that is over has seen its jobs go; say so if that takes too long.
+
+    One that was killed is started again, and takes a moment until it is there.
+    """
+    until = time.monotonic() + limit_s
+    there_by = time.monotonic() + FACTORY_START_S
+    left = folder.path / JOBS_LEFT
+    while not left.exists():
+        now = time.monotonic()
+        if _is_locked(folder.path / "factory.lock"):
+            there_by = now + LOCK_FREE_S
+        if now > min(until, there_by):
+            logger.warning("jobs of this session may still be there: %s", folder.path / "factory.log")
+            return
+        time.sleep(0.05)
+    if jobs := left.read_text().strip():
+        logger.warning("jobs of this session could not be cancelled, do it by hand: %s", jobs)
 
 
-def python_path() -> str:
-    """What this program can import beyond its environment: a pilot should be able to import it too."""
-    inside = {os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    paths = []
-    for entry in sys.path:
-        path = os.path.realpath(entry or os.getcwd())
-        if os.path.isdir(path) and path not in inside and not path.startswith(os.path.join(sys.base_prefix, "lib")):
-            paths.append(path)
-    return os.pathsep.join(dict.fromkeys([*paths, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+def _is_locked(file: Path) -> bool:
+    try:
+        with file.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False

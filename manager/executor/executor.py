@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -29,32 +27,39 @@ from parsl.executors.status_handling import BlockProviderExecutor
 from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
 from parsl.monitoring.radios.base import RadioConfig
 from parsl.monitoring.radios.filesystem import FilesystemRadio
-from parsl.providers import LocalProvider
 from parsl.providers.base import ExecutionProvider
 
 from stoker.config import Site, load_site
-from stoker.errors import SessionError
-from stoker.manager.executor import blocks, garbage
+from stoker.errors import ConfigError, SessionError
+from stoker.manager.environment.preparing import prepare
+from stoker.manager.executor import blocks, detached, engines, garbage
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants, Preparer
-from stoker.manager.executor.processes import ManagerProcess, make_folder, new_session_id, register
+from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
+from stoker.manager.factory.pilot_command import pilot_command, python_path
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
 from stoker.manager.protocol.to_manager import EndSession, ReleaseBlock, WantPilots
+from stoker.site import Engine
+from stoker.site_files import load_sites, write_sites
 
 logger = logging.getLogger(__name__)
 
 START_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 END_LIMIT_S = 10.0
+FACTORY_LIMIT_S = 40.0
+"""How long the jobs of batch systems have to be gone; the factory itself gives up a little earlier."""
 
 
 class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is untyped
     """A Parsl executor whose pilots keep contexts hot between calls.
 
     - `site`: a site file, a Site, or None for this machine. `provider`: any Parsl provider; it overrides the site's.
+      Blocks at a batch system that a site file names are the manager's business (its factory's), and none of Parsl's.
+    - `session`: join a session that is up (`stoker up`), by its id or folder. It goes on when this program ends.
     - `working_dir`: where calls without a context run (default: the folder of the program).
     - `drain_s`: how long a block that is scaled in may go on with the calls that it runs.
     - `block_error_handler`: as Parsl's; True is described above, False ignores failed blocks.
@@ -68,21 +73,25 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         label: str = "stoker",
         provider: ExecutionProvider | None = None,
         *,
+        session: str | os.PathLike[str] = "",
         working_dir: str | None = None,
         storage_access: Sequence[Staging] | None = None,
         drain_s: float = 60.0,
         block_error_handler: bool | Callable[[BlockProviderExecutor, dict[str, JobStatus]], None] = True,
         remote_monitoring_radio: RadioConfig | None = None,
     ) -> None:
-        self.site = load_site(site)
-        pilot = self.site.pilot
+        if session and (site is not None or provider is not None):
+            raise ConfigError("a session that is joined has its sites: leave site and provider away, or the session")
+        self.sites = (load_site(site),) if provider is not None else load_sites(site)
+        self.site = self.sites[0]
+        engines.check(self.sites, provider=provider)
+        self._joins = os.fspath(session)
+        batch = len(self.sites) > 1 or not self.site.is_local
+        self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
+        if provider is None and not session and not self._by_factory:
+            provider = engines.local_provider(self.site)
         super().__init__(
-            provider=provider
-            or LocalProvider(
-                init_blocks=pilot.init_blocks,
-                min_blocks=max(pilot.min_blocks, min(1, pilot.init_blocks)),
-                max_blocks=pilot.max_blocks,
-            ),
+            provider=provider,
             block_error_handler=blocks.on_failed_blocks if block_error_handler is True else block_error_handler,
         )
         self.label = label
@@ -94,7 +103,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.seen_blocks: set[str] = set()
         self._manager: ManagerProcess | None = None
         self._link: Link | None = None
-        self._preparer = Preparer()
+        self._preparer = Preparer(lambda wants: engines.check_wants(self.site, wants))
         self._call_folder = ""
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
@@ -123,40 +132,52 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     # ---- start and end
 
     def start(self) -> None:
-        """Start the manager, connect to it, and start the initial blocks. Raises SessionError."""
+        """Join the session, or start its manager and the initial blocks, and connect to it. Raises SessionError."""
         super().start()
         self._call_folder = os.path.abspath(self.working_dir or os.getcwd())
-        self.folder = SessionFolder(Path(self.run_dir) / self.label)
-        make_folder(self.folder)
-        patience = self.site.session
-        self._manager = ManagerProcess(
-            self.folder,
-            on_lost=self._manager_lost,
-            options=[
-                *("--name", new_session_id()),
-                *("--heartbeat", f"{patience.heartbeat_s:g}"),
-                *("--pilot-lease", f"{patience.lease_s:g}"),
-            ],
-        )
         try:
-            self._manager.wait_listening(START_LIMIT_S)
-            register(self.folder)
-            self._link = Link(self.folder)
-            self._start_blocks()
-            self._link.wait_joined(START_LIMIT_S)
+            if self._joins:
+                self.folder, self.site = detached.find(self._joins)
+                self._link = Link(self.folder)
+            else:
+                self._start_session()
+            self.link.wait_joined(START_LIMIT_S)
         except BaseException:
             self.shutdown()
             raise
         garbage.calm()
         self._calm = True
 
+    def _start_session(self) -> None:
+        self.folder = SessionFolder(Path(self.run_dir) / self.label)
+        make_folder(self.folder)
+        engines.prepare(self.folder, self.sites)
+        if self._by_factory:
+            write_sites(self.folder.sites, self.sites, python_path=python_path())
+        prepare(self.folder, self.sites)
+        options = ["--name", new_session_id(), *manager_options(self.sites)]
+        self._manager = ManagerProcess(self.folder, on_lost=self._manager_lost, options=options)
+        self._manager.wait_listening(START_LIMIT_S)
+        register(self.folder)
+        self._link = Link(self.folder)
+        self._start_blocks()
+
     def shutdown(self) -> None:
-        """End the session: calls that are left are cancelled, pilots and manager end, nothing is left behind."""
+        """End the session: calls that are left are cancelled, pilots and manager end, nothing is left behind. Of a
+        session that was joined only this program's calls end."""
         if self._stopped or os.getpid() != self._pid:  # a forked child of the program ends nothing of it
             return
         self._stopped = True
         if self._calm:
             garbage.restore()
+        if not self._joins:
+            self._end_session()
+        elif self._link is not None:
+            self._link.leave(END_LIMIT_S)
+            self._link.close()
+        super().shutdown()
+
+    def _end_session(self) -> None:
         if self._manager is not None:
             self._manager.expect_end()
         if self._starting is not None:
@@ -170,10 +191,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if self._manager is not None:
             # One that was never told of the end (nobody was connected to it yet) need not be waited for.
             self._manager.end(grace_s=END_LIMIT_S / 2 if self._link is not None else 0)
+        if self._by_factory and self.folder is not None:
+            blocks.wait_for_factory(self.folder, limit_s=FACTORY_LIMIT_S)
         if self._link is not None:
             self._link.close()
             blocks.remove_objects(self._link.folder)
-        super().shutdown()
 
     def _start_blocks(self) -> None:
         """In a thread of its own: Ctrl-C must not come between a job's submission and the note of its id."""
@@ -310,8 +332,4 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     def _get_launch_command(self, block_id: str) -> str:
         """The shell command of a pilot. Nothing secret is in it: the keys lie in the session folder."""
-        path = blocks.python_path()
-        words = ["env", f"PYTHONPATH={path}"] if path else []
-        words += [sys.executable, "-P", "-m", "stoker.pilot.main"]
-        words += ["--session", str(self.link.folder.path), "--block", block_id]
-        return shlex.join([*words, *blocks.pilot_options(self.site.pilot)])
+        return pilot_command(self.site, folder=self.link.folder, block=block_id, python_path=python_path())
