@@ -62,14 +62,7 @@ def get(packages: dict[str, Any], archive: Path, *, session: Path) -> None:
 def _from_peers(name: str, archive: Path, *, seed: str, key: bytes) -> None:
     shelf = _Shelf(name)
     draft = archive.with_name(f".{archive.name}.draft")
-    reasons: list[str] = []
-    fetch = Fetch(
-        name,
-        draft,
-        means=Means(key=key),
-        begun=shelf.hold,
-        lost=lambda source, why: reasons.append(f"{source}: {why}"),
-    )
+    fetch = Fetch(name, draft, means=Means(key=key), begun=shelf.hold)
     server = Server(shelf, key=key, host=wire.route_to(wire.split_address(seed)[0]))
     over = threading.Event()
 
@@ -85,8 +78,6 @@ def _from_peers(name: str, archive: Path, *, seed: str, key: bytes) -> None:
     try:
         threading.Thread(target=keep_meeting, name="starter-meet", daemon=True).start()
         fetch.run(alone_s=_ALONE_S)
-    except wire.PeerError as error:
-        raise wire.PeerError("; ".join([str(error), *dict.fromkeys(reasons)])) from error
     finally:
         over.set()
         server.close()

@@ -94,7 +94,8 @@ class Fetch:
                 with self._lock:
                     alone_at = now if self._workers or self._telling else alone_at
                 if now - alone_at > alone_s:
-                    board.end(PeerError("; ".join([f"no source of {board.name} is left", *self._reasons])))
+                    why = dict.fromkeys([f"no source of {board.name} is left", *self._reasons])
+                    board.end(PeerError("; ".join(why)))
                 if now - board.moved_at > STALL_S:
                     self._stalled(now)
         finally:
