@@ -18,7 +18,18 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import awareness, fact_batches, manager_core, noop, recovery, taskvine, transfers, vanishing, zygote
+from benchmarks import (
+    awareness,
+    fact_batches,
+    manager_core,
+    noop,
+    preemption,
+    recovery,
+    taskvine,
+    transfers,
+    vanishing,
+    zygote,
+)
 from benchmarks.paired import ROOT, machine
 from benchmarks.table import Table, passes, show
 
@@ -29,6 +40,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     awareness.NAME: (awareness.TITLE, awareness.measure),
     zygote.NAME: (zygote.TITLE, zygote.measure),
     transfers.NAME: (transfers.TITLE, transfers.measure),
+    preemption.NAME: (preemption.TITLE, preemption.measure),
     manager_core.EVENTS: (manager_core.EVENTS_TITLE, manager_core.events),
     manager_core.MEMORY: (manager_core.MEMORY_TITLE, manager_core.memory),
     recovery.MANY: (recovery.MANY_TITLE, recovery.many_pilots),

@@ -40,19 +40,16 @@ class Pusher(threading.Thread):
 
     def __init__(self, cluster: Cluster, *, seed: int) -> None:
         super().__init__(daemon=True)
-        self.pushed = 0
         self._cluster = cluster
         self._chance = random.Random(seed)
         self._over = threading.Event()
 
     def run(self) -> None:
         while not self._over.wait(EVERY_S):
-            names = {line[0] for line in self._cluster.queue("--states=RUNNING", "--partition=backfill")}
-            nodes = sorted(self._cluster.job(job).get("NodeList", "") for job in names)
-            if nodes:
+            jobs = [line[0] for line in self._cluster.queue("--states=RUNNING", "--partition=backfill")]
+            if nodes := sorted(filter(None, (self._cluster.job(job).get("NodeList") for job in jobs))):
                 options = ("--partition=main", "--exclusive", f"--nodelist={self._chance.choice(nodes)}")
                 self._cluster.submit(f"sleep {PUSHED_S}", *options)
-                self.pushed += 1
 
     def stop(self) -> None:
         self._over.set()
@@ -109,6 +106,9 @@ def measure(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str
         meter.stop()
         pusher.stop()
         status = session.status()
+        preempted = sum(int(line[-1]) for line in cluster.queue("--partition=backfill"))
+    if preempted < seconds / EVERY_S / 2 - 1:
+        raise RuntimeError(f"only {preempted} pilots were preempted in {seconds:.0f} s")
     if results != list(range(calls)) or status.failed:
         raise RuntimeError(f"{len(results)} results of {calls} calls, {status.failed} failed")
     return {
@@ -116,7 +116,7 @@ def measure(cluster: Cluster, place: Path, *, calls: int, seed: int) -> dict[str
         "pilot_s": meter.pilot_s,
         "seconds": seconds,
         "call_s": CALL_S,
-        "preempted": pusher.pushed,
+        "preempted": preempted,
         "lost_pilots": status.lost_pilots,
         "rerun_calls": status.rerun_calls,
     }
