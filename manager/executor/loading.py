@@ -8,11 +8,13 @@ retries (a lost pilot never costs one, so what is left to retry is the user's ow
 from __future__ import annotations
 
 import atexit
+import contextlib
 import html
 import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +25,7 @@ from parsl.dataflow.dflow import DataFlowKernelLoader
 from stoker import __version__
 from stoker.config import Site
 from stoker.errors import ConfigError, SessionError
+from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.mapping import interrupt_open
 from stoker.manager.protocol.session import SessionFolder
@@ -30,11 +33,14 @@ from stoker.manager.protocol.to_client import Status, Story
 
 _current: Session | None = None
 _lock = threading.Lock()
+SLOW_S = 1.0
+"""What takes longer is said, if somebody watches."""
 
 
 def load(
     site: str | os.PathLike[str] | Site | None = None,
     *,
+    session: str | os.PathLike[str] = "",
     provider: Any = None,
     label: str = "stoker",
     run_dir: str = "runinfo",
@@ -45,14 +51,20 @@ def load(
 ) -> Session:
     """Load a site and start its pilots: `with stoker.load("site.toml") as session: ...`.
 
-    Without a site: this machine. `options` go to `parsl.config.Config`; sessions keep their folders in `run_dir`.
+    Without a site: this machine. `session` joins one that is up (`stoker up`) instead, by its id or folder, and leaves
+    it up at the end; so does the environment variable STOKER_SESSION where no site is named.
+    `options` go to `parsl.config.Config`; sessions keep their folders in `run_dir`.
     In a notebook, without `with`: `session = stoker.load()`, and `session.stop()` at the end.
     Raises SessionError when a session is loaded already or cannot start, ConfigError for a wrong site or option.
     """
     global _current
     with _lock:
         _refuse_second()
-        executor = StokerExecutor(site, label=label, provider=provider, working_dir=working_dir, drain_s=drain_s)
+        if site is None and provider is None:
+            session = session or os.environ.get(JOINS, "")
+        executor = StokerExecutor(
+            site, label=label, provider=provider, session=session, working_dir=working_dir, drain_s=drain_s
+        )
         defaults: dict[str, Any] = {"initialize_logging": False, "usage_tracking": 0, "strategy": "simple"}
         try:
             config = Config(executors=[executor], run_dir=run_dir, retries=retries, **{**defaults, **options})
@@ -61,7 +73,8 @@ def load(
         try:
             _current = Session(parsl.load(config), executor)
         except BaseException:  # Ctrl-C too: what was started ends now, not when the manager misses its client
-            _abandon(executor)
+            with _said_when_slow("stoker: the session that was starting is being ended"):
+                _abandon(executor)
             raise
     return _current
 
@@ -138,15 +151,17 @@ class Session:
         return story
 
     def stop(self) -> None:
-        """End the session: calls that are left are cancelled, pilots end, Parsl is cleared. Twice is no error."""
+        """End the session: calls that are left are cancelled, pilots end, Parsl is cleared. Twice is no error. Of a
+        session that was joined only this program's calls end."""
         global _current
         if self._over or os.getpid() != self._pid:  # a forked child of the program ends nothing of it
             return
         self._over = True
         atexit.unregister(self.stop)
         try:
-            if not self._kernel.cleanup_called:
-                self._kernel.cleanup()
+            with _said_when_slow(f"stoker: session {self.id} is ending: what loads or runs is being stopped"):
+                if not self._kernel.cleanup_called:
+                    self._kernel.cleanup()
         finally:
             self.executor.shutdown()
             if DataFlowKernelLoader._dfk is self._kernel:
@@ -188,6 +203,21 @@ class Session:
         )
         head = f"stoker {__version__} · site {self.executor.site.name} · session {self.id} · {_line(status)}"
         return f"<p>{html.escape(head)}</p><table>{rows}</table>"
+
+
+@contextlib.contextmanager
+def _said_when_slow(text: str) -> Iterator[None]:
+    """Who watches a terminal hears of what takes longer than a moment."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    timer = threading.Timer(SLOW_S, lambda: sys.stderr.write(f"{text}\n"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _line(status: Status) -> str:
