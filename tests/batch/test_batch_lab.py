@@ -13,8 +13,6 @@ from batch.lab import texts
 from batch.lab.commands import OVER, until
 from batch.lab.shape import Place, Preempt, Shape
 
-SLEEPER = "trap '' TERM; while :; do sleep 0.2; done"
-
 
 def test_a_job_sees_the_gpus_that_it_was_granted(slurm, tmp_path):
     out = tmp_path / "out"
@@ -39,15 +37,6 @@ def test_a_hung_slurmctld_answers_when_it_goes_on(slurm):
         slurm.run("squeue", limit_s=1)
     slurm.thaw("slurmctld")
     assert slurm.queue() == []
-
-
-def test_a_killed_slurmctld_is_away_until_it_is_started(slurm):
-    slurm.kill("slurmctld")
-    done = slurm.ask("squeue")
-    assert (done.returncode, "Unable to contact slurm controller" in done.stderr) == (1, True)
-    slurm.start("slurmctld")
-    until(lambda: slurm.ask("scontrol", "ping").returncode == 0, what="slurmctld")
-    slurm.wait(slurm.submit("true"), "COMPLETED")
 
 
 def test_a_cancelled_preempted_job_is_over_and_a_node_may_be_one_of_its_own(make_cluster, tmp_path):

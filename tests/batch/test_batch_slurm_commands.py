@@ -140,7 +140,6 @@ def test_preempted_for_good_lost_with_its_node_or_forgotten(make_cluster, batch_
             gpus=("a10:1", "a10:1", "a10:1"),
             preempt=Preempt.CANCEL,
             accounting=accounting,
-            node_timeout_s=4,
             settings={"MinJobAge": "2"},
         )
     )
@@ -148,11 +147,11 @@ def test_preempted_for_good_lost_with_its_node_or_forgotten(make_cluster, batch_
     jobs = {node: batch.submit(BlockId(f"b{node}")) for node, batch in batches.items()}
     for node, batch in batches.items():
         when(batch, jobs[node], BlockPhase.RUNNING)
-    cluster.crash("n2")
+    cluster.update_node("n2", "DOWN")
     for node in ("n1", "n3"):
         cluster.submit("sleep 100", "--partition=main", "--gres=gpu:1", f"--nodelist={node}")
     assert when(batches["n1"], jobs["n1"], BlockPhase.ENDED).reason == "preempted by Slurm"
-    assert when(batches["n2"], jobs["n2"], BlockPhase.ENDED, limit_s=60).reason == "node failed: n2"
+    assert when(batches["n2"], jobs["n2"], BlockPhase.ENDED).reason == "node failed: n2"
     until(lambda: not cluster.job(jobs["n3"]), limit_s=60, what="slurmctld to forget a job")
     assert when(batches["n3"], jobs["n3"], BlockPhase.ENDED).reason == "preempted by Slurm"
     assert batches["n3"].look(["4711"])["4711"].phase is BlockPhase.ENDED

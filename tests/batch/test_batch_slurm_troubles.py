@@ -36,6 +36,7 @@ def test_a_full_cluster_shows_why_a_block_waits_and_when_it_should_start(slurm, 
         assert waiting.phase == "pending"
         assert waiting.reason in ("Resources", "Priority")
         assert 60 < waiting.expected_in_s <= 7 * 60
+        assert waiting.reason in str(session.status())
         slurm.cancel(*(line[0] for line in slurm.queue("--partition=main")))
         assert call.result(60) == 8
 
