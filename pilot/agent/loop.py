@@ -24,6 +24,7 @@ log = logging.getLogger("stoker.pilot")
 
 _WELCOME_S = 5.0
 _FAREWELL_S = 1.0
+_LEAVING_LOOK_S = 0.1
 _FIRST_CONTACT_S = 60.0
 _PROBE_S = 15.0
 
@@ -88,13 +89,15 @@ class Loop:
 
     def _next_due(self) -> float:
         due = min(self.agent.heartbeat_at, self.agent.leave_by, self.agent.drain_at)
+        if self.agent.leaving:
+            due = min(due, time.monotonic() + _LEAVING_LOOK_S)
         return min(due, self._next_look) if self.agent.libraries or not self.agent.link.connected else due
 
     def _over(self) -> bool:
         agent = self.agent
         if not agent.leaving:
             return False
-        idle = not agent.libraries and not agent.handing_in
+        idle = not agent.libraries and not agent.handing_in and not agent.objects.hands_on(time.monotonic())
         return idle or time.monotonic() > agent.leave_by + 1.0
 
     def _timers(self, now: float) -> None:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stoker.pilot")
 
+HAND_ON_S = 5.0
+"""How long a pilot that could leave goes on serving those who are getting something from it."""
+
 Done = Callable[[dict[str, Pin], str], None]
 """Gets pins by name, and why there is none for some (empty: all are here)."""
 
@@ -91,6 +94,7 @@ class Objects:
         """Whether this pilot sees no file of the session, but for those that came with it."""
         self._session = session
         self.server = _serve(self.shelf, session, self.key)
+        self._stays_until = 0.0
 
     @property
     def peer(self) -> str:
@@ -108,6 +112,13 @@ class Objects:
         """For the hello: everything that is here."""
         self.told = set(self.cache.sizes())
         return tuple(sorted(self.told))
+
+    def hands_on(self, now: float) -> bool:
+        """Whether a pilot that has nothing else to do had better stay a little: others are getting objects from it."""
+        if self.server is None or not self.server.serving:
+            return False
+        self._stays_until = self._stays_until or now + HAND_ON_S
+        return now < self._stays_until
 
     def close(self) -> None:
         """Serve and fetch nothing any more."""

@@ -24,6 +24,7 @@ from stoker.manager.protocol.calls import CallOptions, CallSpec
 from stoker.manager.protocol.session import KeyPair, SessionFolder
 from stoker.manager.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
 from stoker.manager.protocol.to_pilot import Exit, FetchObject, Peer, RunCalls
+from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.client import SEED_FILE, get
 
 KEY = bytes(range(32))
@@ -195,6 +196,23 @@ def test_pilots_of_one_host_share_what_one_of_them_brings(keyed: FakeManager, tm
         assert not twin.wanted
     finally:
         twin.close()
+
+
+def test_one_that_leaves_hands_on_what_it_is_serving(keyed: FakeManager, other: Other, big: ObjectRef) -> None:
+    have(other.manager, big)
+    channel = wire.connect(other.peer.address, key=KEY)
+    channel.send({"op": "open", "object": big.name, "manifest": False})
+    header = channel.receive()
+    assert header["whole"]
+    other.manager.send(Exit(reason="drained", drain=True))
+    other.manager.until(lambda: "leaving" in other.manager.logs())
+    for index in range(3):
+        channel.send({"op": "piece", "index": index})
+        header = channel.receive()
+        channel.receive_body(memoryview(bytearray(header["body"])))
+    assert other.pilot.poll() is None
+    channel.close()
+    other.manager.wait_for(PilotLeaving)
 
 
 # ---- without shared files
