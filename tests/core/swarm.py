@@ -100,7 +100,11 @@ class Swarm(Desk):
     def want(self, *names: str, refs: Iterable[ObjectRef]) -> Swarm:
         refs = tuple(refs)
         for name in names:
-            self.report(name, say.WantObjects(refs))
+            pilot = self.pilots[name]
+            missing = tuple(ref for ref in refs if not pilot.complete(ref))
+            for ref in missing:
+                pilot.getting.setdefault(ref.name, Getting(ref))
+            self.report(name, say.WantObjects(missing))
         return self
 
     def report(self, name: str, *messages: Any) -> None:
@@ -166,7 +170,10 @@ class Swarm(Desk):
             pilot.gave_up.append(ref.name)
             readers.discard(pilot.name)
             return
-        getting = pilot.getting.setdefault(ref.name, Getting(ref))
+        getting = pilot.getting.get(ref.name)
+        if getting is None:  # it is not wanted any more
+            self.report(pilot.name, say.ObjectsGone((ref.name,)))
+            return
         getting.failed.clear()  # it would not be told of them again, had they not a new chance
         getting.sources = tuple(str(peer.pilot) for peer in order.peers) + ((ORIGIN,) if order.origin else ())
         if pilot.complete(ref):  # another pilot has brought it into the cache
@@ -234,11 +241,19 @@ class Swarm(Desk):
         else:
             getting.peer_bytes += PART_BYTES
         if pilot.complete(ref):
-            self._complete(pilot, getting)
+            self._completed(pilot.parts, ref)
+        near = {other.name for other in self.pilots.values() if other.parts is pilot.parts}
         for other in list(self.pilots.values()):
             theirs = other.getting.get(ref.name)
-            if theirs is not None and (other is pilot or pilot.name in theirs.sources):
+            if theirs is not None and (other.name in near or not near.isdisjoint(theirs.sources)):
                 self._go_on(other, theirs)
+
+    def _completed(self, parts: dict[str, set[int]], ref: ObjectRef) -> None:
+        """An object is in a cache: whoever was told to get it there has it."""
+        for pilot in list(self.pilots.values()):
+            getting = pilot.getting.get(ref.name)
+            if pilot.parts is parts and getting is not None and getting.sources:
+                self._complete(pilot, getting)
 
     def _complete(self, pilot: SwarmPilot, getting: Getting) -> None:
         ref = getting.ref

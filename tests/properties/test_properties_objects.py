@@ -52,8 +52,7 @@ class Transfers(RuleBasedStateMachine):
     @rule(chance=chances, count=st.integers(1, 8), refs=st.sets(st.sampled_from(REFS), min_size=1))
     def pilots_want(self, chance: Any, count: int, refs: set[ObjectRef]) -> None:
         for name in chance.sample(self.here(), min(count, len(self.here()))):
-            pilot = self.swarm.pilots[name]
-            self.swarm.want(name, refs=[ref for ref in REFS if ref in refs and ref.name not in pilot.done])
+            self.swarm.want(name, refs=[ref for ref in REFS if ref in refs])
 
     @precondition(lambda self: self.here())
     @rule(chance=chances, ref=st.sampled_from(REFS))
