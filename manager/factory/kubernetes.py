@@ -2,7 +2,8 @@
 
 It needs the `kubernetes` package and an image that has Stoker, and pods that see the session folder at its path. Pods
 are found by their names, which the provider makes from the job's: `stoker-k3v9-b7.1f2e3d4c`. What it does not know of
-a pod (why it waits, how it ended) is read from the pod itself.
+a pod (why it waits, how it ended) is read from the pod itself. It also leaves pods with Kubernetes' default of starting
+again what has ended, for ever: a pod whose pilot has ended once is over here, and is deleted.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class KubernetesBatch:
     def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
         """The present state of these pods. Raises BatchTrouble."""
         pods = self._pods()
-        return {job: _look_of(pods[job]) if job in pods else JobLook(BlockPhase.ENDED, "deleted") for job in jobs}
+        looks = {job: _look_of(pods[job]) if job in pods else JobLook(BlockPhase.ENDED, "deleted") for job in jobs}
+        self.cancel([job for job, look in looks.items() if job in pods and look.phase is BlockPhase.ENDED])
+        return looks
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Delete these pods. Raises BatchTrouble."""
@@ -98,15 +101,16 @@ def _provider_of(given: Provider) -> Any:
 
 def _look_of(pod: Any) -> JobLook:
     """What a pod says of itself."""
-    conditions = [one for one in pod.status.conditions or () if one.status == "False" and one.message]
-    states = [one.state for one in pod.status.container_statuses or ()]
-    phase = _PHASES.get(pod.status.phase)
+    conditions = [one.message for one in pod.status.conditions or () if one.status == "False" and one.message]
+    containers = pod.status.container_statuses or ()
+    ends = [each.state.terminated or each.last_state.terminated for each in containers]
+    codes = [end.exit_code for end in ends if end is not None]
+    phase = BlockPhase.ENDED if codes else _PHASES.get(pod.status.phase, BlockPhase.ENDED)
     if phase is BlockPhase.PENDING:
-        waits = [one.waiting.reason for one in states if one.waiting is not None and one.waiting.reason]
-        return JobLook(phase, "; ".join([*waits, *(one.message for one in conditions)]))
-    if phase is not None:
+        waits = [each.state.waiting.reason for each in containers if each.state.waiting is not None]
+        return JobLook(phase, "; ".join(filter(None, [*waits, *conditions])))
+    if phase is BlockPhase.RUNNING:
         return JobLook(phase, f"on {pod.spec.node_name}" if pod.spec.node_name else "")
-    if pod.status.phase == "Succeeded":
-        return JobLook(BlockPhase.ENDED, "done")
-    codes = [f"exit code {one.terminated.exit_code}" for one in states if one.terminated is not None]
-    return JobLook(BlockPhase.ENDED, "; ".join(filter(None, [pod.status.reason, *codes])) or "failed")
+    if codes:
+        return JobLook(phase, "done" if not any(codes) else f"exit code {max(codes)}")
+    return JobLook(phase, "done" if pod.status.phase == "Succeeded" else pod.status.reason or "failed")

@@ -71,11 +71,16 @@ class SlurmBatch:
                 raise BatchTrouble(f"scancel: {said.words}")
 
     def find(self) -> Mapping[str, BlockId]:
-        """Jobs of this session that Slurm lists, by their id. Raises BatchTrouble."""
+        """Jobs of this session that Slurm lists, by their id. Raises BatchTrouble.
+
+        Jobs that are not ours may be cancelled for it, so that a name is not enough: another session of the same four
+        letters submits in another folder.
+        """
         found = {}
+        ours = os.path.realpath(self._folder).splitlines()[0]
         for row in self._squeue().values():
             block = block_of(row.name, session=self._session)
-            if block is not None:
+            if block is not None and row.folder == ours:
                 found[row.job] = block
                 self._names[row.job] = row.name
         return found

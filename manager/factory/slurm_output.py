@@ -15,7 +15,7 @@ import msgspec
 from stoker.manager.factory.batch import JobLook
 from stoker.manager.protocol.blocks import BlockPhase
 
-SQUEUE = "%i|%T|%r|%S|%N|%j"
+SQUEUE = "%i|%T|%r|%S|%N|%j|%Z"
 SACCT = "JobIDRaw,State,ExitCode,NodeList"
 
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -43,7 +43,7 @@ _NONE = {"", "None", "N/A", "(null)", "Unknown"}
 
 class Row(msgspec.Struct, frozen=True):
     """A job. `state` is Slurm's long word, `exit_code` as `1:0` (code and signal), `start` on the wall clock (0 = not
-    known)."""
+    known), `folder` the one that it was submitted in, or its first line."""
 
     job: str
     state: str
@@ -51,6 +51,7 @@ class Row(msgspec.Struct, frozen=True):
     start: float = 0.0
     nodes: str = ""
     name: str = ""
+    folder: str = ""
     exit_code: str = ""
 
     @property
@@ -63,10 +64,10 @@ def read_squeue(text: str) -> dict[str, Row]:
     """The jobs in what `squeue -h -o SQUEUE` prints."""
     rows = {}
     for line in text.splitlines():
-        fields = line.split("|", 5)
-        if len(fields) == 6 and fields[0]:
-            job, state, reason, start, nodes, name = fields
-            rows[job] = Row(job, state, _known(reason), _wall_clock(start), _known(nodes), name)
+        fields = line.split("|", 6)
+        if len(fields) == 7 and fields[0]:
+            job, state, reason, start, nodes, name, folder = fields
+            rows[job] = Row(job, state, _known(reason), _wall_clock(start), _known(nodes), name, folder)
     return rows
 
 

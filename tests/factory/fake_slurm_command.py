@@ -61,6 +61,7 @@ def sbatch(arguments):
         "state": "PENDING",
         "reason": "Priority",
         "head": said,
+        "folder": os.getcwd(),
     }
     if os.path.exists(os.path.join(FOLDER, "runs")):
         job |= {"state": "RUNNING", "reason": "None", "nodes": "n1", "pid": start(number, script, said)}
@@ -81,7 +82,7 @@ def squeue(arguments):
     shape = next(word.partition("=")[2] for word in arguments if word.startswith("--format="))
     for job in jobs():
         line = shape
-        fields = {"i": "id", "T": "state", "r": "reason", "S": "start", "N": "nodes", "j": "name"}
+        fields = {"i": "id", "T": "state", "r": "reason", "S": "start", "N": "nodes", "j": "name", "Z": "folder"}
         for letter, key in fields.items():
             line = line.replace(
                 f"%{letter}", job.get(key) or ("N/A" if letter == "S" else "None" if letter == "r" else "")

@@ -120,7 +120,7 @@ def test_killed_at_any_moment_nothing_is_submitted_twice(manager: ManagerEnd, sl
         until(slurm.jobs, what="the job")
     else:
         until(lambda: slurm.asked("sbatch"), what="sbatch")
-    slurm.put("900", name="stoker-k3v9-b77", state="RUNNING")
+    slurm.put("900", name="stoker-k3v9-b77", state="RUNNING", folder=str(manager.folder.submit))
     os.kill(factory.pid, signal.SIGKILL)
     factory.wait(10)
     slurm.fault("sbatch")
@@ -207,7 +207,7 @@ def test_a_session_that_ended_while_the_factory_was_away_is_cleared(manager: Man
     """Its predecessor was killed a moment before, and nobody is left to tell it."""
     manager.leave()
     lease.take(lease.lease_file(manager.folder)).release(over="the program is done")
-    slurm.put("900", name="stoker-k3v9-b1", state="RUNNING")
+    slurm.put("900", name="stoker-k3v9-b1", state="RUNNING", folder=str(manager.folder.submit))
     factory = manager.start_factory(wait=False)
     assert manager.ended(factory) == Ending.OVER
     assert slurm.jobs()["900"]["state"] == "CANCELLED"

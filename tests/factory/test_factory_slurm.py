@@ -143,6 +143,7 @@ def test_jobs_are_found_by_their_names_also_by_another_process(
     job = batch.submit(B7)
     slurm.put("900", name="stoker-other-b7", state="RUNNING")
     slurm.put("901", name="somebody's|job", state="RUNNING")
+    slurm.put("902", name="stoker-k3v9-b7", state="RUNNING", folder="/another/session/of/the/same/name")
     another = SlurmBatch(site(), session="k3v9", folder=tmp_path, command=lambda _: "true")
     assert another.find() == {job: B7}
 

@@ -21,16 +21,16 @@ from stoker.manager.protocol.blocks import BlockPhase
 NOW = time.mktime(time.strptime("2026-11-21T10:31:00", "%Y-%m-%dT%H:%M:%S"))
 
 SQUEUE = """\
-88123|PENDING|Priority|2026-11-21T10:42:00||stoker-k3v9-b0
-88124|PENDING|BeginTime|N/A||stoker-k3v9-b1
-88125|RUNNING|None|2026-11-21T10:20:11|n014|stoker-k3v9-b2
-88126|COMPLETING|None|2026-11-21T10:20:11|n[014-015]|stoker-k3v9-b3
-88127|PENDING|ReqNodeNotAvail, UnavailableNodes:n3|N/A||stoker-k3v9-b4
-88128|PREEMPTED|None|2026-11-21T10:20:11|n014|stoker-k3v9-b5
-88129|TIMEOUT|TimeLimit|2026-11-21T09:20:11|n014|stoker-k3v9-b6
-88130|NODE_FAIL|NodeDown|2026-11-21T09:20:11|n014|stoker-k3v9-b7
-88131|COMPLETED|None|2026-11-21T09:20:11|n014|stoker-k3v9-b8
-88132|RUNNING|None|2026-11-21T10:20:11|n014|other|job
+88123|PENDING|Priority|2026-11-21T10:42:00||stoker-k3v9-b0|/home/ana/submit
+88124|PENDING|BeginTime|N/A||stoker-k3v9-b1|/home/ana/submit
+88125|RUNNING|None|2026-11-21T10:20:11|n014|stoker-k3v9-b2|/home/ana/submit
+88126|COMPLETING|None|2026-11-21T10:20:11|n[014-015]|stoker-k3v9-b3|/home/ana/submit
+88127|PENDING|ReqNodeNotAvail, UnavailableNodes:n3|N/A||stoker-k3v9-b4|/home/ana/submit
+88128|PREEMPTED|None|2026-11-21T10:20:11|n014|stoker-k3v9-b5|/home/ana/submit
+88129|TIMEOUT|TimeLimit|2026-11-21T09:20:11|n014|stoker-k3v9-b6|/home/ana/submit
+88130|NODE_FAIL|NodeDown|2026-11-21T09:20:11|n014|stoker-k3v9-b7|/home/ana/submit
+88131|COMPLETED|None|2026-11-21T09:20:11|n014|stoker-k3v9-b8|/home/ana/submit
+88132|RUNNING|None|2026-11-21T10:20:11|n014|other|job|/home/ana
 slurm_load_jobs: warning that is no job
 """
 
@@ -55,8 +55,10 @@ def test_squeue() -> None:
     assert all(looks[job].phase is BlockPhase.ENDED for job in ends)
 
 
-def test_a_name_with_a_bar_is_a_name() -> None:
-    assert read_squeue(SQUEUE)["88132"].name == "other|job"
+def test_a_strange_name_is_none_of_ours() -> None:
+    rows = read_squeue(SQUEUE)
+    assert block_of(rows["88132"].name, session="k3v9") is None
+    assert (rows["88131"].name, rows["88131"].folder) == ("stoker-k3v9-b8", "/home/ana/submit")
 
 
 def test_sacct() -> None:

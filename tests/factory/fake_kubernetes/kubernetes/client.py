@@ -1,0 +1,39 @@
+from types import SimpleNamespace
+
+PODS = {}
+TROUBLE = []
+
+
+class ApiException(Exception):
+    def __init__(self, status, reason):
+        super().__init__(f"({status})\nReason: {reason}\n")
+        self.status, self.reason = status, reason
+
+
+class _Model(SimpleNamespace):
+    pass
+
+
+V1EnvVar = V1ResourceRequirements = V1Container = V1ContainerPort = V1ObjectMeta = V1PodSpec = V1Pod = _Model
+V1DeleteOptions = V1SecurityContext = V1VolumeMount = V1Volume = V1LocalObjectReference = _Model
+
+
+class CoreV1Api:
+    def create_namespaced_pod(self, *, namespace, body):
+        self._answer()
+        body.spec.node_name = ""
+        body.status = SimpleNamespace(phase="Pending", reason="", conditions=[], container_statuses=None)
+        PODS[body.metadata.name] = body
+        return body
+
+    def list_namespaced_pod(self, *, namespace, _request_timeout):
+        self._answer()
+        return SimpleNamespace(items=list(PODS.values()))
+
+    def delete_namespaced_pod(self, *, name, namespace, body):
+        self._answer()
+        return PODS.pop(name)
+
+    def _answer(self):
+        if TROUBLE:
+            raise TROUBLE[0]

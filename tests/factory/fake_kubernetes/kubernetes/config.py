@@ -1,0 +1,6 @@
+class ConfigException(Exception):
+    pass
+
+
+def load_kube_config():
+    pass

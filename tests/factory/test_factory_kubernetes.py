@@ -1,0 +1,51 @@
+"""Kubernetes, over as much of its package as Parsl's provider uses. Not tried against a cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.manager.factory.batch import SubmissionRefused
+from stoker.manager.factory.batches import make_batch
+from stoker.manager.protocol.session import SessionFolder
+from stoker.site import Provider, ProviderKind, Site
+
+FAKE = Path(__file__).with_name("fake_kubernetes")
+
+
+def test_a_block_is_a_pod(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, str(FAKE / "scenario.py"), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(FAKE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1]) == {
+        "pod": ["stoker-k3v9-b7", "registry/stoker:1", "2"],
+        "runs a pilot": True,
+        "found": "b7",
+        "waits": ["pending", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."],
+        "runs": ["running", "on n1"],
+        "started again by Kubernetes": ["ended", "exit code 3"],
+        "deleted then": True,
+        "gone": ["ended", "deleted"],
+        "cancelled": True,
+        "Kubernetes: Forbidden": "SubmissionRefused",
+        "Kubernetes: Service Unavailable": "BatchTrouble",
+        "Kubernetes: no route": "BatchTrouble",
+    }
+
+
+@pytest.mark.skipif(importlib.util.find_spec("kubernetes") is not None, reason="the kubernetes package is here")
+def test_the_package_that_is_missing_is_named(folder: SessionFolder) -> None:
+    site = Site(name="lab", provider=Provider(kind=ProviderKind.KUBERNETES, image="i"))
+    with pytest.raises(SubmissionRefused, match=r'pip install "parsl\[kubernetes\]"'):
+        make_batch(site, session="k3v9", folder=folder)

@@ -1,0 +1,109 @@
+"""A program on a site with a batch system: the whole way, with a fake Slurm that runs its jobs on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from factory.fake_slurm import FakeSlurm
+from live.peers import until
+
+import stoker
+
+SITE = """
+name = "lab"
+sites = [{more}]
+[provider]
+kind = "slurm"
+poll = "0.3 s"
+command_limit = "10 s"
+{provider}
+[pilot]
+devices = "cpu:1"
+[session]
+heartbeat = "1 s"
+lease = "30 s"
+interface = "127.0.0.1"
+[policy]
+provisioning = "fixed"
+"""
+LOCAL = 'name = "here"\n[pilot]\ndevices = "cpu:1"\n'
+
+
+def site(folder: Path, *, more: str = "", provider: str = "") -> Path:
+    (folder / "lab.toml").write_text(SITE.format(more=more, provider=provider))
+    return folder / "lab.toml"
+
+
+@stoker.app()
+def block_of_this(seconds=0.0):
+    import time
+
+    import psutil
+
+    time.sleep(seconds)
+    words = next(parent.cmdline() for parent in psutil.Process().parents() if "stoker.pilot.main" in parent.cmdline())
+    return words[words.index("--block") + 1], "--source" in words
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if str(folder) in " ".join(words) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def test_calls_run_in_blocks_and_nothing_is_left(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.run_jobs()
+    with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
+        assert block_of_this().result(120) == ("b1", True)
+        until(lambda: session.status(30).jobs[0].reason == "on n1", what="news of the block", seconds=60)
+        [block] = session.status(30).jobs
+        assert (block.phase, block.source) == ("running", "lab")
+        assert slurm.jobs()[block.job]["name"] == f"stoker-{session.id}-b1"
+    assert {job["state"] for job in slurm.jobs().values()} <= {"CANCELLED", "COMPLETED"}
+    until(lambda: not processes_of(session.folder), what="the end of all that belonged to the session", seconds=30)
+    assert (session.folder / "jobs-left").read_text() == ""
+
+
+def test_two_sites_in_one_session(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.run_jobs()
+    (tmp_path / "here.toml").write_text(LOCAL)
+    with stoker.load(site(tmp_path, more='"here.toml"'), run_dir=str(tmp_path / "runs")) as session:
+        until(lambda: len(session.status(30).pilots) == 2, what="both pilots", seconds=120)
+        calls = [block_of_this(1.0) for _ in range(2)]
+        assert {call.result(120)[1] for call in calls} == {True, False}
+        assert {block.source for block in session.status(30).jobs} == {"lab", "here"}
+    until(lambda: not processes_of(session.folder), what="the end of all that belonged to the session", seconds=30)
+
+
+def test_a_factory_that_is_killed_is_followed_by_another(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.run_jobs()
+    with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
+        assert block_of_this().result(120) == ("b1", True)
+        [factory] = [each for each in processes_of(session.folder) if "stoker.manager.factory.main" in each.cmdline()]
+        os.kill(factory.pid, signal.SIGKILL)
+        until(
+            lambda: [
+                each
+                for each in processes_of(session.folder)
+                if "stoker.manager.factory.main" in each.cmdline() and each.pid != factory.pid
+            ],
+            what="another factory",
+            seconds=60,
+        )
+        assert block_of_this().result(120) == ("b1", True)
+    assert len(slurm.jobs()) == 1
+    assert {job["state"] for job in slurm.jobs().values()} <= {"CANCELLED", "COMPLETED"}
+
+
+def test_a_site_that_takes_no_jobs_fails_the_calls_with_its_words(slurm: FakeSlurm, tmp_path: Path) -> None:
+    with stoker.load(site(tmp_path, provider='partition = "nope"'), run_dir=str(tmp_path / "runs")):
+        call = block_of_this()
+        with pytest.raises(stoker.StokerError, match="Invalid partition name specified"):
+            call.result(120)
