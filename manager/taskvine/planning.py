@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 
@@ -47,9 +48,12 @@ def plan_of(site: Site, *, host: str = "", python: str = "", search_path: str = 
 
 
 def _cores(site: Site) -> int:
-    """Cores of a worker: one for each library that it is to hold, at least."""
+    """Cores of a worker, one for each library that it is to hold at least; 0 = as many as it finds."""
     _, _, count = site.pilot.devices.partition(":")
-    return max(site.provider.cores, int(count or 0))
+    wanted = int(count or 0)
+    if site.provider.kind is ProviderKind.LOCAL and wanted:
+        return max(wanted, len(os.sched_getaffinity(0)))
+    return max(wanted, site.provider.cores)
 
 
 def _batch_options(site: Site) -> str:

@@ -63,7 +63,6 @@ class Engine:
         self._folder = folder
         self._tasks: dict[int, tuple[int, Any]] = {}
         """Open tasks by TaskVine's number: our ticket, and the task."""
-        self._libraries: dict[str, bytes] = {}
         self._files: dict[str, Any] = {}
         """Files that TaskVine was told of, by cache name or function key."""
         self._tickets = 0
@@ -96,27 +95,28 @@ class Engine:
 
     # ---- libraries and calls
 
-    def install(self, setup: messages.Setup) -> str:
-        """Tell TaskVine of a context's library, unless it knows it; the library's name."""
+    def install(self, setup: messages.Setup, *, cores: int) -> str:
+        """Tell TaskVine of a context's library, unless it knows it; the library's name.
+
+        It gets the GPUs that its devices stand for, and so many cores.
+        """
         recipe = setup.recipe
         name = recipe.key
-        packed = messages.encode(setup)
-        if self._libraries.get(name) == packed and self._manager.check_library_exists(name):
+        if self._manager.check_library_exists(name):
             return name
         task = self._manager.create_library_from_functions(
             name,
             library.serve,
-            library_context_info=[library.load, [packed], {}],
+            library_context_info=[library.load, [messages.encode(setup)], {}],
             exec_mode="direct",
             add_env=False,
             init_command=self._start_command(),
         )
         needs = recipe.needs
-        on_gpu = bool(recipe.loader) and setup.devices[0].startswith("cuda")
-        task.set_cores(needs.devices if not on_gpu else 1)
+        task.set_cores(cores)
         task.set_function_slots(1)
-        if on_gpu:
-            task.set_gpus(needs.devices)
+        if setup.devices[0].startswith("cuda"):
+            task.set_gpus(len(setup.devices))
         if needs.memory_bytes:
             task.set_memory(-(-needs.memory_bytes // _MIB))
         if needs.disk_bytes:
@@ -124,7 +124,6 @@ class Engine:
         for ref in recipe.objects:
             task.add_input(self._file(ref), ref.name)
         self._manager.install_library(task)
-        self._libraries[name] = packed
         return name
 
     def submit(self, name: str, order: messages.Order, *, large: tuple[ObjectRef, ...] = ()) -> None:

@@ -77,7 +77,7 @@ class Library:
         self._log_fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._note = -1
         """The file of the running order's note."""
-        self._watch = Watch(self._dying)
+        self._watch = Watch(self._dying, memory_bytes=setup.recipe.needs.memory_bytes)
         self._functions = Functions()
         self._held = messages.Held(host=host, pid=os.getpid(), log=self._log)
         sys.path.extend(place for place in setup.search_path if place not in sys.path)

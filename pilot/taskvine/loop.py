@@ -176,6 +176,7 @@ class Loop:
         if not self._devices and here:
             self._devices = slots_of(next(iter(here.values())), self._plan)
             self._usable = len(self._devices)
+            self._pool.slot_cores = self._devices[0].cores
             if self._connected:
                 self._greet()
         if self._devices:

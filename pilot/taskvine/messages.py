@@ -18,8 +18,9 @@ from stoker.manager.protocol.ids import CallId, FunctionKey
 FUNCTION_FILE = "function"
 """The name of the function's pickled bytes in a call's folder."""
 OVER_LIMIT = "limit"
+OVER_MEMORY = "memory"
 CANCELLED = "cancelled"
-"""Why a call was stopped."""
+"""Why a call was stopped, or its process."""
 
 
 class Setup(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ import msgspec
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.protocol import to_pilot
-from stoker.manager.protocol.calls import CallSpec, Failure, FailureKind
+from stoker.manager.protocol.calls import CallSpec, Failure
 from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.manager.protocol.to_manager import (
     CallsEnded,
@@ -35,11 +35,11 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
     LibraryResized,
 )
-from stoker.pilot.agent.usage import tail
 from stoker.pilot.core.library import State
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.books import Books, Library
 from stoker.pilot.taskvine.engine import Engine, Finished
+from stoker.pilot.taskvine.verdict import verdict
 
 log = logging.getLogger("stoker.pilot")
 
@@ -61,6 +61,8 @@ class Pool:
     def __init__(self, engine: Engine, post: Callable[[FromPilot], None], *, setup: messages.Setup) -> None:
         self.books = Books()
         self.leaving = ""
+        self.slot_cores = 1
+        """Cores that go with a slot."""
         self._engine = engine
         self._post = post
         self._setup = setup
@@ -241,8 +243,12 @@ class Pool:
         library.order = order
         self._tickets[order.ticket] = library
         self._users.update(ref.name for ref in library.large)
-        setup = msgspec.structs.replace(self._setup, recipe=library.recipe, devices=tuple(library.state.devices))
-        self._engine.submit(self._engine.install(setup), order, large=library.large)
+        # Which slot it is to be only TaskVine knows: its devices are counted from 0.
+        kind, _, _ = library.state.devices[0].partition(":")
+        devices = tuple(f"{kind}:{number}" for number in range(len(library.state.devices)))
+        setup = msgspec.structs.replace(self._setup, recipe=library.recipe, devices=devices)
+        name = self._engine.install(setup, cores=self.slot_cores * len(devices))
+        self._engine.submit(name, order, large=library.large)
 
     def finished(self, done: Finished) -> None:
         """TaskVine is done with an order."""
@@ -308,18 +314,7 @@ class Pool:
             self._submit(library, msgspec.structs.replace(order, ticket=self._engine.new_ticket()))
             return
         loading = not order.calls
-        kind = FailureKind.CONTEXT if loading else FailureKind.DIED
-        if note is not None and note.reason == messages.OVER_LIMIT:
-            kind = FailureKind.TIMEOUT
-        doing = "while it loaded" if loading else "in a call on"
-        failure = Failure(
-            kind=kind,
-            message=f"lib-{library.number} ended {doing} {library.recipe.name}; of its process TaskVine says: {result}",
-            pilot=self._setup.pilot,
-            library=library.number,
-            tail=tail(note.log) if note is not None else "",
-            log=note.log if note is not None else "",
-        )
+        failure = verdict(library, note, said=result, loading=loading, pilot=self._setup.pilot)
         self._end(library, failure, loading=loading, running=[CallId(note.call)] if note is not None else [])
 
     # ---- ends

@@ -3,7 +3,7 @@
 TaskVine cannot stop a function that runs in a library's own process. So one thread looks, twice a second, at the time
 and for a file that the pilot makes (`messages.stop_file`), and interrupts the main thread by a signal: the call ends
 with an exception, and the context stays loaded. Code that does not come back to Python for `GRACE_S` takes its library
-with it.
+with it; so does memory beyond what the recipe declares.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from stoker.pilot.agent.usage import over_limit
 from stoker.pilot.taskvine import messages
 
 GRACE_S = 10.0
@@ -27,12 +28,16 @@ class Stopped(BaseException):
 
 
 class Watch:
-    """Made in the main thread. `dying` is told why, just before the process is ended."""
+    """Made in the main thread. `dying` is told why, just before the process is ended.
 
-    def __init__(self, dying: Callable[[str], None]) -> None:
+    The process may take `memory_bytes` (0 = as much as there is).
+    """
+
+    def __init__(self, dying: Callable[[str], None], *, memory_bytes: int = 0) -> None:
         self.reason = ""
         """Why the latest call was stopped; empty if it was not."""
         self._dying = dying
+        self._memory_bytes = memory_bytes
         self._main = threading.main_thread().ident or 0
         self._lock = threading.Lock()
         self._until = 0.0
@@ -63,6 +68,8 @@ class Watch:
             time.sleep(EVERY_S)
             with self._lock:
                 now = time.monotonic()
+                if self._memory_bytes and over_limit(os.getpid(), self._memory_bytes):
+                    self._die(messages.OVER_MEMORY)
                 if not self._until:
                     continue
                 if not self.reason:
@@ -75,5 +82,8 @@ class Watch:
                     self._asked_at = now
                     signal.pthread_kill(self._main, _SIGNAL)
                 elif now > self._asked_at + GRACE_S:
-                    self._dying(self.reason)
-                    os._exit(3)
+                    self._die(self.reason)
+
+    def _die(self, reason: str) -> None:
+        self._dying(reason)
+        os._exit(3)

@@ -219,3 +219,19 @@ def test_a_loader_that_runs_too_long_has_failed(start):
         time.sleep(600)
 
     assert "ran longer than 1 s" in start(slow()).ask(None).held.failure.message
+
+
+def test_a_context_that_takes_more_memory_than_it_declares_ends_and_says_so(start):
+    @context(memory="150 MB")
+    def modest():
+        return []
+
+    def grow(kept, megabytes):
+        kept.append(bytearray(b"x" * megabytes * 1_000_000))
+        time.sleep(60)
+
+    library = start(modest())
+    ticket = library.send(grow, 300)
+    assert library.wait() == 3
+    note = messages.take_note(str(library.running), ticket)
+    assert (note.call, note.reason) == (100 * ticket, messages.OVER_MEMORY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def test_this_machine_gets_one_worker_that_dies_with_its_factory():
     assert words[0] == "/v/vine_factory"
     assert words[-2:] == ["localhost", "9123"]
     assert option(words, "batch-type") == "local"
-    assert option(words, "cores") == "3"
+    assert int(option(words, "cores")) == max(3, len(os.sched_getaffinity(0)))
     assert (option(words, "min-workers"), option(words, "max-workers")) == ("1", "1")
     assert option(words, "extra-options") == "--parent-death --workspace='/tmp/my work'/$$"
     assert not [word for word in words if word.startswith(("--gpus", "--batch-options", "--wrapper", "--memory"))]
@@ -152,5 +153,6 @@ def test_slots_are_gpus_where_there_are_some_and_cores_elsewhere():
     assert [slot.device for slot in slots_of(gpus, many, workers=1)] == ["cuda:0", "cuda:1"]
     assert slots_of(gpus, many)[0].memory_bytes == 32_000
     assert len(slots_of(cores, many)) == 24
+    assert [slot.cores for slot in slots_of(cores, plan.Plan(devices="cpu:2"))] == [4, 4]
     assert [slot.device for slot in slots_of(gpus, plan.Plan(devices="cpu:4"))] == [f"cpu:{n}" for n in range(4)]
     assert {slot.kind.partition(" ")[0] for slot in slots_of(gpus, many)} == {"gpu"}
