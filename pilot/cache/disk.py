@@ -66,6 +66,20 @@ def size(place: Path) -> int:
     return sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, files in os.walk(place) for name in files)
 
 
+def taken(place: Path) -> int:
+    """Bytes that a file, or all files below a folder, take of the disk; holes take none. 0 if nothing is there."""
+    try:
+        if not place.is_dir():
+            return place.stat().st_blocks * 512
+        return sum(
+            os.lstat(os.path.join(folder, name)).st_blocks * 512
+            for folder, _, files in os.walk(place)
+            for name in files
+        )
+    except OSError:
+        return 0
+
+
 def delete(place: Path) -> None:
     """Remove a file or a folder; one that is not there is fine."""
     if place.is_dir() and not place.is_symlink():

@@ -11,9 +11,9 @@ A pin is a shared lock on the entry's file: the kernel drops it when the process
 an object pinned, and an evictor that gets the exclusive lock knows that nobody uses it. An object comes in whole, by a
 rename. What was changed under its name since is noticed when it is next wanted, and fetched again.
 
-One pilot at a time brings an object to this host; others that want it wait for it. A draft whose pilot has died stays
-for an hour, or until its room is needed: who wants the object next goes on with what is there (every part is checked).
-"""
+One pilot at a time brings an object to this host; others that want it wait for it, as long as it comes. A draft whose
+pilot has died stays for an hour, or until its room is needed: who wants the object next goes on with what is there
+(every part is checked)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ from stoker.pilot.cache import disk
 from stoker.pilot.core.cache import Entry, Shortage, file_name, make_room
 from stoker.units import show_bytes
 
+STUCK_S = 30.0
+"""Who brings an object and has got nothing of it for so long (its session may be cut off) is not waited for."""
+
 _DRAFT_KEPT_S = 3600.0
+_CLAIM_LOOK_S = 0.05
 
 
 class CacheError(ContextError):
@@ -96,10 +100,13 @@ class ObjectCache:
     def claim(self, ref: ObjectRef) -> Iterator[Path]:
         """The one right on this host to bring this object in, and where to make its draft. May wait for another pilot:
         look again whether the object is here. What is left at that place stays for who claims it next."""
-        claim = self._drafts / f"{file_name(ref.name)}.lock"
+        name = file_name(ref.name)
         while True:
+            claim = self._drafts / f"{name}.lock"
             with open(claim, "a+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                if not _wait_for(file.fileno(), claim.with_suffix("")):
+                    name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # beside one who does not get on with it
+                    continue
                 if not _is_at(file.fileno(), claim):  # whoever had it has removed it
                     continue
                 file.truncate(0)
@@ -268,6 +275,26 @@ class ObjectCache:
         for place in [*self._objects.iterdir(), *self._manifests.iterdir()]:
             if not (self._entries / place.name).exists():
                 disk.delete(place)
+
+
+def _wait_for(claim: int, draft: Path) -> bool:
+    """Wait for a claim; False when the draft of whoever has it has not grown for `STUCK_S`."""
+    grown_at, taken, look_at = time.monotonic(), -1, 0.0
+    while True:
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            return True
+        now = time.monotonic()
+        if now >= look_at:
+            look_at = now + STUCK_S / 10
+            before, taken = taken, disk.taken(draft)
+            grown_at = now if taken != before else grown_at
+            if now - grown_at > STUCK_S:
+                return False
+        time.sleep(_CLAIM_LOOK_S)
 
 
 def _is_locked(file: Path) -> bool:

@@ -16,7 +16,7 @@ from fake_manager import FakeManager, recipe
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Awareness, ObjectRef
-from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin
+from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin, store
 from stoker.pilot.transfer.board import Source
 
 
@@ -174,6 +174,20 @@ def test_an_object_that_others_bring_takes_its_room_and_is_waited_for(cache: Obj
         other.result().release()
     assert not list((tmp_path / "cache" / "drafts").iterdir())
     have(cache, two)
+
+
+def test_one_who_does_not_get_on_is_not_waited_for(
+    cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = _file(tmp_path, "one", 300)
+    monkeypatch.setattr(store, "STUCK_S", 0.3)
+    with cache.claim(one) as draft:
+        draft.write_bytes(b"half")
+        have(ObjectCache(tmp_path / "cache", bound_bytes=1000), one).release()
+        assert cache.sizes() == {one.name: 300}
+        draft.write_bytes(Path(one.source).read_bytes())
+        cache.enter(one, draft).release()  # and it may still come in, for nothing
+    assert not list((tmp_path / "cache" / "drafts").iterdir())
 
 
 def test_half_an_object_goes_when_its_room_is_needed(cache: ObjectCache, tmp_path: Path) -> None:
