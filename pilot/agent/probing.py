@@ -1,10 +1,9 @@
 """Probes devices: when the pilot starts, and every few minutes those on which nothing is loaded.
 
 A probe is a process of its own for a moment (`stoker.pilot.devices.probe`, or what `--probe` names), so that a driver
-that hangs or crashes takes nobody along. A device that fails is probed again at once; twice in a row is a fault, and
-the manager is told: it loads nothing more there. A pilot says hello when it knows of each of its devices. A device that
-had refused something (memory that somebody else has taken) is well again after two good probes; one that computed
-something wrong never is. What the driver reports by itself, memory errors and Xid events, needs no second look.
+that hangs or crashes takes nobody along. What its answers add up to is `stoker.pilot.core.health`'s business; of a
+fault the manager is told, and loads nothing more there. A pilot says hello when it knows of each of its devices. What
+the driver reports by itself, memory errors and Xid events, needs no second look.
 
 CPU devices are probed only with a probe that was named.
 """
@@ -23,9 +22,9 @@ from collections.abc import Callable
 
 from stoker.manager.protocol.to_manager import DeviceFault
 from stoker.pilot.agent.agent import Agent
+from stoker.pilot.core.health import Answer, DeviceHealth
 from stoker.pilot.devices import Device, visible
 from stoker.pilot.devices.gpu import health_of
-from stoker.pilot.devices.probe import Answer
 
 log = logging.getLogger("stoker.pilot")
 
@@ -37,17 +36,13 @@ OFF = "off"
 _OWN = ("-P", "-m", "stoker.pilot.devices.probe")
 
 
-class _State:
-    """What is known of one device."""
+class _Turn:
+    """When a device is probed, and what that has come to."""
 
     def __init__(self) -> None:
+        self.health = DeviceHealth()
         self.due_at = 0.0
         self.under_way = False
-        self.known = False
-        self.failed = 0
-        self.sound = 0
-        self.fault = ""
-        self.lasting = False
 
 
 class Probing:
@@ -57,8 +52,8 @@ class Probing:
         self._agent = agent
         named = agent.options.probe
         self._command = () if named == OFF else tuple(shlex.split(named)) or (sys.executable, *_OWN)
-        self._states = {
-            device.facts.device: _State()
+        self._turns = {
+            device.facts.device: _Turn()
             for device in agent.devices.values()
             if self._command and (named or device.uuid)
         }
@@ -71,20 +66,22 @@ class Probing:
         reported = self._health.faults() if self._health is not None else {}
         for device in agent.devices.values():
             if device.uuid in reported:
-                self._fault(device, f"{device.facts.device}: {reported[device.uuid]}", lasting=True)
+                turn = self._turns.setdefault(device.facts.device, _Turn())
+                if turn.health.reported(f"{device.facts.device}: {reported[device.uuid]}"):
+                    self._tell(device, turn.health.fault)
         if agent.leaving:
             return
         busy = {device for library in agent.libraries.values() for device in library.state.devices}
-        for name, state in self._states.items():
-            if now >= state.due_at and not state.under_way and name not in busy:
-                state.under_way = True
+        for name, turn in self._turns.items():
+            if now >= turn.due_at and not turn.under_way and name not in busy:
+                turn.under_way = True
                 device = agent.devices[name]
                 threading.Thread(target=self._probe, args=(device,), name=f"probe-{name}", daemon=True).start()
 
     def settle(self, *, limit_s: float, interrupted: Callable[[], bool]) -> None:
         """Wait until there is a first answer for each device, so that nothing is loaded on one that is bad."""
         until = time.monotonic() + limit_s
-        while not all(state.known for state in self._states.values()):
+        while not all(turn.health.known for turn in self._turns.values()):
             now = time.monotonic()
             if now > until or interrupted():
                 return
@@ -98,36 +95,17 @@ class Probing:
         self._agent.later(lambda: self._probed(device, answer, said))
 
     def _probed(self, device: Device, answer: Answer, said: str) -> None:
-        state = self._states[device.facts.device]
-        state.under_way = False
-        state.due_at = time.monotonic() + EVERY_S
-        state.known = answer in (Answer.SOUND, Answer.UNKNOWN) or state.failed > 0
-        if answer is Answer.UNKNOWN:
-            log.info("%s", said)
-            return
-        if answer is Answer.SOUND:
-            state.failed = 0
-            state.sound += 1
-            if state.fault and not state.lasting and state.sound >= 2:
-                state.fault = ""
-                log.warning("%s is well again", device.facts.device)
-                self._agent.link.post(DeviceFault(device=device.facts.device, reason=""))
-            return
-        state.sound = 0
-        state.failed += 1
-        log.warning("%s", said)
-        if state.failed >= 2:
-            self._fault(device, f"{said}, twice", lasting=answer is Answer.WRONG)
-        else:
-            state.due_at = time.monotonic() + _AGAIN_S
+        turn = self._turns[device.facts.device]
+        if said:
+            log.warning("%s", said)
+        if turn.health.heard(answer, said):
+            self._tell(device, turn.health.fault)
+        turn.under_way = False
+        turn.due_at = time.monotonic() + (_AGAIN_S if turn.health.suspected else EVERY_S)
 
-    def _fault(self, device: Device, reason: str, *, lasting: bool) -> None:
-        state = self._states.setdefault(device.facts.device, _State())
-        state.lasting |= lasting
-        if not state.fault:
-            state.fault = reason
-            log.error("%s", reason)
-            self._agent.link.post(DeviceFault(device=device.facts.device, reason=reason))
+    def _tell(self, device: Device, fault: str) -> None:
+        log.error("%s", fault or f"{device.facts.device} is well again")
+        self._agent.link.post(DeviceFault(device=device.facts.device, reason=fault))
 
 
 def run(command: tuple[str, ...], device: Device) -> tuple[Answer, str]:

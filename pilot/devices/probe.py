@@ -14,12 +14,12 @@ It says what is wrong on standard output, in a line; its exit code is an `Answer
 
 from __future__ import annotations
 
-import enum
 import signal
 import sys
 from array import array
 from typing import Protocol
 
+from stoker.pilot.core.health import Answer
 from stoker.pilot.devices.cuda import DeviceError, NoDriverError, open_first
 
 SIZE = 512
@@ -28,18 +28,6 @@ ALLOWED = 1e-3
 """The largest relative error of an element."""
 _LIMIT_S = 120
 """Who started it waits less long; should that one have died, it ends by itself."""
-
-
-class Answer(enum.Enum):
-    """What a probe's exit code says of its device. Others are taken for FAILED."""
-
-    SOUND = 0
-    UNKNOWN = 3
-    """Nothing could be found out."""
-    FAILED = 4
-    """It refused something, or failed in it; that may pass."""
-    WRONG = 5
-    """It computed something wrong: it is never to be trusted again."""
 
 
 class Computer(Protocol):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from stoker.pilot.core.health import Answer
 from stoker.pilot.devices.cuda import DeviceError, Gpu, NoDriverError
-from stoker.pilot.devices.probe import SIZE, Answer, examine
+from stoker.pilot.devices.probe import SIZE, examine
 
 OUT_OF_MEMORY, NO_COMPILER, LAUNCH_FAILED = 2, 221, 719
 NAMES = {

@@ -13,10 +13,11 @@ from fake_manager import FakeManager, recipe
 from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts, DeviceFault
 from stoker.pilot.agent import probing
+from stoker.pilot.core.health import Answer
 from stoker.pilot.devices import Device, find_devices, gpu
 from stoker.pilot.devices.cuda import DeviceError
 from stoker.pilot.devices.health import Health
-from stoker.pilot.devices.probe import SIZE, Answer, examine
+from stoker.pilot.devices.probe import SIZE, examine
 
 DEVICE = Device(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
 

@@ -1,0 +1,67 @@
+"""What probes of one device add up to: a fault, no fault, or none any more.
+
+One failure is none: the device is probed again at once. Two in a row are a fault. A device that had refused something
+(memory that somebody else has taken) is well again after two good probes; one that computed something wrong never is,
+and neither is one of which its driver has reported a fault: what may be wrong again must not be trusted in between.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Answer(enum.Enum):
+    """What a probe says of its device, by its exit code. Others are taken for FAILED."""
+
+    SOUND = 0
+    UNKNOWN = 3
+    """Nothing could be found out."""
+    FAILED = 4
+    """It refused something, or failed in it; that may pass."""
+    WRONG = 5
+    """It computed something wrong."""
+
+
+class DeviceHealth:
+    """The state of one device."""
+
+    def __init__(self) -> None:
+        self.fault = ""
+        """Why nothing should be loaded on it; empty while there is no reason."""
+        self.known = False
+        """Whether there has been an answer to go by."""
+        self._failed = 0
+        self._sound = 0
+        self._lasting = False
+
+    @property
+    def suspected(self) -> bool:
+        """Whether it has failed once, and should be probed again at once."""
+        return self._failed == 1
+
+    def heard(self, answer: Answer, said: str) -> bool:
+        """A probe has answered, in these words; whether the fault has changed."""
+        if answer is Answer.UNKNOWN:
+            self.known = True
+            return False
+        if answer is Answer.SOUND:
+            self.known = True
+            self._failed = 0
+            self._sound += 1
+            return self._sound >= 2 and not self._lasting and self._change("")
+        self._sound = 0
+        self._failed += 1
+        if self._failed < 2:
+            return False
+        self.known = True
+        self._lasting |= answer is Answer.WRONG
+        return not self.fault and self._change(f"{said}, twice")
+
+    def reported(self, reason: str) -> bool:
+        """Its driver has reported a fault; whether that is news."""
+        self.known = self._lasting = True
+        return not self.fault and self._change(reason)
+
+    def _change(self, fault: str) -> bool:
+        changed, self.fault = fault != self.fault, fault
+        return changed

@@ -1,0 +1,66 @@
+"""What the answers of probes add up to."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.pilot.core.health import Answer, DeviceHealth
+
+SOUND, UNKNOWN, FAILED, WRONG = Answer.SOUND, Answer.UNKNOWN, Answer.FAILED, Answer.WRONG
+
+
+def after(*answers: Answer) -> DeviceHealth:
+    health = DeviceHealth()
+    for number, answer in enumerate(answers):
+        before = health.fault
+        changed = health.heard(answer, f"answer {number}")
+        assert changed == (health.fault != before)
+    return health
+
+
+@pytest.mark.parametrize(
+    ("answers", "fault"),
+    [
+        ([], ""),
+        ([SOUND], ""),
+        ([FAILED], ""),
+        ([FAILED, SOUND, FAILED], ""),
+        ([FAILED, FAILED], "answer 1, twice"),
+        ([WRONG, FAILED], "answer 1, twice"),
+        ([FAILED, UNKNOWN, FAILED], "answer 2, twice"),  # who could not look has not seen it well
+        ([FAILED, FAILED, FAILED], "answer 1, twice"),  # told once
+        ([FAILED, FAILED, SOUND], "answer 1, twice"),
+        ([FAILED, FAILED, SOUND, SOUND], ""),
+        ([FAILED, FAILED, SOUND, FAILED, SOUND], "answer 1, twice"),
+        ([FAILED, FAILED, SOUND, SOUND, FAILED, FAILED], "answer 5, twice"),
+        ([WRONG, WRONG, SOUND, SOUND, SOUND], "answer 1, twice"),
+    ],
+)
+def test_the_fault_after_these_answers(answers: list[Answer], fault: str) -> None:
+    assert after(*answers).fault == fault
+
+
+@pytest.mark.parametrize(
+    ("answers", "known", "suspected"),
+    [
+        ([], False, False),
+        ([SOUND], True, False),
+        ([UNKNOWN], True, False),
+        ([FAILED], False, True),
+        ([FAILED, FAILED], True, False),
+        ([FAILED, SOUND], True, False),
+    ],
+)
+def test_when_there_is_something_to_go_by(answers: list[Answer], known: bool, suspected: bool) -> None:
+    health = after(*answers)
+    assert (health.known, health.suspected) == (known, suspected)
+
+
+def test_what_the_driver_reports_lasts() -> None:
+    health = DeviceHealth()
+    assert health.reported("Xid 79")
+    assert not health.reported("Xid 48")
+    assert after(SOUND, SOUND).fault == ""
+    for _ in range(3):
+        assert not health.heard(SOUND, "")
+    assert health.fault == "Xid 79"
