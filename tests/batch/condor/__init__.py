@@ -10,6 +10,7 @@ next one finds them again.
     Pool (pool.py)               what a test holds: the machines, PATH, faults
     ads, queue                   ClassAds of jobs and machines; where the jobs' are kept
     submit, query, analyze, act  the commands
+    client, commands             how an executable comes to be one of them
     schedd, slots                who matches and starts jobs, and with which part of a machine
     starter, transfer            who runs a job, and what comes to its sandbox and goes back
 

@@ -13,8 +13,6 @@ from batch.condor.queue import id_of
 
 def analyze(folder: Path, ads: Sequence[Ad]) -> str:
     """What is printed for these jobs."""
-    import htcondor  # gives ClassAds the functions of HTCondor's own  # noqa: F401
-
     return "".join(_one(folder, ad) for ad in ads)
 
 

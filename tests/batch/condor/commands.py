@@ -1,25 +1,65 @@
-"""What the executables in the pool's `bin` run: `python -m batch.condor.commands FOLDER NAME ARGUMENTS...`"""
+"""The process in which the pool's commands run: HTCondor's bindings take a while to load, and tests ask often.
+
+Runs as `python -m batch.condor.commands FOLDER`. The executables in the pool's `bin` (`client.py`) hand it their words,
+their streams and their folder over a socket; it forks, and the child is the command.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import sys
 from pathlib import Path
 
-from batch.condor import act, query
+from batch.condor import act, query, submit
+
+SOCKET = "commands"
 
 
-def main(folder: Path, command: str, arguments: list[str]) -> int:
+def run(folder: Path, command: str, arguments: list[str]) -> int:
     """Be one of HTCondor's commands; its exit code."""
-    if command == "condor_q":
-        return query.condor_q(folder, arguments)
-    if command == "condor_history":
-        return query.condor_history(folder, arguments)
-    if command == "condor_submit":
-        from batch.condor import submit  # the bindings take a moment to load, and nobody else needs them
+    match command:
+        case "condor_q":
+            return query.condor_q(folder, arguments)
+        case "condor_history":
+            return query.condor_history(folder, arguments)
+        case "condor_submit":
+            return submit.main(folder, arguments)
+        case _:
+            return act.main(folder, command, arguments)
 
-        return submit.main(folder, arguments)
-    return act.main(folder, command, arguments)
+
+def serve(folder: Path) -> None:
+    """Take commands until killed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    os.chdir(folder)  # the path of a socket must be short
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(f"{SOCKET}.new")
+        door.listen(64)
+        os.rename(f"{SOCKET}.new", SOCKET)
+        while True:
+            guest, _ = door.accept()
+            if os.fork() == 0:
+                os._exit(_be_one(folder, guest))
+            guest.close()
+
+
+def _be_one(folder: Path, guest: socket.socket) -> int:
+    data, (out, err, place), _, _ = socket.recv_fds(guest, 1 << 20, 3)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.fchdir(place)
+    command, *arguments = data.decode().split("\0")
+    code = 1
+    try:
+        code = run(folder, command, arguments)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        guest.send(bytes([code]))
+    return code
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    serve(Path(sys.argv[1]))

@@ -21,7 +21,7 @@ COMMANDS = (
 )  # fmt: skip
 _TESTS = Path(__file__).parents[2]
 _COMMAND = """#!/bin/sh
-PYTHONPATH={tests} exec {python} -P -m batch.condor.commands {folder} {name} "$@"
+exec '{python}' -IS '{client}' '{folder}' {name} "$@"
 """
 
 
@@ -51,12 +51,15 @@ class Pool:
         pool = {"machines": machines, "kill_s": kill_s, "rematch_s": rematch_s}
         (folder / "pool.json").write_text(json.dumps(pool))
         for name in COMMANDS:
-            text = _COMMAND.format(tests=_TESTS, python=sys.executable, folder=folder, name=name)
+            client = Path(__file__).with_name("client.py")
+            text = _COMMAND.format(python=sys.executable, client=client, folder=folder, name=name)
             (self.bin / name).write_text(text)
             (self.bin / name).chmod(0o755)
         self._queue = Queue(folder)
+        self._commands = self._start("batch.condor.commands")
         self._schedd: subprocess.Popen[bytes] | None = None
         self.start_schedd()
+        until(lambda: (folder / "commands").exists(), what="the process for commands")
 
     # ---- what a user does
 
@@ -140,13 +143,19 @@ class Pool:
 
     def start_schedd(self) -> None:
         """Start the schedd (again)."""
-        environment = {**os.environ, "PYTHONPATH": str(_TESTS)}
-        command = [sys.executable, "-P", "-m", "batch.condor.schedd", str(self.folder)]
-        self._schedd = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._schedd = self._start("batch.condor.schedd")
         until(lambda: schedd_is_up(self.folder) and (self.folder / "lost").is_dir(), what="the schedd")
+
+    def _start(self, module: str) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("STOKER_")}
+        environment["PYTHONPATH"] = str(_TESTS)
+        command = [sys.executable, "-P", "-m", module, str(self.folder)]
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def close(self) -> None:
         """End everything."""
+        self._commands.kill()
+        self._commands.wait()
         self.stop_schedd()
         for start in (self.folder / "running").glob("*/start.json"):
             with suppress(psutil.Error, OSError, KeyError):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from batch.condor.ads import Ad, is_true, now, print_json, print_values
+from batch.condor.analyze import analyze
 from batch.condor.queue import Queue, id_of, schedd_is_up
 
 
@@ -65,8 +66,6 @@ def condor_q(folder: Path, arguments: list[str]) -> int:
     if asked.json and not found:
         return 0
     if asked.analyze:
-        from batch.condor.analyze import analyze  # loads the bindings, which takes a moment
-
         print(analyze(folder, found))
         return 0
     _print(asked, found)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from faults.world import until
 
 from stoker.config import parse_site
 from stoker.manager.factory import condor_description
@@ -156,17 +157,18 @@ def test_an_evicted_job_waits_again_and_runs_again(pool: Pool, submit: Callable[
 
 
 def test_the_pilot_itself_is_told_to_go(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
-    batch = submit(
-        command="""bash -c 'trap "echo gone in peace > /tmp/x; exit 0" TERM; sleep 300 & wait'""".replace(
-            "/tmp/x", str(tmp_path / "said")
-        )
+    said = tmp_path / "said"
+    (tmp_path / "job.sh").write_text(
+        f"trap 'echo gone in peace >> {said}; exit 0' TERM; echo here > {said}; sleep 300 & wait"
     )
+    batch = submit(command=f"bash {tmp_path}/job.sh")
     job = batch.submit(B7)
     seen(batch, job, RUNNING)
+    until(said.exists, why="the job sets its trap")
     processes = pool.processes(job)
     batch.cancel([job])
     seen(batch, job, ENDED)
-    assert (tmp_path / "said").read_text() == "gone in peace\n"
+    assert said.read_text() == "here\ngone in peace\n"
     assert not [process for process in processes if process.is_running()]
 
 
@@ -182,7 +184,7 @@ def test_a_held_job_waits_with_its_reason_and_then_is_removed(pool: Pool, submit
     pool.hold(job, why, code=34, held_for_s=200)
     assert look(batch, job) == JobLook(ENDED, f"held: {why}")
     pool.wait(job, 3)
-    assert look(batch, job) == JobLook(ENDED, f"held by HTCondor: {why}")
+    assert seen(batch, job, ENDED) == f"held by HTCondor: {why}"
 
 
 def test_a_missing_input_file_is_a_hold(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:

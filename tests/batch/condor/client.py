@@ -1,0 +1,14 @@
+"""One of HTCondor's commands, as it is started: `python -IS client.py FOLDER NAME WORDS...`. See `commands`."""
+
+import os
+import socket
+import sys
+
+folder, *words = sys.argv[1:]
+here = os.open(".", os.O_RDONLY)
+os.chdir(folder)  # the path of a socket must be short
+with socket.socket(socket.AF_UNIX) as door:
+    door.connect("commands")
+    socket.send_fds(door, ["\0".join(words).encode()], [1, 2, here])
+    code = door.recv(1)
+sys.exit(code[0] if code else 1)
