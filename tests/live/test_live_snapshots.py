@@ -58,10 +58,10 @@ class Hosts:
         self.pilots: dict[str, subprocess.Popen[bytes]] = {}
         self.calls = 0
 
-    def pilot(self, *, snapshots: Path | None = None) -> str:
-        """Start a pilot with this folder of snapshots (default: an empty one); its name."""
-        number = len(self.pilots)
-        home, before = self.path / f"host-{number}", set(self.names())
+    def pilot(self, *, snapshots: Path | None = None, host: str = "") -> str:
+        """Start a pilot on a host (default: a fresh one) with this folder of snapshots (default: an empty one); its
+        name."""
+        home, before = self.path / (host or f"host-{len(self.pilots)}"), set(self.names())
         own = {"STOKER_HOME": str(home / "home"), "STOKER_SNAPSHOTS": str(snapshots or home / "snapshots")}
         process = subprocess.Popen(
             [sys.executable, "-m", "stoker.pilot.main", "--session", str(self.folder.path), "--devices", "cpu:1",
@@ -135,6 +135,21 @@ def test_who_loads_next_has_the_snapshot_from_a_peer(hosts: Hosts, tmp_path: Pat
     assert (told / first).read_text() == "made here"
     assert (told / second).read_text() == f"had from a peer: made on {first}"
     hosts.offered(second, objects=1)
+
+
+def test_pilots_of_one_host_find_what_one_of_them_has_brought(hosts: Hosts, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    told.mkdir()
+    recipe = kept(str(told), 60.0)
+    hosts.define(recipe, lambda words: words)
+    first = hosts.pilot()
+    hosts.call(recipe)
+    hosts.offered(first, objects=1)
+    others = [hosts.pilot(host="shared"), hosts.pilot(host="shared")]
+    hosts.call(recipe, pilots=3)
+    assert [(told / name).read_text() for name in others] == [f"had from a peer: made on {first}"] * 2
+    logs = [(hosts.folder.pilot(name) / "pilot.log").read_text() for name in others]
+    assert sorted(", 0 from peers" in log for log in logs) == [False, True]  # the one that found it fetched nothing
 
 
 def test_nobody_waits_longer_for_a_snapshot_than_it_took_to_make(hosts: Hosts, tmp_path: Path) -> None:
