@@ -32,9 +32,13 @@ def hand_on(agent: Agent, archive: str) -> None:
 
 def _hand_on(agent: Agent, name: str, path: str) -> None:
     try:
-        bringing = Bringing(agent.cache, ObjectRef(name, os.path.getsize(path), path), key=agent.objects.key)
-        bringing.offer([Source(path=path, origin=True)])
-        bringing.run(alone_s=0.0)[0].release()
+        if os.path.exists(path):  # else another pilot of this host has handed it over already
+            bringing = Bringing(agent.cache, ObjectRef(name, os.path.getsize(path), path), key=agent.objects.key)
+            bringing.offer([Source(path=path, origin=True)])
+            bringing.run(alone_s=0.0)[0].release()
+            os.unlink(path)  # from now on the cache decides how long it stays
+    except FileNotFoundError:
+        pass
     except (StokerError, OSError) as error:
         log.warning("the environment is not handed on: %s", error)
         return

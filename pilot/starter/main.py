@@ -41,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["--scratch", given.scratch]
     if given.walltime_s:
         command += ["--walltime-s", f"{max(1.0, given.walltime_s - (time.monotonic() - began)):.0f}"]
-    if archive.exists():
-        command += ["--environment", f"{facts['packages']['name']}={archive}"]
+    command += ["--environment", f"{facts['packages']['name']}={archive}"]
     os.execve(command[0], command, node_python.environ_for(folder, begun=given.begun))
 
 

@@ -5,7 +5,7 @@
         NAME.files            how many files it has: one that has lost some (a cleaner of /tmp) gets them again
         NAME.used             held (a shared flock) by every pilot that runs in it; its time says when it was last used
         NAME.making           held by the one that fetches and unpacks; others wait for it
-        NAME.tar.gz           the archive, from which the pilot's object cache has it
+        NAME.tar.gz           the archive, until the pilot has put it into its object cache
 
 The kernel drops a lock when its holder dies, so no crash leaves an environment half made or in use for ever.
 """
