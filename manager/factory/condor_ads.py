@@ -5,7 +5,7 @@ HTCondor's reason, until it has been held for `HELD_S`: then it counts as ended,
 (`Verdict.remove`). One that its owner holds, or that waits for its files, just waits. A removed job stays in the queue
 for as long as its machine does not answer.
 
-Times are differences of two clocks of the same machine: an ad has the schedd's `ServerTime` in it.
+How long a job has been in its state is told by one clock, the schedd's: an ad that is asked for it has `ServerTime`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def job_of(ad: Ad) -> str:
 
 def judge(ad: Ad, *, held_s: float = HELD_S) -> Verdict:
     """How a job in the queue is."""
-    since_s = float(ad.get("ServerTime", 0)) - float(ad.get("EnteredCurrentStatus", 0)) if "ServerTime" in ad else 0.0
+    now_s = float(ad.get("ServerTime") or 0)
+    since_s = now_s - float(ad.get("EnteredCurrentStatus") or now_s) if now_s else 0.0
     match ad.get("JobStatus"):
         case JobStatus.IDLE:
             return Verdict(JobLook(BlockPhase.PENDING, _why_idle(ad)))
