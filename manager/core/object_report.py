@@ -8,14 +8,17 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.state import Library, LibraryState, Pilot, State
 from stoker.manager.core.transfers import Fetch, Object, Way
 from stoker.manager.protocol import to_client
+from stoker.manager.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
 _SHOWN = 4
 
 
 def statuses(state: State) -> tuple[to_client.ObjectStatus, ...]:
-    """The objects of the session's contexts, and how each has travelled."""
+    """The objects of the session's contexts, their snapshots among them, and how each has travelled."""
     found = {ref.name: ref for context in state.contexts.values() for ref in context.recipe.objects}
+    for forms in state.transfers.snapshots.values():
+        found.update({snapshot.object.name: snapshot.object for snapshot in forms.values()})
     return tuple(_status(state, ref) for ref in found.values())
 
 
@@ -57,6 +60,12 @@ def trouble(state: State) -> str:
     )
 
 
+def phase(state: State, library: Library) -> str:
+    """What a library that is loading is doing: `fetching from peers n014, n021`, `loading`."""
+    source = comes_from(state, library)
+    return f"{LibraryPhase.FETCHING.value} {source}" if source else library.phase.value
+
+
 def comes_from(state: State, library: Library) -> str:
     """Where the objects come from that a library still lacks: `from peers n014, n021`; empty when it lacks none."""
     fetches = list(_fetches(state, library))
@@ -76,10 +85,18 @@ def comes_from(state: State, library: Library) -> str:
 def _fetches(state: State, library: Library) -> Iterator[Fetch]:
     peer = state.transfers.peers.get(library.pilot.id)
     if peer is not None:
-        for ref in library.context.recipe.objects:
+        for ref in _objects(state, library):
             fetch = peer.fetches.get(ref.name)
             if fetch is not None:
                 yield fetch
+
+
+def _objects(state: State, library: Library) -> Iterator[ObjectRef]:
+    """What a library may wait for: the objects of its recipe, and snapshots of its context."""
+    recipe = library.context.recipe
+    yield from recipe.objects
+    forms = state.transfers.snapshots.get((recipe.key, library.devices[0].facts.kind), {})
+    yield from (snapshot.object for snapshot in forms.values())
 
 
 def note(state: State, pilot: Pilot, fetch: Fetch) -> None:
@@ -87,7 +104,7 @@ def note(state: State, pilot: Pilot, fetch: Fetch) -> None:
     ref = fetch.object.ref
     name = ref.source.rpartition("/")[2] or ref.name[:16]
     for library in pilot.libraries.values():
-        if library.state is LibraryState.LOADING and ref.name in {x.name for x in library.context.recipe.objects}:
+        if library.state is LibraryState.LOADING and any(ref.name == one.name for one in _objects(state, library)):
             text = f"{name} ({show_bytes(ref.size_bytes)}) comes {comes_from(state, library)}"
             library.notes.append((state.now, text))
 

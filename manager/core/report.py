@@ -29,7 +29,7 @@ def status(state: State) -> to_client.Status:
         rate=rate,
         left_s=open_calls / rate if rate else 0.0,
         pilots=tuple(_pilot(state, p) for p in state.pilots.values()),
-        libraries=tuple(_library(x) for x in state.libraries.values()),
+        libraries=tuple(_library(state, x) for x in state.libraries.values()),
         contexts=tuple(_context(state, x) for x in state.contexts.values()),
         blocks=dict(state.said_blocks),
         lost_pilots=state.lost_pilots,
@@ -93,12 +93,12 @@ def _device(device: Device) -> to_client.DeviceStatus:
     )
 
 
-def _library(library: Library) -> to_client.LibraryStatus:
+def _library(state: State, library: Library) -> to_client.LibraryStatus:
     return to_client.LibraryStatus(
         library=library.id,
         recipe=library.context.recipe.name,
         state=library.state.value,
-        phase=library.phase.value if library.state is LibraryState.LOADING else "",
+        phase=object_report.phase(state, library) if library.state is LibraryState.LOADING else "",
         pilot=library.pilot.id,
         devices=tuple(d.id for d in library.devices),
         running=min(len(library.held), library.slots),

@@ -123,9 +123,7 @@ def waits_for(state: State, context: Context) -> str:
         usual = f", usually {show_seconds(context.load_s)}" if context.load_s else ""
         devices = ", ".join(f"{x.devices[0].id} of {x.pilot.id}" for x in loading[:3])
         since = show_seconds(state.now - first.started_at)
-        source = object_report.comes_from(state, first)
-        phase = f"{first.phase.value} {source}" if source else first.phase.value
-        return f"{name} is on its way ({phase}) on {devices} for {since}{usual}"
+        return f"{name} is on its way ({object_report.phase(state, first)}) on {devices} for {since}{usual}"
     if stopping:
         return f"a library of {name} is stopping"
     if context.last_failure is not None:

@@ -319,7 +319,8 @@ def test_status_and_stories_tell_how_objects_travel(peers: Peers) -> None:
     peers.here("p1").define(library(peers)).call("1", context="llm").forget()
     peers.want("p1", refs=(BIG, SMALL))
     assert "big.gguf (1.1 GB) comes from where it lies" in peers.story("lib-1")
-    assert "llm is on its way (starting from where it lies) on cpu:0 of p1" in peers.story("1")
+    assert "llm is on its way (fetching from where it lies) on cpu:0 of p1" in peers.story("1")
+    assert peers.status().libraries[0].phase == "fetching from where it lies"
     big, small = peers.status().objects
     assert (big.name, big.size_bytes, big.holders, big.fetching) == (BIG.name, BIG.size_bytes, 0, 1)
     peers.arrive("p1", origin=BIG.size_bytes).arrive("p1", SMALL, peer=1000)
@@ -360,6 +361,8 @@ def test_who_loads_what_another_has_as_a_snapshot_is_told_of_it(peers: Peers) ->
     peers.want("p2", refs=(SNAPSHOT,))
     (fetch,) = peers.orders("p2")
     assert ([peer.pilot for peer in fetch.peers], fetch.origin, fetch.manifest) == (["p1"], False, b"digests")
+    assert "file-abc-float32-1 (5.2 MB) comes from peer p1" in peers.story("lib-2")
+    assert [(one.name, one.holders, one.fetching) for one in peers.status().objects] == [(SNAPSHOT.name, 1, 1)]
 
 
 def test_the_first_snapshot_of_a_form_stays_while_somebody_has_it(peers: Peers) -> None:
