@@ -76,6 +76,8 @@ class Keeper:
         self._clock = clock
         self._over: set[BlockId] = set()
         self._news: list[News] = []
+        self._told = False
+        """Whether the manager has said which blocks there are. Before that every job looks like a stray."""
         self._sure = False
         self._search_at = 0.0
         self._look_at = 0.0
@@ -86,6 +88,7 @@ class Keeper:
 
     def sync(self, known: Iterable[KnownBlock]) -> None:
         """What the manager knows of this site's blocks, at its start or after a break."""
+        self._told = True
         theirs = {block.block: block for block in known}
         for id, block in theirs.items():
             if id not in self.blocks and id not in self._over:
@@ -116,7 +119,7 @@ class Keeper:
     def due_in(self) -> float | None:
         """Seconds until there is something to do; None = nothing before the next order."""
         now = self._clock()
-        if not self.blocks and self._sure:
+        if not self._told or (not self.blocks and self._sure):
             return None
         due = any(kept.phase is BlockPhase.ASKED or _to_cancel(kept, now) for kept in self.blocks.values())
         at = self._look_at if self._sure and not due else now
@@ -165,7 +168,7 @@ class Keeper:
 
     def _step(self) -> None:
         now = self._clock()
-        if now < self._not_before:
+        if not self._told or now < self._not_before:
             return
         try:
             batch = self._batch_system()

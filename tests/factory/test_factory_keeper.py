@@ -188,6 +188,16 @@ def test_jobs_of_blocks_that_nobody_knows_are_cancelled(desk: Desk) -> None:
     assert desk.batch.cancelled == [stray]
 
 
+def test_before_it_has_heard_which_blocks_there_are_it_touches_nothing(desk: Desk) -> None:
+    job = desk.batch.put(B0, JobLook(RUNNING))
+    keeper = Keeper("lab", make=lambda: desk.batch, owners={}, poll_s=10, clock=desk.clock)
+    assert keeper.due_in() is None
+    assert keeper.step() == []
+    keeper.sync([KnownBlock(B0, "lab", RUNNING, job)])
+    assert told(keeper.step()) == [(B0, RUNNING, "")]
+    assert not desk.batch.cancelled
+
+
 def test_jobs_of_another_site_are_left_alone(desk: Desk) -> None:
     """Two sites may use one batch system."""
     desk.owners[B2] = "other"
