@@ -13,7 +13,6 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from stoker.contexts.objects import copy_object, manifest_of, object_of
 from stoker.contexts.recipe import ObjectRef
@@ -33,7 +32,7 @@ log = logging.getLogger("stoker.pilot")
 
 def offered(agent: Agent, library: Library, message: SnapshotMade) -> None:
     """A library has, or has made, a snapshot: make an object of it, in a thread, and tell the manager. Once a form."""
-    if message.form in agent.snapshots:
+    if message.form in agent.snapshots or not agent.objects.peer:  # told already, or it serves nobody
         return
     agent.snapshots.add(message.form)
     recipe = RecipeKey(library.state.recipe.key)
@@ -98,4 +97,4 @@ def bring(agent: Agent, order: StartLibrary, done: Callable[[dict[str, Pin]], No
 
 def _is_here(form: str) -> bool:
     """Whether the library will find a snapshot of this form by itself. A form is one name: it leads nowhere else."""
-    return form != os.path.basename(form) or Path(snapshot_folder() / form).is_dir()
+    return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
