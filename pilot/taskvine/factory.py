@@ -20,6 +20,8 @@ from stoker.pilot.taskvine.plan import Plan
 log = logging.getLogger("stoker.pilot")
 
 _LAST_LINES = 10
+_LOCAL_GRACE_S = 1.0
+_BATCH_GRACE_S = 20.0
 
 
 class Factory:
@@ -72,13 +74,17 @@ class Factory:
         said = self.log_file.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
         return f"vine_factory ended with exit code {code}: {'; '.join(said) or 'it said nothing'} ({self.log_file})"
 
-    def close(self, *, grace_s: float) -> None:
-        """Have it remove its workers and end; after `grace_s` whatever is left on this machine is killed."""
+    def close(self) -> None:
+        """Have it remove its workers and end. On this machine whatever is left is killed after a moment; one that still
+        waits for its batch system is left to it."""
         self._process.terminate()
+        grace_s = _LOCAL_GRACE_S if self._workspace is not None else _BATCH_GRACE_S
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            log.warning("vine_factory did not end within %g s; it is killed", grace_s)
+            if self._workspace is None:
+                log.warning("vine_factory has not removed its jobs within %g s; it goes on with that", grace_s)
+                return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -38,7 +38,6 @@ _WELCOME_S = 5.0
 _FIRST_CONTACT_S = 60.0
 _FAREWELL_S = 1.0
 _GRACE_S = 2.0
-_FACTORY_GRACE_S = 1.0
 
 
 class Name(msgspec.Struct, frozen=True):
@@ -255,6 +254,6 @@ class Loop:
 
     def _close(self) -> None:
         self._engine.close()
-        self._factory.close(grace_s=_FACTORY_GRACE_S)
+        self._factory.close()
         self._link.close(linger_s=0.3)
         log.info("the pool has ended: %s", self._leaving)

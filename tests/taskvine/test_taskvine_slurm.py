@@ -1,0 +1,86 @@
+"""TaskVine's factory on a real Slurm cluster: workers are its jobs, and none is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from batch.lab import needs
+from batch.lab.cluster import Cluster
+from batch.lab.shape import Shape
+from faults.world import World, until
+
+import stoker
+
+SITE = """
+name = "lab"
+engine = "taskvine"
+
+[provider]
+kind = "slurm"
+partition = "backfill"
+cores = 3
+memory = "1 GB"
+walltime = "10 min"
+worker_init = "export STOKER_LAB=first"
+
+[pilot]
+devices = "cpu:2"
+cache_size = "2 GB"
+init_blocks = 3
+max_blocks = 3
+
+[session]
+interface = "127.0.0.1"
+"""
+
+
+@pytest.fixture
+def slurm(taskvine: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    if why := needs.missing_for_slurm():
+        pytest.skip(why)
+    with Cluster(Shape(gpus=("", ""))) as cluster:
+        for name, value in cluster.environ.items():
+            monkeypatch.setenv(name, value)
+        yield cluster
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    world = World(tmp_path / "world")
+    for name, value in world.environ.items():
+        monkeypatch.setenv(name, value)
+    yield world
+    world.empty()
+
+
+def jobs() -> list[str]:
+    said = subprocess.run(["squeue", "--noheader", "--format=%T"], capture_output=True, text=True, timeout=30)
+    return sorted(said.stdout.split())
+
+
+@stoker.context
+def nothing():
+    return 0
+
+
+@stoker.app(context=nothing())
+def where(_context, _number):
+    time.sleep(0.2)
+    return os.environ.get("SLURM_JOB_ID"), os.environ.get("STOKER_LAB")
+
+
+def test_workers_are_jobs_of_slurm_and_go_with_the_session(slurm, world):
+    site = world.path / "lab.toml"
+    site.write_text(SITE)
+    with stoker.load(str(site), run_dir=str(world.runs)) as session:
+        until(lambda: session.status().pilots, limit_s=90, why="the first worker")
+        until(lambda: jobs() == ["PENDING", "RUNNING", "RUNNING"], limit_s=60, why="two jobs run, one waits")
+        places = set(stoker.map(where, range(60)))
+        assert {init for _, init in places} == {"first"}
+        assert len({job for job, _ in places} - {None}) == 2
+    until(lambda: not jobs(), limit_s=60, why="no job is left")
