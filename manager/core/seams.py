@@ -19,7 +19,6 @@ from typing import Protocol
 
 import msgspec
 
-from stoker.contexts.recipe import Needs
 from stoker.errors import StokerError
 from stoker.manager.core.state import Block, Call, Context, Device, Library, Pilot, SourceState
 from stoker.manager.protocol.calls import Failure
@@ -246,8 +245,8 @@ class Provisioning(Rounds, Protocol):
     def demand(self, view: View) -> Sequence[Action]:
         """Blocks or pilots came or went, or a context has begun to want devices."""
 
-    def may_bring(self, view: View, needs: Needs) -> bool:
-        """Whether pilots that are not here yet could meet these needs."""
+    def may_bring(self, view: View, context: Context) -> bool:
+        """Whether pilots that are not here yet could hold this context."""
 
 
 class Policies(msgspec.Struct, frozen=True):

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stoker.contexts.recipe import Needs
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.state import Block, Context, LibraryState, Pilot, SourceState
 from stoker.manager.policies.base import Quiet
+from stoker.manager.policies.sizes import is_of_kind, known_bytes
 from stoker.manager.protocol.blocks import BlockPhase, Rule
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import RecipeKey
-from stoker.manager.protocol.to_manager import DeviceFacts
 
 UNKNOWN_RUN_S = 30.0
 """How long a call is taken to run before one has."""
@@ -41,7 +40,7 @@ class TakeWhatComes(Quiet):
         """Nothing: whoever brings pilots decides how many."""
         return ()
 
-    def may_bring(self, view: View, needs: Needs) -> bool:  # noqa: ARG002
+    def may_bring(self, view: View, context: Context) -> bool:  # noqa: ARG002
         """Only where pilots of other kinds may still join."""
         return self.elastic
 
@@ -70,9 +69,9 @@ class KeepBlocks(Quiet):
         """A pause is over, or something may have been idle for long enough."""
         return self.demand(view)
 
-    def may_bring(self, view: View, needs: Needs) -> bool:
+    def may_bring(self, view: View, context: Context) -> bool:
         """Whether a source could: one that has brought nothing yet, or brought devices that would do."""
-        return any(self._could(source, needs) for source in view.sources.values())
+        return any(self._could(source, context) for source in view.sources.values())
 
     # ---- more
 
@@ -104,18 +103,23 @@ class KeepBlocks(Quiet):
         seconds = sum(
             _unserved(context) * (context.run_s or UNKNOWN_RUN_S)
             for context in view.hungry.values()
-            if self._could(source, context.recipe.needs)
+            if self._could(source, context)
         )
         return -int(-seconds // (source.source.finish_within_s * _slots(source)))
 
     def _has_use(self, view: View, source: SourceState) -> bool:
-        return any(self._could(source, context.recipe.needs) for context in view.hungry.values())
+        return any(self._could(source, context) for context in view.hungry.values())
 
-    def _could(self, source: SourceState, needs: Needs) -> bool:
+    def _could(self, source: SourceState, context: Context) -> bool:
         """Whether pilots of this source could hold a context, as far as anybody knows."""
+        needs = context.recipe.needs
         if not source.devices:
             return not source.source.kind or not needs.kinds or source.source.kind in needs.kinds
-        able = [facts for facts in source.devices if _meets(facts, needs)]
+        able = [
+            facts
+            for facts in source.devices
+            if is_of_kind(context, facts) and known_bytes(context, facts) <= facts.memory_bytes
+        ]
         return len(able) >= needs.devices
 
     def _retry_at(self, source: SourceState) -> float:
@@ -197,13 +201,6 @@ def _coming(source: SourceState) -> list[Block]:
 def _slots(source: SourceState) -> int:
     """Calls that a block of this source will run at once, at least one."""
     return max(1, source.source.nodes * (len(source.devices) or source.source.slots or 1))
-
-
-def _meets(facts: DeviceFacts, needs: Needs) -> bool:
-    kind = facts.kind
-    if needs.kinds and kind not in needs.kinds and kind.partition(" ")[0] not in needs.kinds:
-        return False
-    return facts.memory_bytes >= needs.device_memory_bytes
 
 
 def _held(view: View, block: Block) -> int:

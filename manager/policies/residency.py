@@ -27,12 +27,10 @@ from stoker.manager.core.seams import Action, FailWaiting, Load, Provisioning, T
 from stoker.manager.core.state import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.policies.sizes import bare_bytes, declared_bytes, is_of_kind, known_bytes
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.units import show_bytes, show_seconds
-
-BARE_BYTES = 256_000_000
-"""What a library that loads nothing is taken to need."""
 
 GIVE_UP_ON_PILOT = 2
 """A pilot on which a context failed to load so often is left alone while others hold the context or could."""
@@ -88,7 +86,7 @@ class LoadWhereWanted(Quiet):
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
         """What it declares, else what it was measured to take and a tenth more."""
         needs = library.context.recipe.needs
-        declared = _declared(needs.memory_bytes, needs.device_memory_bytes, library.devices[0])
+        declared = declared_bytes(needs, library.devices[0].facts)
         took = library.device_bytes or library.memory_bytes
         if declared or not took or not library.context.recipe.loader:
             return declared or library.promised_bytes
@@ -155,34 +153,18 @@ class LoadWhereWanted(Quiet):
         return self._suits(context, device) and device.free_bytes >= self._minimum(context, device) > 0
 
     def _suits(self, context: Context, device: Device) -> bool:
-        kinds = context.recipe.needs.kinds
-        if device.fault:
-            return False
-        return not kinds or device.facts.kind in kinds or device.facts.kind.partition(" ")[0] in kinds
+        return not device.fault and is_of_kind(context, device.facts)
 
     def _reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
         """What to promise on each device while it loads."""
-        known = max(self._known(context, device) for device in devices)
+        known = max(known_bytes(context, device.facts) for device in devices)
         if known:
             return min(known, *(d.free_bytes for d in devices)) if len(devices) > 1 else known
         return min(d.free_bytes - _corner(d) for d in devices)
 
-    def _known(self, context: Context, device: Device) -> int:
-        """What the context takes of such a device in bytes, 0 if nobody knows."""
-        needs = context.recipe.needs
-        declared = _declared(needs.memory_bytes, needs.device_memory_bytes, device)
-        if declared:
-            return declared
-        if not context.recipe.loader:
-            return _bare_bytes(device)
-        advice = context.advice.get(device.facts.kind) or context.advice.get("")
-        if advice is not None and (advice.peak_bytes or advice.resident_bytes):
-            return int(max(advice.peak_bytes, advice.resident_bytes) * 1.1)
-        return 0
-
     def _minimum(self, context: Context, device: Device) -> int:
         """Free bytes without which it is not tried. An unknown context wants a third of the device, at least."""
-        return self._known(context, device) or device.facts.memory_bytes // 3
+        return known_bytes(context, device.facts) or device.facts.memory_bytes // 3
 
     # ---- making room
 
@@ -255,7 +237,7 @@ class LoadWhereWanted(Quiet):
             return too_short
         pilots = [p for p in view.pilots.values() if p.state is PilotState.HERE]
         needs = context.recipe.needs
-        if not pilots or self.provisioning.may_bring(view, needs):
+        if not pilots or self.provisioning.may_bring(view, context):
             return None
         for pilot in pilots:
             able = [
@@ -272,7 +254,7 @@ class LoadWhereWanted(Quiet):
         wants = [f"{needs.devices} devices on one pilot"] if needs.devices > 1 else []
         if needs.kinds:
             wants.append("kind " + " or ".join(needs.kinds))
-        memory = max(self._known(context, d) for p in pilots for d in p.devices.values())
+        memory = max(known_bytes(context, d.facts) for p in pilots for d in p.devices.values())
         if memory:
             wants.append(f"{show_bytes(memory)} of memory")
         return Failure(
@@ -282,18 +264,9 @@ class LoadWhereWanted(Quiet):
         )
 
 
-def _declared(memory_bytes: int, device_memory_bytes: int, device: Device) -> int:
-    """On a CPU device host memory is the device's memory; on a GPU only device memory counts."""
-    return max(memory_bytes, device_memory_bytes) if device.facts.kind.startswith("cpu") else device_memory_bytes
-
-
-def _bare_bytes(device: Device) -> int:
-    return min(BARE_BYTES, device.facts.memory_bytes // 8)
-
-
 def _corner(device: Device) -> int:
     """What a context of unknown size leaves free for calls that want no context."""
-    return 0 if any(not x.context.recipe.loader for x in device.libraries.values()) else _bare_bytes(device)
+    return 0 if any(not x.context.recipe.loader for x in device.libraries.values()) else bare_bytes(device.facts)
 
 
 def _takes_s(context: Context, kind: str) -> float:

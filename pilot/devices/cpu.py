@@ -52,13 +52,15 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
     """The cores that this process may use, at least one.
 
-    Where HTCondor counts cores and binds nobody to them, slots that stand side by side take different ones.
+    Where a batch system counts cores and binds nobody to them, jobs that stand side by side should take different ones:
+    HTCondor numbers its slots; Slurm's jobs go by their ids, which may clash, but not all on the lowest cores.
     """
     allowed = sorted(os.sched_getaffinity(0))
     limits = [_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
     count = max(1, int(min([len(allowed), *(limit for limit in limits if limit)])))
-    slot = re.search(r"([0-9]+)$", environ.get("_CONDOR_SLOT", "")) if count < len(allowed) else None
-    first = (int(slot[1]) - 1) * count if slot else 0
+    place = environ.get("_CONDOR_SLOT", "") or environ.get("SLURM_JOB_ID", "")
+    number = re.search(r"([0-9]+)$", place) if count < len(allowed) else None
+    first = (int(number[1]) - 1) * count if number else 0
     return tuple(sorted(allowed[(first + index) % len(allowed)] for index in range(count)))
 
 

@@ -162,3 +162,23 @@ def test_what_is_idle_goes_and_what_holds_least_goes_first(cluster: Make) -> Non
     assert c.hears(other, to_pilot.Exit).drain
     c.wait(200.0)
     assert not c.mail.get(holder)
+
+
+def test_a_context_that_was_measured_to_be_too_large_for_every_source_fails_with_what_is_there(cluster: Make) -> None:
+    c = cluster().sources(FIXED).define(recipe("a"))
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1, memory="1 GB"))
+    c.call("c1", context="a").hot(context="a", memory="2 GB")
+    c.lose("p1").join("p2", block="b1", of=devices(1, memory="1 GB")).call("c2", context="a")
+    failure = c.ended["c2"].failure
+    assert failure is not None
+    assert "it needs 2.2 GB of memory; devices seen: cpu 1.0 GB x 1" in failure.message
+
+
+def test_a_walltime_that_is_too_short_for_the_load_is_refused_with_the_numbers(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", load_s=100.0)
+    c.end("c1", run_s=20.0).lose("p1").sources(Source("short", Rule.OPPORTUNISTIC, first=0, most=2, walltime_s=60.0))
+    c.call("c2", context="a")
+    failure = c.ended["c2"].failure
+    assert failure is not None
+    assert "takes 1 min 40 s to load and its calls 20 s, longer than a pilot may live" in failure.message
+    assert c.asked() == []

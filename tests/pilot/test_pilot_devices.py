@@ -169,6 +169,8 @@ def test_cores_are_the_fewest_of_all_limits(tmp_path: Path, monkeypatch: pytest.
     )
     assert cpu.cores({}, root=old) == (2,)
     assert cpu.cores({"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "4"}, root=plain) == (2, 3, 5, 7)
+    side_by_side = [cpu.cores({"SLURM_JOB_ID": str(job), "SLURM_CPUS_ON_NODE": "2"}, root=plain) for job in (7, 8)]
+    assert len({*side_by_side[0], *side_by_side[1]}) == 4  # Slurm may bind nobody to the cores that it counts
 
 
 def test_cores_are_shared_evenly() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.contexts.recipe import Needs
 from stoker.manager.core.overlay import Overlay, imagine_pilot
 from stoker.manager.core.seams import (
     Action,
@@ -209,5 +208,5 @@ class WhatIf(TakeWhatComes):
                 return () if view.blocks else (WantBlocks("cpus", 1),)
         return ()
 
-    def may_bring(self, view: View, needs: Needs) -> bool:
+    def may_bring(self, view: View, context: Context) -> bool:
         return True

@@ -1,0 +1,40 @@
+"""How much of a device a context takes, as far as anybody knows. Residency plans with it, provisioning judges by it."""
+
+from __future__ import annotations
+
+from stoker.contexts.recipe import Needs
+from stoker.manager.core.state import Context
+from stoker.manager.protocol.to_manager import DeviceFacts
+
+BARE_BYTES = 256_000_000
+"""What a library that loads nothing is taken to need."""
+
+
+def known_bytes(context: Context, facts: DeviceFacts) -> int:
+    """What the context takes of such a device in bytes: declared, else measured and a tenth more; 0 if nobody knows."""
+    declared = declared_bytes(context.recipe.needs, facts)
+    if declared:
+        return declared
+    if not context.recipe.loader:
+        return bare_bytes(facts)
+    advice = context.advice.get(facts.kind) or context.advice.get("")
+    if advice is not None and (advice.peak_bytes or advice.resident_bytes):
+        return int(max(advice.peak_bytes, advice.resident_bytes) * 1.1)
+    return 0
+
+
+def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
+    """On a CPU device host memory is the device's memory; on a GPU only device memory counts."""
+    memory, device_memory = needs.memory_bytes, needs.device_memory_bytes
+    return max(memory, device_memory) if facts.kind.startswith("cpu") else device_memory
+
+
+def bare_bytes(facts: DeviceFacts) -> int:
+    """What a library that loads nothing is promised: little of a small device."""
+    return min(BARE_BYTES, facts.memory_bytes // 8)
+
+
+def is_of_kind(context: Context, facts: DeviceFacts) -> bool:
+    """Whether a device is of a kind that the context may be loaded on: by its whole name, or the first word of it."""
+    kinds = context.recipe.needs.kinds
+    return not kinds or facts.kind in kinds or facts.kind.partition(" ")[0] in kinds
