@@ -15,7 +15,8 @@ import msgspec
 from stoker.manager.factory.batch import JobLook
 from stoker.manager.protocol.blocks import BlockPhase
 
-SQUEUE = "%i|%T|%r|%S|%N|%j|%Z"
+SQUEUE = "%F|%T|%r|%S|%N|%j|%Z"
+"""`%F`: the tasks of an array (`options = ["--array=0-9"]`) have the id that sbatch gave, all of them."""
 SACCT = "JobIDRaw,State,ExitCode,NodeList"
 
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -38,6 +39,8 @@ _DUE_TO = {
 }
 _CANCELLED = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO (.+?)\s*\*\*\*")
 _FIELD = re.compile(r"\b(JobId|JobState|Reason|ExitCode|NodeList|JobName)=(\S*)")
+_COMMA = re.compile(r",(?![^\[]*\])")
+"""Between two nodes; not the one in `n[1,3]`."""
 _NONE = {"", "None", "N/A", "(null)", "Unknown"}
 
 
@@ -61,14 +64,29 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def read_squeue(text: str) -> dict[str, Row]:
-    """The jobs in what `squeue -h -o SQUEUE` prints."""
-    rows = {}
+    """The jobs in what `squeue -h -o SQUEUE` prints. An array is one job, which does what its liveliest task does."""
+    rows: dict[str, Row] = {}
     for line in text.splitlines():
         fields = line.split("|", 6)
         if len(fields) == 7 and fields[0]:
             job, state, reason, start, nodes, name, folder = fields
-            rows[job] = Row(job, state, _known(reason), _wall_clock(start), _known(nodes), name, folder)
+            row = Row(job, state, _known(reason), _wall_clock(start), _known(nodes), name, folder)
+            rows[job] = _together(rows[job], row) if job in rows else row
     return rows
+
+
+def _together(one: Row, other: Row) -> Row:
+    """Two tasks of an array as one job: the livelier; on the nodes of both if both run."""
+    first, second = sorted((one, other), key=_liveliness)
+    if first.state in _RUNNING and second.state in _RUNNING:
+        nodes = dict.fromkeys(node for row in (first, second) for node in _COMMA.split(row.nodes) if node)
+        return msgspec.structs.replace(first, nodes=",".join(nodes))
+    return first
+
+
+def _liveliness(row: Row) -> tuple[int, bool]:
+    """For sorting: what runs, what waits, what is over; of these what did not go well."""
+    return (0 if row.state in _RUNNING else 1 if row.state in _WAITING else 2), row.state == "COMPLETED"
 
 
 def read_sacct(text: str) -> dict[str, Row]:

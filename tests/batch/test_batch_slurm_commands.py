@@ -104,6 +104,19 @@ def test_a_requeued_job_waits_again(slurm, batch_of):
     assert batch.find() == {job: B1}
 
 
+def test_an_array_is_one_job_as_lively_as_its_liveliest_task(slurm, batch_of):
+    slurm.update_node(["n3", "n4"], "DRAIN")
+    batch = batch_of(gpus="1", options=["--array=0-2"])
+    job = batch.submit(B1)
+    assert set(when(batch, job, BlockPhase.RUNNING).reason.removeprefix("on ").split(",")) <= {"n1", "n2"}
+    until(lambda: [line[2] for line in slurm.queue()].count("RUNNING") == 2, what="two tasks that run")
+    assert set(batch.look([job])[job].reason.removeprefix("on ").split(",")) == {"n1", "n2"}
+    assert batch.find() == {job: B1}, "the task that waits is part of it"
+    batch.cancel([job])
+    assert when(batch, job, BlockPhase.ENDED).reason == "cancelled"
+    until(lambda: not slurm.queue(), what="no task left")
+
+
 def test_a_job_that_fails_ends_with_its_last_words(slurm, batch_of):
     batch = batch_of("sh -c 'echo it was like this >&2; exit 3'")
     job = batch.submit(B1)

@@ -82,7 +82,7 @@ def squeue(arguments):
     shape = next(word.partition("=")[2] for word in arguments if word.startswith("--format="))
     for job in jobs():
         line = shape
-        fields = {"i": "id", "T": "state", "r": "reason", "S": "start", "N": "nodes", "j": "name", "Z": "folder"}
+        fields = {"F": "id", "T": "state", "r": "reason", "S": "start", "N": "nodes", "j": "name", "Z": "folder"}
         for letter, key in fields.items():
             line = line.replace(
                 f"%{letter}", job.get(key) or ("N/A" if letter == "S" else "None" if letter == "r" else "")

@@ -55,6 +55,20 @@ def test_squeue() -> None:
     assert all(looks[job].phase is BlockPhase.ENDED for job in ends)
 
 
+def test_the_tasks_of_an_array_are_one_job() -> None:
+    def look(*states: str) -> tuple[BlockPhase, str]:
+        rows = read_squeue("".join(f"7|{state}|stoker-k3v9-b0|/home/ana/submit\n" for state in states))
+        assert list(rows) == ["7"]
+        found = look_of(rows["7"], now=NOW)
+        return found.phase, found.reason
+
+    done, failed, waits = "COMPLETED|None|N/A|n1", "TIMEOUT|TimeLimit|N/A|n1", "PENDING|Resources|N/A|"
+    one, two = "RUNNING|None|N/A|n[1,3]", "RUNNING|None|N/A|n2"
+    assert look(waits, one, done, two, one) == (BlockPhase.RUNNING, "on n[1,3],n2")
+    assert look(done, failed, waits) == (BlockPhase.PENDING, "Resources")
+    assert look(done, failed, done) == (BlockPhase.ENDED, "out of walltime")
+
+
 def test_a_strange_name_is_none_of_ours() -> None:
     rows = read_squeue(SQUEUE)
     assert block_of(rows["88132"].name, session="k3v9") is None
