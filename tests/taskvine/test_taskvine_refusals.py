@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from stoker.config import parse_site
+from stoker.config import load_site, parse_site
 from stoker.contexts import context
 from stoker.errors import ConfigError
 from stoker.manager.executor import engines
@@ -112,3 +113,9 @@ def test_a_session_with_taskvine_has_one_site_and_no_provider():
         engines.check([Site(), vine], provider=None)
     with pytest.raises(ConfigError, match="leave provider= out"):
         engines.check([vine], provider=engines.local_provider(Site()))
+
+
+def test_the_site_file_that_ships_is_one_that_taskvine_can_honour():
+    site = load_site(Path(__file__).parents[2] / "site-configs" / "taskvine.toml")
+    assert site.engine is Engine.TASKVINE
+    refusals.refuse_site(site)
