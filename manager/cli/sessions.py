@@ -12,6 +12,7 @@ from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.executor import detached
+from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.session import SessionFolder, find_session
 
@@ -57,7 +58,8 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
 
 
 def find(name: str = "") -> SessionFolder:
-    """The session that is meant: by its path, or the newest of that id (or a beginning of one; empty: any).
+    """The session that is meant: by its path, or the newest of that id (or a beginning of one; empty: any). One that is
+    not over comes first: a program that ended a minute ago is not what a session that is up should stand behind.
 
     The last ones are known by links in the state folder, older ones if they were started from this folder.
     Raises SessionError.
@@ -65,12 +67,21 @@ def find(name: str = "") -> SessionFolder:
     if name and (Path(name) / "session.json").exists():
         return SessionFolder(name)
     places = [*(state_folder() / "sessions").glob("*/session.json"), *Path.cwd().glob("runinfo/*/*/session.json")]
+    found: list[SessionFolder] = []
     for _, place in sorted(((place.stat().st_mtime, place.resolve().parent) for place in places), reverse=True):
         folder = SessionFolder(place)
         with contextlib.suppress(SessionError):
             if folder.read().session.startswith(name):
-                return folder
-    return find_session(name)
+                found.append(folder)
+    if not found:
+        return find_session(name)
+    return next(filter(_lives, found), found[0])
+
+
+def _lives(folder: SessionFolder) -> bool:
+    with contextlib.suppress(SessionError):
+        return not detached.over(folder) and is_listening(folder.read().address)
+    return False
 
 
 def the_one_that_is_up() -> SessionFolder:

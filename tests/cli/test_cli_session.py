@@ -55,6 +55,17 @@ def test_status_of_a_live_session(stoker: Stoker, client: Peer, pilot: Peer) -> 
     assert [pilot["pilot"] for pilot in told["status"]["pilots"]] == ["n014-ab12"]
 
 
+def test_a_session_that_lives_comes_before_a_newer_one_that_is_over(
+    stoker: Stoker, client: Peer, folder: SessionFolder, tmp_path: Path
+) -> None:
+    client.hear(to_client.ClientWelcome)
+    over = SessionFolder(tmp_path / "over")
+    over.make()
+    over.write(SessionFile("over", wire.VERSION, "tcp://127.0.0.1:1", folder.read().server_key))
+    (folder.path.parent / "home" / "sessions" / "over").symlink_to(over.path)
+    assert stoker("status").output.startswith("session test · up ")
+
+
 def test_asking_changes_nothing_and_outlives_the_client_rule(manager: Manager, client: Peer, stoker: Stoker) -> None:
     """An observer that leaves does not end the session, and none is counted as a client."""
     client.hear(to_client.ClientWelcome)
