@@ -73,6 +73,8 @@ class Want:
     def __init__(self, ref: ObjectRef) -> None:
         self.ref = ref
         self.requests: list[Request] = []
+        self.order: FetchObject | None = None
+        """What the manager has said last of where it may be had."""
         self.bringing: Bringing | None = None
         self.trouble = ""
         """Why the place that it comes from could not be read here."""
@@ -159,26 +161,14 @@ def told_sources(agent: Agent, order: FetchObject) -> None:
         else:
             agent.link.post(ObjectsGone((name,)))
         return
-    if not order.peers and not order.origin:
+    want.order = order
+    if order.origin:  # a file system that hangs must not hold up the loop
+        find = threading.Thread(target=_find_origin, args=(agent, want, order), name="objects-origin", daemon=True)
+        find.start()
+    elif order.peers:
+        _offer(agent, want, order, [])
+    else:
         _give_up(agent, want, want.trouble or f"the object {name} can be had nowhere: no pilot that has it is reached")
-        return
-    sources = [Source(address=peer.address, label=peer.pilot) for peer in order.peers]
-    origin = origin_of(agent, want.ref) if order.origin else []
-    if want.bringing is None:
-        want.bringing = _start(agent, want)
-    want.bringing.offer([*sources, *origin], manifest=order.manifest)
-    if order.origin and not origin:
-        where = f"at {want.ref.source}" if want.ref.source else "anywhere that this pilot knows"
-        what = f"the object {name} is not {where}; put it on a file system that compute nodes see"
-        _origin_failed(agent, want, what)
-
-
-def origin_of(agent: Agent, ref: ObjectRef) -> list[Source]:
-    """Where an object comes from, as far as this pilot reaches it: the path itself, else the session's seed."""
-    if ref.source and Path(ref.source).exists():
-        return [Source(path=ref.source, origin=True)]
-    seed = agent.objects.seed()
-    return [Source(address=seed, label="the session's seed", origin=True)] if seed else []
 
 
 def again(agent: Agent) -> None:
@@ -233,6 +223,31 @@ def _looked(agent: Agent, refs: Sequence[ObjectRef], request: Request, found: di
         agent.link.post(WantObjects(tuple(fresh)))
     for name, pin in found.items():
         request.has(name, pin)
+
+
+def _find_origin(agent: Agent, want: Want, order: FetchObject) -> None:
+    """Where an object comes from, as far as this pilot reaches it: its path, or the session's seed."""
+    path, seed = want.ref.source, agent.objects.seed()
+    seen = bool(path) and not (seed and agent.objects.carried) and Path(path).exists()
+    if seen:
+        origin = [Source(path=path, origin=True)]
+    else:
+        origin = [Source(address=seed, label="the session's seed", origin=True)] if seed else []
+    agent.later(lambda: _offer(agent, want, order, origin))
+
+
+def _offer(agent: Agent, want: Want, order: FetchObject, origin: list[Source]) -> None:
+    """Have it brought from there, unless the manager has said something else meanwhile."""
+    name = want.ref.name
+    if agent.objects.wants.get(name) is not want or want.order is not order:
+        return
+    if want.bringing is None:
+        want.bringing = _start(agent, want)
+    peers = [Source(address=peer.address, label=peer.pilot) for peer in order.peers]
+    want.bringing.offer([*peers, *origin], manifest=order.manifest)
+    if order.origin and not origin:
+        where = f"at {want.ref.source}" if want.ref.source else "anywhere that this pilot knows"
+        _origin_failed(agent, want, f"the object {name} is not {where}; put it on a file system that compute nodes see")
 
 
 def _start(agent: Agent, want: Want) -> Bringing:
