@@ -254,6 +254,7 @@ def test_a_batch_system_that_cannot_be_had_refuses(desk: Desk) -> None:
         raise ConfigError("site lab: this host has no sbatch on its PATH")
 
     desk.keeper = Keeper("lab", make=make, owners={}, poll_s=10, clock=desk.clock)
+    desk.keeper.sync([])
     assert told(desk.order(B0)) == [(B0, REFUSED, "site lab: this host has no sbatch on its PATH")]
     assert desk.keeper.due_in() is None
     assert desk.keeper.end(until=desk.clock.now) == []
