@@ -40,6 +40,15 @@ def inherit(descriptor: int) -> None:
     _inherited[:] = [descriptor]
 
 
+_running: set[int] = set()
+
+
+def kill_running() -> None:
+    """Kill the commands that this process has under way: it is about to exit, and nobody would read what they say."""
+    for pid in list(_running):
+        kill_tree(pid)
+
+
 class Said(msgspec.Struct, frozen=True):
     """How a command ended and what it printed."""
 
@@ -83,6 +92,7 @@ class Commands:
             )
         except OSError as error:
             raise BatchTrouble(f"{name} cannot be run: {error}") from error
+        _running.add(process.pid)
         try:
             out, err = process.communicate(timeout=self.limit_s)
         except subprocess.TimeoutExpired:
@@ -90,6 +100,8 @@ class Commands:
             with suppress(subprocess.TimeoutExpired):  # what a kill cannot end (a dead file system) is left behind
                 process.communicate(timeout=_AFTER_KILL_S)
             raise BatchTrouble(f"{name} has not answered for {self.limit_s:g} s") from None
+        finally:
+            _running.discard(process.pid)
         said = Said(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
         log.debug("%s: exit code %d, %d bytes", name, said.code, len(out))
         return said

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 
-from stoker.manager.factory.batch import JOBS_LEFT, Batch
+from stoker.manager.factory.batch import JOBS_LEFT, Batch, job_name
 from stoker.manager.factory.keeper import Keeper, News
 from stoker.manager.factory.link import Link
 from stoker.manager.factory.worker import Cancel, CancelWaiting, End, Message, Order, Stopped, Sync, Worker
@@ -227,7 +227,9 @@ class Factory:
         for name in self._stopping:
             log.error("source %s did not answer to the end", name)
             kept = list(self._workers[name].keeper.blocks.values())
-            self._left[name] = tuple(block.job for block in kept if block.job)
+            # One that is being submitted has no id yet, but a name.
+            session = self._link.session.session
+            self._left[name] = tuple(block.job or job_name(session, block.block) for block in kept)
         left = [f"{name}: {' '.join(sorted(jobs))}" for name, jobs in sorted(self._left.items()) if jobs]
         if left:
             log.error("jobs that are still there, cancel them by hand: %s", "; ".join(left))

@@ -67,6 +67,7 @@ def _run(folder: SessionFolder, *, end_limit_s: float) -> int:
         ending = factory.run()
     finally:
         factory.close()
+        commands.kill_running()
     log.info("the factory ends: %s", ending.name.lower())
     return ending
 

@@ -72,8 +72,23 @@ class FakeSlurm:
         lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         return [arguments for _, name, arguments in lines if name == command]
 
+    def hanging(self) -> list[int]:
+        """Process groups of commands that hang."""
+        groups = [int(file.read_text()) for file in self.folder.glob("hangs-*")]
+        return [group for group in groups if _is_alive(group)]
+
     def close(self) -> None:
+        for group in self.hanging():  # a factory that was killed has left them behind
+            os.killpg(group, signal.SIGKILL)
         for job in self.jobs().values():
             if job.get("pid"):
                 with suppress(ProcessLookupError):
                     os.killpg(job["pid"], signal.SIGKILL)
+
+
+def _is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

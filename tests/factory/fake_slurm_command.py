@@ -162,6 +162,7 @@ def log(name, arguments):
 
 
 def hang():
+    write(f"hangs-{os.getpid()}", os.getpgrp())
     subprocess.run(["sleep", "600"], check=False)
 
 

@@ -182,6 +182,17 @@ def test_of_two_jobs_of_a_block_the_living_one_stays(desk: Desk) -> None:
     assert not desk.batch.cancelled
 
 
+def test_no_job_is_touched_before_the_manager_has_spoken(desk: Desk) -> None:
+    def make() -> Batch:
+        return desk.batch
+
+    desk.batch.put(B0, JobLook(RUNNING))
+    desk.keeper = Keeper("lab", make=make, owners={}, poll_s=10, clock=desk.clock)
+    assert desk.keeper.due_in() is None
+    assert desk.keeper.step() == []
+    assert not desk.batch.cancelled
+
+
 def test_jobs_of_blocks_that_nobody_knows_are_cancelled(desk: Desk) -> None:
     stray = desk.batch.put(B2, JobLook(RUNNING))
     desk.settle()

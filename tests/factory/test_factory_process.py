@@ -180,6 +180,31 @@ def test_jobs_that_cannot_be_cancelled_are_named(manager: ManagerEnd, slurm: Fak
     assert job in (folder.path / "factory.log").read_text()
 
 
+def test_a_job_that_is_just_being_submitted_at_the_end_is_cancelled_too(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+    factory = manager.start_factory()
+    slurm.fault("sbatch", hang="after")
+    manager.submit("b0", "b1")
+    until(slurm.jobs, what="the job")
+    slurm.fault("sbatch")
+    manager.tell(to_client.SessionOver("the program is done"))
+    assert manager.ended(factory) == Ending.OVER
+    assert [job["state"] for job in slurm.jobs().values()] == ["CANCELLED"]
+
+
+def test_a_batch_system_that_hangs_at_the_end_is_named_with_what_it_may_have(
+    manager: ManagerEnd, slurm: FakeSlurm, folder: SessionFolder
+) -> None:
+    write_sites(folder.sites, [slurm_site(command_limit_s=Duration(600))])
+    factory = manager.start_factory("--end-limit-s", "1")
+    slurm.fault("sbatch", hang="after")
+    manager.submit("b0")
+    until(slurm.jobs, what="the job")
+    manager.tell(to_client.SessionOver("the program is done"))
+    assert manager.ended(factory) == Ending.JOBS_LEFT
+    assert (folder.path / "jobs-left").read_text() == "lab: stoker-k3v9-b0\n"
+    until(lambda: not slurm.hanging(), what="the end of the command that hangs")
+
+
 def test_another_session_or_version_is_not_served(manager: ManagerEnd, slurm: FakeSlurm) -> None:
     factory = manager.start_factory()
     manager.tell(to_client.ClientRefused("this manager speaks version 9"))
