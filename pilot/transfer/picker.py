@@ -130,10 +130,11 @@ class Picker(Generic[S]):
     # ---- inside
 
     def _free(self, offer: _Offer, now: float) -> int | None:
-        """The rarest that nobody was asked for, among a sample; all are looked at when the sample has none."""
+        """The rarest that nobody was asked for, among a sample; all are looked at when the sample has none (but for a
+        source that is spared: it will be asked again soon)."""
         spared = offer.origin and now - self._moved_at < SPARED_S
         here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
-        for size in (SAMPLE, len(pieces)):
+        for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):
             best, fewest = None, len(self._offers) + 1
             place = self._chance.randrange(len(pieces)) if pieces else 0
             for _ in range(min(size, len(pieces))):

@@ -106,6 +106,9 @@ def test_the_origin_is_spared_what_others_have() -> None:
     one.arrived(1, 1.0)
     assert one.take("origin", 1.0) == 2
     assert one.take("origin", 2.0) is None
+    assert one.take("peer", 2.0) == 0
+    one.has_not("peer", 0)
+    one.has("peer", [0])
     assert one.take("origin", 1.0 + SPARED_S) == 0  # but the peer does not give it
 
 
