@@ -47,8 +47,17 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, as_jso
         console.lines(scripts(wanted))
         return
     made = detached.make(wanted, place=folder, idle_s=idle_s)
-    holder = detached.start(made, waiting=console.note)
-    status = _first_blocks(made, wanted)
+    try:
+        holder = detached.start(made, waiting=console.note)
+    except KeyboardInterrupt:
+        detached.forget(made)
+        raise
+    try:
+        status = _first_blocks(made, wanted)
+    except KeyboardInterrupt:
+        name = made.read().session
+        console.note(f"session {name} is up; what is queued: stoker status {name}; end it: stoker down {name}")
+        raise
     why = _why_none(made) if _nothing_came(status) else ""
     if as_json:
         console.json({"session": status.session, "folder": str(made.path), "manager": holder, "status": status})

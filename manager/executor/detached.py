@@ -89,8 +89,9 @@ def sites_of(folder: SessionFolder) -> dict[str, Site]:
 
 
 def forget(folder: SessionFolder) -> None:
-    """Remove the folder of a session that is over, and what knows of it."""
-    (state_folder() / "sessions" / folder.read().session).unlink(missing_ok=True)
+    """Remove the folder of a session that is over, or never was up, and what knows of it."""
+    if folder.file.exists():
+        (state_folder() / "sessions" / folder.read().session).unlink(missing_ok=True)
     shutil.rmtree(folder.path, ignore_errors=True)
 
 
@@ -138,17 +139,18 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Hol
         )
     process = _spawn(folder, launch)
     until = time.monotonic() + patience_s
-    while True:
-        holder = lease.read(path)
-        if holder is not None and _written_at(folder) != said_before:
-            register(folder)
-            return holder
-        if process.poll() is not None:
-            raise _failed(folder, f"the manager ended with exit code {process.returncode} before it listened")
-        if time.monotonic() > until:
-            process.terminate()
-            raise _failed(folder, f"the manager did not listen within {patience_s:.0f} s")
-        time.sleep(0.02)
+    try:
+        while _written_at(folder) == said_before or (holder := lease.read(path)) is None:
+            if process.poll() is not None:
+                raise _failed(folder, f"the manager ended with exit code {process.returncode} before it listened")
+            if time.monotonic() > until:
+                raise _failed(folder, f"the manager did not listen within {patience_s:.0f} s")
+            time.sleep(0.02)
+    except BaseException:  # Ctrl-C too: nobody would know that it is there
+        process.terminate()
+        raise
+    register(folder)
+    return holder
 
 
 def _spawn(folder: SessionFolder, launch: Launch) -> subprocess.Popen[bytes]:

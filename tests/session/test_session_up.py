@@ -250,6 +250,22 @@ def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> No
     assert world.left() == []
 
 
+def test_ctrl_c_while_it_comes_up_leaves_nothing_that_is_not_said(world: World) -> None:
+    (world.path / "one.toml").write_text(SITE)
+    command = [sys.executable, "-m", "stoker.manager.cli.entry", "up", "one.toml"]
+    coming = world.spawn(command, folder=world.path)
+    until(lambda: list(world.home.glob("sessions.d/*/manager.log")), limit_s=60)
+    coming.send_signal(signal.SIGINT)
+    _, err = coming.communicate(timeout=60)
+    assert coming.returncode == 130, err
+    assert "Traceback" not in err
+    if "is up; what is queued" in err:
+        assert stoker(world, "down").returncode == 0
+    else:
+        world.empty()
+        assert not list(world.home.glob("sessions.d/*"))
+
+
 def test_a_session_that_is_idle_ends_and_leaves_nothing(world: World) -> None:
     (world.path / "one.toml").write_text(SITE)
     stoker(world, "up", "one.toml", "--idle", "4 s")
