@@ -45,6 +45,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     manager_core.MEMORY: (manager_core.MEMORY_TITLE, manager_core.memory),
     recovery.MANY: (recovery.MANY_TITLE, recovery.many_pilots),
     recovery.RESTART: (recovery.RESTART_TITLE, recovery.restart),
+    recovery.LOST: (recovery.LOST_TITLE, recovery.lost_pilot),
     vanishing.NAME: (vanishing.TITLE, vanishing.measure),
 }
 

@@ -8,6 +8,7 @@ from benchmarks.paired import ratios, run_side
 from benchmarks.table import Bar, Line, Table
 
 MANY, MANY_TITLE = "many_pilots", "one live manager with 2,000 connected pilots against one pilot"
+LOST, LOST_TITLE = "lost_pilot", "from the loss of a pilot until the call that it ran runs on another"
 RESTART, RESTART_TITLE = "restart", "kill -9 of the manager with 100,000 calls queued and 200 running"
 
 
@@ -58,3 +59,18 @@ def restart(say: Callable[[str], None], *, quick: bool = False) -> Table:
         ),
     ]
     return Table(name=RESTART, title=RESTART_TITLE, lines=lines)
+
+
+def lost_pilot(say: Callable[[str], None], *, quick: bool = False) -> Table:
+    """Seconds, when its process is killed (the connection breaks), and when it is stopped (it falls silent)."""
+    lines = []
+    for how, bar, repeats in (("killed", 1.5, 5), ("frozen", 16.0, 3)):
+        seconds = [
+            run_side("benchmarks.lost_pilot_side", how)["seconds"]
+            for _ in range(1 if quick else repeats)
+            if not (quick and how == "frozen")
+        ]
+        if seconds:
+            say(f"{how}: " + ", ".join(f"{one:.2f} s" for one in seconds))
+            lines.append(Line(what=f"the pilot is {how}", cells={"s": seconds}, bar=Bar(at_most=bar)))
+    return Table(name=LOST, title=LOST_TITLE, lines=lines)
