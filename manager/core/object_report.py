@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.manager.core.peers import Fetch, Object, Way
 from stoker.manager.core.state import Library, LibraryState, Pilot, State
-from stoker.manager.core.transfers import Fetch, Object, Way
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes

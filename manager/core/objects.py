@@ -39,8 +39,9 @@ from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import object_report
+from stoker.manager.core.peers import Fetch, Object, Peer, Way
 from stoker.manager.core.state import Pilot, PilotState
-from stoker.manager.core.transfers import Fetch, Object, Peer, Transfers, Way
+from stoker.manager.core.transfers import Transfers
 from stoker.manager.protocol import to_pilot
 from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, PilotHello
 

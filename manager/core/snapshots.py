@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.manager.core import objects
+from stoker.manager.core.peers import Snapshot
 from stoker.manager.core.state import Context, Pilot
-from stoker.manager.core.transfers import Snapshot
 from stoker.manager.protocol.to_manager import ObjectArrival, SnapshotHere
 
 if TYPE_CHECKING:

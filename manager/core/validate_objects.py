@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.manager.core.transfers import Fetch, Object, Peer, Transfers, Way
+from stoker.manager.core.peers import Fetch, Object, Peer, Way
+from stoker.manager.core.transfers import Transfers
 
 
 def broken(transfers: Transfers) -> Iterator[str]:

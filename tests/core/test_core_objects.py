@@ -9,7 +9,7 @@ from core.builders import SESSION, Cluster, devices, recipe
 
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.manager.core.events import ManagerRestarted
-from stoker.manager.core.transfers import Limits
+from stoker.manager.core.peers import Limits
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot, wire
 from stoker.manager.protocol.ids import RecipeKey
