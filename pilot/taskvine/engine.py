@@ -78,6 +78,10 @@ class Engine:
             ("transient-error-interval", 1),
             ("keepalive-interval", plan.heartbeat_s),
             ("keepalive-timeout", plan.silence_s),
+            # Everything waits while it reads a message of a worker that was killed in the middle of it: an hour, unless
+            # it is told otherwise.
+            ("long-timeout", plan.silence_s),
+            ("min-transfer-timeout", plan.silence_s),
             ("prefer-dispatch", 1),
         ):
             self._manager.tune(name, value)

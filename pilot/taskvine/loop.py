@@ -7,6 +7,7 @@ those for which there is no worker are told as faulty, with that as the reason, 
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import select
@@ -38,6 +39,8 @@ _WELCOME_S = 5.0
 _FIRST_CONTACT_S = 60.0
 _FAREWELL_S = 1.0
 _GRACE_S = 2.0
+_HANGS_S = 900.0
+"""A turn that lasts so long will not end: in one, TaskVine may send a whole model to a worker."""
 
 
 class Name(msgspec.Struct, frozen=True):
@@ -139,6 +142,8 @@ class Loop:
     def _timers(self, now: float) -> None:
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
+            # TaskVine holds the interpreter's lock: if it hangs, nothing of ours runs any more. Another pool can.
+            faulthandler.dump_traceback_later(_HANGS_S, exit=True)
             self._count_workers()
             self._scale(now)
             self._pool.look(now)
@@ -254,6 +259,7 @@ class Loop:
 
     def _close(self) -> None:
         self._engine.close()
+        faulthandler.cancel_dump_traceback_later()
         self._factory.close()
         self._link.close(linger_s=0.3)
         log.info("the pool has ended: %s", self._leaving)
