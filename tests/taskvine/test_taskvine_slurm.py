@@ -55,7 +55,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     for name, value in world.environ.items():
         monkeypatch.setenv(name, value)
     yield world
-    world.empty()
+    world.empty(limit_s=60)  # beside each worker TaskVine's job has a `sleep 30`, which may be left to end by itself
 
 
 def jobs() -> list[str]:
