@@ -48,6 +48,7 @@ def running(status) -> bool:
     return bool(status.pilots)
 
 
+@pytest.mark.slow
 def test_preempted_and_requeued_the_same_job_brings_a_pilot_again(slurm, world, stream):
     with load(world, provider={"gpus": "a10:1", "options": ["--nodelist=n1"]}) as session:
         results = stream()
@@ -95,9 +96,10 @@ def test_a_job_that_somebody_cancels_is_replaced(slurm, world, stream):
         assert session.status().failed == 0
 
 
+@pytest.mark.slow
 def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world, stream):
     """Its jobs are dead at once; Slurm notices some seconds later, and requeues."""
-    cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), node_timeout_s=4))
+    cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), node_timeout_s=2))
     with load(world, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"gpus": "a10:1"}) as session:
         status_when(session, lambda status: len(status.pilots) == 2, what="two pilots")
         results = stream()
