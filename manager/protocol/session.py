@@ -5,7 +5,11 @@
         keys/                    0700; one CURVE key pair a role: server, client, pilot (0600);
                                  `transfer` holds the secret of transfers between pilots, and no key pair
         journal                  every event of the manager, in order
-        manager.log
+        manager.log              and factory.log, seed.log, client.log
+        manager.lease            who runs the manager (see `manager.live.lease`), beside manager.lock
+        manager.json             how the manager of a session that stays was started
+        seed.address             where the seed listens, if there is one
+        jobs-left                what the factory could not cancel at the end; empty when all is well
         sites/                   the site files of its sources of pilots
         submit/                  what was submitted to batch systems, and what those jobs printed
         objects/                 payloads over 1 MB and files that clients hand in, by cache name

@@ -25,6 +25,8 @@ log = logging.getLogger("stoker.pilot")
 _WELCOME_S = 5.0
 _FAREWELL_S = 1.0
 _LEAVING_LOOK_S = 0.1
+_ECHO_S = 1.0
+"""A signal that comes again within this is the same one: srun and Slurm both send it."""
 _FIRST_CONTACT_S = 60.0
 _PROBE_S = 15.0
 
@@ -36,6 +38,7 @@ class Loop:
         self.agent = agent
         self._probing = Probing(agent)
         self._signalled = ""
+        self._signalled_at = 0.0
         self._heeded = False
         self._next_look = 0.0
         self._next_device_look = 0.0
@@ -152,8 +155,10 @@ class Loop:
                 signal.signal(how, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._signalled:
+        now = time.monotonic()
+        if self._signalled and now - self._signalled_at > _ECHO_S:
             self.agent.leave_by = 0.0  # a second one: at once
+        self._signalled_at = now
         self._signalled = f"it got {signal.Signals(number).name}"
 
     def _say_farewell(self) -> None:

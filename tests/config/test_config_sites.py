@@ -67,7 +67,8 @@ FAULTS = {
     '[session]\nlease = "1 s"': "line 2: [session] lease = 1 s must be at least two heartbeats (5 s each)",
     "[session]\nheartbeat = inf": "line 2: [session] heartbeat: inf is not a duration",
     '[provider]\nkind = "slrum"': "line 2: [provider] kind = 'slrum' is not available; did you mean 'slurm'?",
-    '[provider]\nkind = "slurm"\npartiton = "x"': "line 3: [provider] partiton is not a setting; did you mean partition?",
+    '[provider]\nkind = "slurm"\npartiton = "x"': "line 3: [provider] partiton is not a setting; did you mean"
+    " partition?",
     '[provider]\nkind = "condor"\nqos = "x"': "line 3: [provider] qos is a setting for slurm; kind is condor",
     '[provider]\nkind = "slurm"\ngpus = "many"': 'line 3: [provider] gpus: write a number of GPUs a node, "2", or with'
     ' their type, "a10:2"',
