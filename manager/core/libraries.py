@@ -217,6 +217,7 @@ def _detach(core: Core, library: Library) -> list[Call]:
         tier(core, device)
     library.context.libraries.pop(library.id, None)
     library.pilot.libraries.pop(library.id, None)
+    library.pilot.used_at = core.state.now
     core.state.libraries.pop(library.id, None)
     calls.starving(core, library.context)
     core.supply_changed = True

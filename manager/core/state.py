@@ -343,7 +343,7 @@ class Pilot:
 
     __slots__ = (
         "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "host", "id", "inbox", "kept", "lasts_s",
-        "libraries", "notes", "peer", "pid", "refused_frames", "source", "state", "was",
+        "libraries", "notes", "peer", "pid", "refused_frames", "source", "state", "used_at", "was",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -356,6 +356,8 @@ class Pilot:
         self.devices: dict[DeviceId, Device] = {}
         self.libraries: dict[LibraryId, Library] = {}
         self.inbox = Inbox()
+        self.used_at = now
+        """When it came, or its last library that is gone had gone."""
         self.peer = ""
         """`host:port` at which it serves its objects."""
         self.source = ""

@@ -108,7 +108,9 @@ def waits_for(state: State, context: Context) -> str:
     if not here:
         cut = sum(pilot.state is PilotState.CUT for pilot in state.pilots.values())
         blocks = _blocks(state)
-        return f"no pilot is here ({cut} cut off; {blocks})" if cut else f"no pilot has joined yet ({blocks})"
+        if cut:
+            return f"no pilot is here ({cut} cut off; {blocks})"
+        return f"no pilot is here any more ({blocks})" if state.pilots_gone else f"no pilot has joined yet ({blocks})"
     ready = [x for x in context.libraries.values() if x.state is LibraryState.READY]
     loading = [x for x in context.libraries.values() if x.state is LibraryState.LOADING]
     stopping = [x for x in context.libraries.values() if x.state is LibraryState.STOPPING]

@@ -37,15 +37,15 @@ _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
 }
 
 
-def outcome(end: CallEnd) -> Any:
-    """The call's result. Raises what it raised, or the StokerError that says why there is none."""
+def outcome(end: CallEnd, *, session: str = "") -> Any:
+    """The call's result. Raises what it raised, or the StokerError that says why there is none. `session` is its id."""
     if end.ok:
         return _open(end.payload, end)
     if end.failure is not None:
-        raise failure_error(end.failure, call=end.call)
+        raise failure_error(end.failure, call=end.call, session=session)
     error = payloads.load_exception(_bytes(end.payload, end))
     if isinstance(error, Exception):
-        error.add_note(_where(end))
+        error.add_note(_where(end, session))
         raise error
     kind = type(error).__name__  # SystemExit and the like would end this program instead of telling it something
     text = str(error.__cause__)
@@ -58,12 +58,17 @@ def outcome(end: CallEnd) -> Any:
     ) from error.__cause__
 
 
-def _where(end: CallEnd) -> str:
+def _where(end: CallEnd, session: str) -> str:
     call = show_call(end.call)
-    return f"call {call} (what it printed: stoker logs {call})" if end.printed else f"call {call}"
+    return f"call {call} (what it printed: {_command('logs', call, session)})" if end.printed else f"call {call}"
 
 
-def failure_error(failure: Failure, *, call: int) -> StokerError:
+def _command(name: str, call: str, session: str) -> str:
+    """What to type. Other sessions have calls of the same name, so it says whose."""
+    return f"stoker {name} {call}{f' --session {session}' if session else ''}"
+
+
+def failure_error(failure: Failure, *, call: int, session: str = "") -> StokerError:
     """The error of a failure, with its evidence as facts."""
     facts: dict[str, Any] = {"call": show_call(call)}
     for name in ("pilot", "signal", "exit_code", "tail", "log"):
@@ -77,9 +82,9 @@ def failure_error(failure: Failure, *, call: int) -> StokerError:
     lines = [f"call {facts['call']}{where}: {failure.message}"]
     if failure.tail and failure.tail not in failure.message:
         lines += ["its last lines:", *("  " + line for line in failure.tail.rstrip().splitlines()[-20:])]
-    lines.append(f"  why it went this way: stoker explain {facts['call']}")
+    lines.append(f"  why it went this way: {_command('explain', facts['call'], session)}")
     if failure.log:
-        lines.append(f"  what it printed: stoker logs {facts['call']}")
+        lines.append(f"  what it printed: {_command('logs', facts['call'], session)}")
     return _KINDS[failure.kind]("\n".join(lines), **facts)
 
 

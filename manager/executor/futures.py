@@ -42,7 +42,7 @@ class CallFuture(Future[Any]):
     def settle(self, end: CallEnd) -> bool:
         """The call has ended."""
         try:
-            value = outcome(end)
+            value = outcome(end, session=self._link.session.session)
         except BaseException as error:
             self._set(None, error)
             error.__traceback__ = None  # its frames are this function's; they would keep the future alive

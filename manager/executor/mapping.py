@@ -216,7 +216,7 @@ class Stream(Iterator[Any]):
                 if type(end) is tuple:
                     raise end[1]
                 try:
-                    value = outcome(end)
+                    value = outcome(end, session=self._link.session.session)
                 except Exception as error:
                     if end.call in self._failed:
                         error.add_note(f"stoker.map: {self._what} {self._failed[end.call]:,}, counted from 0")

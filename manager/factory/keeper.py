@@ -42,13 +42,15 @@ EXPECTED_SLACK_S = 60.0
 
 @dataclass(slots=True)
 class Kept:
-    """A block that is not over. `told` is what the manager was told last; `cancel` why it is to be cancelled."""
+    """A block that is not over. `told` is what the manager was told last; `again` why it waits although it has run;
+    `cancel` why it is to be cancelled."""
 
     block: BlockId
     job: str = ""
     phase: BlockPhase = BlockPhase.ASKED
     told: tuple[BlockPhase, str, str] | None = None
     expected_at: float = 0.0
+    again: str = ""
     cancel: str = ""
     cancelled_at: float = 0.0
 
@@ -235,15 +237,18 @@ class Keeper:
 
     def _saw(self, kept: Kept, look: JobLook) -> None:
         if look.phase is BlockPhase.ENDED:
-            by_us = kept.cancel and look.reason.startswith(("cancelled", "exit code", "killed"))
+            by_us = kept.cancelled_at and look.reason != "done"  # whatever else the batch system may call it
             self._end(kept, look.phase, f"cancelled: {kept.cancel}" if by_us else look.reason)
             return
+        if kept.phase is BlockPhase.RUNNING and look.phase is BlockPhase.PENDING:
+            kept.again = "queued again, since it was preempted or its node failed"
+        reason = f"{kept.again}: {look.reason}" if kept.again and look.phase is BlockPhase.PENDING else look.reason
         expected_at = self._clock() + look.expected_in_s if look.expected_in_s else 0.0
         moved = abs(expected_at - kept.expected_at) > EXPECTED_SLACK_S
         kept.phase = look.phase
-        if moved or kept.told != (look.phase, kept.job, look.reason):
+        if moved or kept.told != (look.phase, kept.job, reason):
             kept.expected_at = expected_at
-            self._tell(kept, look.reason, expected_in_s=look.expected_in_s)
+            self._tell(kept, reason, expected_in_s=look.expected_in_s)
 
     def _submit_one(self, batch: Batch) -> None:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)

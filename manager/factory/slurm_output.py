@@ -117,11 +117,17 @@ def read_scontrol(text: str) -> Row | None:
     )
 
 
+_TOO_FAR_S = 30 * 86400.0
+
+
 def look_of(row: Row, *, now: float, output: Iterable[str] = ()) -> JobLook:
     """What a row says. `now` on the wall clock; `output`: the last lines that the job printed, if it is over."""
     if row.state in _WAITING:
         reason = row.reason if row.state == "PENDING" else row.reason or row.state.lower()
-        return JobLook(BlockPhase.PENDING, reason, max(0.0, row.start - now) if row.start else 0.0)
+        expected_in_s = max(0.0, row.start - now) if row.start else 0.0
+        if expected_in_s > _TOO_FAR_S:  # behind a job without a limit of time: Slurm takes that for a year
+            expected_in_s = 0.0
+        return JobLook(BlockPhase.PENDING, reason, expected_in_s)
     if row.state in _RUNNING:
         how = "" if row.state == "RUNNING" else f"{row.state.lower()} "
         return JobLook(BlockPhase.RUNNING, f"{how}on {row.nodes}" if row.nodes else how.strip())

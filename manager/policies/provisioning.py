@@ -161,7 +161,7 @@ class KeepBlocks(Quiet):
         since = block.since
         for id in block.pilots:
             pilot = view.pilots[id]
-            since = max(since, pilot.notes[0][0])
+            since = max(since, pilot.used_at)
             for library in pilot.libraries.values():
                 if library.held or library.zombies or library.state is LibraryState.LOADING:
                     return None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import signal
 import socket
 import sys
 import time
 import traceback
+from types import FrameType
 from typing import Any
 
 from stoker.contexts import ambient
@@ -31,6 +33,7 @@ _TAIL_LINES = 20
 
 def serve(number: int) -> None:
     """Be the library on this socket: load the context, serve calls, return when told to stop."""
+    _leave_ends_to_the_agent()
     sock = socket.socket(fileno=number)
     sock.set_inheritable(False)
     sock.setblocking(True)
@@ -82,6 +85,17 @@ def serve(number: int) -> None:
         server.serve(make_runner(0), idle=lambda: marker.idle(0))
     else:
         server.serve_threads(make_runner, slots, idle=marker.idle)
+
+
+def _leave_ends_to_the_agent() -> None:
+    """A batch system that ends a job tells every process of it. The agent has calls finish, or kills; a library that
+    went by itself would take its call along. What user code starts keeps the usual ways."""
+
+    def nothing(number: int, frame: FrameType | None) -> None:
+        del number, frame
+
+    signal.signal(signal.SIGTERM, nothing)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Loaded] | None:

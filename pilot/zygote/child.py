@@ -60,7 +60,7 @@ def _settle(order: Fork, parent: int) -> None:
         os._exit(1)
     os.setsid()
     processes.adopt_orphans()
-    for how in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+    for how in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(how, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -57,7 +57,8 @@ class Server:
         self._sock.setblocking(False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _nothing)
-        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGUSR1, self._end)
+        signal.signal(signal.SIGTERM, _nothing)  # a batch system tells every process; what to do is the agent's affair
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
@@ -124,7 +125,7 @@ class Server:
         self._threads = len(os.listdir("/proc/self/task"))
         # From now on there are children to clean up after: be told of the agent's end instead of being killed by it.
         processes.adopt_orphans()
-        processes.die_with_parent(signal.SIGTERM)
+        processes.die_with_parent(signal.SIGUSR1)
         seconds = time.monotonic() - started
         self._send(Preloaded(failed=failed, seconds=seconds, threads=self._threads))
 

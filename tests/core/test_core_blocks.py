@@ -182,3 +182,12 @@ def test_a_walltime_that_is_too_short_for_the_load_is_refused_with_the_numbers(c
     assert failure is not None
     assert "takes 1 min 40 s to load and its calls 20 s, longer than a pilot may live" in failure.message
     assert c.asked() == []
+
+
+def test_a_pilot_whose_library_has_just_died_is_not_taken_for_idle(cluster: Make) -> None:
+    c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=1, most=1, idle_s=50.0))
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").wait(45.0).call("c1").ready().wait(10.0)
+    c.die(c.library(), "c1").ready().wait(10.0).die(c.library(), "c1").forget().wait(40.0)
+    assert c.pilot().state is PilotState.HERE
+    c.wait(60.0)
+    assert c.pilot().state is PilotState.DRAINING

@@ -48,7 +48,7 @@ def _in_sight(manager: FakeManager, small: SmallEnvironment) -> list[str]:
     places = [ROOT, Path(sys.prefix), small.path, small.home, manager.folder.path]
     if Path(sys.base_prefix) not in (Path("/usr"), Path("/")):
         places.append(Path(sys.base_prefix))
-    return [str(place) for place in places]
+    return sorted({str(place) for place in places}, key=len, reverse=True)  # what lies in another one goes first
 
 
 class Node:

@@ -93,7 +93,8 @@ def test_a_requeued_job_is_pending_again(desk: Desk) -> None:
     desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
     desk.later(1)
     desk.batch.looks["1"] = JobLook(PENDING, "BeginTime")
-    assert told(desk.later(10)) == [(B0, PENDING, "BeginTime")]
+    again = "queued again, since it was preempted or its node failed: BeginTime"
+    assert told(desk.later(10)) == [(B0, PENDING, again)]
 
 
 def test_an_order_that_is_heard_twice_is_one(desk: Desk) -> None:

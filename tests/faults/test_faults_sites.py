@@ -16,7 +16,7 @@ WRONG = [
     ('[pilot]\ncache_size = "many"\n', ["line 2", "cache_size", "many"], "cache_size"),
     ('[pilot]\ndevices = "gpus"\n', ["line 2", "devices", '"gpu"'], "devices"),
     ("[pilot]\nmax_blocks = 0\n", ["line 2", "max_blocks"], "max_blocks"),
-    ('[provider]\nkind = "slrum"\n', ["line 2", "slrum", "local"], "kind"),
+    ('[provider]\nkind = "slrum"\n', ["line 2", "slrum", "slurm"], "kind"),
     ('[pilot]\ndevices = "cpu\n', ["line 2", "not TOML"], None),
 ]
 
