@@ -24,7 +24,8 @@ log = logging.getLogger("stoker.manager")
 
 _ZAP = "inproc://zeromq.zap.01"
 _WATCHED = (
-    zmq.EVENT_DISCONNECTED
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -82,6 +83,10 @@ class Doors:
             self._poller.register(socket, zmq.POLLIN)
         self._by_fd: dict[int, bytes] = {}
         self._fds: dict[bytes, int] = {}
+        self._closed: set[int] = set()
+        """Connections that have broken; frames of theirs may still be waiting to be read."""
+        self._late: list[bytes] = []
+        """Who was read on such a connection: they look alive, and have left."""
         self.turned_away = 0
 
     def _bind(self, address: str, interface: str, ports: tuple[int, int]) -> str:
@@ -110,19 +115,25 @@ class Doors:
     def wait(self, timeout_ms: int) -> list[bytes]:
         """Wait until something comes or time is up; let in who may come in. Returns the peers whose connection has
         broken: look at them before `frames`, so that a peer that is back already is not taken for gone."""
-        ready = dict(self._poller.poll(timeout_ms))
+        late = [peer for peer in dict.fromkeys(self._late) if peer not in self._fds]
+        self._late.clear()
+        ready = dict(self._poller.poll(0 if late else timeout_ms))
         if len(ready) == 1 and self.router in ready:
-            return []
-        left = list(self._left())
+            return late
+        left = [*late, *self._left()]
         self._gate()
         return left
 
     def _left(self) -> Iterator[bytes]:
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._closed.discard(event["value"])
+                continue
             if event["event"] != zmq.EVENT_DISCONNECTED:
                 self.turned_away += 1
                 continue
+            self._closed.add(event["value"])
             peer = self._by_fd.pop(event["value"], None)
             if peer is not None and self._fds.get(peer) == event["value"]:
                 del self._fds[peer]
@@ -142,7 +153,9 @@ class Doors:
             peer, body = parts[0].bytes, parts[1]
             role = Role(body.get("User-Id"))
             fd = body.get(zmq.SRCFD)
-            if self._fds.get(peer) != fd:
+            if fd in self._closed:
+                self._late.append(peer)
+            elif self._fds.get(peer) != fd:
                 self._fds[peer] = fd
                 self._by_fd[fd] = peer
             yield role, peer, body.buffer

@@ -131,7 +131,7 @@ def test_an_error_says_which_call_and_which_item_it_was(session):
 
     with pytest.raises(ZeroDivisionError) as one:
         half(0).result(60)
-    assert re.fullmatch(r"call (c-\d+) \(what it printed: stoker logs \1\)", one.value.__notes__[0])
+    assert re.fullmatch(r"call (c-\d+) \(what it printed: stoker logs \1 --session \w+\)", one.value.__notes__[0])
     for ordered in (True, False):
         with pytest.raises(ZeroDivisionError) as among:
             list(stoker.map(half, [1, 2, 0, 4], ordered=ordered))
