@@ -170,6 +170,8 @@ def ended(core: Core, library: Library, ends: list[CallEnd]) -> None:
             call.holder = None
             del open_calls[outcome.call]
             good.append(outcome)
+        elif outcome.ok:  # watched: what it cost is counted as for any other, or a replay would decide otherwise
+            calls.end(core, call, outcome)
         else:
             _account(core, library, group, good, count=count, seconds=seconds)
             good, count, seconds = [], 0, 0.0

@@ -11,6 +11,7 @@ from stoker.manager.core.seams import PolicyError, SendGang, Unload
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, Objective
+from stoker.manager.protocol.ids import make_call_id
 
 Make = Callable[..., Cluster]
 
@@ -100,6 +101,19 @@ def test_very_short_calls_that_come_together_share_a_frame(cluster: Make) -> Non
     assert sorted(len(c.held(pilot)) for pilot in ("p1", "p2", "p3")) == [10, 20, 20]
     c.wait(1.0).end(*[c.names[id] for id in c.core.state.calls], run_s=0.0001).calls(1).calls(1).calls(1)
     assert sorted(len(c.held(pilot)) for pilot in ("p1", "p2", "p3")) == [0, 0, 3]
+
+
+def test_watching_a_call_changes_no_decision(cluster: Make) -> None:
+    """A replay that is asked for a call's story must come to the same state as the manager that it replays."""
+    seen = []
+    for watch in (frozenset(), frozenset({make_call_id(client=0, sequence=3)})):
+        c = cluster(pilots=1, watch=watch).calls(1).hot(run_s=0.001).calls(40)
+        library = c.library()
+        for count in (1, 5, 3):
+            ends = [CallEnd(id, True, b"", 0.0004 * id) for id in list(library.held)[:count]]  # type: ignore[arg-type]
+            c.report("p1", say.CallsEnded(library.id, ends))
+        seen.append((c.context().run_s, len(c.waiting()), list(library.held)))
+    assert seen[0] == seen[1]
 
 
 def test_long_calls_that_come_together_run_side_by_side(cluster: Make) -> None:
