@@ -118,7 +118,9 @@ class Pool:
             self._queue.put(ad)
 
     def clear(self) -> None:
-        """Remove every job, and wait until it is gone."""
+        """Hear of every machine again, remove every job, and wait until it is gone."""
+        for mark in (self.folder / "lost").glob("*"):
+            mark.unlink()
         with self._queue.change():
             for ad in self._queue.jobs():
                 turn(ad, REMOVED, RemoveReason="for the next test", WantGracefulRemoval=False)
