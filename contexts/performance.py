@@ -147,11 +147,11 @@ class PerformanceStore:
                 db.execute("SELECT recipe, kind, what, function, count, mean, spread, most, at FROM measured LIMIT 1")
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError) and "no such column" not in str(error):
-                    log.warning("%s can't be opened (%s); this session measures without remembering", self.path, error)
+                    log.warning("%s can't be opened (%s); measurements are not remembered", self.path, error)
                     return None
                 self._move_aside(error)
             except OSError as error:
-                log.warning("%s can't be made (%s); this session measures without remembering", self.path, error)
+                log.warning("%s can't be made (%s); measurements are not remembered", self.path, error)
                 return None
             else:
                 return db

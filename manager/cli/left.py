@@ -43,7 +43,7 @@ class Left(msgspec.Struct, frozen=True):
 
 
 def processes(folder: SessionFolder) -> Iterator[Left]:
-    """Managers, factories and pilots of this session on this machine. Of the manager elsewhere its lease tells."""
+    """Managers, factories and pilots of the session on this machine. Of the manager elsewhere its lease tells."""
     for process, kind, path in ours():
         if path == folder.path:
             yield Left(f"{kind} {process.pid} on this machine", f"kill {process.pid}")
@@ -78,7 +78,7 @@ def factory(folder: SessionFolder) -> Iterator[Left]:
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[Left]:
-    """Jobs of this session that its batch systems still have. Of those that do not answer, what was there `before`."""
+    """Jobs of the session that its batch systems still have. Of those that do not answer, what was there `before`."""
     seen: set[str] = set()
     name = folder.read().session
     for site in detached.sites_of(folder).values():

@@ -51,7 +51,7 @@ def tell(state: State, subject: str) -> to_client.Story:
     client = state.clients_by_number.get(id >> CLIENT_SHIFT)
     if client is not None and id <= client.last_call:
         return to_client.Story(show_call(id), False, "ended; its story is in the journal", ())
-    return to_client.Story(show_call(id), False, "no such call in this session", ())
+    return to_client.Story(show_call(id), False, "no such call in the session", ())
 
 
 def _story(subject: str, headline: str, notes: list[Note]) -> to_client.Story:

@@ -149,11 +149,11 @@ def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
         if _is_locked(folder.path / "factory.lock"):
             there_by = now + LOCK_FREE_S
         if now > min(until, there_by):
-            logger.warning("jobs of this session may still be there: %s", folder.path / "factory.log")
+            logger.warning("jobs of the session may still be there: %s", folder.path / "factory.log")
             return
         time.sleep(0.05)
     if jobs := left.read_text().strip():
-        logger.warning("jobs of this session could not be cancelled, do it by hand: %s", jobs)
+        logger.warning("jobs of the session could not be cancelled, do it by hand: %s", jobs)
 
 
 def _is_locked(file: Path) -> bool:

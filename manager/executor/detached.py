@@ -96,7 +96,7 @@ def forget(folder: SessionFolder) -> None:
 
 
 def is_detached(folder: SessionFolder) -> bool:
-    """Whether this session outlives programs."""
+    """Whether the session outlives programs."""
     return _launch_file(folder).exists()
 
 

@@ -62,7 +62,7 @@ class Batch(Protocol):
         """Cancel these jobs. Those that are over, or unknown, are no error."""
 
     def find(self) -> Mapping[str, BlockId]:
-        """Every job of this session that is not over, by its id, also those that nobody here has submitted. Two jobs of
+        """Every job of the session that is not over, by its id, also those that nobody here has submitted. Two jobs of
         one block show that it was submitted twice: the caller cancels one."""
 
 
@@ -77,7 +77,7 @@ def job_prefix(session: str) -> str:
 
 
 def block_of(name: str, *, session: str) -> BlockId | None:
-    """The block whose job has this name; None for a job that is not of this session."""
+    """The block whose job has this name; None for a job that is not of the session."""
     prefix = job_prefix(session)
     block = name.removeprefix(prefix)
     return BlockId(block) if name.startswith(prefix) and re.fullmatch(r"[A-Za-z0-9]+", block) else None

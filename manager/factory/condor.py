@@ -121,7 +121,7 @@ class CondorBatch:
                 raise BatchTrouble(f"condor_rm: {said.words}")
 
     def find(self) -> Mapping[str, BlockId]:
-        """Jobs of this session at this site that are not over, by their id. Raises BatchTrouble."""
+        """Jobs of the session at this site that are not over, by their id. Raises BatchTrouble."""
         over = (JobStatus.REMOVED, JobStatus.COMPLETED)
         return {
             job: BlockId(str(ad[condor_description.BLOCK]))

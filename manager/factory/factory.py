@@ -183,7 +183,7 @@ class Factory:
                 self._workers[order.source].tell(Order((order.block,)))
 
     def _take(self, block: BlockId, source: str) -> bool:
-        """Note whose a block is; False if its source is none of this session's."""
+        """Note whose a block is; False if its source is none of the session's."""
         if source in self._workers:
             self._owners[block] = source
             return True

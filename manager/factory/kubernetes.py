@@ -53,7 +53,7 @@ class KubernetesBatch:
                 self._ask(self._provider.cancel, [job])
 
     def find(self) -> Mapping[str, BlockId]:
-        """Pods of this session. Raises BatchTrouble."""
+        """Pods of the session. Raises BatchTrouble."""
         found = {}
         for name in self._pods():
             block = block_of(name.rpartition(".")[0], session=self._session)

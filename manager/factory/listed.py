@@ -55,7 +55,7 @@ class ListedBatch:
             raise BatchTrouble(f"{command}: {said.words}")
 
     def find(self) -> Mapping[str, BlockId]:
-        """Jobs of this session that are listed, by their id. Raises BatchTrouble."""
+        """Jobs of the session that are listed, by their id. Raises BatchTrouble."""
         found = {}
         for job, entry in self._list(None).items():
             block = block_of(entry.name, session=self._session)

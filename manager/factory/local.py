@@ -60,7 +60,7 @@ class LocalBatch:
                     os.kill(int(job), signal.SIGTERM)
 
     def find(self) -> Mapping[str, BlockId]:
-        """Pilots of this session on this machine."""
+        """Pilots of the session on this machine."""
         return {**dict(self._pilots()), **{job: self._blocks[job] for job in self._children()}}
 
     def _children(self) -> list[str]:

@@ -81,7 +81,7 @@ def _lock(file: Path, *, parent: int) -> bool:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if not waits:
-                log.info("another factory of this session is there: waiting for it to end")
+                log.info("another factory of the session is there: waiting for it to end")
             waits = True
             if os.getppid() != parent:
                 return False

@@ -71,7 +71,7 @@ class SlurmBatch:
                 raise BatchTrouble(f"scancel: {said.words}")
 
     def find(self) -> Mapping[str, BlockId]:
-        """Jobs of this session that Slurm lists, by their id. Raises BatchTrouble.
+        """Jobs of the session that Slurm lists, by their id. Raises BatchTrouble.
 
         Jobs that are not ours may be cancelled for it, so that a name is not enough: another session of the same four
         letters submits in another folder.

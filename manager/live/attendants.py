@@ -63,7 +63,7 @@ class Attendant:
 
 
 class Attendants:
-    """Those that this session needs."""
+    """Those that the session needs."""
 
     def __init__(self, folder: SessionFolder, sites: tuple[Site, ...]) -> None:
         modules = [FACTORY] if sites else []

@@ -166,7 +166,7 @@ class Doors:
             version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
             role = self._roles.get(credentials[0]) if mechanism == b"CURVE" and credentials else None
             if role is None:
-                self._zap.send_multipart([version, request, b"400", b"not a key of this session", b"", b""])
+                self._zap.send_multipart([version, request, b"400", b"not a key of the session", b"", b""])
             else:
                 self._zap.send_multipart([version, request, b"200", b"OK", role.value.encode(), b""])
 

@@ -46,5 +46,5 @@ def status_of_ended_session(folder: SessionFolder) -> to_client.Status:
 def _replayed(folder: SessionFolder, watch: frozenset[int]) -> Core:
     core = replay(folder.journal, folder.read().session, watch=watch)
     if core is None:
-        raise SessionError(f"the journal of {folder.path} is empty: nothing has happened in this session")
+        raise SessionError(f"the journal of {folder.path} is empty: nothing has happened in the session")
     return core

@@ -305,7 +305,7 @@ class Server:
             self._advise(ask)
 
     def _discard(self, path: str) -> None:
-        """Remove a file of this session's objects, and nothing else, whatever a pilot calls it."""
+        """Remove a file of the session's objects, and nothing else, whatever a pilot calls it."""
         file = Path(path)
         if file.parent == self.folder.objects and file.name.startswith("result-"):
             file.unlink(missing_ok=True)

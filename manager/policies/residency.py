@@ -283,7 +283,7 @@ def _in_time(view: View, context: Context, device: Device) -> bool:
 
 
 def _too_short(view: View, context: Context) -> Failure | None:
-    """Why no pilot of this session can ever live long enough for the context, if that is so."""
+    """Why no pilot of the session can ever live long enough for the context, if that is so."""
     sources = [source.source for source in view.sources.values()]
     needed = _takes_s(context, "")
     if not needed or not sources or any(not s.walltime_s or s.walltime_s > needed for s in sources):

@@ -54,7 +54,7 @@ class Ack(_Message, frozen=True, tag="ack"):
 
 class KnownBlocks(_Message, frozen=True, tag="known-blocks"):
     """To a factory that has just come: every block that is not over. It looks after their jobs from now on, submits
-    those that were asked for and not submitted, and cancels jobs of this session that are not among them."""
+    those that were asked for and not submitted, and cancels jobs of the session that are not among them."""
 
     blocks: tuple[KnownBlock, ...]
 

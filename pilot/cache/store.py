@@ -1,4 +1,4 @@
-"""The object cache: a folder on local disk that pilots of one user share, in this session and in others.
+"""The object cache: a folder on local disk that pilots of one user share, in the session and in others.
 
     <cache>/lock             held (flock) while entries come or go
     <cache>/identity         what it is called, so that pilots that use the same cache can tell

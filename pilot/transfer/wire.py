@@ -174,7 +174,7 @@ def connect(address: str, *, key: bytes, limits: Limits = LIMITS) -> Channel:
         answer = _exactly(sock, len(MAGIC) + _NONCE_BYTES + _PROOF_BYTES)
         theirs = _nonce(answer)
         if not hmac.compare_digest(_proof(key, b"server", mine, theirs), answer[-_PROOF_BYTES:]):
-            raise PeerError("it does not know this session's transfer key")
+            raise PeerError("it does not know the session's transfer key")
         sock.sendall(_proof(key, b"client", mine, theirs))
         return _channel(sock, key, nonces=(mine, theirs), limits=limits, is_client=True)
     except (OSError, PeerError) as error:
@@ -190,7 +190,7 @@ def accept(sock: socket.socket, *, key: bytes, limits: Limits = LIMITS) -> Chann
         mine = os.urandom(_NONCE_BYTES)
         sock.sendall(MAGIC + mine + _proof(key, b"server", theirs, mine))
         if not hmac.compare_digest(_proof(key, b"client", theirs, mine), _exactly(sock, _PROOF_BYTES)):
-            raise PeerError("it does not know this session's transfer key")
+            raise PeerError("it does not know the session's transfer key")
         return _channel(sock, key, nonces=(theirs, mine), limits=limits, is_client=False)
     except (OSError, PeerError) as error:
         sock.close()

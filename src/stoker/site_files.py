@@ -38,7 +38,7 @@ def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site,
             base = file.parent
         loaded = load_site(given)
         if loaded.name in found:
-            raise ConfigError(f"two sites of this session are called {loaded.name}; rename one of them", key="name")
+            raise ConfigError(f"two sites of the session are called {loaded.name}; rename one of them", key="name")
         found[loaded.name] = loaded
         todo += [base / Path(other).expanduser() for other in loaded.sites]
     return tuple(found.values())

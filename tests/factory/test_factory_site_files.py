@@ -70,5 +70,5 @@ def test_a_site_brings_those_that_it_names(tmp_path: Path) -> None:
 def test_two_sites_of_one_name(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('name = "a"\nsites = ["b.toml"]\n')
     (tmp_path / "b.toml").write_text('name = "a"\n')
-    with pytest.raises(ConfigError, match="two sites of this session are called a"):
+    with pytest.raises(ConfigError, match="two sites of the session are called a"):
         load_sites(tmp_path / "a.toml")

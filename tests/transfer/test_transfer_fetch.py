@@ -236,7 +236,7 @@ def test_a_neighbour_without_the_key_gets_nothing(host: Hosts, big: Original) ->
     one.hold(big)
     with pytest.raises(wire.PeerError):
         stranger.get(big, one.source)
-    assert "does not know this session's transfer key" in stranger.lost[0][1]
+    assert "does not know the session's transfer key" in stranger.lost[0][1]
     assert one.server.sent_bytes == 0
 
 

@@ -121,9 +121,9 @@ def test_a_neighbour_gets_nothing_and_gives_nothing(
 ) -> None:
     start()
     publish(session.objects, (big.ref,))
-    with pytest.raises(wire.PeerError, match="does not know this session's transfer key"):
+    with pytest.raises(wire.PeerError, match="does not know the session's transfer key"):
         get(big.name, tmp_path / "x", addresses=[address(session)], key=bytes(32))
-    with pytest.raises(wire.PeerError, match="does not know this session's transfer key"):
+    with pytest.raises(wire.PeerError, match="does not know the session's transfer key"):
         put("result-1-0123456789ab", [b"x"], address=address(session), key=bytes(32))
     assert not (session.objects / "result-1-0123456789ab").exists()
 
