@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.manager.core.state import Block, Client, Pilot, PilotState, SourceState
+from stoker.manager.core.sources import Block, SourceState
+from stoker.manager.core.state import Client, Pilot, PilotState
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, BlockStatus, KnownBlock, Source
 from stoker.manager.protocol.ids import BlockId
@@ -48,6 +49,7 @@ def want(core: Core, source: SourceState, count: int) -> None:
         state.next_block += 1
         block = state.blocks[id] = Block(id, source, state.now)
         source.blocks[id] = block
+        _book(block)
         orders.append(BlockOrder(id, source.source.name))
     factory = _factory(core)
     if factory is not None:
@@ -62,11 +64,22 @@ def release(core: Core, block: Block, reason: str) -> None:
     if block.leaving:
         return
     block.leaving = reason
+    _book(block)
     block.notes.append((core.state.now, f"let go: {reason}"))
     for id in tuple(block.pilots):
         pilots.release(core, core.state.pilots[id], reason)
     if not block.pilots:
         _cancel(core, block)
+
+
+def _book(block: Block) -> None:
+    """Keep its source's books of a block that has changed. They are asked for often, blocks change seldom."""
+    source = block.source
+    for books, belongs in ((source.staying, block.staying), (source.coming, block.coming)):
+        if belongs:
+            books[block.id] = None
+        else:
+            books.pop(block.id, None)
 
 
 def _cancel(core: Core, block: Block) -> None:
@@ -103,6 +116,7 @@ def news(core: Core, message: BlockNews) -> None:
         del block.notes[1:-_KEPT_NOTES]
     if message.phase is not block.phase:
         block.phase, block.since = message.phase, state.now
+        _book(block)
         core.demand_changed = True
     block.reason = message.reason
     if block.phase.over:
@@ -118,7 +132,8 @@ def _over(core: Core, block: Block) -> None:
 
     state, source = core.state, block.source
     del state.blocks[block.id]
-    source.blocks.pop(block.id, None)
+    for books in (source.blocks, source.staying, source.coming):
+        books.pop(block.id, None)
     how = "refused" if block.phase is BlockPhase.REFUSED else block.reason.partition(":")[0] or "ended"
     state.ended_blocks[how] = state.ended_blocks.get(how, 0) + 1
     state.past_blocks[block.id] = block
@@ -154,6 +169,7 @@ def pilot_came(core: Core, pilot: Pilot) -> None:
         return
     block.pilots[pilot.id] = None
     block.brought += 1
+    _book(block)
     source = block.source
     pilot.source = source.source.name
     source.failures = 0

@@ -50,7 +50,7 @@ def reclass(core: Core, library: Library) -> None:
     if library.suspect is not None and library.suspect.id not in library.held:
         library.suspect = None
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE or library.suspect:
-        if context.filling is library:
+        if context.filling is not None and context.filling.library is library:
             context.filling = None
         return
     load = len(library.held) + len(library.zombies)

@@ -176,7 +176,6 @@ def _hello(core: Core, id: PilotId, message: PilotHello) -> Pilot | None:
         if pilot.state is PilotState.CUT:
             pilot.state = PilotState.HERE
     walltime.note(core, pilot, message.ends_in_s)
-    pilot.peer = message.peer
     objects.pilot_came(core, pilot, message)
     core.say(pilot, to_pilot.PilotWelcome(state.session, core.heartbeat_s, core.lease_s))
     reconcile.reconcile(core, pilot, message)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from stoker.manager.core import blocks, object_report
-from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, PilotState, SourceState, State
+from stoker.manager.core.sources import SourceState
+from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, PilotState, State
 from stoker.manager.core.story import waits_for
 from stoker.manager.protocol import to_client
 

@@ -16,8 +16,8 @@ import msgspec
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.queue import Queue
+from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.transfers import Transfers
-from stoker.manager.protocol.blocks import BlockPhase, Source
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure
 from stoker.manager.protocol.ids import BlockId, CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.manager.protocol.reliable import Inbox
@@ -155,6 +155,17 @@ class Gang:
         self.ends: dict[LibraryId, CallEnd] = {}
 
 
+class Filling:
+    """A library that was given calls one after the other as they arrived, at one moment: they travel in one frame."""
+
+    __slots__ = ("at", "calls", "library")
+
+    def __init__(self, library: Library, at: float) -> None:
+        self.library = library
+        self.at = at
+        self.calls = 1
+
+
 class Context:
     """A recipe and everything that the manager knows of it."""
 
@@ -174,8 +185,8 @@ class Context:
         """Ready, every slot taken, but there is room to prefetch; who was given something last is last."""
         self.backlogged: OrderedDict[LibraryId, Library] = OrderedDict()
         """Ready, and holding more calls than slots."""
-        self.filling: Library | None = None
-        """The library that was given a call last. What it is given in the same moment travels in one frame."""
+        self.filling: Filling | None = None
+        """Who was given a call last."""
         self.advice: dict[str, ContextAdvice] = {}
         self.ask_at = 1
         """Residency is asked again when so many calls wait."""
@@ -212,48 +223,6 @@ class Context:
         return None
 
 
-class SourceState:
-    """A source of pilots, and how it has done lately."""
-
-    __slots__ = ("blocks", "devices", "failed_at", "failures", "last_failure", "source", "trouble")
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.blocks: dict[BlockId, Block] = {}
-        """Those that are not over."""
-        self.devices: tuple[DeviceFacts, ...] = ()
-        """What the last pilot had that came from here."""
-        self.failures = 0
-        """Blocks that were refused or brought no pilot, since one did."""
-        self.failed_at = 0.0
-        self.last_failure = ""
-        self.trouble = ""
-        """What is wrong with its batch system just now, in that one's words."""
-
-
-class Block:
-    """A batch job that brings pilots, or is to. `brought`: pilots that ever came from it."""
-
-    __slots__ = (
-        "brought", "expected_at", "id", "job", "leaving", "notes", "phase", "pilots", "reason", "since", "source",
-    )  # fmt: skip
-
-    def __init__(self, id: BlockId, source: SourceState, now: float) -> None:
-        self.id = id
-        self.source = source
-        self.phase = BlockPhase.ASKED
-        self.since = now
-        self.job = ""
-        self.reason = ""
-        self.expected_at = 0.0
-        self.leaving = ""
-        """Why it was let go; empty while it was not."""
-        self.pilots: dict[PilotId, None] = {}
-        """Those that are here (or cut off)."""
-        self.brought = 0
-        self.notes: list[Note] = [(now, f"asked of source {source.source.name}")]
-
-
 class Device:
     """One GPU (or CPU allotment) of a pilot. `promised_bytes` is what the manager has given away of its memory."""
 
@@ -280,9 +249,9 @@ class Library:
     """A process on a pilot that holds one context, or is on its way to."""
 
     __slots__ = (
-        "context", "device_bytes", "devices", "functions", "given", "given_at", "held", "id", "memory_bytes", "notes",
-        "phase", "pilot", "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "suspect",
-        "taking", "used_at", "zombies",
+        "context", "device_bytes", "devices", "functions", "held", "id", "memory_bytes", "notes", "phase", "pilot",
+        "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "suspect", "taking",
+        "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(
@@ -312,10 +281,6 @@ class Library:
         self.started_at = now
         self.ready_at = now
         self.used_at = now
-        self.given_at = -1.0
-        """When it was given a call last that had just arrived."""
-        self.given = 0
-        """How many such calls it was given at that moment, one after the other."""
         self.served = 0
         self.memory_bytes = 0
         self.device_bytes = 0
@@ -343,7 +308,7 @@ class Pilot:
 
     __slots__ = (
         "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "host", "id", "inbox", "kept", "lasts_s",
-        "libraries", "notes", "peer", "pid", "refused_frames", "source", "state", "used_at", "was",
+        "libraries", "notes", "pid", "refused_frames", "source", "state", "used_at", "was",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -358,8 +323,6 @@ class Pilot:
         self.inbox = Inbox()
         self.used_at = now
         """When it came, or its last library that is gone had gone."""
-        self.peer = ""
-        """`host:port` at which it serves its objects."""
         self.source = ""
         """The source of its block, if that is known."""
         self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = None

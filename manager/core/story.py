@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from stoker.manager.core import object_report
 from stoker.manager.core.blocks import in_words
+from stoker.manager.core.sources import Block
 from stoker.manager.core.state import (
-    Block,
     Call,
     CallState,
     Context,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from stoker.manager.core.seams import Action, SendGang, TakeBack, View
-from stoker.manager.core.state import Call, Context, Library
+from stoker.manager.core.state import Call, Context, Filling, Library
 from stoker.manager.core.walltime import has_time
 from stoker.manager.policies.base import Quiet
 from stoker.manager.protocol.ids import LibraryId
@@ -58,7 +58,7 @@ class HottestFirst(Quiet):
             return self._gang(context, call)
         filling = context.filling
         if filling is not None and group.cost.runs and self._fills(view, filling, call):
-            return filling.id
+            return filling.library.id
         for id, library in reversed(context.idle.items()):
             if library.load < self.window(view, library) and library.admits(call) and _in_time(view, library, call):
                 return id
@@ -101,9 +101,10 @@ class HottestFirst(Quiet):
             return ()
         return (TakeBack(victim.id, (waiting + 1) // 2),)
 
-    def _fills(self, view: View, library: Library, call: Call) -> bool:
+    def _fills(self, view: View, filling: Filling, call: Call) -> bool:
         """Whether a library that was given a call just now should get this one too, in the same frame."""
-        if library.given_at != view.now or library.given * call.group.cost.run_s >= self.frame_s:
+        library = filling.library
+        if filling.at != view.now or filling.calls * call.group.cost.run_s >= self.frame_s:
             return False
         room = library.load < self.window(view, library) and library.admits(call)
         return room and _in_time(view, library, call)

@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
-from stoker.manager.core.state import Block, Context, LibraryState, Pilot, SourceState
+from stoker.manager.core.sources import Block, SourceState
+from stoker.manager.core.state import Context, LibraryState, Pilot
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.sizes import is_of_kind, known_bytes
-from stoker.manager.protocol.blocks import BlockPhase, Rule
+from stoker.manager.protocol.blocks import Rule
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import RecipeKey
 
@@ -55,13 +56,15 @@ class KeepBlocks(Quiet):
 
     def demand(self, view: View) -> Sequence[Action]:
         """Blocks to ask for and to let go, or a word that none can be had."""
+        if not view.sources:
+            return ()
         plan: list[Action] = []
         uncovered = sum(_unserved(context) for context in view.hungry.values())
         for source in view.sources.values():
             wanted = self._more(view, source, uncovered)
             if wanted > 0:
                 plan.append(WantBlocks(source.source.name, wanted))
-            uncovered -= (wanted + len(_coming(source))) * _slots(source)
+            uncovered -= (wanted + len(source.coming)) * _slots(source)
             plan += self._shrink(view, source)
         return [*plan, *self._hopeless(view)]
 
@@ -80,18 +83,17 @@ class KeepBlocks(Quiet):
         if view.now < self._retry_at(source):
             return 0
         rule = source.source
-        staying = [block for block in source.blocks.values() if not block.leaving]
-        coming = _coming(source)
+        staying, coming = len(source.staying), len(source.coming)
         room = rule.most - len(source.blocks)
         least = max(rule.least, rule.first if self._is_new(source) or rule.rule is Rule.FIXED else 0)
-        asked_for = max(0, least - len(staying))
+        asked_for = max(0, least - staying)
         if rule.rule is Rule.FIXED or not self._has_use(view, source):
             return min(asked_for, room)
-        useful = -(-max(0, uncovered) // _slots(source)) - len(coming)
+        useful = -(-max(0, uncovered) // _slots(source)) - coming
         if rule.rule is Rule.OPPORTUNISTIC:
-            wanted = min(rule.keep_pending - len(coming), useful)
+            wanted = min(rule.keep_pending - coming, useful)
         else:
-            wanted = min(self._for_deadline(view, source) - len(staying), useful)
+            wanted = min(self._for_deadline(view, source) - staying, useful)
         return max(0, min(room, max(asked_for, wanted)))
 
     def _is_new(self, source: SourceState) -> bool:
@@ -137,13 +139,14 @@ class KeepBlocks(Quiet):
         retry_at = self._retry_at(source)
         if retry_at > view.now:
             yield Timer(retry_at, f"retry/{rule.name}")
-        spare = sum(not block.leaving for block in source.blocks.values()) - self._floor(source)
+        spare = len(source.staying) - self._floor(source)
         if rule.rule is Rule.FIXED or spare <= 0:
             return
         if self._has_use(view, source):
             yield Timer(view.now + rule.idle_s, f"idle/{rule.name}")
             return
-        idle = [(self._idle_since(view, block), block) for block in source.blocks.values() if not block.leaving]
+        staying = [source.blocks[id] for id in source.staying]
+        idle = [(self._idle_since(view, block), block) for block in staying]
         over = [block for since, block in idle if since is not None and view.now - since >= rule.idle_s]
         over.sort(key=lambda block: (bool(block.pilots), _held(view, block), block.since))
         for block in over[:spare]:
@@ -175,7 +178,7 @@ class KeepBlocks(Quiet):
         if not view.sources or view.pilots or not view.hungry:
             return
         sources = view.sources.values()
-        if any(source.failures < self.give_up or _coming(source) for source in sources):
+        if any(source.failures < self.give_up or source.coming for source in sources):
             return
         said = [f"no pilot could be started: {source.source.name}: {source.last_failure}" for source in sources]
         more = "\n  ".join([*said, "mend what it says (the site file, or what a job finds on its node) and try again"])
@@ -187,15 +190,6 @@ def _unserved(context: Context) -> int:
     """Calls that wait, without those for which libraries are loading."""
     loading = sum(x.slots for x in context.libraries.values() if x.state is LibraryState.LOADING)
     return max(0, context.queue.count - loading)
-
-
-def _coming(source: SourceState) -> list[Block]:
-    """Blocks from which pilots may still come."""
-    return [
-        block
-        for block in source.blocks.values()
-        if not block.leaving and (not block.brought or block.phase is BlockPhase.PENDING)
-    ]
 
 
 def _slots(source: SourceState) -> int:

@@ -1,0 +1,64 @@
+"""Where pilots come from: the sources that site files name, and the blocks that were asked of them."""
+
+from __future__ import annotations
+
+from stoker.manager.protocol.blocks import BlockPhase, Source
+from stoker.manager.protocol.ids import BlockId, PilotId
+from stoker.manager.protocol.to_manager import DeviceFacts
+
+
+class SourceState:
+    """A source of pilots, and how it has done lately."""
+
+    __slots__ = ("blocks", "coming", "devices", "failed_at", "failures", "last_failure", "source", "staying", "trouble")
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.blocks: dict[BlockId, Block] = {}
+        """Those that are not over."""
+        self.staying: dict[BlockId, None] = {}
+        """Of these, those that were not let go."""
+        self.coming: dict[BlockId, None] = {}
+        """Of these in turn, those from which pilots may still come."""
+        self.devices: tuple[DeviceFacts, ...] = ()
+        """What the last pilot had that came from here."""
+        self.failures = 0
+        """Blocks that were refused or brought no pilot, since one did."""
+        self.failed_at = 0.0
+        self.last_failure = ""
+        self.trouble = ""
+        """What is wrong with its batch system just now, in that one's words."""
+
+
+class Block:
+    """A batch job that brings pilots, or is to."""
+
+    __slots__ = (
+        "brought", "expected_at", "id", "job", "leaving", "notes", "phase", "pilots", "reason", "since", "source",
+    )  # fmt: skip
+
+    def __init__(self, id: BlockId, source: SourceState, now: float) -> None:
+        self.id = id
+        self.source = source
+        self.phase = BlockPhase.ASKED
+        self.since = now
+        self.job = ""
+        self.reason = ""
+        self.expected_at = 0.0
+        self.leaving = ""
+        """Why it was let go; empty while it was not."""
+        self.pilots: dict[PilotId, None] = {}
+        """Those that are here (or cut off)."""
+        self.brought = 0
+        """Pilots that ever came from it."""
+        self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
+
+    @property
+    def staying(self) -> bool:
+        """Whether it was not let go."""
+        return not self.leaving
+
+    @property
+    def coming(self) -> bool:
+        """Whether pilots may still come from it."""
+        return not self.leaving and (not self.brought or self.phase is BlockPhase.PENDING)
