@@ -45,8 +45,8 @@
     kind = "shared"               pilots see this Python environment; "packed": it travels to them as an archive
     python = ""                   the interpreter on compute nodes
 
-Every setting may be left out. A file is checked as a whole when it is read; an error is one line that names the file,
-the line, the setting and the nearest valid one (`config_errors`).
+Every setting may be left out. Times want their unit: ms, s, m (or min), h, d. A file is checked as a whole when it is
+read; an error is one line that names the file, the line, the setting and the nearest valid one (`config_errors`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ import msgspec
 from stoker.config_errors import explain
 from stoker.errors import ConfigError, UnitError
 from stoker.site import Duration, Engine, Pilot, Policy, Provider, ProviderKind, Session, Site, Size
-from stoker.units import parse_bytes, parse_seconds
+from stoker.units import parse_bytes, parse_seconds, without_unit
 
 __all__ = [
     "Duration", "Engine", "Pilot", "Policy", "Provider", "ProviderKind", "Session", "Site", "Size", "load_site",
@@ -124,7 +124,11 @@ def _read_unit(kind: type, value: Any) -> Any:
         raise UnitError(f"{json.dumps(value, default=str)} is not {what}; write a number and a unit, in quotes")
     if isinstance(value, float) and not math.isfinite(value):
         raise UnitError(f"{value} is not {what}")
-    return Size(parse_bytes(value)) if kind is Size else Duration(parse_seconds(value))
+    if kind is Size:
+        return Size(parse_bytes(value))
+    if not isinstance(value, str) and value > 0:  # in a program a number is seconds; in a file it may be meant as hours
+        raise without_unit(str(value), number=str(value))
+    return Duration(parse_seconds(value))
 
 
 def _near_file(path: Path) -> str:

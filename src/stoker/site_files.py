@@ -6,14 +6,16 @@ import enum
 import json
 import os
 from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import FieldInfo
 
 from stoker.config import load_site
 from stoker.errors import ConfigError
-from stoker.site import Site
+from stoker.site import Duration, Site
 
 PYTHON_PATH = "python-path"
 """Beside the copies: folders that pilots import from beyond their environment, as in PYTHONPATH."""
@@ -71,15 +73,17 @@ def site_text(site: Site) -> str:
         value = getattr(site, field.name)
         if isinstance(value, msgspec.Struct):
             inner = msgspec.structs.fields(value)
-            settings = [_setting(entry.encode_name, getattr(value, entry.name)) for entry in inner]
+            settings = [_setting(entry, getattr(value, entry.name)) for entry in inner]
             tables += ["", f"[{field.encode_name}]", *settings]
         elif field.name != "sites":
-            lines.append(_setting(field.encode_name, value))
+            lines.append(_setting(field, value))
     return "\n".join([*lines, *tables, ""])
 
 
-def _setting(name: str, value: Any) -> str:
-    return f"{name} = {_value(value)}"
+def _setting(field: FieldInfo, value: Any) -> str:
+    if field.type is Duration:  # a text, since a time wants its unit; and one without an exponent
+        value = f"{Decimal(repr(float(value))):f} s"
+    return f"{field.encode_name} = {_value(value)}"
 
 
 def _value(value: Any) -> str:
@@ -90,5 +94,5 @@ def _value(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case tuple():
             return f"[{', '.join(map(_value, value))}]"
-        case _:  # a number: sizes in bytes, durations in seconds
+        case _:  # a number: sizes in bytes
             return json.dumps(value)

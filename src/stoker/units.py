@@ -1,7 +1,7 @@
 """Sizes and times as people write them: `"4 GB"`, `"90 s"`, `"1h30m"`; and back again, for people to read.
 
-Decimal and binary prefixes both work (`GB` = 10^9, `GiB` = 2^30). A bare number is bytes or seconds; a bare number in a
-text is seconds, but no size: who writes "4" means GB as often as bytes.
+Decimal and binary prefixes both work (`GB` = 10^9, `GiB` = 2^30). A number of Python's is bytes or seconds; a text
+wants a unit with each of its numbers: who writes "4" means GB as often as bytes, and hours as often as seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BYTES = {
     "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
-_SECONDS = {"": 1.0, "s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)")
 
 
@@ -37,7 +37,7 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def parse_seconds(text: str | int | float) -> float:
-    """A duration in seconds from `"90 s"`, `"1h30m"`, `"2 min"` or a plain number.
+    """A duration in seconds from `"90 s"`, `"1h30m"`, `"2 min"` or a plain number (a text wants its units).
 
     Raises UnitError for anything else, negative durations included.
     """
@@ -48,6 +48,10 @@ def parse_seconds(text: str | int | float) -> float:
     rest, total = str(text).rstrip(), 0.0
     while rest:
         found = _NUMBER.match(rest)
+        if found and not found[2] and not rest[found.end() :]:
+            if float(found[1]):
+                raise without_unit(repr(text), number=found[1])
+            return total
         if not found or found[2].lower() not in _SECONDS:
             break
         total += float(found[1]) * _SECONDS[found[2].lower()]
@@ -55,6 +59,11 @@ def parse_seconds(text: str | int | float) -> float:
     if rest or not str(text).strip():
         raise UnitError(f"{text!r} is not a duration; write a number and one of ms, s, m, min, h, d (as in 1h30m)")
     return total
+
+
+def without_unit(text: str, *, number: str) -> UnitError:
+    """What to say of a duration whose `number` has no unit."""
+    return UnitError(f'{text} is not a duration: the unit of {number} is missing; write "{number}h" or "{number}min"')
 
 
 def show_bytes(size: float) -> str:

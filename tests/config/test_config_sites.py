@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.config import Engine, Site, load_site, parse_site
 from stoker.errors import ConfigError, UnitError
+from stoker.site_files import read_sites, write_sites
 
 SITES = sorted((Path(__file__).parents[2] / "site-configs").glob("*.toml"))
 
@@ -50,6 +51,13 @@ def test_units_are_read() -> None:
     assert site.session.lease_s == 5400
 
 
+def test_a_session_reads_the_sites_that_it_has_written(tmp_path: Path) -> None:
+    for name, heartbeat in (("a", "150 ms"), ("b", "1h"), ("c", "0.1 s")):
+        text = f'name = "{name}"\n[session]\nheartbeat = "{heartbeat}"\nlease = "2h30m"\n[policy]\nidle = 0'
+        write_sites(tmp_path, [site := parse_site(text, file=name)])
+        assert read_sites(tmp_path)[name] == site
+
+
 FAULTS = {
     '[provider]\n\nkynd = "local"': "line 3: [provider] kynd is not a setting; did you mean kind?",
     '[polcy]\ndispatch = "default"': "line 1: polcy is not a setting; did you mean policy?",
@@ -65,6 +73,12 @@ FAULTS = {
     '[session]\nlease = "soon"': "line 2: [session] lease: 'soon' is not a duration; write a number and one of ms, s,"
     " m, min, h, d (as in 1h30m)",
     '[session]\nlease = "1 s"': "line 2: [session] lease = 1 s must be at least two heartbeats (5 s each)",
+    '[provider]\nkind = "slurm"\nwalltime = 4': "line 3: [provider] walltime: 4 is not a duration: the unit of 4 is"
+    ' missing; write "4h" or "4min"',
+    '[session]\nlease = "90"': "line 2: [session] lease: '90' is not a duration: the unit of 90 is missing; write"
+    ' "90h" or "90min"',
+    '[session]\nlease = "1h30"': "line 2: [session] lease: '1h30' is not a duration: the unit of 30 is missing;"
+    ' write "30h" or "30min"',
     "[session]\nheartbeat = inf": "line 2: [session] heartbeat: inf is not a duration",
     '[provider]\nkind = "slrum"': "line 2: [provider] kind = 'slrum' is not available; did you mean 'slurm'?",
     '[provider]\nkind = "slurm"\npartiton = "x"': "line 3: [provider] partiton is not a setting; did you mean"
