@@ -19,9 +19,9 @@ _BACK_WITHIN_S = 10.0
 
 
 @click.command()
-@click.argument("session", default="")
-def attach(session: str) -> None:
-    """Show SESSION (the one that is up, unless there are several) until Ctrl-C, which leaves it up.
+@sessions.takes_session(default=sessions.UP)
+def attach(*, session: str) -> None:
+    """Show SESSION until Ctrl-C, which leaves it up.
 
     A manager that has died is started again here, and goes on from its journal: calls that run go on, and those that
     have ended are not run again.

@@ -22,12 +22,12 @@ _SILENT_S = 2.0
 
 
 @click.command()
-@click.argument("session", default="")
 @click.option("--wait", "wait_s", metavar="S", default=60.0, help="Seconds to wait until all is gone. [60]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+@sessions.takes_session(default=sessions.UP)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
-    """End SESSION (the one that is up, unless there are several): calls that are left are cancelled, pilots end, jobs
-    are cancelled. Says what is left if something is, and how to remove it; exit code 1 then.
+    """End SESSION: calls that are left are cancelled, pilots end, jobs are cancelled. Says what is left if something
+    is, and how to remove it; exit code 1 then.
     """
     folder = sessions.find(session) if session else sessions.the_one_that_is_up()
     before = end(folder)

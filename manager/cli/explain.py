@@ -9,16 +9,16 @@ import click
 
 from stoker.errors import SessionError
 from stoker.manager.cli import console
-from stoker.manager.cli.sessions import names_in, status_of, story_of
+from stoker.manager.cli.sessions import NEWEST, names_in, status_of, story_of, takes_session
 from stoker.manager.protocol import show_story
 from stoker.manager.protocol.to_client import Story
 
 
 @click.command()
 @click.argument("subject")
-@click.option("--session", default="", help="Id of the session, or its folder; the newest by default.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-def explain(subject: str, session: str, as_json: bool) -> None:
+@takes_session(default=NEWEST)
+def explain(*, subject: str, session: str, as_json: bool) -> None:
     """Why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3)."""
     _, story, over = story_of(session, subject)
     if as_json:

@@ -13,7 +13,7 @@ import msgspec
 
 from stoker.errors import SessionError
 from stoker.manager.cli import console, sessions
-from stoker.manager.cli.sessions import story_of
+from stoker.manager.cli.sessions import NEWEST, story_of, takes_session
 from stoker.manager.protocol.ids import parse_call
 from stoker.manager.protocol.session import SessionFolder
 from stoker.units import show_bytes
@@ -32,8 +32,8 @@ class LogFile(msgspec.Struct, frozen=True):
 @click.command()
 @click.argument("what", default="")
 @click.option("-f", "--follow", is_flag=True, help="Go on printing as it grows, until Ctrl-C.")
-@click.option("--session", default="", help="Id of the session, or its folder; the newest by default.")
-def logs(what: str, follow: bool, session: str) -> None:
+@takes_session(default=NEWEST)
+def logs(*, what: str, follow: bool, session: str) -> None:
     """Print a log: of a call (c-12: exactly what it printed), a pilot, a library (lib-3), or the manager.
 
     Without WHAT: which logs there are.

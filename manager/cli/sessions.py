@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import click
 import msgspec
 
 from stoker.contexts.state import state_folder
@@ -15,6 +18,33 @@ from stoker.manager.executor import detached
 from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.session import SessionFolder, find_session
+
+Command = Callable[..., None]
+NEWEST = "the newest; one that is up comes first"
+"""What a command that only looks means when no session is named."""
+UP = "the one that is up, unless there are several"
+"""What a command that changes something means then."""
+
+
+def takes_session(*, default: str) -> Callable[[Command], Command]:
+    """A command of one session: it takes SESSION behind its other arguments or as an option, and gets it as `session`.
+    `default`: which one it means when none is named, in words."""
+
+    def with_both(command: Command) -> Command:
+        @click.argument("session", default="")
+        @click.option("--session", "by_option", default="", metavar="SESSION", help=f"{_NAMES} [{default}]")
+        @functools.wraps(command)
+        def call(*args: Any, session: str, by_option: str, **options: Any) -> None:
+            if session and by_option and session != by_option:
+                raise click.UsageError(f"SESSION is {session} and --session is {by_option}; give one of them")
+            command(*args, session=session or by_option, **options)
+
+        return call
+
+    return with_both
+
+
+_NAMES = "The same as the argument SESSION: its id, a beginning of it, or its folder."
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import click
 
 from stoker.manager.cli import console
 from stoker.manager.cli.ask import Observer, SessionEndedError
-from stoker.manager.cli.sessions import find, status_of
+from stoker.manager.cli.sessions import NEWEST, find, status_of, takes_session
 from stoker.manager.protocol.show_status import render
 
 _WATCH_EVERY_S = 1.0
@@ -16,11 +16,11 @@ _WATCH_EVERY_ON_A_PIPE_S = 10.0
 
 
 @click.command()
-@click.argument("session", default="")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.option("--watch", is_flag=True, help="Keep it on the screen until Ctrl-C.")
-def status(session: str, as_json: bool, watch: bool) -> None:
-    """Pilots, devices, contexts, queues and rates of a session (the newest unless SESSION names one)."""
+@takes_session(default=NEWEST)
+def status(*, session: str, as_json: bool, watch: bool) -> None:
+    """Pilots, devices, contexts, queues and rates of SESSION."""
     if watch and as_json:
         raise click.UsageError("--watch is for people and --json for programs: ask again instead")
     if watch:

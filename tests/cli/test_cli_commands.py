@@ -46,6 +46,19 @@ def test_help_lists_every_command(stoker: Stoker) -> None:
         assert f"\n  {command} " in shown
 
 
+@pytest.mark.parametrize("command", ["status", "attach", "down", "explain", "logs"])
+def test_every_command_of_a_session_takes_it_as_an_argument_and_as_an_option(stoker: Stoker, command: str) -> None:
+    first = ["c-0"] if command in ("explain", "logs") else []
+    for form in (["zz"], ["--session", "zz"], ["zz", "--session", "zz"]):
+        assert str(stoker(command, *first, *form).exception).startswith("no session 'zz' on this machine")
+    both = stoker(command, *first, "zz", "--session", "yy")
+    assert both.exit_code == 2
+    assert "SESSION is zz and --session is yy; give one of them" in both.output
+    shown = " ".join(stoker(command, "--help").output.split())
+    assert "[SESSION]" in shown.partition(" Options: ")[0]
+    assert "--session SESSION The same as the argument SESSION: its id, a beginning of it, or its folder. [the" in shown
+
+
 def test_run_finds_the_applications(stoker: Stoker) -> None:
     shown = stoker("run", "--help").output
     assert "fact_verification" in shown
