@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import calls, feeding, pilots, snapshots
+from stoker.manager.core import calls, feeding, fitness, pilots, snapshots
 from stoker.manager.core.commands import RecordLoad
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.seams import PolicyError
@@ -22,8 +22,8 @@ LOAD_TRIES = 2
 """A context whose loads have failed this often in a row, with none between that worked, cannot be loaded."""
 
 
-BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
-"""A library that was ended for one call's sake is not the fault of the others that it ran."""
+BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})
+"""A library that was ended for one call's sake, or its pilot's, is not the fault of the others that it ran."""
 
 
 # ---- promises
@@ -135,6 +135,7 @@ def hot(core: Core, library: Library) -> None:
     context.load_failures = 0
     context.last_failure = None
     context.failed_on.pop(library.pilot.id, None)
+    fitness.forgive(library.pilot, context.recipe.key)
     wanted = core.policies.residency.measured(state, library)
     if wanted < library.promised_bytes:  # where nothing was declared, the pilot holds no more than was measured
         core.supply_changed = True
@@ -190,7 +191,11 @@ def gone(core: Core, library: Library, message: LibraryGone) -> None:
         if not (killer and blamed and calls.killed_its_library(core, call, blamed, alone=len(running) == 1)):
             back.append(call)
     calls.requeue(core, back, why=f"{why} ({failure.message})" if failure else why)
-    if message.loading and failure is not None:
+    if failure is not None and failure.kind is FailureKind.PILOT:
+        context.last_failure = failure
+        fitness.blame(state, library, failure, loading=message.loading)
+        core.changed("contexts", context.recipe.key)
+    elif message.loading and failure is not None:
         _load_failed(core, context, library, failure)
     if unasked:
         pilots.leaves(core, library.pilot)
@@ -245,6 +250,8 @@ def fail_waiting(core: Core, context: Context, failure: Failure) -> None:
     """End every waiting call of a context with this failure; the next one that comes finds a clean slate."""
     context.load_failures = 0
     context.failed_on.clear()
+    for pilot in core.state.pilots.values():
+        fitness.forgive(pilot, context.recipe.key)
     for call in list(context.queue):
         if call.state is CallState.WAITING:
             calls.fail(core, call, failure)

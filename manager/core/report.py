@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.core import blocks, object_report
+from stoker.manager.core import blocks, fitness, object_report
 from stoker.manager.core.sources import SourceState
 from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, PilotState, State
 from stoker.manager.core.story import waits_for
@@ -56,6 +56,7 @@ def _failing(source: SourceState) -> str:
 def _trouble(state: State) -> dict[str, str]:
     said = {name: source.trouble or _failing(source) for name, source in state.sources.items()}
     said["peers"] = object_report.trouble(state)
+    said |= fitness.troubles(state)
     return {name: text for name, text in said.items() if text}
 
 

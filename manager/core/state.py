@@ -308,7 +308,7 @@ class Pilot:
 
     __slots__ = (
         "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "host", "id", "inbox", "kept", "lasts_s",
-        "libraries", "notes", "pid", "refused_frames", "source", "state", "used_at", "was",
+        "libraries", "notes", "pid", "refused_frames", "source", "state", "unfit", "used_at", "was",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -323,6 +323,8 @@ class Pilot:
         self.inbox = Inbox()
         self.used_at = now
         """When it came, or its last library that is gone had gone."""
+        self.unfit: dict[str, Note] = {}
+        """Until when it cannot hold a context, by recipe key, and why (see `fitness`)."""
         self.source = ""
         """The source of its block, if that is known."""
         self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = None

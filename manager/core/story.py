@@ -6,7 +6,7 @@ manager's, in seconds; the shell turns them into the wall clock's.
 
 from __future__ import annotations
 
-from stoker.manager.core import object_report
+from stoker.manager.core import fitness, object_report
 from stoker.manager.core.blocks import in_words
 from stoker.manager.core.sources import Block
 from stoker.manager.core.state import (
@@ -128,6 +128,9 @@ def waits_for(state: State, context: Context) -> str:
         return f"{name} is on its way ({object_report.phase(state, first)}) on {devices} for {since}{usual}"
     if stopping:
         return f"a library of {name} is stopping"
+    lacking = [why for pilot in here if (why := fitness.unfit(pilot, context.recipe.key, state.now))]
+    if lacking:
+        return f"{len(lacking)} of {len(here)} pilots that are here cannot hold {name}: {lacking[0]}"
     if context.last_failure is not None:
         return f"{name} failed to load ({context.last_failure.message}) and will be tried again"
     free = max((d.free_bytes for d in state.devices()), default=0)

@@ -26,6 +26,7 @@ from stoker.units import show_bytes
 
 _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
     FailureKind.CONTEXT: ContextError,
+    FailureKind.PILOT: ContextError,
     FailureKind.NO_DEVICE: NoDeviceError,
     FailureKind.POISON: PoisonCallError,
     FailureKind.TIMEOUT: CallTimeoutError,

@@ -14,7 +14,7 @@ silent.
 
 Loads that fail are probed, one at a time, on pilots where they have not failed twice; the core gives up when two in a
 row have failed and nothing holds the context. Libraries of a pilot that is cut off count for `cut_s` more: it may be a
-blip.
+blip. A pilot whose disk does not take a context is left alone (`stoker.manager.core.fitness`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
+from stoker.manager.core.fitness import unfit
 from stoker.manager.core.seams import Action, FailWaiting, Load, Provisioning, Timer, Unload, View
-from stoker.manager.core.state import Context, Device, Library, LibraryState, PilotState
+from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.sizes import bare_bytes, declared_bytes, is_of_kind, known_bytes
@@ -37,6 +38,8 @@ GIVE_UP_ON_PILOT = 2
 
 UNKNOWN_LOAD_S = 10.0
 """How long a load is taken to last before one was measured."""
+
+_SHOWN_LINES = 5
 
 _May = Callable[[Library], bool]
 _Rank = Callable[[Library], tuple[float, ...]]
@@ -73,7 +76,7 @@ class LoadWhereWanted(Quiet):
         if loads:
             return plan + loads
         if not alive:
-            impossible = self._impossible(view, context)
+            impossible = self._impossible(view, context) or self._unfit_everywhere(view, context)
             if impossible is not None:
                 return (FailWaiting(key, impossible),)
         return plan + (self._evict_idle(view, context) or self._share(view, context))
@@ -135,6 +138,7 @@ class LoadWhereWanted(Quiet):
             if self._fits(context, d)
             and _in_time(view, context, d)
             and not _holds(d, context)
+            and not unfit(d.pilot, context.recipe.key, view.now)
             and (desperate or failed_on.get(d.pilot.id, 0) < GIVE_UP_ON_PILOT)
         ]
         open_devices.sort(key=lambda d: (failed_on.get(d.pilot.id, 0), _busy(d), -d.free_bytes, d.pilot.id, d.id))
@@ -203,6 +207,8 @@ class LoadWhereWanted(Quiet):
         for pilot in view.pilots.values():
             if pilot.state is not PilotState.HERE or context.failed_on.get(pilot.id, 0) >= GIVE_UP_ON_PILOT:
                 continue
+            if unfit(pilot, context.recipe.key, view.now):
+                continue
             ways = [self._way(context, device, may_go, rank) for device in pilot.devices.values()]
             open_ways = sorted((way for way in ways if way is not None), key=lambda way: way[0])
             open_ways = open_ways[: context.recipe.needs.devices]
@@ -239,13 +245,8 @@ class LoadWhereWanted(Quiet):
         needs = context.recipe.needs
         if not pilots or self.provisioning.may_bring(view, context):
             return None
-        for pilot in pilots:
-            able = [
-                d for d in pilot.devices.values()
-                if self._suits(context, d) and self._minimum(context, d) <= d.facts.memory_bytes
-            ]  # fmt: skip
-            if len(able) >= needs.devices:
-                return None
+        if any(self._is_able(context, pilot) for pilot in pilots):
+            return None
         seen: dict[str, int] = {}
         for pilot in pilots:
             for device in pilot.devices.values():
@@ -262,6 +263,29 @@ class LoadWhereWanted(Quiet):
             f"context {context.recipe.name} can be loaded nowhere: it needs {', '.join(wants) or 'a device'}; "
             "devices seen: " + ", ".join(f"{what} x {count}" for what, count in seen.items()),
         )
+
+    def _is_able(self, context: Context, pilot: Pilot) -> bool:
+        """Whether a pilot has the devices for a context, were they all free."""
+        able = [
+            device
+            for device in pilot.devices.values()
+            if self._suits(context, device) and self._minimum(context, device) <= device.facts.memory_bytes
+        ]
+        return len(able) >= context.recipe.needs.devices
+
+    def _unfit_everywhere(self, view: View, context: Context) -> Failure | None:
+        """What is wrong with the pilots, if that is so with each that could hold the context, and no other comes."""
+        waited = view.now - context.starved_since if context.starved_since is not None else 0.0
+        if waited < self.patience_s or any(source.coming for source in view.sources.values()):
+            return None
+        able = [p for p in view.pilots.values() if p.state is PilotState.HERE and self._is_able(context, p)]
+        reasons = [unfit(pilot, context.recipe.key, view.now) for pilot in able]
+        if not reasons or not all(reasons):
+            return None
+        said = [f"none of the pilots that are here can hold context {context.recipe.name}:", *dict.fromkeys(reasons)]
+        if len(said) > _SHOWN_LINES:
+            said[_SHOWN_LINES:] = [f"and {len(said) - _SHOWN_LINES} more like these"]
+        return Failure(FailureKind.PILOT, "\n  ".join(said))
 
 
 def _corner(device: Device) -> int:

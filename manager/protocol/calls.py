@@ -67,6 +67,8 @@ class FailureKind(enum.Enum):
 
     CONTEXT = "context"
     """Its context could not be loaded."""
+    PILOT = "pilot"
+    """Its pilot could not do its part (its disk is full, or does not take writes): no fault of the context."""
     NO_DEVICE = "no_device"
     """No device of this site could ever hold its context."""
     POISON = "poison"

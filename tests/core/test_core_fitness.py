@@ -1,0 +1,113 @@
+"""Pilots whose disks take no context: they are left alone, the recipe is not blamed, and it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.builders import Cluster, recipe
+
+from stoker.manager.core import fitness
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
+from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.to_manager import LibraryPhase
+
+Make = Callable[..., Cluster]
+
+
+def full(pilot: str) -> Failure:
+    return Failure(FailureKind.PILOT, f"a on {pilot}: the disk is full; make room there")
+
+
+def run_out(c: Cluster, pilot: str, *, phase: LibraryPhase = LibraryPhase.FETCHING, context: str = "a") -> None:
+    """A library of a context finds no room on its pilot, in this phase of its load."""
+    library = c.library(pilot, context)
+    c.report(pilot, say.LibraryNews(library.id, phase))
+    c.die(library, failure=full(pilot), loading=True)
+
+
+def test_full_disks_do_not_count_against_the_recipe(cluster: Make) -> None:
+    c = cluster(pilots=4).define(recipe("a")).calls(4, context="a")
+    for pilot in ("p1", "p2", "p3"):
+        run_out(c, pilot)
+    c.wait(60)
+    assert c.ended == {}
+    assert c.lives_on("a") == ["p4"]
+    c.ready()
+    for name in "1234":
+        c.end(name)
+    assert all(end.ok for end in c.ended.values())
+    assert c.context("a").load_failures == 0
+
+
+def test_an_object_that_does_not_fit_keeps_one_context_away_and_a_disk_that_takes_nothing_all(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a", memory="2 GB"), recipe("b", memory="2 GB")).call("1", context="a")
+    run_out(c, "p1")
+    c.call("2", context="b")
+    assert (c.lives_on("a"), c.lives_on("b")) == ([], ["p1"])
+    run_out(c, "p1", phase=LibraryPhase.STARTING, context="b")
+    c.call("3")
+    assert c.lives_on() == []
+
+
+def test_it_is_told_with_what_to_do(cluster: Make) -> None:
+    c = cluster(pilots=2).define(recipe("a")).call("1", context="a")
+    run_out(c, c.lives_on("a")[0])
+    assert c.lives_on("a") == ["p2"]
+    run_out(c, "p2")
+    status = c.status()
+    assert status.trouble == {p: f"a on {p}: the disk is full; make room there" for p in ("p1", "p2")}
+    assert "2 of 2 pilots that are here cannot hold a: a on p1: the disk is full" in status.contexts[-1].waits_for
+    assert "cannot hold a: a on p1: the disk is full; make room there" in c.story("p1")
+    assert "2 of 2 pilots that are here cannot hold a" in c.story("a")
+
+
+def test_when_every_pilot_is_unfit_calls_fail_with_the_sentence_and_the_next_call_tries_again(cluster: Make) -> None:
+    c = cluster(pilots=2).define(recipe("a")).call("1", context="a")
+    run_out(c, "p1")
+    run_out(c, "p2")
+    assert c.ended == {}
+    c.wait(12)
+    failure = c.ended["1"].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.PILOT
+    assert failure.message == "none of the pilots that are here can hold context a:\n  " + "\n  ".join(
+        f"a on {p}: the disk is full; make room there" for p in ("p1", "p2")
+    )
+    c.call("2", context="a").ready().end("2")
+    assert c.ended["2"].ok
+
+
+def test_while_another_block_may_bring_one_its_calls_wait(cluster: Make) -> None:
+    c = cluster().sources(Source("mine", Rule.FIXED, first=2, most=2)).define(recipe("a"))
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").block("b2", phase=BlockPhase.PENDING)
+    c.call("1", context="a")
+    run_out(c, "p1")
+    c.wait(200)
+    assert c.ended == {}
+    c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
+    assert c.lives_on("a") == ["p2"]
+
+
+def test_a_pilot_is_tried_again_after_a_while(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready().join("p2").calls(8, context="a")
+    run_out(c, "p2")
+    c.wait(fitness.AGAIN_S - 10)
+    assert c.lives_on("a") == ["p1"]
+    assert c.status().trouble
+    c.wait(12)
+    assert c.lives_on("a") == ["p1", "p2"]
+    assert not c.status().trouble
+
+
+def test_a_library_that_ends_for_its_pilots_lack_is_no_call_s_fault(cluster: Make) -> None:
+    c = cluster(pilots=2).define(recipe("a")).call("1", context="a").ready(only="p1")
+    for _ in range(3):
+        library = next(iter(c.context("a").libraries.values()))
+        c.die(library, "1", failure=full(library.pilot.id))
+        assert c.the_call("1").kills == 0
+        fitness.forgive(c.pilot("p1"), "a")
+        fitness.forgive(c.pilot("p2"), "a")
+        c.wait(2).ready()
+        c.by_hand = True
+    assert c.ended == {}
