@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 POISON_KILLS = 2
 """A call that has killed this many libraries is a poison call: the first death may have been the node's fault."""
 
+ONE_BY_ONE = 4
+"""So many calls that arrive together are placed one by one; more are pulled from the queue by libraries with room, which
+costs less a call and comes to the same."""
+
 KEPT_FAILURES = 1000
 """So many failed calls are kept for `stoker explain`."""
 
@@ -52,12 +56,14 @@ def arrive(core: Core, group: Group, specs: list[CallSpec]) -> None:
         for call in fresh:
             place(core, call)
         return
-    placed = 0
-    while placed < len(fresh) and not context.queue.count and (context.idle or context.roomy):
-        place(core, fresh[placed])
-        placed += 1
-    if placed < len(fresh):
-        context.queue.extend(fresh[placed:] if placed else fresh)
+    if len(fresh) <= ONE_BY_ONE and not context.queue.count:
+        for call in fresh:
+            place(core, call)
+        return
+    context.queue.extend(fresh)
+    if context.idle or context.roomy:
+        feeding.serve(core, context)
+    if context.queue.count:
         hungry(core, context)
 
 
@@ -256,6 +262,8 @@ def keep(core: Core, call: Call, outcome: CallEnd) -> None:
         call.note(now, f"raised an exception in your code after {outcome.run_s:.3f} s")
     else:
         call.note(now, f"ended without a result ({failure.kind.value}): {failure.message}")
+        if failure.log:
+            call.note(now, f"its library's log is {failure.log}")
     kept = core.state.failed
     kept[call.id] = call
     if len(kept) > KEPT_FAILURES and not core.watch:
