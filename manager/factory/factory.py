@@ -96,11 +96,11 @@ class Factory:
         for worker in self._workers.values():
             worker.start()
         poll = select.poll()
-        for descriptor in (*self._link.filenos(), self._wake_fd):
+        for descriptor in (*self._link.dealer.filenos(), self._wake_fd):
             poll.register(descriptor, select.POLLIN)
         stop_at = 0.0
         while True:
-            if not self._link.readable() and not self._said:
+            if not self._link.dealer.readable() and not self._said:
                 poll.poll(LOOK_AGAIN_S * 1000)
             self._turn()
             if self._ending is not None:
@@ -110,7 +110,7 @@ class Factory:
 
     def close(self) -> None:
         """Hang up."""
-        self._link.close()
+        self._link.dealer.close()
         os.close(self._wake_fd)
 
     def _turn(self) -> None:
@@ -123,7 +123,7 @@ class Factory:
         for message in self._link.receive():
             self._handle(message)
         self._pass_on()
-        if not self._link.connected:
+        if not self._link.dealer.connected:
             self._missing()
 
     def _pass_on(self) -> None:
@@ -216,7 +216,7 @@ class Factory:
         if why := lease.over(lease.lease_file(self._folder)):
             self._handle(to_client.SessionOver(why))
             return
-        away_s = time.monotonic() - self._link.lost_at
+        away_s = time.monotonic() - self._link.dealer.lost_at
         if away_s > self._lease_s:
             reason = f"the manager has been away for {away_s:.0f} s"
             log.warning("%s: blocks that wait are cancelled", reason)

@@ -9,12 +9,10 @@ whose end is in one of them still counts as held, or the manager would run it ag
 from __future__ import annotations
 
 import logging
-import time
 
 import msgspec
-import zmq
-from zmq.utils.monitor import recv_monitor_message
 
+from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.reliable import Outbox
@@ -31,14 +29,6 @@ from stoker.manager.protocol.to_pilot import ToPilot
 
 log = logging.getLogger("stoker.pilot")
 
-_WATCHED = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-)
-
 
 class Before(msgspec.Struct):
     """What the manager does not know yet of what has happened: what its unacknowledged frames say.
@@ -53,72 +43,33 @@ class Before(msgspec.Struct):
 
 
 class ManagerLink:
-    """A DEALER socket with CURVE, its connection state, and the outbox."""
+    """The connection (`dealer`), what goes over it, and the outbox."""
 
     def __init__(self, folder: SessionFolder, *, pilot: str) -> None:
         self._folder = folder
         self.session = folder.read()
-        self._address = self.session.address
-        self.connected = False
-        self.lost_at = time.monotonic()
-        """When the connection was lost (or first tried)."""
         self.refused_frames = 0
-        self.failed_handshakes = 0
         self._batch: list[FromPilot] = []
         self._outbox = Outbox()
         self._decode = wire.to_pilot_decoder()
-        self._context = zmq.Context()
-        socket = self._context.socket(zmq.DEALER)
-        keys = folder.read_key("pilot")
-        socket.curve_serverkey = self.session.server_key.encode()
-        socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-        socket.routing_id = pilot.encode()
-        socket.linger = 0
-        socket.sndhwm = socket.rcvhwm = 0
-        socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2000
-        socket.heartbeat_ivl, socket.heartbeat_timeout = 5000, 15000
-        self._socket = socket
-        self._monitor = socket.get_monitor_socket(_WATCHED)
-        socket.connect(self._address)
-
-    def filenos(self) -> tuple[int, int]:
-        """For a poller. They are edge-triggered: ask `readable` before waiting."""
-        return int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
-
-    def readable(self) -> bool:
-        """Whether something waits to be received."""
-        return _has_input(self._socket) or _has_input(self._monitor)
-
-    def came_back(self) -> bool:
-        """Take note of connection events; whether there is a new connection on which to say hello."""
-        fresh = False
-        while _has_input(self._monitor):
-            event = recv_monitor_message(self._monitor)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.connected = fresh = True
-                self.failed_handshakes = 0
-            elif event == zmq.EVENT_DISCONNECTED:
-                if self.connected:
-                    self.lost_at = time.monotonic()
-                    log.warning("the connection to the manager broke")
-                self.connected = fresh = False
-            else:
-                self.failed_handshakes += 1
-        return fresh
+        pair = folder.read_key("pilot")
+        self.dealer = Dealer(
+            self.session.address,
+            name=pilot,
+            keys=Keys(self.session.server_key, pair.public, pair.secret),
+            log=log,
+        )
 
     def receive(self) -> list[ToPilot]:
         """All messages that have come."""
         out: list[ToPilot] = []
-        while True:
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return out
+        for data in self.dealer.receive():
             try:
                 out += self._decode(data).messages
             except ProtocolError as error:
                 self.refused_frames += 1
                 log.warning("refused what the manager sent: %s", error)
+        return out
 
     def post(self, message: FromPilot) -> None:
         """Say something that must arrive, with this turn's frame."""
@@ -132,8 +83,8 @@ class ManagerLink:
         frame = wire.encode(self._batch, sequence=sequence)
         self._batch = []
         self._outbox.keep(sequence, frame)
-        if self.connected:
-            self._send(frame)
+        if self.dealer.connected:
+            self.dealer.send(frame)
 
     def acked(self, sequence: int) -> None:
         """The manager has frames up to this number for good."""
@@ -146,14 +97,14 @@ class ManagerLink:
 
     def say(self, message: FromPilot) -> None:
         """Say something now that need not arrive twice: a heartbeat."""
-        if self.connected:
-            self._send(wire.encode([message]))
+        if self.dealer.connected:
+            self.dealer.send(wire.encode([message]))
 
     def greet(self, hello: FromPilot) -> None:
         """Say hello, then everything that was not acknowledged."""
-        self._send(wire.encode([hello]))
+        self.dealer.send(wire.encode([hello]))
         for frame in self._outbox.unacked():
-            self._send(frame)
+            self.dealer.send(frame)
 
     def before(self) -> Before:
         """What frames that are not acknowledged say (see the module's text). Call `flush` first."""
@@ -183,25 +134,4 @@ class ManagerLink:
         except Exception as error:  # the file is being replaced, or the file system is away: look again later
             log.debug("session file: %s", error)
             return
-        if address != self._address:
-            log.info("the manager listens on %s now", address)
-            self._socket.disconnect(self._address)
-            self._socket.connect(address)
-            self._address = address
-
-    def close(self, *, linger_s: float = 0.0) -> None:
-        """Hang up; what was sent gets `linger_s` to leave."""
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(int(linger_s * 1000))
-        self._context.term()
-
-    def _send(self, frame: bytes) -> None:
-        try:
-            self._socket.send(frame, zmq.NOBLOCK, copy=len(frame) < 65536)
-        except zmq.Again:  # no connection after all; numbered frames go again after the next hello
-            self.connected = False
-
-
-def _has_input(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        self.dealer.move_to(address)

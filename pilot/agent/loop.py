@@ -45,7 +45,7 @@ class Loop:
         self._next_search = 0.0
         self._next_probe_look = 0.0
         self._greeted_at = 0.0
-        for number in (*agent.link.filenos(), agent.wake_read):
+        for number in (*agent.link.dealer.filenos(), agent.wake_read):
             agent.wires.register(number)
 
     def run(self) -> int:
@@ -57,7 +57,7 @@ class Loop:
             self._probing.settle(limit_s=_PROBE_S, interrupted=lambda: bool(self._signalled))
             while not self._over():
                 self._wait()
-                if link.came_back():
+                if link.dealer.came_back():
                     self._greet()
                 for message in link.receive():
                     orders.handle(agent, message)
@@ -76,7 +76,7 @@ class Loop:
 
     def _wait(self) -> None:
         agent = self.agent
-        timeout = 0.0 if agent.link.readable() else max(0.0, self._next_due() - time.monotonic())
+        timeout = 0.0 if agent.link.dealer.readable() else max(0.0, self._next_due() - time.monotonic())
         for source, what in agent.wires.wait(timeout):
             if source is None:
                 continue
@@ -94,7 +94,7 @@ class Loop:
         due = min(self.agent.heartbeat_at, self.agent.leave_by, self.agent.drain_at)
         if self.agent.leaving:
             due = min(due, time.monotonic() + _LEAVING_LOOK_S)
-        return min(due, self._next_look) if self.agent.libraries or not self.agent.link.connected else due
+        return min(due, self._next_look) if self.agent.libraries or not self.agent.link.dealer.connected else due
 
     def _over(self) -> bool:
         agent = self.agent
@@ -115,7 +115,7 @@ class Loop:
             if now >= self._next_device_look:
                 self._next_device_look = now + 1.0
                 watch.look_at_devices(agent)
-            if not link.connected:
+            if not link.dealer.connected:
                 self._manager_away(now)
             elif agent.welcomed_at < self._greeted_at < now - _WELCOME_S:
                 self._greet()  # it was not heard: a manager that was just starting
@@ -133,9 +133,9 @@ class Loop:
     def _manager_away(self, now: float) -> None:
         agent, link = self.agent, self.agent.link
         lease_s = agent.lease_s if agent.welcomed_at else max(agent.lease_s, _FIRST_CONTACT_S)
-        if link.failed_handshakes >= 10 and not agent.welcomed_at:
+        if link.dealer.failed_handshakes >= 10 and not agent.welcomed_at:
             agent.leave("the manager does not accept this pilot's key", within_s=0.0, code=2)
-        elif now - link.lost_at > lease_s:
+        elif now - link.dealer.lost_at > lease_s:
             agent.leave(f"the manager was away for {lease_s:g} s", within_s=0.0, code=2)
         elif now >= self._next_search:
             self._next_search = now + 1.0
@@ -167,15 +167,15 @@ class Loop:
         for library in list(agent.libraries.values()):
             library.told_to_end = True
             ending.finish(agent, library)
-        if not agent.farewell or not link.connected:
+        if not agent.farewell or not link.dealer.connected:
             return
         link.post(PilotLeaving(reason=agent.leaving))
         link.flush()
         until = time.monotonic() + _FAREWELL_S
-        while link.connected and not link.all_acked and time.monotonic() < until:
-            if not link.readable():
+        while link.dealer.connected and not link.all_acked and time.monotonic() < until:
+            if not link.dealer.readable():
                 agent.wires.wait(0.02)
-            link.came_back()
+            link.dealer.came_back()
             for message in link.receive():
                 if isinstance(message, Ack):
                     orders.handle(agent, message)
@@ -186,6 +186,6 @@ class Loop:
         agent.zygotes.close()
         agent.scratch.remove()
         agent.wires.close()
-        agent.link.close(linger_s=0.3)
+        agent.link.dealer.close(linger_s=0.3)
         signal.set_wakeup_fd(-1)
         log.info("the pilot has ended: %s", agent.leaving)

@@ -94,7 +94,7 @@ def _ask_later(agent: Agent, environ: Mapping[str, str]) -> None:
 def _correct(agent: Agent, ends_at: float) -> None:
     if abs(agent.ends_at - ends_at) > _SAME_S:
         _note(agent, ends_at - time.monotonic())
-        if agent.link.connected:
+        if agent.link.dealer.connected:
             agent.link.flush()
             agent.link.greet(agent.hello())
 

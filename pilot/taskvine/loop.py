@@ -64,7 +64,7 @@ class Loop:
         self._plan = plan
         self._name = name
         self._poll = select.poll()
-        for number in link.filenos():
+        for number in link.dealer.filenos():
             self._poll.register(number, select.POLLIN)
         self._devices: tuple[DeviceFacts, ...] = ()
         self._workers: dict[str, Worker] = {}
@@ -104,7 +104,7 @@ class Loop:
     # ---- one turn
 
     def _hear(self) -> int:
-        if self._link.came_back():
+        if self._link.dealer.came_back():
             self._connected = True
             self._greet()
         messages = self._link.receive()
@@ -131,7 +131,7 @@ class Loop:
         return self._usable > 0 and self._engine.open >= self._usable and not self._leaving
 
     def _wait(self, *, busy: bool) -> None:
-        if busy or self._link.readable():
+        if busy or self._link.dealer.readable():
             self._pause_s = _SHORT_S
             return
         if self._is_full():
@@ -149,7 +149,7 @@ class Loop:
             self._pool.look(now)
             if why := self._factory.ended():
                 self._leave(why, within_s=_GRACE_S, code=1)
-        if not self._link.connected:
+        if not self._link.dealer.connected:
             self._manager_away(now)
         elif self._devices and self._welcomed_at < self._greeted_at < now - _WELCOME_S:
             self._greet()  # it was not heard: a manager that was just starting
@@ -159,9 +159,9 @@ class Loop:
 
     def _manager_away(self, now: float) -> None:
         lease_s = self._lease_s if self._welcomed_at else max(self._lease_s, _FIRST_CONTACT_S)
-        if self._link.failed_handshakes >= 10 and not self._welcomed_at:
+        if self._link.dealer.failed_handshakes >= 10 and not self._welcomed_at:
             self._leave("the manager does not accept this pilot's key", within_s=0.0, code=2)
-        elif now - self._link.lost_at > lease_s:
+        elif now - self._link.dealer.lost_at > lease_s:
             self._leave(f"the manager was away for {lease_s:g} s", within_s=0.0, code=2)
         elif now >= self._search_at:
             self._search_at = now + 1.0
@@ -245,14 +245,14 @@ class Loop:
 
     def _say_farewell(self) -> None:
         """Tell the manager, and give it a moment to take the last frames."""
-        if not self._link.connected or self._exit_code == 3:
+        if not self._link.dealer.connected or self._exit_code == 3:
             return
         self._link.post(PilotLeaving(reason=self._leaving))
         self._link.flush()
         until = time.monotonic() + _FAREWELL_S
-        while self._link.connected and not self._link.all_acked and time.monotonic() < until:
+        while self._link.dealer.connected and not self._link.all_acked and time.monotonic() < until:
             self._poll.poll(20)
-            self._link.came_back()
+            self._link.dealer.came_back()
             for message in self._link.receive():
                 if isinstance(message, Ack):
                     self._link.acked(message.sequence)
@@ -261,5 +261,5 @@ class Loop:
         self._engine.close()
         faulthandler.cancel_dump_traceback_later()
         self._factory.close()
-        self._link.close(linger_s=0.3)
+        self._link.dealer.close(linger_s=0.3)
         log.info("the pool has ended: %s", self._leaving)

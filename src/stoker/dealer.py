@@ -1,0 +1,165 @@
+"""A connection to the manager, as all who connect to it have one: a ZeroMQ DEALER socket with CURVE.
+
+ZeroMQ reconnects by itself, and queues without limit: what is lost with a connection is the business of whoever speaks
+(`manager.protocol.reliable`). What has happened to the connection is read from the socket's monitor, in order.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import time
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+COPY_BELOW = 65_536
+"""Smaller frames are copied for ZeroMQ: that costs less than sharing them does."""
+
+_HEARTBEAT_MS = 5_000
+_SILENT_MS = 15_000
+"""Who says nothing for so long, heartbeats included, is gone."""
+
+
+class Change(enum.Enum):
+    """What can happen to a connection."""
+
+    MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
+    """Frames can go out. A new connection: what must be said again has to be said."""
+    BROKEN = zmq.EVENT_DISCONNECTED
+    """It is gone, or could not be made. ZeroMQ tries again."""
+    REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    """Who listens there does not take our key."""
+    NOT_UNDERSTOOD = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    """Who listens there does not speak as it should, or has another key than we were told."""
+    CUT_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    """The handshake ended before its end."""
+
+
+_ALL_CHANGES = sum(change.value for change in Change)
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """Whom a socket speaks to, and as whom: CURVE keys as Z85 text."""
+
+    server: str
+    public: str
+    secret: str
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Keys) -> zmq.Socket[bytes]:
+    """A DEALER socket with a name and keys, which is not connected yet. What is unsent when it closes is dropped."""
+    socket = context.socket(zmq.DEALER)
+    socket.routing_id = name.encode()
+    socket.curve_serverkey = keys.server.encode()
+    socket.curve_publickey, socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    socket.linger = 0
+    return socket
+
+
+class Dealer:
+    """A connection that is to last: no limit to what it holds, heartbeats, and when it breaks, another.
+
+    `reconnect_ms` is how long it waits before it tries again: at first, and at most. For one thread: who uses it from
+    several fences each use, of `socket` too.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        name: str,
+        keys: Keys,
+        log: logging.Logger,
+        reconnect_ms: tuple[int, int] = (100, 2000),
+    ) -> None:
+        self.address = address
+        self.connected = False
+        self.lost_at = time.monotonic()
+        """When the connection was lost (or first tried)."""
+        self.failed_handshakes = 0
+        """In a row."""
+        self.refused = False
+        """Whether who listens there has refused our key."""
+        self._log = log
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = open_socket(self._context, name=name, keys=keys)
+        self.socket.sndhwm = self.socket.rcvhwm = 0
+        self.socket.reconnect_ivl, self.socket.reconnect_ivl_max = reconnect_ms
+        self.socket.heartbeat_ivl, self.socket.heartbeat_timeout = _HEARTBEAT_MS, _SILENT_MS
+        self._monitor = self.socket.get_monitor_socket(_ALL_CHANGES)
+        self.socket.connect(address)
+
+    def filenos(self) -> tuple[int, int]:
+        """For a poller: of what is received, and of `changes`. Edge-triggered: ask `readable` before waiting."""
+        return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
+
+    def readable(self) -> bool:
+        """Whether something waits to be received, or something has happened."""
+        return _has_input(self.socket) or _has_input(self._monitor)
+
+    def has_frames(self) -> bool:
+        """Whether something waits to be received."""
+        return _has_input(self.socket)
+
+    def changes(self) -> Iterator[Change]:
+        """What has happened to the connection, in order."""
+        while _has_input(self._monitor):
+            yield Change(parse_monitor_message(self._monitor.recv_multipart())["event"])
+
+    def came_back(self) -> bool:
+        """Take note of all `changes`; whether there is a new connection, on which to say hello."""
+        fresh = False
+        for change in self.changes():
+            match change:
+                case Change.MADE:
+                    self.connected = fresh = True
+                    self.failed_handshakes = 0
+                case Change.BROKEN:
+                    if self.connected:
+                        self.lost_at = time.monotonic()
+                        self._log.warning("the connection to the manager broke")
+                    self.connected = fresh = False
+                case _:
+                    self.failed_handshakes += 1
+                    self.refused = self.refused or change is Change.REFUSED
+        return fresh
+
+    def receive(self) -> list[bytes]:
+        """All frames that have come."""
+        frames: list[bytes] = []
+        try:
+            while True:
+                frames.append(self.socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return frames
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame. It is dropped if there is no connection after all: numbered ones go again after a hello."""
+        try:
+            self.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < COPY_BELOW)
+        except zmq.Again:
+            self.connected = False
+
+    def move_to(self, address: str) -> bool:
+        """Connect to this address instead. False if it is the one already."""
+        if address == self.address:
+            return False
+        self._log.info("the manager listens on %s now", address)
+        self.socket.disconnect(self.address)
+        self.socket.connect(address)
+        self.address = address
+        return True
+
+    def close(self, *, linger_s: float = 0.0) -> None:
+        """Hang up; what was sent gets `linger_s` to leave."""
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(int(linger_s * 1000))
+        self._context.term()
+
+
+def _has_input(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
