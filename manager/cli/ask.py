@@ -17,12 +17,15 @@ from stoker.errors import SessionError
 from stoker.manager.executor import detached
 from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol import to_client, to_manager, wire
+from stoker.manager.protocol.listed import ListedState
 from stoker.manager.protocol.session import SessionFile, SessionFolder
 
 TIMEOUT_S = 5.0
 """A manager that handles its worst burst still answers within this."""
 
-A = TypeVar("A", bound=to_client.Status | to_client.Story | to_client.ClientWelcome | to_client.SessionOver)
+A = TypeVar(
+    "A", bound=to_client.Status | to_client.Story | to_client.Calls | to_client.ClientWelcome | to_client.SessionOver
+)
 
 
 class SessionEndedError(SessionError):
@@ -77,6 +80,10 @@ class Observer:
     def story(self, subject: str) -> to_client.Story:
         """Why a call, pilot, library or context is where it is."""
         return self._ask(to_manager.AskStory(subject), to_client.Story)
+
+    def calls(self, *, limit: int, only: ListedState | None) -> to_client.Calls:
+        """Some of the session's calls: of each state, or of one alone."""
+        return self._ask(to_manager.AskCalls(limit, only), to_client.Calls)
 
     def end(self, reason: str) -> None:
         """End the session."""

@@ -9,24 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import msgspec
 
 from stoker.errors import SessionError
-from stoker.manager.cli import console, sessions
-from stoker.manager.cli.sessions import NEWEST, story_of, takes_session
+from stoker.manager.cli import console, printed, sessions
+from stoker.manager.cli.printed import LogFile
+from stoker.manager.cli.sessions import NEWEST, takes_session
 from stoker.manager.protocol.ids import parse_call
 from stoker.manager.protocol.session import SessionFolder
 from stoker.units import show_bytes
 
 _FOLLOW_EVERY_S = 0.2
-_PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d+)")
-
-
-class LogFile(msgspec.Struct, frozen=True):
-    """A log of the session: how people call it, and where it lies."""
-
-    name: str
-    path: Path
+_BLOCK = re.compile(r"b\d+")
 
 
 @click.command()
@@ -34,7 +27,8 @@ class LogFile(msgspec.Struct, frozen=True):
 @click.option("-f", "--follow", is_flag=True, help="Go on printing as it grows, until Ctrl-C.")
 @takes_session(default=NEWEST)
 def logs(*, what: str, follow: bool, session: str) -> None:
-    """Print a log: of a call (c-12: exactly what it printed), a pilot, a library (lib-3), or the manager.
+    """Print a log: of a call (c-12: exactly what it printed), a block (b3: what its job printed), a pilot, a library
+    (lib-3), or the manager.
 
     Without WHAT: which logs there are.
     """
@@ -44,7 +38,9 @@ def logs(*, what: str, follow: bool, session: str) -> None:
             raise click.UsageError("--follow needs a log to follow: stoker logs manager -f")
         _list(folder)
     elif is_call(what):
-        _print_call(session, what)
+        printed.show_call(session, what)
+    elif _BLOCK.fullmatch(what) and not follow:
+        printed.show_block(session, what, [file for file in files(folder) if file.name.partition(".")[0] == what])
     else:
         _print_file(find(folder, what).path, follow=follow)
 
@@ -89,17 +85,6 @@ def find(folder: SessionFolder, what: str) -> LogFile:
     raise SessionError(f"no log of {what} in session folder {folder.path}; {hint}")
 
 
-def printed(texts: list[str]) -> list[tuple[Path, int, int]]:
-    """Where a call's output lies, from the lines of its story: a file and the first and last byte of it, each try."""
-    found = (_PRINTED.search(text) for text in texts)
-    return [(Path(hit["path"]), int(hit["start"]), int(hit["end"])) for hit in found if hit]
-
-
-def died(texts: list[str]) -> list[str]:
-    """Libraries that died with a call, from the lines of its story: what it printed last is in their logs."""
-    return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
-
-
 def _list(folder: SessionFolder) -> None:
     there = files(folder)
     if not there:
@@ -109,24 +94,6 @@ def _list(folder: SessionFolder) -> None:
     console.line(f"logs of the session in {folder.path}")
     console.lines(f"  {file.name:<{width}}  {show_bytes(file.path.stat().st_size):>8}  {file.path}" for file in there)
     console.note("print one: stoker logs manager; what a call printed: stoker logs c-0")
-
-
-def _print_call(session: str, what: str) -> None:
-    _, story, _ = story_of(session, what)
-    if not story.found:
-        raise SessionError(f"{story.subject}: {story.headline}")
-    places = printed([line.text for line in story.lines])
-    for path, start, end in places:
-        try:
-            with path.open("rb") as file:
-                file.seek(start)
-                console.raw(file.read(end - start))
-        except OSError as error:
-            raise SessionError(f"{story.subject} printed into {path}, which cannot be read here: {error}") from None
-    if not places:
-        libraries = died([line.text for line in story.lines])
-        look = f"; the library that it ran in died: stoker logs {libraries[-1]}" if libraries else ""
-        console.note(f"{story.subject} printed nothing that was kept apart ({story.headline}){look}")
 
 
 def _print_file(path: Path, *, follow: bool) -> None:

@@ -17,6 +17,7 @@ from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.executor import detached
 from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol import to_client
+from stoker.manager.protocol.listed import ListedState
 from stoker.manager.protocol.session import SessionFolder, find_session
 
 Command = Callable[..., None]
@@ -85,6 +86,19 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
         kept = story_of_ended_session(folder, subject)
         story = kept if kept.found else story
     return folder, story, ""
+
+
+def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:
+    """Calls of a session; and, of one that is over, that it is. Raises SessionError."""
+    folder = find(name)
+    try:
+        with Observer(folder) as observer:
+            return observer.calls(limit=limit, only=only), ""
+    except SessionEndedError as ended:
+        from stoker.manager.live.replay import calls_of_ended_session
+
+        with _from_journal(folder, ended):
+            return calls_of_ended_session(folder, limit=limit, only=only), str(ended)
 
 
 def find(name: str = "") -> SessionFolder:

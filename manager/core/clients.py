@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from stoker.manager.core import blocks, calls, objects, pilots, report, story
+from stoker.manager.core import blocks, call_list, calls, objects, pilots, report, story
 from stoker.manager.core.commands import AskAdvice, EndManager, ToClient
 from stoker.manager.core.events import FromClient
 from stoker.manager.core.state import CallState, Client, Context, Cost, Group, PilotState
@@ -12,6 +12,7 @@ from stoker.manager.protocol import to_client, to_manager
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId, RecipeKey
 from stoker.manager.protocol.to_manager import (
+    AskCalls,
     AskStatus,
     AskStory,
     BlockNews,
@@ -77,6 +78,8 @@ def _message(core: Core, client: Client, message: to_manager.FromClient) -> None
             core.tell(client, report.status(state))
         case AskStory(subject=subject):
             core.tell(client, story.tell(state, subject))
+        case AskCalls(limit=limit, state=only):
+            core.tell(client, call_list.list_calls(state, limit=limit, only=only))
         case WantPilots(blocks=said, ended=ended):
             state.said_blocks = dict(said)
             for pilot in [each for each in state.pilots.values() if each.block in ended]:

@@ -14,10 +14,14 @@ import heapq
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from stoker.manager.core.state import Call, Group
+
+    _Back = tuple[float, int, int, Call]
+    """When it came, its id, its ticket, the call."""
 
 NOT_QUEUED = -1
 """The ticket of a call that has left. Every new call has ticket 0; those that come back get a number."""
@@ -29,7 +33,7 @@ class _Level:
 
     def __init__(self) -> None:
         self.fresh: deque[Call] = deque()
-        self.back: list[tuple[float, int, int, Call]] = []
+        self.back: list[_Back] = []
 
 
 class Queue:
@@ -54,6 +58,21 @@ class Queue:
             back = (entry[3] for entry in sorted(level.back) if entry[3].ticket == entry[2])
             fresh = (call for call in level.fresh if not call.ticket)
             yield from heapq.merge(back, fresh, key=lambda call: (call.submitted_at, call.id))
+
+    def first(self, limit: int, *, looks: int) -> list[Call]:
+        """Up to `limit` calls from the head, in their order. No part of a level is looked at further than `looks`
+        entries: where more than that have left from the middle, later calls stand for those behind them. The queue
+        stays as it is."""
+        found: list[Call] = []
+        for priority in reversed(self._order):
+            level = self._levels[priority]
+            back = (entry[3] for entry in islice(_ascending(level.back), looks) if entry[3].ticket == entry[2])
+            fresh = (call for call in islice(level.fresh, looks) if not call.ticket)
+            calls = heapq.merge(back, fresh, key=lambda call: (call.submitted_at, call.id))
+            found += islice(calls, limit - len(found))
+            if len(found) == limit:
+                break
+        return found
 
     def push(self, call: Call) -> None:
         """Put a new call at the end of its priority."""
@@ -151,3 +170,14 @@ class Queue:
             level.back = [entry for entry in level.back if entry[3].ticket == entry[2]]
             heapq.heapify(level.back)
         self._ghosts = 0
+
+
+def _ascending(heap: list[_Back]) -> Iterator[_Back]:
+    """The entries of a heap in their order, at the cost of those that are taken: after an entry only its two children
+    have become candidates."""
+    ahead = [(heap[0], 0)] if heap else []
+    while ahead:
+        entry, place = heapq.heappop(ahead)
+        yield entry
+        for child in range(2 * place + 1, min(2 * place + 3, len(heap))):
+            heapq.heappush(ahead, (heap[child], child))

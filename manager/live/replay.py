@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.errors import SessionError
-from stoker.manager.core import report, story
+from stoker.manager.core import call_list, report, story
 from stoker.manager.core.core import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal
 from stoker.manager.policies import default_policies
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.ids import parse_call
+from stoker.manager.protocol.listed import ListedState
 from stoker.manager.protocol.session import SessionFolder
 
 
@@ -41,6 +42,11 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 def status_of_ended_session(folder: SessionFolder) -> to_client.Status:
     """What `stoker status` says of a session that is over. Raises SessionError."""
     return report.status(_replayed(folder, frozenset()).state)
+
+
+def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedState | None) -> to_client.Calls:
+    """What `stoker calls` says of a session that is over. Raises SessionError."""
+    return call_list.list_calls(_replayed(folder, frozenset()).state, limit=limit, only=only)
 
 
 def _replayed(folder: SessionFolder, watch: frozenset[int]) -> Core:

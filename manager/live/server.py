@@ -56,7 +56,7 @@ from stoker.manager.live.replay import replay
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol.ids import ClientId, PilotId
 from stoker.manager.protocol.session import SessionFile, SessionFolder
-from stoker.manager.protocol.to_manager import AskStatus, AskStory
+from stoker.manager.protocol.to_manager import AskCalls, AskStatus, AskStory
 from stoker.units import show_seconds
 
 log = logging.getLogger("stoker.manager")
@@ -356,7 +356,7 @@ class Server:
 
 
 def _only_asks(messages: Sequence[object]) -> bool:
-    return bool(messages) and all(isinstance(message, AskStatus | AskStory) for message in messages)
+    return bool(messages) and all(isinstance(message, AskStatus | AskStory | AskCalls) for message in messages)
 
 
 def check_folder(folder: SessionFolder) -> None:

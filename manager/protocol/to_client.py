@@ -7,6 +7,7 @@ import msgspec
 from stoker.manager.protocol.blocks import BlockOrder, BlockStatus, KnownBlock
 from stoker.manager.protocol.calls import CallEnd, CallProgress
 from stoker.manager.protocol.ids import BlockId, CallId
+from stoker.manager.protocol.listed import ListedCall
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -209,6 +210,17 @@ class Story(_Message, frozen=True, tag="story"):
         return "\n".join(render(self))
 
 
+class Calls(_Message, frozen=True, tag="calls"):
+    """Some of the session's calls: those that have run longest, those that are next, those that failed last. The
+    numbers count all that there are of each state."""
+
+    session: str
+    running: int
+    waiting: int
+    failed: int
+    calls: tuple[ListedCall, ...]
+
+
 class SessionOver(_Message, frozen=True, tag="over"):
     """The manager is about to exit."""
 
@@ -216,6 +228,6 @@ class SessionOver(_Message, frozen=True, tag="over"):
 
 
 ToClient = (
-    ClientWelcome | ClientRefused | Results | Rejected | Progress | Ack | Status | Story | SessionOver | KnownBlocks
-    | SubmitBlocks | CancelBlocks
+    ClientWelcome | ClientRefused | Results | Rejected | Progress | Ack | Status | Story | Calls | SessionOver
+    | KnownBlocks | SubmitBlocks | CancelBlocks
 )  # fmt: skip

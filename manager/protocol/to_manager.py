@@ -10,6 +10,7 @@ from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure
 from stoker.manager.protocol.ids import BlockId, CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
+from stoker.manager.protocol.listed import ListedState
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -83,6 +84,13 @@ class AskStory(_Message, frozen=True, tag="ask-story"):
     """`subject` is a call, pilot, library or context as people write it. Answered with `to_client.Story`."""
 
     subject: str
+
+
+class AskCalls(_Message, frozen=True, tag="ask-calls"):
+    """Which calls there are: `limit` of each state, or of `state` alone. Answered with `to_client.Calls`."""
+
+    limit: int
+    state: ListedState | None = None
 
 
 class WantPilots(_Message, frozen=True, tag="want-pilots"):
@@ -337,7 +345,7 @@ class PilotLeaving(_Message, frozen=True, tag="leaving"):
 
 FromClient = (
     ClientHello | DefineRecipe | DefineManifest | DefineFunction | Submit | Cancel | Received | AskStatus | AskStory
-    | WantPilots | ReleaseBlock | EndSession | BlockNews | SourceTrouble
+    | AskCalls | WantPilots | ReleaseBlock | EndSession | BlockNews | SourceTrouble
 )  # fmt: skip
 FromPilot = (
     PilotHello | LibraryNews | LibraryReady | LibraryGone | CallsEnded | CallsReturned | CallsProgress | CallEvicted

@@ -42,11 +42,11 @@ def test_version_is_the_packages(stoker: Stoker) -> None:
 
 def test_help_lists_every_command(stoker: Stoker) -> None:
     shown = stoker("--help").output
-    for command in ("run", "init", "up", "down", "attach", "doctor", "status", "explain", "logs"):
+    for command in ("run", "init", "up", "down", "attach", "doctor", "status", "calls", "explain", "logs"):
         assert f"\n  {command} " in shown
 
 
-@pytest.mark.parametrize("command", ["status", "attach", "down", "explain", "logs"])
+@pytest.mark.parametrize("command", ["status", "attach", "down", "calls", "explain", "logs"])
 def test_every_command_of_a_session_takes_it_as_an_argument_and_as_an_option(stoker: Stoker, command: str) -> None:
     first = ["c-0"] if command in ("explain", "logs") else []
     for form in (["zz"], ["--session", "zz"], ["zz", "--session", "zz"]):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.manager.cli import attach, down, explain, finding, logs, status, up
+from stoker.manager.cli import attach, down, explain, finding, printed, status, up
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.cli.left import Left
 from stoker.manager.live.lease import Holder
@@ -225,7 +225,7 @@ def test_a_story_has_times_and_the_date_where_it_changes() -> None:
 
 
 def test_where_a_call_printed_is_read_from_its_story() -> None:
-    places = logs.printed(
+    places = printed.printed(
         ["submitted", "printed /s/pilots/n 1:2/lib-3.log:10-52", "ended; printed /a.log:0-0 (nothing)", "printed x:1-2"]
     )
     assert [(str(path), start, end) for path, start, end in places] == [
@@ -236,7 +236,7 @@ def test_where_a_call_printed_is_read_from_its_story() -> None:
 
 def test_the_libraries_that_a_call_took_with_it_are_read_from_its_story() -> None:
     texts = ["submitted to lib-1", "its library died (lib-2 on n was killed by SIGKILL), 1 of 2", "sent to lib-3"]
-    assert logs.died(texts) == ["lib-2"]
+    assert printed.died(texts) == ["lib-2"]
 
 
 def test_findings_stand_with_their_fixes_and_a_verdict() -> None:

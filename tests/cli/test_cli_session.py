@@ -18,9 +18,10 @@ from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
 from stoker.manager.cli import ask
 from stoker.manager.cli.ask import Observer, SessionEndedError
+from stoker.manager.core.libraries import LOAD_TRIES
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallSpec, Printed
+from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Printed
 from stoker.manager.protocol.session import SessionFile, SessionFolder
 
 Stoker = Callable[..., Result]
@@ -88,6 +89,69 @@ def test_explain_a_pilot_and_a_call(stoker: Stoker, client: Peer, pilot: Peer) -
     assert "submitted" in about_call.output
     told = msgspec.json.decode(stoker("explain", "c-7", "--json").output)
     assert told["story"]["found"] is True
+
+
+def test_calls_are_listed_by_the_names_that_explain_takes(stoker: Stoker, client: Peer, pilot: Peer) -> None:
+    run_a_call(client, pilot)
+    client.send(say.Submit("f1", "bare", [CallSpec(8 + n, b"arguments") for n in range(40)]))  # type: ignore[arg-type]
+    pilot.hear(to_pilot.RunCalls)
+    shown = stoker("calls", "--limit", "3")
+    assert shown.exit_code == 0, shown.exception
+    lines = [line.split() for line in shown.output.splitlines()]
+    running = next(line for line in lines if line[1:2] == ["running"])
+    assert (running[0], running[4:6]) == ("c-8", ["verify", "bare"])
+    assert running[6].startswith("n014-ab12/lib-")
+    told = msgspec.json.decode(stoker("calls", "--json", "--state", "waiting", "--limit", "2").output)
+    assert {call["state"] for call in told["calls"]["calls"]} == {"waiting"}
+    assert len(told["calls"]["calls"]) == 2
+    assert told["calls"]["running"] + told["calls"]["waiting"] == 40
+    assert stoker("explain", told["calls"]["calls"][0]["call"], "test").exit_code == 0
+
+
+def test_calls_of_a_session_that_is_over_come_from_its_journal(
+    stoker: Stoker, manager: Manager, client: Peer, pilot: Peer
+) -> None:
+    number = client.hear(to_client.ClientWelcome).number
+    client.send(
+        say.DefineRecipe(BARE),
+        say.DefineFunction("f1", "verify", b"blob"),  # type: ignore[arg-type]
+        say.Submit("f1", "bare", [CallSpec(number << 40, b"arguments")]),  # type: ignore[arg-type]
+    )
+    start = pilot.hear(to_pilot.StartLibrary)
+    pilot.send(say.LibraryReady(start.library, 0.1, 0.2))
+    pilot.hear(to_pilot.RunCalls)
+    pilot.send(say.CallsEnded(start.library, [CallEnd(number << 40, False, b"exception", 0.01)]))
+    client.hear(to_client.Results)
+    client.send(say.EndSession("done"))
+    manager.ended()
+    shown = stoker("calls").output
+    assert shown.startswith("session test is over")
+    assert "c-0  failed" in shown
+    assert "raised an exception in your code after 0.010 s" in shown
+
+
+def test_logs_of_a_call_whose_context_did_not_load_are_the_loaders(
+    stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer
+) -> None:
+    log = folder.pilot("n014-ab12") / "lib-1.log"
+    log.parent.mkdir()
+    log.write_text("FileNotFoundError: no such model\n")
+    call = client.hear(to_client.ClientWelcome).number << 40 | 7
+    client.send(
+        say.DefineRecipe(BARE),
+        say.DefineFunction("f1", "verify", b"blob"),  # type: ignore[arg-type]
+        say.Submit("f1", "bare", [CallSpec(call, b"arguments")]),  # type: ignore[arg-type]
+    )
+    for _ in range(LOAD_TRIES):
+        library = pilot.hear(to_pilot.StartLibrary).library
+        failure = Failure(FailureKind.CONTEXT, "the loader raised", "n014-ab12", library, log=str(log))
+        pilot.send(say.LibraryGone(library, failure, loading=True))
+    client.hear(to_client.Results)
+    result = stoker("logs", "c-7")
+    assert result.exit_code == 0, result.exception
+    assert result.stdout == "FileNotFoundError: no such model\n"
+    assert f"c-7 did not run: its context could not be loaded; this is {log}" in result.stderr
+    assert f"its library's log is {log}" in stoker("explain", "c-7").output
 
 
 def test_explain_of_nothing_names_what_is_nearest(stoker: Stoker, client: Peer, pilot: Peer) -> None:
@@ -231,8 +295,15 @@ def test_what_the_job_of_a_block_printed_is_a_log(stoker: Stoker, manager: Manag
     (folder.submit / "stoker-test-b1.err").write_text("module: command not found\n")
     (folder.submit / "stoker-test-b1.out").write_text("")
     (folder.path / "factory.log").write_text("block b1: submitted as job 7\n")
+    (folder.submit / "stoker-test-b10.err").write_text("another job\n")
     assert "b1.err  " in stoker("logs").output
     assert stoker("logs", "b1").output == "module: command not found\n"
+    (folder.submit / "stoker-test-b1.out").write_text("on n014\n")
+    both = stoker("logs", "b1")
+    assert sorted(both.stdout.splitlines()) == ["module: command not found", "on n014"]
+    assert sorted(both.stderr.splitlines()) == ["b1.err:", "b1.out:"]
+    assert stoker("logs", "b1.out").output == "on n014\n"
+    assert "no call, pilot, library, context or block of this name" in str(stoker("logs", "b7").exception)
     assert stoker("logs", "factory").output == "block b1: submitted as job 7\n"
 
 

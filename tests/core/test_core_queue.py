@@ -57,6 +57,7 @@ def test_it_is_always_sorted_by_priority_and_arrival(seed: int) -> None:
                 queue.put_back(again)
                 model.append(again)
         assert list(queue) == in_order(model)
+        assert queue.first(7, looks=1000) == in_order(model)[:7]
         assert len(queue) == len(model)
 
 
@@ -68,6 +69,20 @@ def test_calls_that_left_from_the_middle_are_swept_out() -> None:
         queue.leave(gone)
     assert len(queue._levels[0].fresh) < 2000
     assert queue.take(one, 5) == [calls[0]]
+
+
+def test_the_first_calls_cost_what_they_are_however_many_wait() -> None:
+    queue, one = Queue(), group(0)
+    calls = [call(n, one) for n in range(3000)]
+    queue.extend(calls)
+    for again in queue.take(one, 2000):
+        queue.put_back(again)
+    assert queue.first(5, looks=5) == calls[:5]
+    for gone in calls[:100]:
+        queue.leave(gone)
+    assert queue.first(5, looks=100) == calls[2000:2005], "those before them were not looked at"
+    assert queue.first(5, looks=105) == calls[100:105]
+    assert len(queue) == 2900
 
 
 def test_priorities_that_nobody_uses_any_more_cost_nothing() -> None:

@@ -1,0 +1,68 @@
+"""`stoker calls`: which calls there are, and what each is called."""
+
+from __future__ import annotations
+
+import click
+
+from stoker.manager.cli import console
+from stoker.manager.cli.sessions import NEWEST, calls_of, takes_session
+from stoker.manager.protocol.listed import ListedCall, ListedState
+from stoker.manager.protocol.to_client import Calls
+from stoker.units import show_seconds
+
+_LIMIT = 20
+
+
+@click.command()
+@click.option(
+    "--state",
+    "only",
+    type=click.Choice([state.value for state in ListedState]),
+    help="Those alone that are running, waiting or failed.",
+)
+@click.option("--limit", metavar="N", default=_LIMIT, type=click.IntRange(1), help=f"So many of each state. [{_LIMIT}]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+@takes_session(default=NEWEST)
+def calls(*, session: str, only: str | None, limit: int, as_json: bool) -> None:
+    """Calls of SESSION: those that have run longest, those that are next, those that failed last.
+
+    A program's first call is c-0; calls of a second program in the same session read c-1.0, c-1.1, …
+    """
+    wanted = ListedState(only) if only else None
+    found, over = calls_of(session, limit=limit, only=wanted)
+    if as_json:
+        console.json({"over": over, "calls": found})
+        return
+    if over:
+        console.line(f"{over}; this is how it was left")
+    console.lines(render(found, only=wanted))
+
+
+def render(found: Calls, *, only: ListedState | None = None) -> list[str]:
+    """The lines of `stoker calls`."""
+    numbers = {
+        ListedState.RUNNING: found.running,
+        ListedState.WAITING: found.waiting,
+        ListedState.FAILED: found.failed,
+    }
+    counted = ", ".join(f"{number:,} {state.value}" for state, number in numbers.items())
+    out = [f"session {found.session} · {counted}"]
+    rows = [_row(call) for call in found.calls]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    states = [call.state for call in found.calls]
+    for state, number in numbers.items():
+        if only not in (None, state) or not number:
+            continue
+        shown = [row for row, of in zip(rows, states, strict=True) if of is state]
+        out += ["", *("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in shown)]
+        if number > len(shown):
+            out.append(f"  … {number - len(shown):,} more {state.value}")
+    if found.calls:
+        out += ["", f"why one is where it is: stoker explain {found.calls[0].call} {found.session}"]
+    return out
+
+
+def _row(call: ListedCall) -> tuple[str, ...]:
+    ahead = f", {call.ahead} before it" if call.ahead else ""
+    where = " ".join(call.where) + ahead
+    return call.call, call.state.value, show_seconds(call.since_s), call.function, call.context, where or call.error

@@ -1,0 +1,109 @@
+"""What a call printed, or the job of a block: read from its story where that lies, and shown."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from stoker.errors import SessionError
+from stoker.manager.cli import console
+from stoker.manager.cli.sessions import story_of
+from stoker.manager.protocol.to_client import Story
+
+_PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d+)")
+_LIBRARY_LOG = re.compile(r"its library's log is (?P<path>/.*)")
+_NO_CONTEXT = "ended without a result (context)"
+
+
+class LogFile(msgspec.Struct, frozen=True):
+    """A log of the session: how people call it, and where it lies."""
+
+    name: str
+    path: Path
+
+
+# ---- a call
+
+
+def show_call(session: str, call: str) -> None:
+    """Print exactly what a call printed; of one whose context could not be loaded, what the loader printed.
+
+    Raises SessionError for a call that is not there, or a log that cannot be read here.
+    """
+    _, story, _ = story_of(session, call)
+    if not story.found:
+        raise SessionError(f"{story.subject}: {story.headline}")
+    texts = [line.text for line in story.lines]
+    places = printed(texts)
+    for path, start, end in places:
+        _show(story.subject, path, start=start, end=end)
+    if places:
+        return
+    log = library_log(texts)
+    if log is not None and any(text.startswith(_NO_CONTEXT) for text in texts):
+        console.note(f"{story.subject} did not run: its context could not be loaded; this is {log}, where that failed")
+        _show(story.subject, log)
+        return
+    libraries = died(texts)
+    look = f"; the library that it ran in died: stoker logs {libraries[-1]}" if libraries else ""
+    console.note(f"{story.subject} printed nothing that was kept apart ({story.headline}){look}")
+
+
+def printed(texts: list[str]) -> list[tuple[Path, int, int]]:
+    """Where a call's output lies, from the lines of its story: a file and the first and last byte of it, each try."""
+    found = (_PRINTED.search(text) for text in texts)
+    return [(Path(hit["path"]), int(hit["start"]), int(hit["end"])) for hit in found if hit]
+
+
+def died(texts: list[str]) -> list[str]:
+    """Libraries that died with a call, from the lines of its story: what it printed last is in their logs."""
+    return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
+
+
+def library_log(texts: list[str]) -> Path | None:
+    """The log of the library that a call failed with, from the lines of its story."""
+    found = [hit for text in texts if (hit := _LIBRARY_LOG.fullmatch(text))]
+    return Path(found[-1]["path"]) if found else None
+
+
+def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -> None:
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            console.raw(file.read() if end is None else file.read(end - start))
+    except OSError as error:
+        raise SessionError(f"{subject} printed into {path}, which cannot be read here: {error}") from None
+
+
+# ---- a block
+
+
+def show_block(session: str, block: str, files: Sequence[LogFile]) -> None:
+    """Print what the job of a block has printed, `files`: its output and its errors, or say why there is nothing.
+
+    Raises SessionError for a block that is not there.
+    """
+    for file in files:
+        if len(files) > 1:
+            console.note(f"{file.name}:")
+        _show(block, file.path)
+    if files:
+        return
+    story = Story(block, True, "its session cannot be asked", ())
+    with contextlib.suppress(SessionError):  # then there is no word of it, but perhaps output
+        _, story, _ = story_of(session, block)
+    if not story.found:
+        raise SessionError(f"{block}: {story.headline}; stoker logs lists what there is")
+    console.note(nothing_printed(story))
+
+
+def nothing_printed(story: Story) -> str:
+    """What to say of a block whose job has left no output."""
+    return (
+        f"the job of {story.subject} has printed nothing here ({story.headline}); some batch systems bring its output"
+        " when it has ended, and its pilots have logs of their own: stoker logs"
+    )

@@ -1,0 +1,35 @@
+"""The parts of `to_manager.AskCalls` and `to_client.Calls`: which calls there are, for `stoker calls`."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class ListedState(enum.Enum):
+    """Where a call is that is listed."""
+
+    RUNNING = "running"
+    """A library has it: runs it, or will after those that are before it there."""
+    WAITING = "waiting"
+    """In its context's queue."""
+    FAILED = "failed"
+    """Ended without a result. Those that were cancelled are not counted."""
+
+
+class ListedCall(msgspec.Struct, frozen=True):
+    """One call. `call` is its id as people write it; `since_s` the time that it has been in its state.
+
+    `where` is `pilot/library` of a running one (of each member of a gang), with `ahead` calls before it there; `error`
+    the first line of what a failed one failed with, as far as the manager knows it.
+    """
+
+    call: str
+    function: str
+    context: str
+    state: ListedState
+    since_s: float
+    where: tuple[str, ...] = ()
+    ahead: int = 0
+    error: str = ""

@@ -1,0 +1,73 @@
+"""Which calls `stoker calls` is told of, in each state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.builders import Cluster, recipe
+
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.listed import ListedState
+
+Make = Callable[..., Cluster]
+
+
+def ask(c: Cluster, limit: int = 20, only: ListedState | None = None) -> to_client.Calls:
+    c.tell("ana", say.AskCalls(limit, only), numbered=False)
+    return c.hears("ana", to_client.Calls)
+
+
+def names(calls: to_client.Calls) -> list[str]:
+    return [call.call for call in calls.calls]
+
+
+def test_running_calls_say_where_and_what_is_before_them(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5).wait(12)
+    first, *_, last = ask(c, only=ListedState.RUNNING).calls
+    assert (first.call, first.function, first.context, first.since_s) == ("c-2", "f", "bare", 12.0)
+    assert (first.where, first.ahead) == (("p1/lib-1",), 0)
+    assert (last.where, last.ahead) == (("p1/lib-1",), len(c.held()) - 1)
+
+
+def test_the_longest_running_come_first_and_no_more_than_wanted(cluster: Make) -> None:
+    c = cluster(pilots=2).call("1").wait(5).call("2").ready()
+    assert names(ask(c)) == ["c-1", "c-2"]
+    found = ask(c, 1)
+    assert (names(found), found.running) == (["c-1"], 2)
+
+
+def test_waiting_calls_stand_in_their_turn_over_all_contexts(cluster: Make) -> None:
+    c = cluster().define(recipe("llm")).call("1").call("2", context="llm").wait(1).call("3").call("4", priority=5)
+    found = ask(c)
+    assert names(found) == ["c-4", "c-1", "c-2", "c-3"]
+    assert (found.running, found.waiting, found.failed) == (0, 4, 0)
+    assert names(ask(c, 2)) == ["c-4", "c-1"]
+    assert names(ask(c, only=ListedState.RUNNING)) == []
+
+
+def test_failed_calls_say_how_the_last_first_and_cancelled_ones_did_not_fail(cluster: Make) -> None:
+    c = cluster(pilots=1).call("1").ready().end("1", ok=False).call("2").end("2").call("3").end("3", ok=False)
+    c.call("4").tell("ana", say.Cancel([c.ids["4"]], True)).wait(30)  # type: ignore[list-item]
+    c.forget()
+    found = ask(c)
+    assert names(found) == ["c-3", "c-1"]
+    assert found.failed == 2
+    assert found.calls[0].error == "raised an exception in your code after 1.000 s"
+    assert found.calls[0].since_s == 30.0
+
+
+def test_a_second_clients_calls_are_written_as_explain_takes_them(cluster: Make) -> None:
+    c = cluster().client("bob").call("1", client="bob")
+    [call] = ask(c).calls
+    assert call.call.startswith("c-1.")
+    assert "submitted" in c.story(call.call)
+
+
+def test_asking_changes_nothing(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(40).ready()
+    c.forget()
+    before = c.waiting()
+    ask(c)
+    assert c.waiting() == before
+    c.nothing_else_was_said()
