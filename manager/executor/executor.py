@@ -252,7 +252,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     @property
     def tasks(self) -> dict[Any, Any]:
         """Calls that have not ended, by id."""
-        return dict[Any, Any](self._link.waiting) if self._link else {}
+        return dict[Any, Any](self._link.waiting.waiters) if self._link else {}
 
     def monitor_resources(self) -> bool:
         """No: a library serves many calls, so what its process uses says nothing of one of them."""

@@ -26,31 +26,27 @@ import select
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
 from uuid import uuid4
 
-import zmq
-from zmq.utils.monitor import parse_monitor_message
-
-from stoker.contexts.recipe import ObjectRef
+from stoker.dealer import COPY_BELOW, Change, Dealer, Keys
 from stoker.errors import ProtocolError, SessionError
 from stoker.manager.executor.describing import describe
-from stoker.manager.executor.large import LargeArguments, discard_result
+from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.outgoing import Job, Outgoing, Waiter
+from stoker.manager.executor.questions import Questions
+from stoker.manager.executor.waiting import WaitingCalls
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallSpec, Features, Payload
-from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId, show_call
+from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId
 from stoker.manager.protocol.session import SessionFolder
 
 logger = logging.getLogger(__name__)
 
 DIRECT_BELOW = 8
 """With fewer calls in flight than this, the submitting thread sends by itself."""
-COPY_BELOW = 65_536
-"""Smaller frames are copied for ZeroMQ: that costs less than sharing them does."""
 LOOK_EVERY_S = 1.0
 """How often a link whose manager is away looks where it is now."""
 AWAY_S = 30.0
@@ -66,14 +62,12 @@ class Link:
     def __init__(self, folder: SessionFolder, *, observer: bool = False) -> None:
         self.folder = folder
         self.session = folder.read()
-        self.waiting: dict[CallId, Waiter] = {}
         self.large = LargeArguments(folder.objects)
-        self._files: dict[CallId, ObjectRef] = {}
+        self.waiting = WaitingCalls(self.large)
         self._observer = observer
         self._client = ClientId(f"client-{uuid4().hex[:12]}")
-        self._out = Outgoing(self.waiting, describe=lambda recipe: describe(recipe, folder.objects))
-        self._asked: dict[type, deque[tuple[Any, Future[Any]]]] = {to_client.Status: deque(), to_client.Story: deque()}
-        self._questions: deque[Any] = deque()
+        self._out = Outgoing(self.waiting.waiters, describe=lambda recipe: describe(recipe, folder.objects))
+        self._questions = Questions()
         self._base = 0
         self._sequence = itertools.count()
         self._joined = threading.Event()
@@ -87,38 +81,19 @@ class Link:
         self._lock = threading.Lock()
         self._decode = wire.to_client_decoder()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._context = zmq.Context(io_threads=1)
-        self._socket = self._open()
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED
-            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            | zmq.EVENT_DISCONNECTED
+        pair = folder.read_key("client")
+        self._dealer = Dealer(
+            self.session.address,
+            name=self._client,
+            keys=Keys(self.session.server_key, pair.public, pair.secret),
+            log=logger,
+            reconnect_ms=(50, 1000),
         )
-        self._monitor_fd = int(self._monitor.FD)
-        self._socket.connect(self.session.address)
+        self._socket = self._dealer.socket
+        self._socket_fd, self._monitor_fd = self._dealer.filenos()
         _links.add(self)
         self._thread = threading.Thread(target=self._run, name="stoker-link", daemon=True)
         self._thread.start()
-
-    def _open(self) -> zmq.Socket[bytes]:
-        keys = self.folder.read_key("client")
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        for option, value in (
-            (zmq.ROUTING_ID, self._client.encode()),
-            (zmq.CURVE_SERVERKEY, self.session.server_key.encode()),
-            (zmq.CURVE_PUBLICKEY, keys.public.encode()),
-            (zmq.CURVE_SECRETKEY, keys.secret.encode()),
-            (zmq.SNDHWM, 0),
-            (zmq.RCVHWM, 0),
-            (zmq.LINGER, 0),
-            (zmq.RECONNECT_IVL, 50),
-            (zmq.RECONNECT_IVL_MAX, 1000),
-            (zmq.HEARTBEAT_IVL, 5000),
-            (zmq.HEARTBEAT_TIMEOUT, 15000),
-        ):
-            socket.setsockopt(option, value)
-        return socket
 
     # ---- what the rest of the client calls
 
@@ -140,11 +115,9 @@ class Link:
         if self._over is not None:
             raise self._over
         call = CallId(self._base | next(self._sequence))
-        self.waiting[call] = waiter
-        if isinstance(payload, ObjectRef):
-            self._files[call] = payload
+        self.waiting.add(call, payload, waiter)
         self._out.queue.append((job, CallSpec(call, payload, features)))
-        if len(self.waiting) < DIRECT_BELOW:
+        if len(self.waiting.waiters) < DIRECT_BELOW:
             self._send_now()
         elif not self._woken:
             self.wake()
@@ -156,17 +129,14 @@ class Link:
             raise self._over
         base, sequence = self._base, self._sequence
         specs = [CallSpec(CallId(base | next(sequence)), payload) for payload in payloads]
-        calls = [spec.call for spec in specs]
-        self.waiting.update(dict.fromkeys(calls, waiter))
-        self._files.update((spec.call, spec.payload) for spec in specs if isinstance(spec.payload, ObjectRef))
+        calls = self.waiting.add_all(specs, waiter)
         self._out.queue.extend([(job, spec) for spec in specs])
         self._send_now()
         return calls
 
     def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
         """Nobody waits for these calls any more; their waiters hear nothing."""
-        gone = [call for call in calls if self.waiting.pop(call, None) is not None]
-        self._drop_files(gone)
+        gone = self.waiting.give_up(calls)
         if gone and self._over is None:
             self.tell(to_manager.Cancel(gone, running))
 
@@ -177,23 +147,18 @@ class Link:
 
     def ask_status(self) -> Future[to_client.Status]:
         """The session at this moment, when the manager answers."""
-        return self._ask(to_client.Status, to_manager.AskStatus())
+        return self._ask(to_manager.AskStatus(), answer=to_client.Status)
 
     def ask_story(self, subject: str) -> Future[to_client.Story]:
         """Why a call, pilot, library or context is where it is, when the manager answers."""
-        return self._ask(to_client.Story, to_manager.AskStory(subject))
+        return self._ask(to_manager.AskStory(subject), answer=to_client.Story)
 
     def fail_all(self, error: Exception) -> None:
         """The session is over for this client: every call that waits, and every later one, fails with this error."""
         self._over = self._over or error
         self._joined.set()
-        for call, waiter in _popped(self.waiting):
-            self._drop_files([call])
-            waiter.fail(call, error)
-            waiter.flush()
-        for asked in self._asked.values():
-            while asked:
-                asked.popleft()[1].set_exception(error)
+        self.waiting.fail_all(error)
+        self._questions.fail_all(error)
 
     def wait_finished(self, timeout_s: float) -> bool:
         """Wait until the manager says that the session is over. False if it did not."""
@@ -202,7 +167,7 @@ class Link:
     def leave(self, timeout_s: float) -> None:
         """End this client's calls, whose waiters hear of it, and see that the manager knows. The session goes on."""
         if self.waiting and self._over is None:
-            self._out.queue.append(to_manager.Cancel(list(self.waiting), True))
+            self._out.queue.append(to_manager.Cancel(list(self.waiting.waiters), True))
         self._send_now()
         until = time.monotonic() + timeout_s
         while self._over is None and (self.waiting or self._unsaid()) and time.monotonic() < until:
@@ -236,15 +201,13 @@ class Link:
 
     # ---- sending
 
-    def _ask(self, kind: type, message: Any) -> Future[Any]:
-        """Questions are answered in order; they travel unnumbered, so that they need not be kept in the journal."""
-        future: Future[Any] = Future()
+    def _ask(self, question: Any, *, answer: type[Any]) -> Future[Any]:
         if self._over is not None:
+            future: Future[Any] = Future()
             future.set_exception(self._over)
             return future
         with self._lock:
-            self._asked[kind].append((message, future))
-            self._questions.append(message)
+            future = self._questions.ask(question, answer=answer)
         self._send_now()
         return future
 
@@ -255,14 +218,11 @@ class Link:
             return
         try:
             self._flush()
-            more = not self._socket.closed and self._readable()
+            more = not self._socket.closed and self._dealer.has_frames()
         finally:
             self._lock.release()
         if more:
             self.wake()
-
-    def _readable(self) -> bool:
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _unsaid(self) -> bool:
         with self._lock:
@@ -274,15 +234,15 @@ class Link:
             return
         for frame in self._out.frames(time.monotonic()):
             self._socket.send(frame, 0, len(frame) < COPY_BELOW)
-        if self._questions:
-            self._socket.send(wire.encode(list(self._questions)))
-            self._questions.clear()
+        if self._questions.unsaid:
+            self._socket.send(wire.encode(self._questions.unsaid))
+            self._questions.unsaid.clear()
 
     # ---- the I/O thread
 
     def _run(self) -> None:
         poll = select.poll()
-        everything = {int(self._socket.FD), self._monitor_fd, self._wake_fd}
+        everything = {self._socket_fd, self._monitor_fd, self._wake_fd}
         for fd in everything:
             poll.register(fd, select.POLLIN)
         try:
@@ -295,7 +255,10 @@ class Link:
             logger.exception("the link to session %s failed", self.session.session)
             self.fail_all(SessionError(f"the link to the manager failed: {error!r}", session=self.session.session))
         finally:
-            self._close_sockets()
+            with self._lock:
+                self._dealer.close()
+            os.close(self._wake_fd)
+            self._wake_fd = -1
 
     def _turn(self, ready: set[int]) -> None:
         """Do what has come. Descriptors that are not `ready` are not looked at: a result is on its way through here."""
@@ -309,35 +272,26 @@ class Link:
             self._watch()
         if not self._joined.is_set() and time.monotonic() >= self._look_at:
             self._look_again()
-        for data in self._drain():
+        with self._lock:
+            frames = self._dealer.receive()
+        for data in frames:
             self._take(data)
         with self._lock:
             self._flush()
-            again = self._readable()
+            again = self._dealer.has_frames()
         if again:
             self.wake()
 
-    def _drain(self) -> list[bytes]:
-        frames = []
-        with self._lock:
-            try:
-                while True:
-                    frames.append(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                return frames
-
     def _watch(self) -> None:
         """What has happened to the connection."""
-        while True:
-            try:
-                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
-            except zmq.Again:
-                return
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        for change in self._dealer.changes():
+            if change is Change.MADE:
                 hello = to_manager.ClientHello(wire.VERSION, self.session.session, self._out.received, self._observer)
                 with self._lock:
                     self._socket.send(wire.encode([hello]))
-            elif event == zmq.EVENT_DISCONNECTED or self._was_joined:  # or somebody else listens where it was
+            elif change is Change.CUT_OFF:  # and is tried again
+                continue
+            elif change is Change.BROKEN or self._was_joined:  # or somebody else listens where it was
                 if self._joined.is_set():
                     self._joined.clear()
                     self._say_away_at = time.monotonic() + AWAY_S
@@ -367,10 +321,8 @@ class Link:
             logger.debug("session file: %s", error)
             return
         if found.address != self.session.address:
-            logger.info("the manager listens on %s now", found.address)
             with self._lock:
-                self._socket.disconnect(self.session.address)
-                self._socket.connect(found.address)
+                self._dealer.move_to(found.address)
             self.session = found
 
     def _take(self, data: bytes) -> None:
@@ -385,23 +337,19 @@ class Link:
     def _handle(self, message: Any) -> None:
         match message:
             case to_client.Results():
-                self._results(message)
+                self.waiting.settle(self._out.receive(message, time.monotonic()))
             case to_client.Ack():
                 with self._lock:
                     self._out.acked(message.sequence)
             case to_client.Progress():
-                for report in message.reports:
-                    waiter = self.waiting.get(report.call)
-                    if waiter is not None:
-                        waiter.report(report)
+                self.waiting.report(message.reports)
             case to_client.ClientWelcome():
                 self._welcome(message)
             case to_client.Rejected():
-                self._rejected(message.reason, message.calls)
+                logger.warning("the manager did not accept a message: %s", message.reason)
+                self.waiting.reject(message.calls, message.reason)
             case to_client.Status() | to_client.Story():
-                asked = self._asked[type(message)]
-                if asked:
-                    asked.popleft()[1].set_result(message)
+                self._questions.answer(message)
             case to_client.ClientRefused():
                 self.fail_all(SessionError(f"the manager refused this client: {message.reason}"))
             case to_client.SessionOver():
@@ -419,57 +367,9 @@ class Link:
             self._base = message.number << CLIENT_SHIFT
             for frame in self._out.again():
                 self._socket.send(frame)
-            self._questions = deque(message for asked in self._asked.values() for message, _ in asked)
+            self._questions.again()
             self._joined.set()
             self._was_joined = True
-
-    def _results(self, message: to_client.Results) -> None:
-        seen = self._out.received - message.first
-        if seen < 0:  # predecessors were lost with a connection; the next hello brings them again
-            return
-        ends = message.ends[seen:] if seen else message.ends
-        self._out.receive(len(ends), time.monotonic())
-        pop = self.waiting.pop
-        touched: set[Waiter] = set()
-        self._drop_files(end.call for end in ends)
-        for end in ends:
-            waiter = pop(end.call, None)
-            if waiter is None:
-                discard_result(end)
-                continue
-            try:
-                if waiter.settle(end):
-                    touched.add(waiter)
-            except BaseException:  # a future's callback raised what no callback may raise; others still wait
-                logger.exception("a callback of call %s failed", show_call(end.call))
-        for waiter in touched:
-            waiter.flush()
-
-    def _rejected(self, reason: str, calls: Sequence[CallId]) -> None:
-        logger.warning("the manager did not accept a message: %s", reason)
-        for call in calls:
-            waiter = self.waiting.pop(call, None)
-            self._drop_files([call])
-            if waiter is not None:
-                waiter.fail(call, ProtocolError(f"the manager did not accept this call: {reason}"))
-                waiter.flush()
-
-    def _drop_files(self, calls: Iterable[CallId]) -> None:
-        """Large arguments of calls that have ended are of no more use."""
-        if self._files:
-            for call in calls:
-                ref = self._files.pop(call, None)
-                if ref is not None:
-                    self.large.drop(ref)
-
-    def _close_sockets(self) -> None:
-        with self._lock:
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-            self._socket.close(0)
-        self._context.term()
-        os.close(self._wake_fd)
-        self._wake_fd = -1
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
@@ -481,12 +381,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _popped(waiting: dict[CallId, Waiter]) -> Iterable[tuple[CallId, Waiter]]:
-    """Empty a dictionary that other threads use."""
-    while True:
-        try:
-            yield waiting.popitem()
-        except KeyError:
-            return

@@ -8,12 +8,12 @@ acknowledged along with whatever leaves. Everything else is the business of one 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stoker.contexts.recipe import Recipe
-from stoker.manager.protocol import to_manager, wire
+from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec
 from stoker.manager.protocol.ids import CallId, RecipeKey
 from stoker.manager.protocol.reliable import Outbox
@@ -70,11 +70,19 @@ class Outgoing:
         self._said = 0
         self._due = 0.0
 
-    def receive(self, count: int, now: float) -> None:
-        """So many more results have come; `now` in seconds on any clock that `due_in` is asked with."""
+    def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
+        """Results have come; those that were not had already. `now` is in seconds on any clock `due_in` is asked with.
+
+        If some before them were lost with a connection, none are taken: the next hello brings all of them again.
+        """
+        seen = self.received - results.first
+        if seen < 0:
+            return ()
+        ends = results.ends[seen:] if seen else results.ends
         if self.received == self._said:
             self._due = now + RECEIVED_DELAY_S
-        self.received += count
+        self.received += len(ends)
+        return ends
 
     def due_in(self, now: float) -> float | None:
         """Seconds until what was received must be acknowledged, or None if it is."""

@@ -1,0 +1,106 @@
+"""The calls of a client that have not ended: who waits for each, and the files of their large arguments.
+
+Calls come and are given up on any thread; they end on the I/O thread. There is no lock: each step is one operation on a
+dictionary, and whoever takes a call's waiter out of it is the one who tells it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.errors import ProtocolError
+from stoker.manager.executor.large import LargeArguments, discard_result
+from stoker.manager.executor.outgoing import Waiter
+from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Payload
+from stoker.manager.protocol.ids import CallId, show_call
+
+logger = logging.getLogger(__name__)
+
+
+class WaitingCalls:
+    """`waiters` says who waits for which call. `large` are the arguments of those that have any."""
+
+    def __init__(self, large: LargeArguments) -> None:
+        self.waiters: dict[CallId, Waiter] = {}
+        self._large = large
+        self._files: dict[CallId, ObjectRef] = {}
+
+    def __len__(self) -> int:
+        return len(self.waiters)
+
+    def add(self, call: CallId, payload: Payload, waiter: Waiter) -> None:
+        """A call that is about to be sent."""
+        self.waiters[call] = waiter
+        if isinstance(payload, ObjectRef):
+            self._files[call] = payload
+
+    def add_all(self, specs: Sequence[CallSpec], waiter: Waiter) -> list[CallId]:
+        """Calls that are about to be sent, with one waiter for all of them; their ids."""
+        calls = [spec.call for spec in specs]
+        self.waiters.update(dict.fromkeys(calls, waiter))
+        self._files.update((spec.call, spec.payload) for spec in specs if isinstance(spec.payload, ObjectRef))
+        return calls
+
+    def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
+        """Nobody waits for these calls any more, and their waiters hear nothing. Those that had not ended."""
+        gone = [call for call in calls if self.waiters.pop(call, None) is not None]
+        self._drop_files(gone)
+        return gone
+
+    def report(self, reports: Iterable[CallProgress]) -> None:
+        """How far calls are."""
+        for report in reports:
+            waiter = self.waiters.get(report.call)
+            if waiter is not None:
+                waiter.report(report)
+
+    def settle(self, ends: Sequence[CallEnd]) -> None:
+        """Calls have ended, together."""
+        pop = self.waiters.pop
+        touched: set[Waiter] = set()
+        self._drop_files(end.call for end in ends)
+        for end in ends:
+            waiter = pop(end.call, None)
+            if waiter is None:
+                discard_result(end)
+                continue
+            try:
+                if waiter.settle(end):
+                    touched.add(waiter)
+            except BaseException:  # a future's callback raised what no callback may raise; others still wait
+                logger.exception("a callback of call %s failed", show_call(end.call))
+        for waiter in touched:
+            waiter.flush()
+
+    def reject(self, calls: Iterable[CallId], reason: str) -> None:
+        """The manager did not take these calls."""
+        for call in calls:
+            waiter = self.waiters.pop(call, None)
+            self._drop_files([call])
+            if waiter is not None:
+                waiter.fail(call, ProtocolError(f"the manager did not accept this call: {reason}"))
+                waiter.flush()
+
+    def fail_all(self, error: Exception) -> None:
+        """No call will have an end."""
+        for call, waiter in self._popped():
+            self._drop_files([call])
+            waiter.fail(call, error)
+            waiter.flush()
+
+    def _popped(self) -> Iterator[tuple[CallId, Waiter]]:
+        while True:
+            try:
+                yield self.waiters.popitem()
+            except KeyError:
+                return
+
+    def _drop_files(self, calls: Iterable[CallId]) -> None:
+        """Large arguments of calls that have ended are of no more use."""
+        if self._files:
+            for call in calls:
+                ref = self._files.pop(call, None)
+                if ref is not None:
+                    self._large.drop(ref)
