@@ -4,8 +4,8 @@ A turn: wait until something comes or is due; drain every socket; give each fram
 to the journal with one write; then send one frame a peer. Nothing is delayed to form a batch: batches form by
 themselves while a turn is under way.
 
-Time is the wall clock, made never to go back, so that times in the journal and in stories mean the same after a
-restart.
+Time counts from the epoch, so that times in the journal and in stories mean the same after a restart; it does not jump
+when somebody sets the wall clock (`clock`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import gc
 import heapq
 import logging
 import math
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -49,6 +48,7 @@ from stoker.manager.core.events import (
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import PilotState
 from stoker.manager.live.attendants import Attendants, sites_of, source_of
+from stoker.manager.live.clock import Clock
 from stoker.manager.live.doors import PORTS, Doors, Role
 from stoker.manager.live.history import History
 from stoker.manager.live.journal import Journal
@@ -99,7 +99,6 @@ class Server:
     ) -> None:
         self.folder = folder
         self.patience = patience
-        self._now = 0.0
         self._due: list[tuple[float, str, str]] = []
         self._heard: dict[str, float] = {}
         self._absent: dict[str, float] = {}
@@ -113,10 +112,11 @@ class Server:
         self._read_pilot = wire.from_pilot()
         before = folder.read() if folder.file.exists() else None
         core = replay(folder.journal, session, policies) if folder.journal.exists() else None
+        self.clock = Clock(not_before=core.state.now if core else 0.0)
         self.journal = Journal(folder.journal)
         self.doors = Doors(folder, address=before.address if before and core else "", interface=interface, ports=ports)
         self.history = History()
-        now = self.clock()
+        now = self.clock.now()
         self._used_at = self._looked_at = now
         self.core = core or Core(session, policies, now=now)
         self.core.heartbeat_s, self.core.lease_s = patience.heartbeat_s, patience.pilot_lease_s
@@ -130,11 +130,6 @@ class Server:
         self._say_where(before.created_at if before and core else now)
         log.info("session %s listens on %s", session, self.doors.address)
         self._define_session(now)
-
-    def clock(self) -> float:
-        """Seconds since the epoch, never going back."""
-        self._now = max(self._now, time.time())
-        return self._now
 
     def _say_where(self, created_at: float) -> None:
         """Write `session.json`: pilots and clients whose manager is away look there for where it is now."""
@@ -152,7 +147,7 @@ class Server:
         while not self._ended:
             gone = doors.wait(self._wait_ms())
             commands: list[Command] = []
-            now = self.clock()
+            now = self.clock.now()
             for peer in gone:
                 self._left(peer.decode(), now, commands)
             for role, peer, data in doors.frames():
@@ -212,15 +207,16 @@ class Server:
     # ---- what is due
 
     def _wait_ms(self) -> int:
-        soonest = min(self._now + self.patience.heartbeat_s, self._listen_at if self._heard else math.inf)
+        now = self.clock.now()
+        soonest = min(now + self.patience.heartbeat_s, self._listen_at if self._heard else math.inf)
         if self._due:
             soonest = min(soonest, self._due[0][0])
         if self._absent:
             soonest = min(soonest, *self._absent.values())
         if self._acks_due:
             soonest = min(soonest, self._acks_due)
-        soonest = min(soonest, time.time() + self.attendants.wait_s)
-        return max(0, min(5000, int((soonest - time.time()) * 1000) + 1))
+        soonest = min(soonest, now + self.attendants.wait_s)
+        return max(0, min(5000, int((soonest - now) * 1000) + 1))
 
     def _timers(self, now: float, commands: list[Command]) -> None:
         if self._acks_due and self._acks_due <= now:
@@ -283,7 +279,7 @@ class Server:
                             frames.setdefault(peer, []).append(message)  # it has left, and waits for this alone
                             continue
                         self._acks[peer] = message
-                        self._acks_due = self._acks_due or self._now + ACK_DELAY_S
+                        self._acks_due = self._acks_due or self.clock.now() + ACK_DELAY_S
                     else:
                         frames.setdefault(peer, []).append(message)
                 case SetTimer(at, key):
@@ -313,7 +309,7 @@ class Server:
     def _advise(self, ask: AskAdvice) -> None:
         answer = self.history.answer(ask)
         if answer is not None:
-            now, more = self.clock(), list[Command]()
+            now, more = self.clock.now(), list[Command]()
             self._give(answer, now, more)
             self.journal.flush()
             self._carry_out(more)

@@ -1,0 +1,18 @@
+"""A manager on a host whose wall clock somebody sets while it runs: by as many seconds as the file $CLOCK_AHEAD says.
+
+CLOCK_AHEAD=file python tests/live/jumping_manager.py --session DIR ...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+ahead, really = Path(os.environ["CLOCK_AHEAD"]), time.time
+time.time = lambda: really() + float(ahead.read_text())
+
+from stoker.manager.main import main  # noqa: E402  only now: every module reads the clock that jumps
+
+sys.exit(main(sys.argv[1:]))
