@@ -1,7 +1,8 @@
 """Commands of a batch system, each bounded in time.
 
 A command that hangs (a scheduler under load, a file system that is away) must not hang the one who asked. When its time
-is up it is killed with everything that it has started, and its name is told with how long it was silent. Parsl's own
+is up it is killed with everything that it has started, and its name is told with how long it has taken and what it had
+printed by then: `sbatch` says of a full queue that it is "sleeping and retrying", for minutes. Parsl's own
 `execute_wait` leaves such a command running, and raises TimeoutExpired through whatever it was doing.
 
 Commands do not see what Slurm put into the environment when this program runs in a job of its own (`SLURM_*`), nor the
@@ -59,10 +60,7 @@ class Said(msgspec.Struct, frozen=True):
     @property
     def words(self) -> str:
         """Why it failed, in its own words: the last lines of what it printed, on one line."""
-        lines = [line.strip() for line in (self.err.strip() or self.out.strip()).splitlines() if line.strip()]
-        lines = [line.partition(": error: ")[2] or line for line in lines]
-        text = "; ".join(dict.fromkeys(lines[-5:]))
-        return text[-_MOST_CHARACTERS:] or f"exit code {self.code}, and not a word"
+        return _one_line(self.err) or _one_line(self.out) or f"exit code {self.code}, and not a word"
 
 
 class Commands:
@@ -96,10 +94,10 @@ class Commands:
         try:
             out, err = process.communicate(timeout=self.limit_s)
         except subprocess.TimeoutExpired:
-            kill_tree(process.pid)
-            with suppress(subprocess.TimeoutExpired):  # what a kill cannot end (a dead file system) is left behind
-                process.communicate(timeout=_AFTER_KILL_S)
-            raise BatchTrouble(f"{name} has not answered for {self.limit_s:g} s") from None
+            out, err = _killed(process)
+            words = _one_line(err.decode(errors="replace")) or _one_line(out.decode(errors="replace"))
+            said_so_far = f", after it had said: {words}" if words else ""
+            raise BatchTrouble(f"{name} has not answered for {self.limit_s:g} s{said_so_far}") from None
         finally:
             _running.discard(process.pid)
         said = Said(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
@@ -114,6 +112,22 @@ class Commands:
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """What commands of a batch system see of this environment."""
     return {key: value for key, value in environ.items() if not key.startswith(_HIDDEN) or key in _SHOWN}
+
+
+def _killed(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """Kill a command whose time is up; what it had printed by then."""
+    kill_tree(process.pid)
+    try:
+        return process.communicate(timeout=_AFTER_KILL_S)
+    except subprocess.TimeoutExpired as error:  # what a kill cannot end (a dead file system) is left behind
+        return error.output or b"", error.stderr or b""
+
+
+def _one_line(text: str) -> str:
+    """The last lines of what a command printed, without its own name, on one line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.partition(": error: ")[2] or line for line in lines]
+    return "; ".join(dict.fromkeys(lines[-5:]))[-_MOST_CHARACTERS:]
 
 
 def kill_tree(pid: int) -> None:

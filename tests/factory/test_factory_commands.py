@@ -24,13 +24,22 @@ def test_what_it_says(tmp_path: Path) -> None:
 
 def test_one_that_hangs_is_killed_with_all_that_it_has_started(tmp_path: Path) -> None:
     started = time.monotonic()
-    with pytest.raises(BatchTrouble, match=r"squeue has not answered for 0.5 s"):
+    with pytest.raises(BatchTrouble, match=r"^squeue has not answered for 0.5 s$"):
         Commands(limit_s=0.5, folder=tmp_path).run(
             ["sh", "-c", "sleep 500 & echo $! > child; setsid sleep 500 & echo $! >> child; wait"], name="squeue"
         )
     assert time.monotonic() - started < 8
     for pid in (tmp_path / "child").read_text().split():
         until(lambda pid=pid: not psutil.pid_exists(int(pid)), what=f"the end of {pid}")
+
+
+@pytest.mark.parametrize("where", ["2", "1"], ids=["stderr", "stdout"])
+def test_what_one_said_before_its_time_was_up_is_told(tmp_path: Path, where: str) -> None:
+    line = "sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying"
+    with pytest.raises(BatchTrouble) as caught:
+        Commands(limit_s=0.5, folder=tmp_path).run(["sh", "-c", f"echo '{line}' >&{where}; sleep 500"], name="sbatch")
+    said = "after it had said: Slurm temporarily unable to accept job, sleeping and retrying"
+    assert str(caught.value) == f"sbatch has not answered for 0.5 s, {said}"
 
 
 def test_one_that_is_not_there(tmp_path: Path) -> None:
