@@ -94,8 +94,9 @@ def _verdict(agent: Agent, library: Library, *, loading: bool, running: list[Cal
     doing = (
         f"while it loaded {name}" if loading else f"in a call on {name}" if running else f"while it held {name} idle"
     )
+    kind = FailureKind.PILOT if code == child.NOT_SETTLED else FailureKind.CONTEXT
     return Failure(
-        kind=FailureKind.CONTEXT if loading else FailureKind.DIED,
+        kind=kind if loading else FailureKind.DIED,
         message=f"lib-{number} on {agent.options.pilot} {what}, {doing}",
         pilot=agent.options.pilot,
         library=number,

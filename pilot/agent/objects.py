@@ -15,12 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.manager.protocol.ids import PilotId
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, WantObjects
 from stoker.manager.protocol.to_pilot import FetchObject
+from stoker.pilot.agent.failures import is_ours
 from stoker.pilot.cache import Bringing, CacheShelf, ObjectCache, Pin
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import Outcome, Source
@@ -35,8 +38,16 @@ log = logging.getLogger("stoker.pilot")
 HAND_ON_S = 5.0
 """How long a pilot that could leave goes on serving those who are getting something from it."""
 
-Done = Callable[[dict[str, Pin], str], None]
-"""Gets pins by name, and why there is none for some (empty: all are here)."""
+
+class Lack(msgspec.Struct, frozen=True):
+    """Why objects are not here; `ours`: for what this pilot's disk lacks."""
+
+    reason: str
+    ours: bool = False
+
+
+Done = Callable[[dict[str, Pin], Lack | None], None]
+"""Gets pins by name, and why there is none for some (None: all are here)."""
 
 
 class Request:
@@ -48,13 +59,13 @@ class Request:
         self._done = done
         self._failed = False
 
-    def fail(self, reason: str) -> None:
+    def fail(self, lack: Lack) -> None:
         """One of them will not come."""
         if not self._failed:
             self._failed = True
             for pin in self._pins.values():
                 pin.release()
-            self._done({}, reason)
+            self._done({}, lack)
 
     def has(self, name: str, pin: Pin) -> None:
         """One of them is here."""
@@ -64,7 +75,7 @@ class Request:
         self._missing.discard(name)
         self._pins[name] = pin
         if not self._missing:
-            self._done(self._pins, "")
+            self._done(self._pins, None)
 
 
 class Want:
@@ -143,8 +154,8 @@ def bring(agent: Agent, refs: Sequence[ObjectRef], done: Done) -> None:
                 if pin is not None:
                     found[ref.name] = pin
         except OSError as error:
-            reason = f"the object cache {agent.cache.folder} can't be read: {error}"
-            agent.later(lambda: request.fail(reason))
+            lack = Lack(f"the object cache {agent.cache.folder} can't be used: {error}", ours=is_ours(error))
+            agent.later(lambda: request.fail(lack))
             return
         agent.later(lambda: _looked(agent, refs, request, found))
 
@@ -168,7 +179,8 @@ def told_sources(agent: Agent, order: FetchObject) -> None:
     elif order.peers:
         _offer(agent, want, order, [])
     else:
-        _give_up(agent, want, want.trouble or f"the object {name} can be had nowhere: no pilot that has it is reached")
+        nowhere = f"the object {name} can be had nowhere: no pilot that has it is reached"
+        _give_up(agent, want, Lack(want.trouble or nowhere))
 
 
 def again(agent: Agent) -> None:
@@ -260,14 +272,14 @@ def _start(agent: Agent, want: Want) -> Bringing:
         try:
             pin, outcome = bringing.run()
         except StokerError as error:
-            reason = str(error)
+            lack = Lack(str(error), ours=is_ours(error))
         except Exception as error:  # a fault of ours: what waits must hear of it
             log.exception("bringing %s failed", want.ref.name)
-            reason = f"the object {want.ref.name} could not be brought: {type(error).__name__}: {error}"
+            lack = Lack(f"the object {want.ref.name} could not be brought: {type(error).__name__}: {error}")
         else:
             agent.later(lambda: _arrived(agent, want, pin, outcome))
             return
-        agent.later(lambda: _give_up(agent, want, reason))
+        agent.later(lambda: _give_up(agent, want, lack))
 
     threading.Thread(target=run, name="objects-bring", daemon=True).start()
     return bringing
@@ -310,7 +322,7 @@ def _origin_failed(agent: Agent, want: Want, why: str) -> None:
     agent.link.post(FetchFailed(name=want.ref.name, origin=True, reason=why))
 
 
-def _give_up(agent: Agent, want: Want, reason: str) -> None:
+def _give_up(agent: Agent, want: Want, lack: Lack) -> None:
     objects, name = agent.objects, want.ref.name
     if objects.wants.get(name) is not want:
         return
@@ -320,4 +332,4 @@ def _give_up(agent: Agent, want: Want, reason: str) -> None:
         want.bringing.stop()
     agent.link.post(ObjectsGone((name,)))
     for request in want.requests:
-        request.fail(reason)
+        request.fail(lack)

@@ -7,7 +7,7 @@ import time
 from typing import assert_never
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, FailureKind
 from stoker.manager.protocol.to_library import Evict, GiveBack, Resize, Run, Stop
 from stoker.manager.protocol.to_manager import CallsEnded, CallsReturned, LibraryGone, LibraryResized
 from stoker.manager.protocol.to_pilot import (
@@ -28,6 +28,7 @@ from stoker.manager.protocol.to_pilot import (
 )
 from stoker.pilot.agent import ending, objects, payloads, starting
 from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.failures import failure_of
 from stoker.pilot.agent.library import Library
 from stoker.pilot.core.library import State
 
@@ -183,13 +184,8 @@ def _resize(agent: Agent, number: int, size: int) -> None:
 
 def time_out(agent: Agent, library: Library, call: int, *, limit_s: float, ran_s: float) -> None:
     """A call ran too long: it ends as failed, and its library, which nothing else can stop, with it."""
-    failure = Failure(
-        kind=FailureKind.TIMEOUT,
-        message=f"the call ran for {ran_s:.1f} s on {agent.options.pilot}; its limit is {limit_s:g} s",
-        pilot=agent.options.pilot,
-        library=library.state.library,
-        log=library.log,
-    )
+    what = f"the call ran for {ran_s:.1f} s on {agent.options.pilot}; its limit is {limit_s:g} s"
+    failure = failure_of(agent, library, FailureKind.TIMEOUT, what)
     ended = library.state.ended([call])  # type: ignore[list-item]
     agent.link.post(CallsEnded(library.state.library, [CallEnd(one, ok=False, failure=failure) for one in ended]))
     ending.kill(agent, library, cause=failure)

@@ -18,11 +18,13 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
 from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_manager import CallsEnded
+from stoker.manager.protocol.to_manager import CallsEnded, CallsReturned
 from stoker.manager.protocol.to_pilot import RunCalls
 from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.failures import failure_of, is_ours
 from stoker.pilot.agent.library import Library
-from stoker.pilot.cache import Bringing, Pin
+from stoker.pilot.agent.objects import Lack
+from stoker.pilot.cache import Bringing, DiskError, Pin
 from stoker.pilot.transfer.board import Source
 from stoker.pilot.transfer.client import put
 
@@ -54,12 +56,13 @@ def bring(agent: Agent, library: Library, order: RunCalls, then: Callable[[], No
 
     def run() -> None:
         pins: dict[CallId, Pin] = {}
-        troubles: dict[CallId, str] = {}
+        troubles: dict[CallId, Lack] = {}
         for call, ref in wanted:
             try:
                 pins[call] = _bring(agent, ref)
             except (StokerError, OSError) as error:
-                troubles[call] = f"its arguments could not be had from the session's seed: {error}"
+                what = f"its arguments could not be had from the session's seed: {error}"
+                troubles[call] = Lack(what, ours=is_ours(error))
         agent.later(lambda: _brought(agent, library, order, pins, troubles, then))
 
     threading.Thread(target=run, name="payloads-bring", daemon=True).start()
@@ -97,6 +100,8 @@ def _bring(agent: Agent, ref: ObjectRef) -> Pin:
         bringing.offer([Source(address=agent.objects.seed(), label="the session's seed", origin=True)])
         try:
             return bringing.run(alone_s=0.0)[0]
+        except DiskError:
+            raise
         except StokerError:
             pause = next(pauses, None)
             if pause is None:
@@ -109,7 +114,7 @@ def _brought(
     library: Library,
     order: RunCalls,
     pins: dict[CallId, Pin],
-    troubles: dict[CallId, str],
+    troubles: dict[CallId, Lack],
     then: Callable[[], None],
 ) -> None:
     waits = any(one is order for one in library.waiting)
@@ -119,11 +124,17 @@ def _brought(
             library.arguments[call] = pin
         else:
             pin.release()
-    failed = library.state.ended([call for call in troubles if call in library.state.held])
+    order.calls[:] = [spec for spec in order.calls if spec.call not in troubles]
+    held = [call for call in troubles if call in library.state.held]
+    failed = library.state.ended([call for call in held if not troubles[call].ours])
     if failed:
-        ends = [CallEnd(call, ok=False, failure=_failure(agent, library, troubles[call])) for call in failed]
+        ends = [CallEnd(call, ok=False, failure=_failure(agent, library, troubles[call].reason)) for call in failed]
         agent.link.post(CallsEnded(library.state.library, ends))
-        order.calls[:] = [spec for spec in order.calls if spec.call not in troubles]
+    back = library.state.returned([call for call in held if troubles[call].ours])
+    if back:  # another pilot may have room for them
+        reason = f"{library.state.recipe.name} on {agent.options.pilot}: {troubles[back[0]].reason}"
+        library.cause = library.cause or failure_of(agent, library, FailureKind.PILOT, reason)
+        agent.link.post(CallsReturned(library.state.library, tuple(back), refused=reason))
     if waits and order.calls:
         then()
 
@@ -161,10 +172,4 @@ def _handed_in(agent: Agent, library: Library, ends: list[CallEnd]) -> None:
 
 
 def _failure(agent: Agent, library: Library, message: str) -> Failure:
-    return Failure(
-        kind=FailureKind.SERIALIZATION,
-        message=f"{message} (on {agent.options.pilot})",
-        pilot=agent.options.pilot,
-        library=library.state.library,
-        log=library.log,
-    )
+    return failure_of(agent, library, FailureKind.SERIALIZATION, f"{message} (on {agent.options.pilot})")

@@ -76,10 +76,10 @@ def bring(agent: Agent, order: StartLibrary, done: Callable[[dict[str, Pin]], No
         return
     waiting = [done]
 
-    def finish(pins: dict[str, Pin], reason: str) -> None:
+    def finish(pins: dict[str, Pin], lack: objects.Lack | None) -> None:
         if waiting:
-            if reason:
-                log.info("lib-%d loads without a snapshot: %s", order.library, reason)
+            if lack is not None:
+                log.info("lib-%d loads without a snapshot: %s", order.library, lack.reason)
             waiting.pop()({form: pins[ref.name] for form, ref in refs.items() if ref.name in pins})
         else:
             for pin in pins.values():
@@ -87,7 +87,7 @@ def bring(agent: Agent, order: StartLibrary, done: Callable[[dict[str, Pin]], No
 
     def late() -> None:
         if waiting:
-            finish({}, f"none came within {order.snapshot_wait_s:.1f} s")
+            finish({}, objects.Lack(f"none came within {order.snapshot_wait_s:.1f} s"))
 
     objects.bring(agent, tuple(refs.values()), finish)
     timer = threading.Timer(order.snapshot_wait_s, agent.later, (late,))

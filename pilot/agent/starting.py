@@ -12,6 +12,7 @@ from stoker.manager.protocol.to_manager import LibraryGone, LibraryNews, Library
 from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.agent import ending, objects, snapshots
 from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.failures import is_ours, load_failure
 from stoker.pilot.agent.library import Library
 from stoker.pilot.cache import Pin
 from stoker.pilot.core.library import State
@@ -30,7 +31,7 @@ def order(agent: Agent, message: StartLibrary) -> None:
     number = message.library
     if number in agent.libraries or number in agent.gone:
         return  # said twice
-    reason = f"the pilot is leaving: {agent.leaving}" if agent.leaving else ""
+    kind, reason = FailureKind.CONTEXT, f"the pilot is leaving: {agent.leaving}" if agent.leaving else ""
     try:
         if not reason:
             agent.ledger.reserve(number, devices=message.devices, memory_bytes=message.device_memory_bytes)
@@ -39,12 +40,14 @@ def order(agent: Agent, message: StartLibrary) -> None:
         reason = str(error)
     except OSError as error:
         agent.ledger.release(number)
-        reason = f"no folder for it could be made: {error}"
+        kind = FailureKind.PILOT
+        reason = (
+            f"{agent.options.pilot} can make no folder for a library: {error}; make room there, or give [pilot] scratch"
+            " another disk"
+        )
     if reason:
         log.warning("lib-%d refused: %s", number, reason)
-        failure = Failure(
-            kind=FailureKind.CONTEXT, message=reason, pilot=agent.options.pilot, library=number
-        )  # fmt: skip
+        failure = Failure(kind=kind, message=reason, pilot=agent.options.pilot, library=number)
         agent.link.post(LibraryGone(library=number, failure=None if agent.leaving else failure, loading=True))
         return
     library = Library(message, folder=folder, log=str(agent.log_file(number)))
@@ -54,15 +57,15 @@ def order(agent: Agent, message: StartLibrary) -> None:
     if (recipe.objects and not from_sources) or message.snapshots:
         agent.link.post(LibraryNews(library=number, phase=LibraryPhase.FETCHING))
     if recipe.objects and not from_sources:
-        objects.bring(agent, recipe.objects, lambda pins, failure: _fetched(agent, library, pins, failure))
+        objects.bring(agent, recipe.objects, lambda pins, lack: _fetched(agent, library, pins, lack))
     else:
         _have_snapshots(agent, library, {ref.name: ref.source for ref in recipe.objects})
 
 
-def _fetched(agent: Agent, library: Library, pins: dict[str, Pin], failure: str) -> None:
+def _fetched(agent: Agent, library: Library, pins: dict[str, Pin], lack: objects.Lack | None) -> None:
     """Its objects are here, or will not come."""
-    if failure and library.state.state is State.FETCHING:
-        library.cause = _context_failure(agent, library, failure)
+    if lack is not None and library.state.state is State.FETCHING:
+        library.cause = load_failure(agent, library, lack.reason, ours=lack.ours)
         ending.finish(agent, library)
     elif _takes(library, pins):
         _have_snapshots(agent, library, {name: pin.path for name, pin in pins.items()})
@@ -122,20 +125,10 @@ def start(agent: Agent, library: Library, objects: dict[str, str]) -> None:
             agent.wires.watch(zygote)
         zygote.fork(fork, theirs)
     except OSError as error:
-        library.cause = _context_failure(agent, library, f"its process could not be started: {error}")
+        library.cause = load_failure(agent, library, f"its process could not be started: {error}", ours=is_ours(error))
         ending.finish(agent, library)
         return
     library.zygote = zygote
     library.send_bytes(frames.pack_raw(library_settings.encode(settings)))
     library.send([Load(recipe=recipe, devices=tuple(library.state.devices), objects=objects)])
     agent.wires.watch(library)
-
-
-def _context_failure(agent: Agent, library: Library, message: str) -> Failure:
-    return Failure(
-        kind=FailureKind.CONTEXT,
-        message=f"{library.state.recipe.name} on {agent.options.pilot}: {message}",
-        pilot=agent.options.pilot,
-        library=library.state.library,
-        log=library.log,
-    )

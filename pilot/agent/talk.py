@@ -7,7 +7,7 @@ import time
 from typing import assert_never
 
 from stoker.errors import ProtocolError
-from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.calls import FailureKind
 from stoker.manager.protocol.to_agent import (
     Ended,
     Evicted,
@@ -32,6 +32,7 @@ from stoker.manager.protocol.to_manager import (
 )
 from stoker.pilot.agent import ending, orders, payloads, snapshots
 from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.failures import failure_of
 from stoker.pilot.agent.library import Library
 from stoker.pilot.core.library import State
 from stoker.pilot.zygote.client import Zygote
@@ -47,14 +48,8 @@ def from_library(agent: Agent, library: Library) -> None:
     except ProtocolError as error:  # user code wrote to its socket
         said, is_open = [], True
         log.warning("lib-%d: %s", library.state.library, error)
-        cause = Failure(
-            kind=FailureKind.DIED,
-            message=f"lib-{library.state.library} wrote bytes to its socket that are no message: {error}",
-            pilot=agent.options.pilot,
-            library=library.state.library,
-            log=library.log,
-        )
-        ending.kill(agent, library, cause=cause)
+        what = f"lib-{library.state.library} wrote bytes to its socket that are no message: {error}"
+        ending.kill(agent, library, cause=failure_of(agent, library, FailureKind.DIED, what))
         agent.wires.unwatch(library)
     for message in said:
         _message(agent, library, message)
@@ -184,9 +179,7 @@ def _ended(
     library.exited = exited
     from_library(agent, library)  # its last words
     if cause:
-        library.cause = library.cause or Failure(
-            kind=FailureKind.CONTEXT, message=cause, pilot=agent.options.pilot, library=number
-        )
+        library.cause = library.cause or failure_of(agent, library, FailureKind.CONTEXT, cause)
     ending.finish(agent, library)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
-from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.calls import FailureKind
 from stoker.pilot.agent import ending, orders
 from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.failures import failure_of
 from stoker.pilot.agent.library import Library
-from stoker.pilot.agent.usage import over_limit, tail
+from stoker.pilot.agent.usage import over_limit
 from stoker.pilot.core.library import State
 from stoker.pilot.devices.gpu import used_by_process
 from stoker.pilot.zygote.processes import tree
@@ -33,7 +34,7 @@ def look(agent: Agent) -> None:
             _calls(agent, library)
         if library.closed_at and time.monotonic() - library.closed_at > 1.0:
             what = f"lib-{library.state.library} closed its socket to the pilot: its code closes what is not its own"
-            ending.kill(agent, library, cause=_failure(agent, library, FailureKind.DIED, what))
+            ending.kill(agent, library, cause=failure_of(agent, library, FailureKind.DIED, what, printed=True))
 
 
 def look_at_devices(agent: Agent) -> None:
@@ -73,24 +74,14 @@ def _too_large(agent: Agent, library: Library, what: str, *, taken: int, declare
     ending.kill(
         agent,
         library,
-        cause=_failure(
+        cause=failure_of(
             agent,
             library,
             FailureKind.MEMORY,
             f"lib-{library.state.library} ({library.state.recipe.name}) on {agent.options.pilot} took"
             f" {show_bytes(taken)} of {what} and declares {show_bytes(declared)}; declare more, or load less",
+            printed=True,
         ),
-    )
-
-
-def _failure(agent: Agent, library: Library, kind: FailureKind, message: str) -> Failure:
-    return Failure(
-        kind=kind,
-        message=message,
-        pilot=agent.options.pilot,
-        library=library.state.library,
-        tail=tail(library.log),
-        log=library.log,
     )
 
 
@@ -102,7 +93,7 @@ def _loading(agent: Agent, library: Library) -> None:
         f"{library.state.recipe.name} did not load within {show_seconds(limit_s)} on {agent.options.pilot};"
         " raise load_limit if it may take longer"
     )
-    cause = _failure(agent, library, FailureKind.CONTEXT, what)
+    cause = failure_of(agent, library, FailureKind.CONTEXT, what, printed=True)
     if not library.pid and library.zygote is not None:  # stuck in an import, before there is a process
         library.cause = cause
         library.zygote.stop()
@@ -121,7 +112,8 @@ def _calls(agent: Agent, library: Library) -> None:
             continue
         if cancelled:
             what = f"a call that ran on lib-{library.state.library} was cancelled, and its library ended with it"
-            ending.kill(agent, library, cause=_failure(agent, library, FailureKind.CANCELLED, what))
+            cause = failure_of(agent, library, FailureKind.CANCELLED, what, printed=True)
+            ending.kill(agent, library, cause=cause)
         else:
             orders.time_out(agent, library, call, limit_s=limit_s, ran_s=ran_s)
         return

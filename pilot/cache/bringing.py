@@ -11,7 +11,8 @@ from stoker.contexts.manifest import proves
 from stoker.contexts.objects import manifest_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.cache import disk
-from stoker.pilot.cache.store import CacheError, ObjectCache, Pin
+from stoker.pilot.cache.store import CacheError, DiskError, ObjectCache, Pin
+from stoker.pilot.core.disk import takes_no_writes
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import Outcome, Source
 from stoker.pilot.transfer.copy import Copy
@@ -66,7 +67,7 @@ class Bringing:
             fetch.stop()
 
     def run(self, *, alone_s: float = float("inf")) -> tuple[Pin, Outcome]:
-        """Bring it in, and say how it came. Raises CacheError: no room, no source for `alone_s`, or stopped."""
+        """Bring it in, and say how it came. Raises DiskError: no room; CacheError: no source for `alone_s`, stopped."""
         try:
             with self._cache.claim(self._ref) as draft:
                 here = self._cache.find(self._ref.name)  # another pilot of this host may have brought it meanwhile
@@ -77,9 +78,10 @@ class Bringing:
                     return self._cache.enter(self._ref, draft, manifest=self._offer[1]), _NOTHING
                 return self._bring(draft, alone_s)
         except OSError as error:
-            raise CacheError(
+            kind = DiskError if takes_no_writes(error) else CacheError
+            raise kind(
                 f"the object {self._ref.name} ({show_bytes(self._ref.size_bytes)}) could not be copied to"
-                f" {self._cache.folder}: {error}; make room there, or give --scratch another folder",
+                f" {self._cache.folder}: {error}; make room there, or give [pilot] scratch another disk",
                 object=self._ref.name,
                 cache=str(self._cache.folder),
             ) from error
@@ -122,6 +124,8 @@ class Bringing:
             outcome = fetch.run(alone_s=alone_s)
         except (OSError, wire.PeerError) as error:
             if isinstance(error, OSError) or not any(copy.arrivals for copy in copies):
+                for copy in copies:
+                    copy.give_up()
                 disk.delete(draft)  # it takes room, or is of no use to the next try
             raise
         return self._cache.enter(self._ref, draft, manifest=copies[0].data), outcome

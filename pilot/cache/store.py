@@ -29,6 +29,7 @@ import msgspec
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ContextError
+from stoker.locks import is_locked
 from stoker.pilot.cache import disk
 from stoker.pilot.core.cache import Entry, Shortage, file_name, make_room
 from stoker.units import show_bytes
@@ -42,6 +43,10 @@ _CLAIM_LOOK_S = 0.05
 
 class CacheError(ContextError):
     """An object could not be brought into the cache. Facts: `object`, `cache`."""
+
+
+class DiskError(CacheError):
+    """This pilot's disk does not take an object: no fault of the object, and another pilot's may. Facts as above."""
 
 
 class _Facts(msgspec.Struct, frozen=True):
@@ -152,11 +157,11 @@ class ObjectCache:
             self._write(self._manifests / file_name(name), data)
 
     def make_room(self, ref: ObjectRef) -> None:
-        """Make room for an object, which is claimed. Raises CacheError if it can never fit, or not now."""
+        """Make room for an object, which is claimed. Raises DiskError if it can never fit, or not now."""
         with self._locked():
             coming = self._coming(ref)
             here = [
-                Entry(facts.name, facts.size_bytes, used_at, pinned=_is_locked(entry))
+                Entry(facts.name, facts.size_bytes, used_at, pinned=bool(is_locked(entry)))
                 for entry, facts, used_at in self._list()
             ]
             plan = make_room([*here, *coming], size_bytes=ref.size_bytes, bound_bytes=self._bound)
@@ -171,8 +176,9 @@ class ObjectCache:
                     for name in plan:
                         self._remove(*self._place(name))
                     return
-            raise CacheError(
-                f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; give the pilot more with --cache-size",
+            raise DiskError(
+                f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; give pilots more with [pilot]"
+                " cache_size (--cache-size)",
                 object=ref.name,
                 cache=str(self.folder),
             )
@@ -231,7 +237,7 @@ class ObjectCache:
         found = []
         for claim in self._drafts.glob("*.lock"):
             facts = self._read(claim)
-            if facts is not None and facts.name != ref.name and _is_locked(claim):
+            if facts is not None and facts.name != ref.name and is_locked(claim):
                 found.append(Entry(facts.name, facts.size_bytes, 0.0, pinned=True))
         return found
 
@@ -295,17 +301,6 @@ def _wait_for(claim: int, draft: Path) -> bool:
             if now - grown_at > STUCK_S:
                 return False
         time.sleep(_CLAIM_LOOK_S)
-
-
-def _is_locked(file: Path) -> bool:
-    try:
-        with file.open("rb") as opened:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _is_at(descriptor: int, place: Path) -> bool:

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,7 @@ from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_agent import Hello, Loaded, LoadFailed, SnapshotMade
 from stoker.manager.protocol.to_library import Load
+from stoker.pilot.core.disk import takes_no_writes
 from stoker.pilot.library import frames
 from stoker.pilot.library import settings as settings_module
 from stoker.pilot.library.marker import Marker
@@ -29,6 +31,8 @@ from stoker.pilot.library.server import Server
 from stoker.pilot.library.settings import Settings
 
 _TAIL_LINES = 20
+_LEAST_ROOM_BYTES = 64 << 10
+"""A scratch disk that does not take so much is full."""
 
 
 def serve(number: int) -> None:
@@ -50,7 +54,14 @@ def serve(number: int) -> None:
         marker = Marker(os.path.join(settings.folder, "running"), slots=slots)
         sandbox = Sandbox(os.path.join(settings.folder, "slot-0"))
     except OSError as error:
-        sock.sendall(frames.pack([LoadFailed(failure=_no_room(error, settings))]))
+        failure = Failure(
+            kind=FailureKind.PILOT,
+            message=clean(_no_room(error, settings)),
+            pilot=settings.pilot,
+            library=settings.library,
+            log=settings.log,
+        )
+        sock.sendall(frames.pack([LoadFailed(failure=failure)]))
         return
     loaded = _load(order, settings, sock)
     if loaded is None:
@@ -116,9 +127,10 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
         trace = error.__traceback__
         text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
         print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
+        what, refusal = f"the loader of {order.recipe.name} raised {type(error).__name__}: {error}", _refusal(settings)
         failure = Failure(
-            kind=FailureKind.CONTEXT,
-            message=clean(f"the loader of {order.recipe.name} raised {type(error).__name__}: {error}"),
+            kind=FailureKind.PILOT if refusal else FailureKind.CONTEXT,
+            message=clean(f"{what}; {_no_room(refusal, settings)}" if refusal else what),
             pilot=settings.pilot,
             library=settings.library,
             tail=clean("\n".join(text.splitlines()[-_TAIL_LINES:])),
@@ -134,19 +146,26 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
     )
 
 
-def _no_room(error: OSError, settings: Settings) -> Failure:
-    """Why a library cannot even begin, which is no fault of its context."""
+def _refusal(settings: Settings) -> OSError | None:
+    """How the scratch disk refuses to be written; None if it does not. A loader fails there through no fault of its
+    own, and in many ways."""
+    place = os.path.join(settings.folder, "room")
+    try:
+        with open(place, "wb") as file:
+            file.write(bytes(_LEAST_ROOM_BYTES))
+    except OSError as error:
+        return error if takes_no_writes(error) else None
+    finally:
+        with suppress(OSError):
+            os.unlink(place)
+    return None
+
+
+def _no_room(error: OSError, settings: Settings) -> str:
+    """Why a library cannot even begin, and what to do; no fault of its context."""
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     what = f"the scratch disk is full ({settings.folder})" if is_full else f"its folder cannot be used: {error}"
-    return Failure(
-        kind=FailureKind.CONTEXT,
-        message=clean(
-            f"lib-{settings.library} on {settings.pilot}: {what}; make room there, or give [pilot] scratch another disk"
-        ),
-        pilot=settings.pilot,
-        library=settings.library,
-        log=settings.log,
-    )
+    return f"lib-{settings.library} on {settings.pilot}: {what}; make room there, or give [pilot] scratch another disk"
 
 
 def _memory() -> tuple[int, int]:

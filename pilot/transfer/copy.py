@@ -104,6 +104,12 @@ class Copy:
         with self._open(part.entry, os.O_RDONLY) as file:
             yield file
 
+    def give_up(self) -> None:
+        """Free the room that it takes, although somebody may hold it open yet; one that others hold by a second name
+        stays. Raises OSError."""
+        if not self._folder and os.fstat(self._root).st_nlink <= 1:
+            os.ftruncate(self._root, 0)
+
     def has(self, index: int) -> bool:
         """Whether a piece is here."""
         return self.arrivals is not self._made or bool(self._here[index])

@@ -1,4 +1,4 @@
-"""A full disk on a pilot is told as what it is."""
+"""A disk that takes no more, on a pilot: told as what it is, and as the pilot's fault, not the context's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from fake_manager import FakeManager, recipe
 
+from stoker.contexts.loading import ObjectPath
+from stoker.contexts.objects import object_of
+from stoker.contexts.recipe import ObjectRef
 from stoker.errors import SessionError
 from stoker.manager.protocol.calls import FailureKind
 from stoker.pilot.agent.scratch import base_folder
@@ -23,22 +26,100 @@ def can_mount() -> bool:
     return not subprocess.run(mount, capture_output=True).returncode
 
 
-@pytest.mark.skipif(not can_mount(), reason="a small disk needs root and unshare(1)")
-def test_a_full_scratch_disk_is_told(manager: FakeManager, tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    small_disk = 'mount -t tmpfs -o size=64k none scratch; head -c 1M /dev/zero > scratch/filled 2>/dev/null; exec "$@"'
+small_disks = pytest.mark.skipif(not can_mount(), reason="a small disk needs root and unshare(1)")
+
+
+def start_on_disk(manager: FakeManager, size: str, *, filled: bool = False) -> subprocess.Popen[bytes]:
+    """A pilot whose scratch folder is a disk of this size, with nothing on it or full."""
+    (manager.base / "scratch").mkdir(exist_ok=True)
+    fill = "head -c 1G /dev/zero > scratch/filled 2>/dev/null; " if filled else ""
+    small_disk = f'mount -t tmpfs -o size={size} none scratch; {fill}exec "$@"'
     command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(manager.folder.path), "--devices", "cpu:1"]
     pilot = subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", small_disk, "sh", *command, "--scratch", "scratch"], cwd=tmp_path
+        ["unshare", "--mount", "sh", "-c", small_disk, "sh", *command, "--scratch", "scratch"], cwd=manager.base
     )
     manager.pilots.append(pilot)
-    manager.start(recipe())
-    left = manager.gone()
+    manager.hello()
+    return pilot
+
+
+def blamed(manager: FakeManager, library: int = 1) -> str:
+    """What was said of a library that could not be, for which the pilot takes the blame."""
+    left = manager.gone(library)
     assert left.loading
     assert left.failure is not None
+    assert left.failure.kind is FailureKind.PILOT
+    return left.failure.message
+
+
+def some_object(folder: Path, name: str, *, size: int) -> ObjectRef:
+    (folder / name).write_bytes(os.urandom(size))
+    return object_of(folder / name, memo=folder / "memo")
+
+
+def length(path: str) -> int:
+    return os.path.getsize(path)
+
+
+def fill_the_disk() -> None:
+    with open("filled", "wb") as file:
+        file.write(bytes(1 << 30))
+
+
+@small_disks
+def test_a_full_scratch_disk_is_told(manager: FakeManager) -> None:
+    start_on_disk(manager, "64k", filled=True)
+    manager.start(recipe())
+    said = blamed(manager)
+    assert "the scratch disk is full" in said
+    assert "give [pilot] scratch another disk" in said
+
+
+@small_disks
+def test_an_object_that_is_larger_than_the_disk_is_no_fault_of_its_context(manager: FakeManager) -> None:
+    start_on_disk(manager, "4m")
+    large, small = (some_object(manager.base, f"weights-{size}", size=size) for size in (8_000_000, 500_000))
+    manager.start(recipe(length, ObjectPath(large.name), objects=(large,)))
+    said = blamed(manager)
+    assert "No space left on device; make room there, or give [pilot] scratch another disk" in said
+    manager.ready(recipe(length, ObjectPath(small.name), objects=(small,)), library=2)  # what came of it is gone
+
+
+@small_disks
+def test_a_cache_that_is_read_only_is_told(manager: FakeManager) -> None:
+    pilot = start_on_disk(manager, "4m")
+    [cache] = [Path(f"/proc/{pilot.pid}/root{manager.base}/scratch").glob("stoker-*/cache")][0]
+    place = str(cache).partition("/root")[2]
+    freeze = f"mount --bind {place} {place} && mount -o remount,bind,ro {place}"
+    subprocess.run(["nsenter", "-t", str(pilot.pid), "--mount", "sh", "-c", freeze], check=True)
+    thing = some_object(manager.base, "weights", size=1000)
+    manager.start(recipe(length, ObjectPath(thing.name), objects=(thing,)))
+    assert "Read-only file system" in blamed(manager)
+
+
+@small_disks
+def test_a_loader_that_finds_the_disk_full_is_not_blamed(manager: FakeManager) -> None:
+    start_on_disk(manager, "4m")
+    manager.start(recipe(fill_the_disk))
+    said = blamed(manager)
+    assert "raised OSError: [Errno 28] No space left on device" in said
+    assert "the scratch disk is full" in said
+    manager.ready(recipe(), library=2)  # its folder went with it
+
+
+def test_an_object_that_a_cache_of_this_size_never_holds(manager: FakeManager) -> None:
+    manager.start_pilot("--devices", "cpu:1", "--cache-size", "1 MB")
+    thing = some_object(manager.base, "weights", size=2_000_000)
+    manager.start(recipe(length, ObjectPath(thing.name), objects=(thing,)))
+    said = blamed(manager)
+    assert "is larger than the whole cache (1.0 MB); give pilots more with [pilot] cache_size" in said
+
+
+def test_a_loader_that_fails_for_itself_is_blamed(served: FakeManager) -> None:
+    served.start(recipe(length, "/not/here"))
+    left = served.gone()
+    assert left.failure is not None
     assert left.failure.kind is FailureKind.CONTEXT
-    assert "the scratch disk is full" in left.failure.message
-    assert "give [pilot] scratch another disk" in left.failure.message
 
 
 def test_a_log_that_cannot_be_opened_is_told(served: FakeManager) -> None:
@@ -47,6 +128,7 @@ def test_a_log_that_cannot_be_opened_is_told(served: FakeManager) -> None:
     served.start(recipe())
     left = served.gone()
     assert left.failure is not None
+    assert left.failure.kind is FailureKind.PILOT
     assert "could not open its log" in left.failure.message
     assert left.failure.exit_code
     served.ready(recipe(), library=2)
