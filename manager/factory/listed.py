@@ -10,12 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from stoker.manager.factory.batch import BatchTrouble, JobLook, block_of, job_name
-from stoker.manager.factory.commands import Commands
+from stoker.manager.factory.batch import BatchTrouble, JobLook, block_of
 from stoker.manager.factory.listings import LSF_FIELDS, Listed, Read, read_grid_engine, read_lsf, read_pbs
 from stoker.manager.factory.output import last_lines
-from stoker.manager.factory.providers import provider_of
-from stoker.manager.factory.submitting import is_not_now, submit_through
+from stoker.manager.factory.submitting import Submitter, is_not_now
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 from stoker.site import ProviderKind, Site
@@ -28,19 +26,11 @@ class ListedBatch:
 
     def __init__(self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str]) -> None:
         self._kind = site.provider.kind
-        self._session = session
-        self._folder = folder
-        self._command = command
-        self._commands = Commands(limit_s=site.provider.command_limit_s, folder=folder)
-        self._provider = provider_of(site, shell=self._commands.shell, folder=folder)
-        self._names: dict[str, str] = {}
+        self._jobs = Submitter(site, session=session, folder=folder, command=command)
 
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
-        name = job_name(self._session, block)
-        job = submit_through(self._provider, name=name, command=self._command(block))
-        self._names[job] = name
-        return job
+        return self._jobs.submit(block)
 
     def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
         """The present state of these jobs. Raises BatchTrouble."""
@@ -50,7 +40,7 @@ class ListedBatch:
     def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel these jobs. Raises BatchTrouble."""
         command = _CANCEL[self._kind]
-        said = self._commands.run([command, *jobs])
+        said = self._jobs.commands.run([command, *jobs])
         if said.code and is_not_now(said.words):
             raise BatchTrouble(f"{command}: {said.words}")
 
@@ -58,20 +48,20 @@ class ListedBatch:
         """Jobs of the session that are listed, by their id. Raises BatchTrouble."""
         found = {}
         for job, entry in self._list(None).items():
-            block = block_of(entry.name, session=self._session)
+            block = block_of(entry.name, session=self._jobs.session)
             if block is not None:
                 found[job] = block
-                self._names[job] = entry.name
+                self._jobs.names[job] = entry.name
         return found
 
     def _look(self, job: str, entry: Listed | None) -> JobLook:
-        name = self._names.get(job, entry.name if entry else "")
+        name = self._jobs.names.get(job, entry.name if entry else "")
         if entry is None:
-            output = last_lines(self._folder, name) if name else []
+            output = last_lines(self._jobs.folder, name) if name else []
             how = "no longer in the queue"
             return JobLook(BlockPhase.ENDED, f"{how}: {'; '.join(output)}" if output else how)
         over = entry.phase is BlockPhase.ENDED
-        return entry.look(now=time.time(), output=last_lines(self._folder, name) if over and name else [])
+        return entry.look(now=time.time(), output=last_lines(self._jobs.folder, name) if over and name else [])
 
     def _list(self, jobs: Sequence[str] | None) -> dict[str, Listed]:
         """These jobs, or all jobs of this user that are not over."""
@@ -94,7 +84,7 @@ class ListedBatch:
             raise BatchTrouble(f"{words[0]} has printed what cannot be read ({error}): {text[:80]!r}") from error
 
     def _say(self, words: list[str]) -> str:
-        said = self._commands.run(words)
+        said = self._jobs.commands.run(words)
         nothing = "no unfinished job found" in said.err.lower() or "no job found" in said.err.lower()
         if said.code and not said.out.strip() and not nothing and "Unknown Job Id" not in said.err:
             raise BatchTrouble(f"{words[0]}: {said.words}")

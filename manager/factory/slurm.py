@@ -18,12 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from stoker.manager.factory import slurm_output
-from stoker.manager.factory.batch import BatchTrouble, JobLook, block_of, job_name
-from stoker.manager.factory.commands import Commands
+from stoker.manager.factory.batch import BatchTrouble, JobLook, block_of
 from stoker.manager.factory.output import last_lines
-from stoker.manager.factory.providers import provider_of
 from stoker.manager.factory.slurm_output import Row
-from stoker.manager.factory.submitting import submit_through
+from stoker.manager.factory.submitting import Submitter
 from stoker.manager.protocol.ids import BlockId
 from stoker.site import Site
 
@@ -36,20 +34,12 @@ class SlurmBatch:
     """A `Batch`. `command` gives the pilot's command of a block; scripts and output lie in `folder`."""
 
     def __init__(self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str]) -> None:
-        self._session = session
-        self._folder = folder
-        self._command = command
-        self._commands = Commands(limit_s=site.provider.command_limit_s, folder=folder)
-        self._provider = provider_of(site, shell=self._commands.shell, folder=folder)
-        self._names: dict[str, str] = {}
+        self._jobs = Submitter(site, session=session, folder=folder, command=command)
         self._accounting = True
 
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
-        name = job_name(self._session, block)
-        job = submit_through(self._provider, name=name, command=self._command(block))
-        self._names[job] = name
-        return job
+        return self._jobs.submit(block)
 
     def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
         """The present state of these jobs. Raises BatchTrouble."""
@@ -66,7 +56,7 @@ class SlurmBatch:
     def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel these jobs. Raises BatchTrouble."""
         for start in range(0, len(jobs), _AT_ONCE):
-            said = self._commands.run(["scancel", *jobs[start : start + _AT_ONCE]])
+            said = self._jobs.commands.run(["scancel", *jobs[start : start + _AT_ONCE]])
             if said.code and "Invalid job id" not in said.err:
                 raise BatchTrouble(f"scancel: {said.words}")
 
@@ -77,17 +67,17 @@ class SlurmBatch:
         letters submits in another folder.
         """
         found = {}
-        ours = os.path.realpath(self._folder).splitlines()[0]
+        ours = os.path.realpath(self._jobs.folder).splitlines()[0]
         for row in self._squeue().values():
-            block = block_of(row.name, session=self._session)
+            block = block_of(row.name, session=self._jobs.session)
             if block is not None and row.folder == ours:
                 found[row.job] = block
-                self._names[row.job] = row.name
+                self._jobs.names[row.job] = row.name
         return found
 
     def _squeue(self) -> dict[str, Row]:
         words = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={slurm_output.SQUEUE}"]
-        said = self._commands.run(words, more=_STANDARD_TIME)
+        said = self._jobs.commands.run(words, more=_STANDARD_TIME)
         if said.code:
             raise BatchTrouble(f"squeue: {said.words}")
         return slurm_output.read_squeue(said.out)
@@ -96,13 +86,13 @@ class SlurmBatch:
         """How these jobs ended, as far as Slurm still knows."""
         found: dict[str, Row] = {}
         if jobs and self._accounting:
-            said = self._commands.run(["sacct", "-X", "-n", "-P", "-o", slurm_output.SACCT, "-j", ",".join(jobs)])
+            said = self._jobs.commands.run(["sacct", "-X", "-n", "-P", "-o", slurm_output.SACCT, "-j", ",".join(jobs)])
             self._accounting = said.code == 0
             rows = slurm_output.read_sacct(said.out) if said.code == 0 else {}
             found = {job: row for job, row in rows.items() if row.over}  # rows lag behind by up to a second
         for job in jobs:
             if job not in found:
-                said = self._commands.run(["scontrol", "show", "job", "-o", job])
+                said = self._jobs.commands.run(["scontrol", "show", "job", "-o", job])
                 row = slurm_output.read_scontrol(said.out) if said.code == 0 else None
                 if row is not None and row.over:
                     found[job] = row
@@ -111,5 +101,5 @@ class SlurmBatch:
         return found
 
     def _output(self, job: str, row: Row | None) -> list[str]:
-        name = self._names.pop(job, "") or (row.name if row else "")
-        return last_lines(self._folder, name) if name else []
+        name = self._jobs.names.pop(job, "") or (row.name if row else "")
+        return last_lines(self._jobs.folder, name) if name else []

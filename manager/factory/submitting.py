@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 from parsl.providers.errors import ExecutionProviderException
 
-from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
-from stoker.manager.factory.providers import Bounded
+from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, job_name
+from stoker.manager.factory.commands import Commands
+from stoker.manager.factory.providers import Bounded, provider_of
+from stoker.manager.protocol.ids import BlockId
+from stoker.site import Site
 
 _NOT_NOW = re.compile(
     r"unable to contact|cannot connect|can't connect|could not connect|connect(ion)? (failure|refused|timed out|reset)"
@@ -18,7 +23,29 @@ _NOT_NOW = re.compile(
 """Scheduler errors that say nothing about the job. All others would be said of it again."""
 
 
-def submit_through(provider: Bounded, *, name: str, command: str) -> str:
+class Submitter:
+    """Submits a session's blocks to a batch system. `command` gives the pilot's command of a block.
+
+    `commands` run in `folder`, where scripts and output lie under the jobs' `names`, which are kept by job id.
+    """
+
+    def __init__(self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str]) -> None:
+        self.session = session
+        self.folder = folder
+        self.commands = Commands(limit_s=site.provider.command_limit_s, folder=folder)
+        self.names: dict[str, str] = {}
+        self._command = command
+        self._provider = provider_of(site, shell=self.commands.shell, folder=folder)
+
+    def submit(self, block: BlockId) -> str:
+        """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
+        name = job_name(self.session, block)
+        job = _submit_through(self._provider, name=name, command=self._command(block))
+        self.names[job] = name
+        return job
+
+
+def _submit_through(provider: Bounded, *, name: str, command: str) -> str:
     """Submit a job of this name; its id. Raises SubmissionRefused and BatchTrouble, in the batch system's own words."""
     provider.begin(name)
     try:
