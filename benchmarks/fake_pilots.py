@@ -23,6 +23,7 @@ from typing import Any
 
 import zmq
 
+from stoker.dealer import Keys, open_socket
 from stoker.manager.protocol import to_pilot, wire
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, RecipeKey
@@ -63,7 +64,7 @@ class FakePilot:
     def __init__(
         self, context: zmq.Context[Any], folder: SessionFolder, name: str, *, devices: int, ledger: Ledger
     ) -> None:
-        there, keys = folder.read(), folder.read_key("pilot")
+        there, pair = folder.read(), folder.read_key("pilot")
         self.session, self.name, self.ledger = there.session, name, ledger
         self.devices = tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "cpu", 8_000_000_000) for number in range(devices))
         self.held: dict[LibraryId, dict[CallId, None]] = {}
@@ -71,11 +72,7 @@ class FakePilot:
         self.sequence = 0
         self.unacked: dict[int, bytes] = {}
         self.over = False
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.curve_serverkey = there.server_key.encode()
-        self.socket.curve_publickey, self.socket.curve_secretkey = keys.public.encode(), keys.secret.encode()
-        self.socket.routing_id = name.encode()
-        self.socket.linger = 0
+        self.socket = open_socket(context, name=name, keys=Keys(there.server_key, pair.public, pair.secret))
         self.socket.reconnect_ivl = 100
         self.socket.sndhwm = self.socket.rcvhwm = 0
         self.watch = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)

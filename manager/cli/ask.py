@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import zmq
 
+from stoker.dealer import Keys, open_socket
 from stoker.errors import SessionError
 from stoker.manager.executor import detached
 from stoker.manager.live.interfaces import is_listening
@@ -45,14 +46,10 @@ class Observer:
         self._decode = wire.to_client_decoder()
         if not is_listening(self.file.address):
             raise SessionEndedError(nobody_listens(folder, self.file))
-        key = folder.read_key("client")
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.identity = f"client-{uuid4().hex[:12]}".encode()
-        self._socket.curve_serverkey = self.file.server_key.encode()
-        self._socket.curve_publickey = key.public.encode()
-        self._socket.curve_secretkey = key.secret.encode()
+        pair = folder.read_key("client")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        keys = Keys(self.file.server_key, pair.public, pair.secret)
+        self._socket = open_socket(self._context, name=f"client-{uuid4().hex[:12]}", keys=keys)
         self._socket.connect(self.file.address)
 
     def __enter__(self) -> Observer:

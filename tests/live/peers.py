@@ -12,6 +12,7 @@ from typing import Any
 
 import zmq
 
+from stoker.dealer import Keys, open_socket
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.session import KeyPair, SessionFolder
@@ -38,15 +39,11 @@ class Peer:
 
     def __init__(self, folder: SessionFolder, role: str, name: str, *, key: KeyPair | None = None) -> None:
         self.role, self.name = role, name
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         pair, there = key or folder.read_key(role), folder.read()
-        self.socket.routing_id = name.encode()
-        self.socket.linger = 0
+        keys = Keys(there.server_key, pair.public, pair.secret)
+        self.socket = open_socket(self._context, name=name, keys=keys)
         self.socket.reconnect_ivl = 50
-        self.socket.curve_serverkey = there.server_key.encode()
-        self.socket.curve_publickey = pair.public.encode()
-        self.socket.curve_secretkey = pair.secret.encode()
         self.socket.connect(there.address)
         self.session = there.session
         self.heard: list[Any] = []
