@@ -10,7 +10,6 @@ from stoker.errors import SessionError
 from stoker.manager.cli import console, sessions, status
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.executor import detached
-from stoker.manager.protocol import show_status
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
 
@@ -21,7 +20,7 @@ _BACK_WITHIN_S = 10.0
 @click.command()
 @sessions.takes_session(default=sessions.UP)
 def attach(*, session: str) -> None:
-    """Show SESSION until Ctrl-C, which leaves it up.
+    """Show SESSION until Ctrl-C, which leaves it up, or until it is over. On a pipe: once, and then what changes.
 
     A manager that has died is started again here, and goes on from its journal: calls that run go on, and those that
     have ended are not run again.
@@ -58,15 +57,16 @@ class Watch:
     def run(self) -> None:
         """Show the session until it is over (SessionEndedError)."""
         with console.redrawn() as place:
+            picture = status.Picture(place)
             while True:
                 try:
                     with Observer(self._folder) as observer:
                         while True:
                             self.last = observer.status()
-                            place.show(show_status.render(self.last))
+                            picture.show(self.last)
                             time.sleep(status.watch_every_s())
                 except SessionError as error:
-                    place.show([str(error).partition("\n")[0]])
+                    picture.show_trouble(str(error).partition("\n")[0])
                     self._wait_back()
 
     def _wait_back(self) -> None:

@@ -10,14 +10,16 @@ from stoker.manager.cli import console
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.cli.sessions import NEWEST, find, status_of, takes_session
 from stoker.manager.protocol.show_status import render
+from stoker.manager.protocol.to_client import Status
 
 _WATCH_EVERY_S = 1.0
 _WATCH_EVERY_ON_A_PIPE_S = 10.0
+"""A log is not a screen: what was said there is not said again until it has changed (`news`)."""
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@click.option("--watch", is_flag=True, help="Keep it on the screen until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C; on a pipe: what changes.")
 @takes_session(default=NEWEST)
 def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Pilots, devices, contexts, queues and rates of SESSION."""
@@ -35,16 +37,66 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
     console.lines(render(answer.status, over=bool(answer.over)))
 
 
+class Picture:
+    """A session that is looked at again and again. On a terminal it stands still; elsewhere what is new is printed."""
+
+    def __init__(self, place: console.Redrawn) -> None:
+        self._place = place
+        self._last: Status | None = None
+        self._trouble = ""
+
+    def show(self, status: Status) -> None:
+        """Show it as it is now."""
+        if console.is_terminal():
+            self._place.show(render(status))
+        else:
+            console.lines(news(status, before=self._last))
+        self._last, self._trouble = status, ""
+
+    def show_trouble(self, text: str) -> None:
+        """Show why it cannot be seen."""
+        if console.is_terminal():
+            self._place.show([text])
+        elif text != self._trouble:
+            console.line(text)
+        self._trouble = text
+
+
+def news(status: Status, *, before: Status | None) -> list[str]:
+    """What to say of a session in a log: all of it when pilots, blocks or contexts have changed, one line when only
+    calls have come or ended, nothing when nothing has happened."""
+    if before is None or _standing(status) != _standing(before):
+        return [*render(status), ""]
+    return render(status)[:1] if _moving(status) != _moving(before) else []
+
+
+def _standing(status: Status) -> tuple[object, ...]:
+    return (
+        [
+            (pilot.pilot, pilot.state, pilot.draining, [device.fault for device in pilot.devices])
+            for pilot in status.pilots
+        ],
+        [(job.block, job.phase, job.reason) for job in status.jobs],
+        [(context.name, context.hot, context.loading, context.last_failure) for context in status.contexts],
+        (status.blocks, status.ended_blocks, status.trouble, status.lost_pilots),
+    )
+
+
+def _moving(status: Status) -> tuple[int, ...]:
+    return status.queued, status.running, status.done
+
+
 def watch_every_s() -> float:
-    """How often a picture of a session is drawn again."""
+    """How often a session is looked at that is watched."""
     return _WATCH_EVERY_S if console.is_terminal() else _WATCH_EVERY_ON_A_PIPE_S
 
 
 def _watch(session: str) -> None:
     try:
         with Observer(find(session)) as observer, console.redrawn() as place:
+            picture = Picture(place)
             while True:
-                place.show(render(observer.status()))
+                picture.show(observer.status())
                 time.sleep(watch_every_s())
     except SessionEndedError as ended:
         console.line(str(ended))

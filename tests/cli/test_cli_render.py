@@ -59,6 +59,22 @@ def test_calls_that_were_cancelled_did_not_fail() -> None:
     assert "9 calls done (2 cancelled)" in status.render(msgspec.structs.replace(one, failed=0))[0]
 
 
+def test_a_log_hears_all_of_what_stands_a_line_of_calls_and_nothing_twice() -> None:
+    later = msgspec.structs.replace(BUSY, uptime_s=9000, rate=37.9)
+    assert status.news(BUSY, before=None) == [*status.render(BUSY), ""]
+    assert status.news(later, before=BUSY) == [], "time goes by, and no more"
+    done = msgspec.structs.replace(later, done=10_500)
+    assert status.news(done, before=later) == status.render(done)[:1]
+    for change in (
+        {"pilots": (msgspec.structs.replace(NODE, state="draining"),)},
+        {"contexts": (msgspec.structs.replace(LLM, hot=2, loading=0),)},
+        {"jobs": (block("b1", BlockPhase.PENDING, reason="Priority"),)},
+        {"trouble": {"lab": "squeue has not answered for 30 s"}},
+    ):
+        changed = msgspec.structs.replace(later, **change)
+        assert status.news(changed, before=later) == [*status.render(changed), ""]
+
+
 def test_an_empty_session_is_two_short_lines() -> None:
     assert status.render(NOTHING) == [
         "session k3v9 · up 3.0 s · 0 calls done, 0 running, 0 queued",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -324,6 +325,25 @@ from stoker.manager.cli import main, status
 status._WATCH_EVERY_ON_A_PIPE_S = 0.1
 main.main(["status", "--watch"])
 """
+
+
+def test_attach_on_a_pipe_says_each_change_once_and_ctrl_c_leaves_the_session_up(
+    manager: Manager, client: Peer, pilot: Peer
+) -> None:
+    script = WATCH.replace('["status", "--watch"]', '["attach", "test"]')
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as attached:
+        assert attached.stdout is not None
+        while not (line := attached.stdout.readline()).startswith("  n014-ab12"):
+            assert line, "it has ended"
+        run_a_call(client, pilot)
+        while "1 calls done" not in (line := attached.stdout.readline()):
+            assert line, "it has ended"
+        attached.send_signal(signal.SIGINT)
+        rest, _ = attached.communicate(timeout=20)
+    assert attached.returncode == 0
+    assert rest.splitlines()[-1] == "session test goes on, and ends with its program"
+    assert manager.process is not None
+    assert manager.process.poll() is None
 
 
 def test_a_closed_pipe_ends_quietly(manager: Manager) -> None:
