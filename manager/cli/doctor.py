@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from stoker.manager.cli import cluster, console, leftovers, machine, software
+from stoker.manager.cli import cluster, console, leftovers, machine, orphans, software
 from stoker.manager.cli.finding import Finding, Level, render
 from stoker.manager.executor import detached
 
@@ -27,7 +27,8 @@ CHECKS: tuple[Check, ...] = (
     machine.clock,
     leftovers.store,
     leftovers.sessions,
-    leftovers.processes,
+    orphans.processes,
+    orphans.jobs,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,18 +12,23 @@ import psutil
 
 from stoker.errors import StokerError
 from stoker.manager.executor import detached
+from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.manager.live import lease
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.show_blocks import job_ids
 from stoker.manager.protocol.to_client import Status
-from stoker.site import ProviderKind
+from stoker.pilot.taskvine.plan import POOL
+from stoker.site import Engine, ProviderKind
 
 OURS = {
     "stoker.manager.main": "manager",
     "stoker.manager.factory.main": "factory",
-    "stoker.pilot.main": "pilot",
+    PILOT: "pilot",
+    TASKVINE_PILOT: "pilot",
 }
 """The modules that our processes run, and what people call them."""
+_OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
+"""What TaskVine runs for a session. The last is a library's program."""
 _REMOVES = {
     ProviderKind.SLURM: "scancel",
     ProviderKind.CONDOR: "condor_rm",
@@ -43,7 +48,7 @@ class Left(msgspec.Struct, frozen=True):
 
 
 def processes(folder: SessionFolder) -> Iterator[Left]:
-    """Managers, factories and pilots of the session on this machine. Of the manager elsewhere its lease tells."""
+    """The session's processes on this machine. Of the manager elsewhere its lease tells."""
     for process, kind, path in ours():
         if path == folder.path:
             yield Left(f"{kind} {process.pid} on this machine", f"kill {process.pid}")
@@ -56,11 +61,26 @@ def ours() -> Iterator[tuple[psutil.Process, str, Path]]:
     """This user's processes of any session on this machine: what each is, and its session's folder."""
     for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
         command, uids = process.info["cmdline"] or [], process.info["uids"]
-        module = next((part for part in command if part in OURS), "")
-        gone = process.info["status"] == psutil.STATUS_ZOMBIE
-        if not module or gone or uids is None or uids.real != os.getuid() or "--session" not in command[:-1]:
+        if process.info["status"] == psutil.STATUS_ZOMBIE or uids is None or uids.real != os.getuid():
             continue
-        yield process, OURS[module], Path(command[command.index("--session") + 1]).absolute()
+        if (found := _of_stoker(command) or _of_taskvine(process, command)) is not None:
+            yield process, *found
+
+
+def _of_stoker(command: Sequence[str]) -> tuple[str, Path] | None:
+    module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
+    if module not in OURS or "--session" not in command[:-1]:
+        return None
+    return OURS[module], Path(command[command.index("--session") + 1]).absolute()
+
+
+def _of_taskvine(process: psutil.Process, command: Sequence[str]) -> tuple[str, Path] | None:
+    kind = next((name for part in command[:2] if (name := Path(part).name) in _OF_POOLS), "")
+    try:
+        pool = process.environ().get(POOL, "") if kind else ""
+    except (psutil.Error, OSError):  # it has ended meanwhile
+        return None
+    return (kind, Path(pool)) if pool else None
 
 
 def factory(folder: SessionFolder) -> Iterator[Left]:
@@ -82,8 +102,9 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[Left]:
     seen: set[str] = set()
     name = folder.read().session
     for site in detached.sites_of(folder).values():
-        if site.is_local:  # its jobs are processes of this machine
+        if site.provider.kind is ProviderKind.LOCAL:  # its jobs are processes of this machine
             continue
+        site = msgspec.structs.replace(site, engine=Engine.STOKER)  # jobs of TaskVine's workers are known like others
         from stoker.manager.factory.batches import make_batch  # imports Parsl, which takes a while
 
         remove = _REMOVES.get(site.provider.kind, "")

@@ -20,10 +20,11 @@ import msgspec
 from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
+from stoker.manager.executor import engines
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
 from stoker.manager.live import interfaces, lease
 from stoker.manager.protocol.session import SessionFolder, find_session
-from stoker.site import Engine, Site
+from stoker.site import Site
 from stoker.site_files import load_sites, read_sites, write_sites
 
 log = logging.getLogger("stoker")
@@ -49,18 +50,14 @@ def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
         for site in load_sites(file):
             if found.setdefault(site.name, site) != site:
                 raise ConfigError(f"two sites are called {site.name}; give one another `name`", key="name")
-            if site.engine is not Engine.STOKER:
-                raise ConfigError(
-                    f"site {site.name}: a session that stays is for engine stoker; with {site.engine.value} use"
-                    " stoker.load() in a program",
-                    key="engine",
-                )
+    engines.refuse(found.values())
     return tuple(found.values())
 
 
 def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> SessionFolder:
     """A new session's folder, with keys and site files: at `place`, or in the state folder, which compute nodes
-    see when it lies in a shared home. Raises SessionError."""
+    see when it lies in a shared home. Raises SessionError, ConfigError."""
+    engines.must_be_here(sites)
     name = new_session_id()
     folder = SessionFolder(place or default_place(name))
     if folder.file.exists() or folder.journal.exists():
@@ -71,6 +68,7 @@ def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> Sess
     try:
         write_sites(folder.sites, sites, python_path=python_path())
         prepare(folder, sites)
+        engines.prepare(folder, sites, session=name, python_path=python_path())
         _launch_file(folder).write_bytes(msgspec.json.encode(launch))
     except OSError as error:
         raise SessionError(f"the session folder {folder.path} cannot be written: {error}") from error
@@ -117,7 +115,7 @@ def find(name: str) -> tuple[SessionFolder, Site]:
     if not is_up(folder):
         start(folder, waiting=log.warning)
     sites = "+".join(sites_of(folder)) if is_detached(folder) else folder.read().site
-    return folder, msgspec.structs.replace(Site.default(), name=sites)
+    return folder, msgspec.structs.replace(Site.default(), name=sites, engine=engines.engine_of(folder))
 
 
 def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Holder:

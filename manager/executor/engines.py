@@ -9,22 +9,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-
-from parsl.providers import LocalProvider
-from parsl.providers.base import ExecutionProvider
+from typing import TYPE_CHECKING
 
 from stoker.errors import ConfigError
-from stoker.manager.executor.wants import Wants
-from stoker.manager.factory.pilot_command import python_path
-from stoker.manager.live import interfaces
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.taskvine import planning, refusals
 from stoker.pilot.taskvine import finding, plan
-from stoker.site import Engine, ProviderKind, Site
+from stoker.site import Engine, Site
+
+if TYPE_CHECKING:  # at run time Parsl takes a second to import, and the command line has no need of it
+    from parsl.providers import LocalProvider
+    from parsl.providers.base import ExecutionProvider
+
+    from stoker.manager.executor.wants import Wants
 
 
-def check(sites: Iterable[Site], *, provider: ExecutionProvider | None) -> None:
+def check(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
     """Raise ConfigError if TaskVine is wanted and is not here, or cannot do what a site says."""
+    sites = tuple(sites)
+    refuse(sites, provider=provider)
+    must_be_here(sites)
+
+
+def must_be_here(sites: Iterable[Site]) -> None:
+    """Raise ConfigError if TaskVine is wanted and is not here."""
+    if any(site.engine is Engine.TASKVINE for site in sites):
+        finding.find()
+
+
+def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
+    """Raise ConfigError if TaskVine is wanted and cannot do what a site says, whether it is here or not."""
     sites = tuple(sites)
     for site in sites:
         if site.engine is Engine.TASKVINE:
@@ -41,7 +55,6 @@ def check(sites: Iterable[Site], *, provider: ExecutionProvider | None) -> None:
                     key="provider",
                 )
             refusals.refuse_site(site)
-            finding.find()
 
 
 def check_wants(site: Site, wants: Wants) -> None:
@@ -50,8 +63,15 @@ def check_wants(site: Site, wants: Wants) -> None:
         refusals.refuse_call(wants.recipe, wants.options, variants=wants.variants, deadline_s=wants.deadline_s)
 
 
+def engine_of(folder: SessionFolder) -> Engine:
+    """What carries the calls of a session that is there."""
+    return Engine.TASKVINE if plan.is_there(folder) else Engine.STOKER
+
+
 def local_provider(site: Site) -> LocalProvider:
     """Parsl's provider for pilots that are processes of this machine."""
+    from parsl.providers import LocalProvider
+
     pilot = site.pilot
     if site.engine is Engine.TASKVINE:
         return LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1)
@@ -62,11 +82,12 @@ def local_provider(site: Site) -> LocalProvider:
     )
 
 
-def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
-    """Put into a new session's folder what its pilots need to know beyond their command line. Raises ConfigError."""
+def prepare(folder: SessionFolder, sites: Iterable[Site], *, session: str, python_path: str) -> None:
+    """Put into a new session's folder what its pilots need to know beyond their command line. `python_path`: where they
+    import from beyond this environment. Raises OSError."""
     for site in sites:
         if site.engine is Engine.TASKVINE:
-            elsewhere = site.provider.kind is not ProviderKind.LOCAL
-            host = interfaces.resolve(site.session.interface or interfaces.AUTO) if elsewhere else ""
-            made = planning.plan_of(site, host=host, python=sys.executable, search_path=python_path())
+            made = planning.plan_of(
+                site, session=session, submit=folder.submit, python=sys.executable, search_path=python_path
+            )
             plan.write(made, folder, site=site.name)

@@ -151,11 +151,12 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def _start_session(self) -> None:
         self.folder = SessionFolder(Path(self.run_dir) / self.label)
         make_folder(self.folder)
-        engines.prepare(self.folder, self.sites)
+        name = new_session_id()
+        engines.prepare(self.folder, self.sites, session=name, python_path=python_path())
         if self._by_factory:
             write_sites(self.folder.sites, self.sites, python_path=python_path())
         prepare(self.folder, self.sites)
-        options = ["--name", new_session_id(), *manager_options(self.sites)]
+        options = ["--name", name, *manager_options(self.sites)]
         self._manager = ManagerProcess(self.folder, on_lost=self._manager_lost, options=options)
         self._manager.wait_listening(START_LIMIT_S)
         register(self.folder)

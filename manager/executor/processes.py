@@ -22,7 +22,7 @@ from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.live import interfaces
 from stoker.manager.protocol.session import KeyPair, SessionFolder
-from stoker.site import Site
+from stoker.site import ProviderKind, Site
 
 logger = logging.getLogger("stoker")
 
@@ -54,7 +54,8 @@ def manager_options(sites: Sequence[Site]) -> list[str]:
     first = sites[0].session
     interface = next((site.session.interface for site in sites if site.session.interface), "")
     if not interface:
-        interface = interfaces.LOOPBACK if all(site.is_local for site in sites) else interfaces.AUTO
+        here = all(site.provider.kind is ProviderKind.LOCAL for site in sites)
+        interface = interfaces.LOOPBACK if here else interfaces.AUTO
     options = ["--interface", interface, "--ports", first.ports]
     return [*options, "--heartbeat", f"{first.heartbeat_s:g}", "--pilot-lease", f"{first.lease_s:g}"]
 

@@ -27,10 +27,10 @@ SUBMIT_COMMANDS = {
 
 
 def make_batch(site: Site, *, session: str, folder: SessionFolder, python_path: str = "") -> Batch:
-    """The batch system of a site. Raises SubmissionRefused if it is not on this host, ConfigError for settings that it
-    cannot have."""
+    """The batch system that starts a site's pilots. Raises SubmissionRefused if it is not on this host, ConfigError for
+    settings that it cannot have."""
     _check(site)
-    kind = site.provider.kind
+    kind = _kind(site)
     submit = SUBMIT_COMMANDS.get(kind)
     if submit is not None and shutil.which(submit) is None:
         raise SubmissionRefused(
@@ -66,7 +66,7 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
     """What would be submitted for a block of this site, to the letter. Raises ConfigError, SubmissionRefused."""
     _check(site)
     command = pilot_command(site, folder=folder, block=block, python_path=python_path)
-    match site.provider.kind:
+    match _kind(site):
         case ProviderKind.LOCAL | ProviderKind.KUBERNETES:
             return f"{command}\n"
         case ProviderKind.CONDOR:
@@ -76,6 +76,10 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
             from stoker.manager.factory.providers import render
 
             return render(site, job=job_name(session, block), command=command)
+
+
+def _kind(site: Site) -> ProviderKind:
+    return ProviderKind.LOCAL if site.is_local else site.provider.kind
 
 
 def _check(site: Site) -> None:

@@ -17,6 +17,7 @@ import psutil
 
 from stoker.manager.factory.batch import JobLook, job_name
 from stoker.manager.factory.output import last_lines
+from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 
@@ -74,7 +75,7 @@ class LocalBatch:
                 if process.uids().real != os.getuid():
                     continue
                 words = process.cmdline()
-                if "stoker.pilot.main" in words and words[words.index("--session") + 1] == session:
+                if (PILOT in words or TASKVINE_PILOT in words) and words[words.index("--session") + 1] == session:
                     yield str(process.pid), BlockId(words[words.index("--block") + 1])
 
     def _end_of(self, job: str) -> JobLook:

@@ -9,8 +9,12 @@ import sys
 import sysconfig
 
 from stoker.manager.environment.carrying import starter_command
+from stoker.manager.live import interfaces
 from stoker.manager.protocol.session import SessionFolder
-from stoker.site import Engine, EnvironmentKind, Pilot, Site
+from stoker.site import Engine, EnvironmentKind, Pilot, ProviderKind, Site
+
+PILOT, TASKVINE_PILOT = "stoker.pilot.main", "stoker.pilot.taskvine.main"
+"""The modules that pilots run."""
 
 
 def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path: str = "") -> str:
@@ -23,9 +27,11 @@ def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path:
         return shlex.join(starter_command(folder, site, options))
     words = ["env", f"PYTHONPATH={python_path}"] if python_path else []
     if site.engine is Engine.TASKVINE:
-        words += [sys.executable, "-P", "-m", "stoker.pilot.taskvine.main"]
-        return shlex.join([*words, "--session", str(folder.path), "--site", site.name, "--block", block])
-    words += [site.environment.python or sys.executable, "-P", "-m", "stoker.pilot.main"]
+        words += [sys.executable, "-P", "-m", TASKVINE_PILOT, "--session", str(folder.path), "--site", site.name]
+        if site.provider.kind is not ProviderKind.LOCAL:  # workers are told where it is: a session may have moved
+            words += ["--host", interfaces.resolve(site.session.interface or interfaces.AUTO)]
+        return shlex.join([*words, "--block", block])
+    words += [site.environment.python or sys.executable, "-P", "-m", PILOT]
     return shlex.join([*words, "--session", str(folder.path), *options])
 
 

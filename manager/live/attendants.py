@@ -15,7 +15,7 @@ import time
 from stoker.config import load_site
 from stoker.manager.protocol.blocks import Rule, Source
 from stoker.manager.protocol.session import SessionFolder
-from stoker.site import EnvironmentKind, ProviderKind, ProvisioningName, Site
+from stoker.site import Engine, EnvironmentKind, ProviderKind, ProvisioningName, Site
 
 log = logging.getLogger("stoker.manager")
 
@@ -95,13 +95,16 @@ def sites_of(folder: SessionFolder) -> tuple[Site, ...]:
 def source_of(site: Site) -> Source:
     """What the manager needs to know of a site."""
     provider, pilot, policy = site.provider, site.pilot, site.policy
+    cpus = int(pilot.devices[4:]) if pilot.devices.startswith("cpu:") else 0
+    slots = cpus or provider.gpu_count
+    if site.engine is Engine.TASKVINE:  # its pool is one pilot that stays; how many workers that has is its own affair
+        return Source(name=site.name, rule=Rule.FIXED, first=1, least=1, most=1, slots=slots * pilot.max_blocks)
     rules = {
         ProvisioningName.DEFAULT: Rule.FIXED if site.is_local else Rule.OPPORTUNISTIC,
         ProvisioningName.OPPORTUNISTIC: Rule.OPPORTUNISTIC,
         ProvisioningName.DEMAND: Rule.DEMAND,
         ProvisioningName.FIXED: Rule.FIXED,
     }
-    cpus = int(pilot.devices[4:]) if pilot.devices.startswith("cpu:") else 0
     return Source(
         name=site.name,
         rule=rules[policy.provisioning],
@@ -113,5 +116,5 @@ def source_of(site: Site) -> Source:
         finish_within_s=float(policy.finish_within_s),
         nodes=provider.nodes,
         walltime_s=0.0 if provider.kind is ProviderKind.LOCAL else float(provider.walltime_s),
-        slots=cpus or provider.gpu_count,
+        slots=slots,
     )

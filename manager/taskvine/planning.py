@@ -5,27 +5,31 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
-from stoker.manager.factory.condor_description import gpu_expression
+from stoker.manager.factory import condor_description as description
+from stoker.manager.factory.batch import job_name
 from stoker.pilot.taskvine.plan import NEVER_IDLE_S, Plan
 from stoker.site import ProviderKind, Site
 
 _WALLTIME_MARGIN_S = 30
 """So long before the batch system ends its job, a worker leaves by itself."""
+WORKER = "worker"
+"""Stands where other jobs of a session name their block."""
 
 
-def plan_of(site: Site, *, host: str = "", python: str = "", search_path: str = "") -> Plan:
+def plan_of(site: Site, *, session: str = "", submit: Path = Path(), python: str = "", search_path: str = "") -> Plan:
     """The plan of a site, whose settings TaskVine can all honour (see `refusals`).
 
-    `host` is where workers on other nodes reach this one. `python` is the interpreter of this program, for libraries
-    too unless the site names another; `search_path` what this program imports beyond its environment.
+    Jobs of workers carry the marks by which those of a session are known: its id `session`, and `submit`, the folder
+    that it submits in. `python` is the interpreter of this program, for libraries too unless the site names another;
+    `search_path` what this program imports beyond its environment.
     """
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)
     return Plan(
         batch=provider.kind.value,
-        host=host,
         ports=site.session.port_range,
         devices=pilot.devices,
         gpus=provider.gpu_count,
@@ -34,7 +38,7 @@ def plan_of(site: Site, *, host: str = "", python: str = "", search_path: str = 
         disk_mb=int(pilot.cache_bytes) // 2**20,
         least_workers=least,
         most_workers=pilot.max_blocks,
-        batch_options=_batch_options(site),
+        batch_options=_batch_options(site, session=session, submit=submit),
         requirements=provider.requirements,
         worker_init=provider.worker_init,
         scratch=pilot.scratch,
@@ -56,21 +60,23 @@ def _cores(site: Site) -> int:
     return max(wanted, site.provider.cores)
 
 
-def _batch_options(site: Site) -> str:
+def _batch_options(site: Site, *, session: str, submit: Path) -> str:
     provider = site.provider
     if provider.kind is ProviderKind.SLURM:
-        return _slurm_options(site)
+        return _slurm_options(site, session=session, submit=submit)
     if provider.kind is ProviderKind.CONDOR:
         lines = [f"+MaxWallTime = {_minutes(provider.walltime_s)}"]
         if provider.account:
             lines.append(f"accounting_group = {provider.account}")
         if provider.gpu_type:
-            lines.append(f"require_gpus = {gpu_expression(provider.gpu_type)}")
-        return "\n".join([*lines, *provider.options])
+            lines.append(f"require_gpus = {description.gpu_expression(provider.gpu_type)}")
+        known_by = (description.SESSION, session), (description.SOURCE, site.name), (description.BLOCK, WORKER)
+        marks = [f"+{name} = {description.quoted(value)}" for name, value in known_by] if session else []
+        return "\n".join([*lines, *provider.options, *marks])
     return ""
 
 
-def _slurm_options(site: Site) -> str:
+def _slurm_options(site: Site, *, session: str, submit: Path) -> str:
     provider = site.provider
     given: Sequence[tuple[str, str]] = (
         ("partition", provider.partition),
@@ -80,7 +86,12 @@ def _slurm_options(site: Site) -> str:
         ("time", str(_minutes(provider.walltime_s))),
         ("gres", f"gpu:{provider.gpus}" if provider.gpus else ""),
     )
-    return " ".join([*(f"--{name}={shlex.quote(value)}" for name, value in given if value), *provider.options])
+    marks = (("job-name", job_name(session, WORKER)), ("chdir", str(submit))) if session else ()
+    return " ".join([*_options(given), *provider.options, *_options(marks)])
+
+
+def _options(given: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"--{name}={shlex.quote(value)}" for name, value in given if value]
 
 
 def _minutes(seconds: float) -> int:

@@ -25,10 +25,19 @@ _BATCH_GRACE_S = 20.0
 
 
 class Factory:
-    """A running `vine_factory`. `folder` is its own; what it says is in `log_file`."""
+    """A running `vine_factory`. `folder` is its own; what it says is in `log_file`. `session`: the session's folder."""
 
     def __init__(
-        self, plan: Plan, programs: Programs, *, port: int, folder: Path, password: Path, log_file: Path
+        self,
+        plan: Plan,
+        programs: Programs,
+        *,
+        port: int,
+        folder: Path,
+        password: Path,
+        log_file: Path,
+        session: str,
+        host: str = "",
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.log_file = log_file
@@ -46,6 +55,7 @@ class Factory:
             factory=programs.factory,
             worker=programs.worker,
             port=port,
+            host=host,
             folder=folder,
             password=password,
             orders=self._orders,
@@ -55,7 +65,13 @@ class Factory:
         log.info("%s", " ".join(command))
         with self.log_file.open("ab") as out:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=folder
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                cwd=folder,
+                env={**os.environ, plans.POOL: session},
             )
 
     def want(self, workers: int) -> None:

@@ -33,9 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
     parser.add_argument("--site", default="local", help="the site whose plan it carries out")
     parser.add_argument("--block", default="", help="the block that this pilot is part of")
+    parser.add_argument("--host", default="", help="where workers on other nodes reach this one (default: only here)")
     given = parser.parse_args(arguments)
     try:
-        return _run(SessionFolder(given.session), site=given.site, block=given.block)
+        return _run(SessionFolder(given.session), site=given.site, block=given.block, host=given.host)
     except StokerError as error:
         print(f"stoker-pilot-taskvine: {error}", file=sys.stderr)  # noqa: T201  # the one line that a block's log needs
         return 1
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise
 
 
-def _run(session: SessionFolder, *, site: str, block: str) -> int:
+def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
     os.umask(0o077)
     session.read()
     pilot = f"taskvine-{secrets.token_hex(2)}"
@@ -74,9 +75,11 @@ def _run(session: SessionFolder, *, site: str, block: str) -> int:
         orders,
         programs,
         port=engine.port,
+        host=host,
         folder=own / "factory",
         password=password,
         log_file=logs / "factory.log",
+        session=str(session.path),
     )
     link = ManagerLink(session, pilot=pilot)
     pool = Pool(engine, link.post, setup=setup)

@@ -18,19 +18,21 @@ from stoker.manager.protocol.session import SessionFolder
 FACTORY_PERIOD_S = 5
 """How often the factory looks whether workers are missing. (Its own default is half a minute.)"""
 NEVER_IDLE_S = 366 * 86_400
+ALONE_S = 120
+"""So long a worker looks for its manager. One that was killed has a successor by then, or none."""
+POOL = "STOKER_POOL"
+"""Names, in the environment of all that TaskVine starts for a session, the folder of that session."""
 
 
 class Plan(msgspec.Struct, frozen=True):
     """What TaskVine is told.
 
-    `batch` is the factory's word for the batch system. `host` is where workers reach the manager (empty: on this
-    machine). `devices` says how many libraries a worker holds at once, as `[pilot] devices` does. Of a worker: `cores`,
-    `memory_mb`, `disk_mb` (0 = what is there). `batch_options` goes to the batch system, `requirements` to HTCondor;
-    `worker_init` is shell that runs before a worker.
+    `batch` is the factory's word for the batch system. `devices` says how many libraries a worker holds at once, as
+    `[pilot] devices` does. Of a worker: `cores`, `memory_mb`, `disk_mb` (0 = what is there). `batch_options` goes to
+    the batch system, `requirements` to HTCondor; `worker_init` is shell that runs before a worker.
     """
 
     batch: str = "local"
-    host: str = ""
     ports: tuple[int, int] = (21000, 21999)
     devices: str = "auto"
     gpus: int = 0
@@ -57,15 +59,19 @@ def factory_command(
     factory: str,
     worker: str,
     port: int,
+    host: str = "",
     folder: Path,
     password: Path,
     orders: Path,
     init_script: Path | None = None,
     workspace: Path | None = None,
 ) -> list[str]:
-    """The command line of `vine_factory`. `folder` is its scratch folder, `orders` a file in which it is told
-    later how many workers are wanted. `init_script` runs before each worker; `workspace` is where workers of this
-    machine keep their files."""
+    """The command line of `vine_factory`.
+
+    `host` is where workers reach the manager (empty: on this machine), `folder` the factory's scratch folder, `orders`
+    a file in which it is told later how many workers are wanted. `init_script` runs before each worker; `workspace` is
+    where workers of this machine keep their files.
+    """
     options = {
         "batch-type": plan.batch,
         "worker-binary": worker,
@@ -88,7 +94,7 @@ def factory_command(
     if init_script is not None:
         options |= {"wrapper": f"./{init_script.name}", "wrapper-input": str(init_script)}
     words = [factory, "--parent-death", *(f"--{name}={value}" for name, value in options.items() if value)]
-    return [*words, plan.host or "localhost", str(port)]
+    return [*words, host or "localhost", str(port)]
 
 
 def init_script(plan: Plan) -> str:
@@ -112,6 +118,11 @@ def read(folder: SessionFolder, *, site: str) -> Plan:
         ) from error
 
 
+def is_there(folder: SessionFolder) -> bool:
+    """Whether a session has a plan: TaskVine carries its calls."""
+    return any(folder.path.glob(_file(folder, "*").name))
+
+
 def _file(folder: SessionFolder, site: str) -> Path:
     return folder.path / f"taskvine-{site}.json"
 
@@ -122,6 +133,7 @@ def _given(number: int) -> str:
 
 def _worker_options(plan: Plan, workspace: Path | None) -> str:
     words = ["--parent-death"] if plan.batch == "local" else []
+    words.append(f"--connect-timeout={ALONE_S}")
     if plan.walltime_s:
         words.append(f"--wall-time={plan.walltime_s}")
     if workspace is not None:

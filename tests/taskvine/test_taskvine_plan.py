@@ -82,20 +82,20 @@ def test_this_machine_gets_one_worker_that_dies_with_its_factory():
     assert option(words, "batch-type") == "local"
     assert int(option(words, "cores")) == max(3, len(os.sched_getaffinity(0)))
     assert (option(words, "min-workers"), option(words, "max-workers")) == ("1", "1")
-    assert option(words, "extra-options") == "--parent-death --workspace='/tmp/my work'/$$"
+    assert option(words, "extra-options") == "--parent-death --connect-timeout=120 --workspace='/tmp/my work'/$$"
     assert not [word for word in words if word.startswith(("--gpus", "--batch-options", "--wrapper", "--memory"))]
 
 
 def test_slurm_is_told_what_the_site_file_says():
-    made = plan_of(site(SLURM), host="10.4.0.2")
-    words = command(made)
+    made = plan_of(site(SLURM))
+    words = command(made, host="10.4.0.2")
     assert option(words, "batch-type") == "slurm"
     assert option(words, "batch-options") == (
         "--partition=backfill --account='phys lab' --time=120 --gres=gpu:a10:2 --exclusive"
     )
     assert (option(words, "cores"), option(words, "gpus"), option(words, "memory")) == ("8", "2", "30517")
     assert (option(words, "min-workers"), option(words, "max-workers")) == ("2", "5")
-    assert option(words, "extra-options") == f"--wall-time={2 * 3600 - 30}"
+    assert option(words, "extra-options") == f"--connect-timeout=120 --wall-time={2 * 3600 - 30}"
     assert words[-2:] == ["10.4.0.2", "9123"]
     assert (made.ports, made.heartbeat_s, made.silence_s) == ((30000, 30100), 4, 12)
     assert made.idle_s == 120

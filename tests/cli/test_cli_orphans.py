@@ -1,0 +1,137 @@
+"""What `stoker doctor` says was left behind: of sessions that are over, and of nobody else's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from factory.fake_slurm import FakeSlurm
+from live.peers import Manager
+
+from stoker.contexts.state import state_folder
+from stoker.manager.cli import orphans
+from stoker.manager.cli.finding import Finding, Level
+from stoker.manager.factory.batch import JOBS_LEFT
+from stoker.manager.live import lease
+from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.site import Engine, Provider, ProviderKind, Site
+from stoker.site_files import write_sites
+
+PilotOf = Callable[..., int]
+
+
+@pytest.fixture
+def pilot_of() -> Iterator[PilotOf]:
+    """Starts a process that looks like a pilot of a session folder; its id."""
+    there: list[subprocess.Popen[bytes]] = []
+
+    def start(folder: Path, *, module: str = "stoker.pilot.main", **environ: str) -> int:
+        command = [sys.executable, "-c", "import time; time.sleep(600)", "-m", module, "--session", str(folder)]
+        there.append(subprocess.Popen(command, env={**os.environ, **environ}))
+        return there[-1].pid
+
+    yield start
+    for process in there:
+        process.kill()
+        process.wait()
+
+
+def held(manager: Manager) -> lease.Holder:
+    holder = lease.read(lease.lease_file(manager.folder))
+    assert holder is not None
+    return holder
+
+
+def give_lease(folder: SessionFolder, holder: lease.Holder, **how: object) -> None:
+    lease.lease_file(folder).write_bytes(msgspec.json.encode(msgspec.structs.replace(holder, **how)))
+
+
+def left_behind() -> set[int]:
+    return {orphan.pid for orphan in orphans.orphaned()}
+
+
+def test_a_manager_whose_folder_is_gone_is_an_orphan(manager: Manager) -> None:
+    assert manager.process is not None
+    assert manager.process.pid not in left_behind()
+    os.rename(manager.folder.path, f"{manager.folder.path}-hidden")
+    assert manager.process.pid in left_behind()
+
+
+def test_only_processes_of_sessions_that_are_over_are_left_behind(
+    manager: Manager, pilot_of: PilotOf, tmp_path: Path
+) -> None:
+    ended, stays, starts, copied = (SessionFolder(tmp_path / name) for name in ("ended", "stays", "starts", "copied"))
+    for each in (ended, stays, starts, copied):
+        each.make()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    give_lease(ended, held(manager), pid=dead.pid, over="stoker down")
+    give_lease(stays, held(manager), pid=dead.pid)
+    (stays.path / "manager.json").write_text('{"session": "k1", "options": []}')
+    copied.write(SessionFile("k2", 1, "tcp://127.0.0.1:1", "key"))
+    left = {pilot_of(ended.path), pilot_of(ended.path, module="stoker.pilot.taskvine.main"), pilot_of(tmp_path / "no")}
+    others = {pilot_of(each.path) for each in (manager.folder, stays, starts, copied)}
+    others.add(pilot_of(ended.path, module="somebody.elses.pilot"))
+    found = left_behind()
+    assert left <= found
+    assert not others & found
+
+
+def test_what_taskvine_runs_is_known_by_its_environment(manager: Manager, tmp_path: Path) -> None:
+    worker = tmp_path / "vine_worker"
+    worker.symlink_to("/bin/sleep")
+    gone = str(tmp_path / "gone")
+    pools = [{"STOKER_POOL": gone}, {"STOKER_POOL": str(manager.folder.path)}, {}]
+    there = [subprocess.Popen([str(worker), "600"], env=pool) for pool in pools]
+    try:
+        found = [orphan for orphan in orphans.orphaned() if orphan.pid in [process.pid for process in there]]
+    finally:
+        for process in there:
+            process.kill()
+            process.wait()
+    assert found == [orphans.Orphan(there[0].pid, "vine_worker", gone)]
+
+
+def test_the_pilot_of_a_program_that_died_with_its_manager_is_left_behind(manager: Manager, pilot_of: PilotOf) -> None:
+    pilot = pilot_of(manager.folder.path)
+    assert pilot not in left_behind()
+    manager.kill()
+    assert pilot in left_behind()
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm]:
+    slurm = FakeSlurm(tmp_path / "slurm")
+    for name, value in slurm.environ().items():
+        monkeypatch.setenv(name, value)
+    yield slurm
+    slurm.close()
+
+
+@pytest.mark.parametrize("engine", list(Engine))
+def test_jobs_that_a_session_has_left_are_told_with_what_ends_them(
+    manager: Manager, slurm: FakeSlurm, tmp_path: Path, engine: Engine
+) -> None:
+    folder = SessionFolder(tmp_path / "over")
+    folder.make()
+    folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
+    (state_folder() / "sessions" / "k1").symlink_to(folder.path)
+    write_sites(folder.sites, [Site(name="lab", engine=engine, provider=Provider(kind=ProviderKind.SLURM))])
+    slurm.put("41", name="stoker-k1-b1", state="RUNNING", folder=str(folder.submit))
+    slurm.put("42", name="stoker-k2-b1", state="RUNNING", folder=str(folder.submit))
+
+    def told() -> list[Finding]:
+        return list(orphans.jobs())
+
+    assert told() == []  # nobody has ended it yet
+    give_lease(folder, held(manager), over="stoker down")
+    assert told() == [Finding("jobs", Level.WARN, "left behind: jobs 41 of site lab, of session k1", "scancel 41")]
+    (folder.path / JOBS_LEFT).write_text("")
+    asked = len(slurm.asked("squeue"))
+    assert told() == []
+    assert len(slurm.asked("squeue")) == asked  # its factory has seen them go
