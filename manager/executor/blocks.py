@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
@@ -16,6 +14,7 @@ from parsl.providers.base import ExecutionProvider
 
 from stoker.config import Site
 from stoker.errors import SessionError
+from stoker.locks import is_locked
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.manager.protocol.session import SessionFolder
 
@@ -146,7 +145,7 @@ def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
     left = folder.path / JOBS_LEFT
     while not left.exists():
         now = time.monotonic()
-        if _is_locked(folder.path / "factory.lock"):
+        if is_locked(folder.path / "factory.lock", exclusively=True) is not False:
             there_by = now + LOCK_FREE_S
         if now > min(until, there_by):
             logger.warning("jobs of the session may still be there: %s", folder.path / "factory.log")
@@ -154,14 +153,3 @@ def wait_for_factory(folder: SessionFolder, *, limit_s: float) -> None:
         time.sleep(0.05)
     if jobs := left.read_text().strip():
         logger.warning("jobs of the session could not be cancelled, do it by hand: %s", jobs)
-
-
-def _is_locked(file: Path) -> bool:
-    try:
-        with file.open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
