@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +12,10 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(__file__))
 
-from fake_manager import FakeManager
+from fake_manager import TRANSFER_KEY, FakeManager
+
+from stoker.manager.protocol.session import KeyPair, SessionFolder
+from stoker.pilot.transfer.client import SEED_FILE
 
 
 @pytest.fixture
@@ -28,3 +34,32 @@ def served(manager: FakeManager) -> FakeManager:
     manager.start_pilot()
     manager.hello()
     return manager
+
+
+@pytest.fixture
+def keyed(manager: FakeManager) -> FakeManager:
+    """A manager whose session has a transfer key, and who answers no want by itself."""
+    manager.folder.write_key("transfer", KeyPair(public="", secret=TRANSFER_KEY.hex()))
+    manager.plans = False
+    return manager
+
+
+@pytest.fixture
+def sandbox(keyed: FakeManager, tmp_path: Path) -> Iterator[Path]:
+    """What a job without shared files brings along of a session, whose seed serves."""
+    seed = subprocess.Popen(
+        [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(keyed.folder.path)]
+    )
+    try:
+        end = time.monotonic() + 20
+        while not (keyed.folder.path / SEED_FILE).exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        copy = SessionFolder(tmp_path / "sandbox" / "session")
+        copy.key_file("pilot").parent.mkdir(parents=True)
+        for name in ("session.json", SEED_FILE, "keys/pilot.json", "keys/transfer.json"):
+            shutil.copy(keyed.folder.path / name, copy.path / name)
+        (copy.path / "copied").touch()
+        yield copy.path
+    finally:
+        seed.kill()
+        seed.wait()

@@ -38,6 +38,7 @@ from stoker.manager.protocol.to_manager import (
 from stoker.manager.protocol.to_pilot import Ack, Exit, FetchObject, FunctionBlob, PilotWelcome, RunCalls, StartLibrary
 
 WAIT_S = 30.0
+TRANSFER_KEY = bytes(range(32))
 
 
 def recipe(loader: Callable[..., Any] | None = None, *args: Any, **more: Any) -> Recipe:

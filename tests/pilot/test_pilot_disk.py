@@ -16,6 +16,8 @@ from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import SessionError
 from stoker.manager.protocol.calls import FailureKind
+from stoker.manager.protocol.to_manager import CallsReturned
+from stoker.manager.protocol.to_pilot import StopLibrary
 from stoker.pilot.agent.scratch import base_folder
 
 
@@ -29,12 +31,15 @@ def can_mount() -> bool:
 small_disks = pytest.mark.skipif(not can_mount(), reason="a small disk needs root and unshare(1)")
 
 
-def start_on_disk(manager: FakeManager, size: str, *, filled: bool = False) -> subprocess.Popen[bytes]:
+def start_on_disk(
+    manager: FakeManager, size: str, *, filled: bool = False, session: Path | None = None
+) -> subprocess.Popen[bytes]:
     """A pilot whose scratch folder is a disk of this size, with nothing on it or full."""
     (manager.base / "scratch").mkdir(exist_ok=True)
     fill = "head -c 1G /dev/zero > scratch/filled 2>/dev/null; " if filled else ""
     small_disk = f'mount -t tmpfs -o size={size} none scratch; {fill}exec "$@"'
-    command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(manager.folder.path), "--devices", "cpu:1"]
+    folder = str(session or manager.folder.path)
+    command = [sys.executable, "-m", "stoker.pilot.main", "--session", folder, "--devices", "cpu:1"]
     pilot = subprocess.Popen(
         ["unshare", "--mount", "sh", "-c", small_disk, "sh", *command, "--scratch", "scratch"], cwd=manager.base
     )
@@ -105,6 +110,27 @@ def test_a_loader_that_finds_the_disk_full_is_not_blamed(manager: FakeManager) -
     assert "raised OSError: [Errno 28] No space left on device" in said
     assert "the scratch disk is full" in said
     manager.ready(recipe(), library=2)  # its folder went with it
+
+
+def double(data: bytes) -> bytes:
+    return data + data
+
+
+@small_disks
+def test_large_arguments_that_find_no_room_go_elsewhere(keyed: FakeManager, sandbox: Path) -> None:
+    start_on_disk(keyed, "2m", session=sandbox)
+    keyed.ready(recipe())
+    (small,) = keyed.run(double, [(b"small",)])
+    (large,) = keyed.run(double, [(os.urandom(3_000_000),)])
+    back = keyed.wait_for(CallsReturned, wait_s=60)
+    assert back.calls == (large,)
+    assert "No space left on device; make room there" in back.refused
+    assert keyed.results([small]) == [b"smallsmall"]
+    keyed.send(StopLibrary(library=1, reason=back.refused))  # type: ignore[arg-type]  # as the manager does then
+    left = keyed.gone()
+    assert not left.loading
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.PILOT
 
 
 def test_an_object_that_a_cache_of_this_size_never_holds(manager: FakeManager) -> None:

@@ -4,16 +4,12 @@ files."""
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_manager import FakeManager, function, recipe
+from fake_manager import TRANSFER_KEY, FakeManager, function, recipe
 
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.manifest import PART_BYTES
@@ -21,21 +17,11 @@ from stoker.contexts.objects import manifest_of, object_of
 from stoker.contexts.published import publish
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.protocol.calls import CallOptions, CallSpec
-from stoker.manager.protocol.session import KeyPair, SessionFolder
+from stoker.manager.protocol.session import KeyPair
 from stoker.manager.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
 from stoker.manager.protocol.to_pilot import Exit, FetchObject, Peer, RunCalls
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.client import SEED_FILE, get
-
-KEY = bytes(range(32))
-
-
-@pytest.fixture
-def keyed(manager: FakeManager) -> FakeManager:
-    """A manager whose session has a transfer key, and who answers no want by itself."""
-    manager.folder.write_key("transfer", KeyPair(public="", secret=KEY.hex()))
-    manager.plans = False
-    return manager
+from stoker.pilot.transfer.client import get
 
 
 class Other:
@@ -44,7 +30,7 @@ class Other:
     def __init__(self, first: FakeManager, folder: Path) -> None:
         folder.mkdir()
         self.manager = FakeManager(folder)
-        self.manager.folder.write_key("transfer", KeyPair(public="", secret=KEY.hex()))
+        self.manager.folder.write_key("transfer", KeyPair(public="", secret=TRANSFER_KEY.hex()))
         self.manager.plans = first.plans
         self.pilot = self.manager.start_pilot()
         self.hello = self.manager.hello()
@@ -116,7 +102,7 @@ def test_an_object_comes_from_another_pilot(keyed: FakeManager, other: Other, bi
     wants = len(keyed.wanted)
     keyed.ready(wanting(ref), library=2, devices=("cpu:1",))
     assert len(keyed.wanted) == wants
-    get(big.name, keyed.base / "again", addresses=[keyed.hellos[-1].peer], key=KEY)
+    get(big.name, keyed.base / "again", addresses=[keyed.hellos[-1].peer], key=TRANSFER_KEY)
 
 
 def test_a_peer_that_is_not_there_is_named_and_another_serves(keyed: FakeManager, other: Other, big: ObjectRef) -> None:
@@ -200,7 +186,7 @@ def test_pilots_of_one_host_share_what_one_of_them_brings(keyed: FakeManager, tm
 
 def test_one_that_leaves_hands_on_what_it_is_serving(keyed: FakeManager, other: Other, big: ObjectRef) -> None:
     have(other.manager, big)
-    channel = wire.connect(other.peer.address, key=KEY)
+    channel = wire.connect(other.peer.address, key=TRANSFER_KEY)
     channel.send({"op": "open", "object": big.name, "manifest": False})
     header = channel.receive()
     assert header["whole"]
@@ -219,26 +205,11 @@ def test_one_that_leaves_hands_on_what_it_is_serving(keyed: FakeManager, other: 
 
 
 @pytest.fixture
-def carried(keyed: FakeManager, tmp_path: Path) -> Iterator[FakeManager]:
+def carried(keyed: FakeManager, sandbox: Path) -> FakeManager:
     """A pilot with a copy of what a job brings along, and the session's seed."""
-    seed = subprocess.Popen(
-        [sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(keyed.folder.path)]
-    )
-    try:
-        end = time.monotonic() + 20
-        while not (keyed.folder.path / SEED_FILE).exists() and time.monotonic() < end:
-            time.sleep(0.02)
-        copy = SessionFolder(tmp_path / "sandbox" / "session")
-        copy.key_file("pilot").parent.mkdir(parents=True)
-        for name in ("session.json", SEED_FILE, "keys/pilot.json", "keys/transfer.json"):
-            shutil.copy(keyed.folder.path / name, copy.path / name)
-        (copy.path / "copied").touch()
-        keyed.start_pilot("--session", str(copy.path), "--devices", "cpu:2")
-        keyed.hello()
-        yield keyed
-    finally:
-        seed.kill()
-        seed.wait()
+    keyed.start_pilot("--session", str(sandbox), "--devices", "cpu:2")
+    keyed.hello()
+    return keyed
 
 
 def test_an_object_comes_from_the_seed(carried: FakeManager, big: ObjectRef) -> None:
