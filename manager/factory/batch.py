@@ -26,7 +26,8 @@ line; mostly none."""
 
 
 class BatchTrouble(StokerError):
-    """The batch system does not answer, or not now: the same will be tried again. The message is in its own words."""
+    """The batch system does not answer, or takes no more jobs just now: the same will be tried again. The message is in
+    its own words."""
 
 
 class SubmissionRefused(StokerError):

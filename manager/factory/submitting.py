@@ -20,7 +20,17 @@ _NOT_NOW = re.compile(
     r"|no route to host|try again|please wait",
     re.IGNORECASE,
 )
-"""Scheduler errors that say nothing about the job. All others would be said of it again."""
+"""Scheduler errors that say nothing about the job."""
+_FULL = re.compile(
+    # Slurm says which limit it is; before 20.11 it did not, and its sentence names all of them.
+    r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
+    r"|would exceed .*\blimit|maximum number of jobs already in queue"  # PBS
+    r"|pending (job|slot)s? (threshold|limit)"  # LSF
+    r"|only \d+ jobs are allowed",  # Grid Engine
+    re.IGNORECASE,
+)
+"""Errors that say that there are too many jobs just now, of this user or of all. The same job is taken when others are
+over, so that it is no refusal. All other errors would be said of it again."""
 
 
 class Submitter:
@@ -66,5 +76,5 @@ def _submit_through(provider: Bounded, *, name: str, command: str) -> str:
 
 
 def is_not_now(words: str) -> bool:
-    """Whether an error of a batch system says that it cannot be reached, and nothing about what was asked."""
-    return _NOT_NOW.search(words) is not None
+    """Whether an error of a batch system says that it is away or full, and nothing about what was asked."""
+    return _NOT_NOW.search(words) is not None or _FULL.search(words) is not None

@@ -76,6 +76,41 @@ def test_a_partition_that_is_not_there(slurm: FakeSlurm, tmp_path: Path) -> None
         batch.submit(B7)
 
 
+POLICY = "Batch job submission failed: Job violates accounting/QOS policy"
+LIMITS = f"sbatch: error: {POLICY} (job submit limit, user's size and/or time limits)"
+
+
+@pytest.mark.parametrize(
+    "err",
+    [
+        f"sbatch: error: AssocMaxSubmitJobLimit\n{LIMITS}",
+        f"sbatch: error: AssocGrpSubmitJobsLimit\n{LIMITS}",
+        f"sbatch: error: QOSMaxSubmitJobPerUserLimit\n{LIMITS}",
+        LIMITS,
+        "sbatch: error: Batch job submission failed: Resource temporarily unavailable",
+        "qsub: would exceed queue gpuq's per-user limit of jobs in 'Q' state",
+        "qsub: Maximum number of jobs already in queue",
+        "User <ana>: Pending job threshold reached. Retrying in 60 seconds...",
+        "Unable to run job: job rejected: Only 75000 jobs are allowed per user (current job count: 75000)",
+    ],
+)
+def test_a_queue_that_is_full_refuses_nothing(batch: SlurmBatch, slurm: FakeSlurm, err: str) -> None:
+    slurm.fault("sbatch", code=1, err=err)
+    with pytest.raises(BatchTrouble) as caught:
+        batch.submit(B7)
+    assert str(caught.value) in err.replace("sbatch: error: ", "").replace("\n", "; ")
+    slurm.fault("sbatch")
+    assert batch.submit(B7)
+
+
+@pytest.mark.parametrize("why", ["AssocMaxWallDurationPerJobLimit", "QOSMaxGRESPerJob", "AssocMaxCpuPerJobLimit"])
+def test_a_job_that_is_larger_than_allowed_is_refused(batch: SlurmBatch, slurm: FakeSlurm, why: str) -> None:
+    """In the same sentence as a full queue, but for the name of the limit."""
+    slurm.fault("sbatch", code=1, err=f"sbatch: error: {why}\n{LIMITS}")
+    with pytest.raises(SubmissionRefused, match=f"^{why}; "):
+        batch.submit(B7)
+
+
 def test_a_controller_that_is_away_refuses_nothing(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     job = batch.submit(B7)
     slurm.controller(up=False)
