@@ -114,7 +114,7 @@ def source_of(site: Site) -> Source:
         keep_pending=policy.keep_pending,
         idle_s=float(policy.idle_s),
         finish_within_s=float(policy.finish_within_s),
-        nodes=provider.nodes,
+        nodes=provider.pilots,
         walltime_s=0.0 if provider.kind is ProviderKind.LOCAL else float(provider.walltime_s),
         slots=slots,
     )

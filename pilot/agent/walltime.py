@@ -1,6 +1,7 @@
 """When this pilot's job ends, as its batch system says, and when the pilot therefore begins to leave.
 
-    Slurm         SLURM_JOB_END_TIME where it is set (22.05 does not), else `squeue -h -j JOB -o %e`
+    Slurm         SLURM_JOB_END_TIME where it is set (22.05 does not), else `squeue -h -j JOB -o %e`; a task of an array
+                  is asked for as JOB_TASK
     HTCondor      the job's own ad: AllowedExecuteDuration and AllowedJobDuration (HTCondor enforces them itself, since
                   9.4), StokerWalltime (what our submit descriptions enforce by periodic_remove)
     LSF           `bjobs -noheader -o time_left JOB`
@@ -78,6 +79,8 @@ def ask(environ: Mapping[str, str]) -> float:
     """The same, asked of the batch system by its command. Takes up to ten seconds; NO_END when it does not say."""
     job = environ.get("SLURM_JOB_ID", "")
     if job:
+        if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # one of the ids is that of the whole array, too
+            job = f"{environ.get('SLURM_ARRAY_JOB_ID', job)}_{task}"
         return _until(_run(["squeue", "-h", "-j", job, "-o", "%e"]).partition("\n")[0])
     job = environ.get("LSB_JOBID", "")
     if job:

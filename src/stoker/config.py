@@ -11,7 +11,8 @@
     walltime = "1 h"              how long a block may last
     nodes = 1                     nodes a block; one pilot runs on each
     gpus = "a10:1"                GPUs a node, with or without their type; also cores, memory
-    options = ["--exclusive"]     more lines for the head of the submit script, verbatim
+    options = ["--exclusive"]     more lines for the head of the submit script, verbatim; with Slurm's "--array=0-3"
+                                  a block is that array, each task of which brings a pilot
     worker_init = "module load x" shell that runs before the pilot
     requirements = ""             HTCondor's requirement expression
     shared_files = true           whether pilots see the files of this machine

@@ -13,6 +13,8 @@ from typing import Annotated
 
 import msgspec
 
+from stoker.job_arrays import asks_for_array, tasks_at_once
+
 
 class Size(int):
     """Bytes; in a site file a number with a unit, `"4 GB"`."""
@@ -98,6 +100,7 @@ _ONLY = {
     "memory": _BATCH,
 }
 """Settings that mean something to some kinds alone."""
+_NO_ARRAYS = frozenset({ProviderKind.PBS, ProviderKind.LSF, ProviderKind.GRID_ENGINE})
 _ONE_NODE = frozenset({ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES})
 
 
@@ -105,7 +108,8 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where pilots come from: a batch system, and what one block (one job of it) asks for.
 
     `gpus` of a node: `"2"`, or with a type `"a10:2"`. `cores` and `memory` of a node: 0 leaves it to the site.
-    `options` go verbatim into the head of the submit script. `worker_init` is shell that runs before the pilot.
+    `options` go verbatim into the head of the submit script; with Slurm's `--array` a block is the whole array, and
+    each of its tasks brings pilots. `worker_init` is shell that runs before the pilot.
     `command_limit_s`: no command of the batch system may take longer. `poll_s`: how often it is asked for news.
     """
 
@@ -148,7 +152,16 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("poll must be between 0.2 s and 1 h")
         for line in self.options:
             if "\n" in line:
-                raise ValueError("options: each entry is one line of the submit script")
+                raise ValueError("options is a list of lines of the submit script: one has a line break in it")
+            if self.kind in _NO_ARRAYS and asks_for_array(line):
+                raise ValueError(
+                    f"options has {line}: a block of {self.kind.value} is no array; raise max_blocks instead"
+                )
+
+    @property
+    def pilots(self) -> int:
+        """Pilots that a block brings: one a node, of each task where it is an array."""
+        return self.nodes * (tasks_at_once(self.options) if self.kind is ProviderKind.SLURM else 1)
 
     @property
     def gpu_count(self) -> int:

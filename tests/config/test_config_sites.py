@@ -88,6 +88,10 @@ FAULTS = {
     ' their type, "a10:2"',
     '[provider]\nkind = "slurm"\nwalltime = "20 s"': "line 3: [provider] walltime must be between 1 min and a year",
     "[provider]\nnodes = 2": "line 2: [provider] nodes = 2: a block of local is one node; raise max_blocks instead",
+    '[provider]\nkind = "pbs"\noptions = ["-l x=1", "-J 0-3"]': "line 3: [provider] options has -J 0-3: a block of"
+    " pbs is no array; raise max_blocks instead",
+    '[provider]\nkind = "slurm"\noptions = ["a\\nb"]': "line 3: [provider] options is a list of lines of the submit"
+    " script: one has a line break in it",
     '[session]\nports = "80-90"': 'line 2: [session] ports: write a range, "21000-21999"',
     '[session]\nports = "2000-1500"': "line 2: [session] ports = '2000-1500' must be a range between 1024 and 65535,"
     " low-high",
@@ -156,6 +160,35 @@ def test_the_error_survives_pickling() -> None:
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.line, again.key) == (str(caught.value), 2, "cache_size")
     assert not isinstance(again, UnitError)
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks"),
+    [
+        ([], 1),
+        (["--exclusive"], 1),
+        (["--array=0-3"], 4),
+        (["#SBATCH --array=0-3"], 4),
+        (["--comment=x -a 1,5,7-8"], 4),
+        (["--array=0-15:4"], 4),
+        (["--array=0-15%3"], 3),
+        (["--array=1%4"], 1),
+        (["--array=0-9", "--array=0-1"], 2),
+        (["--array=nonsense"], 1),
+    ],
+)
+def test_an_array_brings_a_pilot_a_task_of_each_node(options: list[str], tasks: int) -> None:
+    text = f'[provider]\nkind = "slurm"\nnodes = 2\noptions = {options!r}'
+    assert parse_site(text, file="s").provider.pilots == 2 * tasks
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"), [("pbs", "-J 0-3"), ("lsf", '#BSUB -J "name[1-4]"'), ("grid_engine", "-t 1-4")]
+)
+def test_arrays_of_other_systems_are_refused(kind: str, option: str) -> None:
+    with pytest.raises(ConfigError, match=f"a block of {kind} is no array; raise max_blocks instead"):
+        parse_site(f"[provider]\nkind = '{kind}'\noptions = ['{option}']", file="s")
+    assert parse_site(f"[provider]\nkind = '{kind}'\noptions = ['-N word', '-j y']", file="s")
 
 
 @given(st.text(alphabet="ab=[]{}\"'#.\n 1x_", max_size=60))

@@ -71,6 +71,14 @@ def test_what_commands_say(
     assert said == expected or abs(said - expected) < 60
 
 
+def test_a_task_of_an_array_asks_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its job id may be that of the whole array, of which squeue shows every task."""
+    text = f"[ \"$*\" = '-h -j 88_2 -o %e' ] && echo {in_seconds(600)}"
+    monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", text)["PATH"])
+    said = walltime.ask({"SLURM_JOB_ID": "88", "SLURM_ARRAY_JOB_ID": "88", "SLURM_ARRAY_TASK_ID": "2"})
+    assert 500 < said <= 600
+
+
 def test_a_command_that_hangs_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walltime, "_COMMAND_LIMIT_S", 0.2)
     monkeypatch.setenv("PATH", command(tmp_path / "bin", "squeue", "exec sleep 100")["PATH"])
