@@ -1,0 +1,133 @@
+"""`stoker sessions`: which sessions are known here, and removing the folders of old ones that are over."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from stoker.contexts.state import state_folder
+from stoker.errors import ConfigError, SessionError, UnitError
+from stoker.manager.cli import console, prune
+from stoker.manager.executor import detached
+from stoker.manager.live.interfaces import is_listening
+from stoker.manager.protocol.session import SessionFolder
+from stoker.units import parse_seconds, show_bytes, show_seconds
+
+_OLDER = "14d"
+_DAY_S = 86400.0
+
+
+class State(enum.Enum):
+    """Whether a session goes on."""
+
+    UP = "up"
+    """Its manager listens."""
+    LOST = "lost"
+    """It is not over, and has no manager: `stoker attach` or `stoker down`."""
+    OVER = "over"
+    """It has ended."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A session whose folder is there. `idle_s`: the time since anything was written at the top of its folder."""
+
+    session: str
+    folder: str
+    state: State
+    idle_s: float
+
+
+@click.command()
+@click.option("--prune", "remove", is_flag=True, help="Remove the folders of those that are over and old.")
+@click.option("--older", metavar="TIME", default=_OLDER, help=f"How old: when the last was written. [{_OLDER}]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+def sessions(*, remove: bool, older: str, as_json: bool) -> None:
+    """The sessions that are known here: those of this user's state folder, and of programs started in this folder.
+
+    With --prune: remove the folders (logs, journals) of those that are over and that nobody has written to for TIME.
+    One that is up, has no manager without being over, is locked, or may have jobs left in a batch system stays.
+    """
+    try:
+        older_s = parse_seconds(older)
+    except UnitError as error:
+        raise ConfigError(f"--older: {error}", key="older") from None
+    found = list(known())
+    if not remove:
+        if as_json:
+            console.json({"sessions": found})
+        else:
+            console.lines(render(found))
+        return
+    old = [each for each in found if each.state is State.OVER and each.idle_s >= older_s]
+    pruned = [prune.prune(SessionFolder(each.folder), each.session) for each in old]
+    if as_json:
+        console.json({"removed": [x for x in pruned if not x.kept], "kept": [x for x in pruned if x.kept]})
+    else:
+        console.lines(render_pruned(pruned, older=older))
+
+
+def known() -> Iterator[Known]:
+    """Every session whose folder is there, the newest first."""
+    home = state_folder()
+    places = [*(home / "sessions").glob("*"), *(home / "sessions.d").glob("*"), *Path.cwd().glob("runinfo/*/*")]
+    found = {place.resolve() for place in places if (place / "session.json").exists()}
+    for idle_s, path in sorted((_idle_s(path), path) for path in found):
+        folder = SessionFolder(path)
+        with contextlib.suppress(SessionError):  # damaged, or removed meanwhile
+            yield Known(folder.read().session, str(path), _state(folder), idle_s)
+
+
+def render(found: Sequence[Known]) -> list[str]:
+    """The lines of `stoker sessions`."""
+    if not found:
+        return ["no session is known here; `stoker up` or a program with stoker.load() starts one"]
+    width = max(len(each.session) for each in found)
+    out = [
+        f"  {each.session:<{width}}  {each.state.value:<4}  {_show_age(each.idle_s):>11}  {each.folder}"
+        for each in found
+    ]
+    if any(each.state is State.LOST for each in found):
+        out += ["", "lost: not over, and without a manager; stoker attach ID brings it back, stoker down ID ends it"]
+    if any(each.state is State.OVER for each in found):
+        out += [
+            "",
+            f"stoker sessions --prune removes those that are over for {_OLDER} or longer (--older says otherwise)",
+        ]
+    return out
+
+
+def render_pruned(pruned: Sequence[prune.Pruned], *, older: str) -> list[str]:
+    """The lines of `stoker sessions --prune`."""
+    removed = [each for each in pruned if not each.kept]
+    out = [f"  removed  {each.session}  {show_bytes(each.bytes):>8}  {each.folder}" for each in removed]
+    out += [f"  kept     {each.session}  {each.folder}: {each.kept}" for each in pruned if each.kept]
+    if not removed:
+        return [
+            *out,
+            f"nothing was removed: no session is over for {older} or longer" if not out else "nothing was removed",
+        ]
+    total = show_bytes(sum(each.bytes for each in removed))
+    return [*out, f"removed {len(removed)} session{'s' * (len(removed) != 1)}, {total}"]
+
+
+def _state(folder: SessionFolder) -> State:
+    if is_listening(folder.read().address):
+        return State.UP
+    return State.LOST if detached.is_detached(folder) and not detached.over(folder) else State.OVER
+
+
+def _idle_s(folder: Path) -> float:
+    newest = 0.0
+    with contextlib.suppress(OSError):
+        newest = max(entry.lstat().st_mtime for entry in (folder, *folder.iterdir()))
+    return max(0.0, time.time() - newest)
+
+
+def _show_age(seconds: float) -> str:
+    return f"{seconds / _DAY_S:.0f} d" if seconds >= 2 * _DAY_S else show_seconds(seconds)

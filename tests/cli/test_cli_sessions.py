@@ -1,0 +1,163 @@
+"""`stoker sessions`: which there are, and which folders `--prune` removes and which it must not touch."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import Result
+from live.peers import Manager
+
+from stoker.config import parse_site
+from stoker.contexts.state import state_folder
+from stoker.errors import ConfigError
+from stoker.manager.cli import known, prune
+from stoker.manager.executor import detached
+from stoker.manager.live import lease
+from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.site_files import write_sites
+
+Stoker = Callable[..., Result]
+DAY_S = 86400.0
+
+
+def a_session(name: str, *, days: float = 20.0, place: Path | None = None, over: bool = True) -> SessionFolder:
+    """A session of `stoker up` that has ended (or has lost its manager), `days` ago."""
+    folder = detached.make(detached.collect(()), place=str(place or state_folder() / "sessions.d" / name))
+    folder.write(SessionFile(name, 1, "tcp://127.0.0.1:1", "key"))
+    folder.manager_log.write_bytes(b"x" * 1000)
+    if over:
+        held = lease.take(lease.lease_file(folder))
+        held.release(over="stoker down")
+    aged(folder, days)
+    return folder
+
+
+def aged(folder: SessionFolder, days: float) -> None:
+    then = time.time() - days * DAY_S
+    for path in (*folder.path.iterdir(), folder.path):
+        os.utime(path, (then, then))
+
+
+def kept(stoker: Stoker) -> str:
+    """Why the one old session stays."""
+    told = msgspec.json.decode(stoker("sessions", "--prune", "--json").output)
+    assert told["removed"] == []
+    [one] = told["kept"]
+    assert Path(one["folder"]).is_dir()
+    return str(one["kept"])
+
+
+def test_sessions_lists_what_is_known_here_with_its_state(stoker: Stoker, manager: Manager) -> None:
+    a_session("old1")
+    a_session("lost", days=1, over=False)
+    shown = stoker("sessions")
+    assert shown.exit_code == 0, shown.exception
+    states = {line.split()[0]: line.split()[1] for line in shown.output.splitlines() if "/" in line}
+    assert states == {"test": "up", "lost": "lost", "old1": "over"}
+    assert "stoker attach ID brings it back" in shown.output
+    told = msgspec.json.decode(stoker("sessions", "--json").output)["sessions"]
+    assert {(each["session"], each["state"]) for each in told} == set(states.items())
+
+
+def test_prune_removes_old_ones_that_are_over_and_says_what(stoker: Stoker, manager: Manager) -> None:
+    old, young, lost = a_session("old1"), a_session("new1", days=3), a_session("lost", over=False)
+    (state_folder() / "sessions").mkdir(parents=True, exist_ok=True)
+    (state_folder() / "sessions" / "old1").symlink_to(old.path)
+    aged(manager.folder, 20)
+    size = prune.size_bytes(old.path)
+    shown = stoker("sessions", "--prune")
+    assert shown.exit_code == 0, shown.exception
+    assert "removed  old1" in shown.output
+    assert "removed 1 session, " in shown.output
+    assert size > 1000
+    assert not old.path.exists()
+    assert not (state_folder() / "sessions" / "old1").is_symlink()
+    assert all(folder.file.exists() for folder in (young, lost, manager.folder))
+    told = msgspec.json.decode(stoker("sessions", "--prune", "--older", "2d", "--json").output)
+    assert [(each["session"], each["folder"]) for each in told["removed"]] == [("new1", str(young.path))]
+    assert told["removed"][0]["bytes"] > 1000
+    assert "no session is over for 2d or longer" in stoker("sessions", "--prune", "--older", "2d").output
+
+
+def test_a_time_without_a_unit_is_refused_and_removes_nothing(stoker: Stoker) -> None:
+    old = a_session("old1")
+    result = stoker("sessions", "--prune", "--older", "2")
+    assert isinstance(result.exception, ConfigError)
+    assert "the unit of 2 is missing" in str(result.exception)
+    assert old.file.exists()
+
+
+@pytest.mark.parametrize("name", ["journal", "factory.lock", "commands.lock"])
+def test_a_locked_session_stays(stoker: Stoker, name: str) -> None:
+    old = a_session("old1")
+    with (old.path / name).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        aged(old, 20)
+        assert f"{name} is locked" in kept(stoker)
+
+
+def test_a_session_with_a_process_on_this_machine_stays(stoker: Stoker) -> None:
+    old = a_session("old1")
+    script = "import time; print('here', flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", script, "-m", "stoker.pilot.main", "--session", str(old.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            assert f"it has a pilot {process.pid} on this machine" in kept(stoker)
+        finally:
+            process.kill()
+
+
+def test_a_session_whose_manager_may_live_on_another_host_stays(stoker: Stoker) -> None:
+    old = a_session("old1", over=False)
+    (old.path / "manager.json").unlink()  # it belonged to a program, which nobody can ask here
+    holder = lease.Holder("n7", "another boot", 42, 1, "token")
+    lease.lease_file(old).write_bytes(msgspec.json.encode(holder))
+    aged(old, 20)
+    assert "its manager was pid 42 on n7, and may be alive" in kept(stoker)
+
+
+def test_a_session_whose_batch_system_cannot_be_asked_stays(stoker: Stoker, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = a_session("old1")
+    write_sites(old.sites, [parse_site('name = "lsf"\n[provider]\nkind = "lsf"', file="lsf")])
+    aged(old, 20)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "site lsf cannot be asked for its jobs: " in kept(stoker)
+    (old.path / "jobs-left").write_text("site lsf: 88\n")
+    aged(old, 20)
+    assert "site lsf cannot be asked for its jobs: " in kept(stoker)
+    (old.path / "jobs-left").write_text("")  # its factory has seen all of them go
+    aged(old, 20)
+    assert "removed 1 session" in stoker("sessions", "--prune").output
+
+
+def test_a_folder_that_a_person_named_and_uses_stays(stoker: Stoker, tmp_path: Path) -> None:
+    old = a_session("old1", place=tmp_path / "mine")
+    (state_folder() / "sessions").mkdir(parents=True, exist_ok=True)
+    (state_folder() / "sessions" / "old1").symlink_to(old.path)
+    (old.path / "thesis.tex").write_text("years of work")
+    aged(old, 20)
+    assert kept(stoker) == "it holds what is no session's: thesis.tex"
+    (old.path / "thesis.tex").unlink()
+    aged(old, 20)
+    assert "removed 1 session" in stoker("sessions", "--prune").output
+    assert not old.path.exists()
+
+
+def test_what_a_program_left_is_known_in_the_folder_that_it_was_started_in(stoker: Stoker, tmp_path: Path) -> None:
+    folder = SessionFolder(tmp_path / "runinfo" / "000" / "stoker")
+    folder.make()
+    folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
+    aged(folder, 20)
+    assert [each.session for each in known.known()] == ["k1"]
+    assert "removed 1 session" in stoker("sessions", "--prune").output
+    assert not (tmp_path / "runinfo" / "000").exists()
