@@ -1,0 +1,94 @@
+"""Preemption with a GraceTime: a pilot that is the batch shell works through it, one in a step of srun leaves at its
+beginning; neither costs a call."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from batch.lab.commands import OVER, until
+from batch.lab.shape import Preempt, Shape
+from batch.sessions import status_when, write_site
+from faults.world import count_lines, note
+
+import stoker
+
+CALLS = 400
+GRACE_S = 6
+
+
+@stoker.context
+def log_of(path):
+    return path
+
+
+@pytest.fixture
+def stream(world):
+    """Start a stream of short calls; each notes where it ran, and when."""
+    log = str(world.path / "ran")
+
+    @stoker.app(context=log_of(log))
+    def work(log, number):
+        time.sleep(0.05)
+        note(log, f"{os.environ['SLURMD_NODENAME']} {time.time()} {number}")
+        return number
+
+    return lambda: stoker.map(work, range(CALLS), window=CALLS)
+
+
+def ran_on(world, nodes: set[str]) -> list[float]:
+    """When calls ended on these nodes."""
+    words = [line.split() for line in count_lines(world.path / "ran")]
+    return [float(at) for node, at, _ in words if node in nodes]
+
+
+def preempted(cluster, job: str) -> bool:
+    """Whether Slurm has told a job to go."""
+    return cluster.job(job).get("PreemptTime", "None") != "None"
+
+
+@pytest.mark.slow
+def test_a_pilot_works_through_the_grace_time_and_ends_clean(make_cluster, world, stream):
+    cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), preempt=Preempt.CANCEL, grace_s=GRACE_S))
+    with stoker.load(write_site(world.path, provider={"gpus": "a10:1"}), run_dir=str(world.runs)) as session:
+        results = stream()
+        got = [next(results) for _ in range(5)]
+        [block] = session.status().jobs
+        node = cluster.job(block.job)["NodeList"]
+        pusher = cluster.submit("sleep 1000", "--partition=main", "--gres=gpu:a10:1", f"--nodelist={node}")
+        until(lambda: preempted(cluster, block.job), what="the preemption")
+        told_at = time.time()
+        cluster.wait(pusher, "RUNNING")
+        worked_s = max(ran_on(world, {node})) - told_at
+        assert worked_s > GRACE_S / 2, "it works on although it is to go"
+        assert [*got, *results] == list(range(CALLS))
+        assert cluster.wait(block.job, *OVER)["JobState"] == "PREEMPTED"
+        status = session.status()
+        assert (status.done, status.failed, status.lost_pilots) == (CALLS, 0, 0)
+        assert "preempted" in " ".join(status.ended_blocks)
+
+
+@pytest.mark.slow
+def test_pilots_of_several_nodes_leave_when_the_grace_time_begins(make_cluster, world, stream):
+    """Slurm tells steps of srun at once; what they run ends first, nothing is lost, and the block is let go early."""
+    cluster = make_cluster(Shape(gpus=("a10:1",) * 4, preempt=Preempt.CANCEL, grace_s=60))
+    site = write_site(world.path, provider={"gpus": "a10:1", "nodes": 2})
+    with stoker.load(site, run_dir=str(world.runs)) as session:
+        status_when(session, lambda status: len(status.pilots) == 2, what="two pilots")
+        results = stream()
+        got = [next(results) for _ in range(5)]
+        [block] = session.status().jobs
+        cluster.submit("sleep 1000", "--partition=main", "--gres=gpu:a10:1", f"--nodelist={_first(cluster, block.job)}")
+        until(lambda: preempted(cluster, block.job), what="the preemption")
+        told_at = time.monotonic()
+        cluster.wait(block.job, *OVER)
+        assert time.monotonic() - told_at < 30, "half of the grace time was not needed"
+        assert [*got, *results] == list(range(CALLS))
+        status = session.status()
+        assert (status.done, status.failed, status.lost_pilots) == (CALLS, 0, 0)
+
+
+def _first(cluster, job: str) -> str:
+    """One of a job's nodes."""
+    return "n" + cluster.job(job)["NodeList"].removeprefix("n").strip("[]").split("-")[0].split(",")[0]
