@@ -151,7 +151,7 @@ def _infer(
     kept, infer_s, origin, begun = len(log), 0.0, "", time.perf_counter()
     facts = ContextFacts()
     if calls:
-        with stoker.load(options.site or None) as session:
+        with stoker.load(options.site or None, progress=False) as session:
             screen.line(session_line(session))
             ask = facts_of(session, {recipe.key})
             questions = (

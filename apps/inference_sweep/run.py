@@ -190,7 +190,7 @@ def _infer(
     kept, infer_s, begun, facts = len(log), 0.0, time.perf_counter(), ContextFacts()
     by_model: dict[str, ContextFacts] = {}
     if calls:
-        with stoker.load(options.site or None) as session:
+        with stoker.load(options.site or None, progress=False) as session:
             screen.line(session_line(session))
             ask = facts_of(session, {recipe.key for recipe in recipes.values()})
             ask_one = {name: facts_of(session, {recipe.key}) for name, recipe in recipes.items()}

@@ -35,6 +35,7 @@ from stoker.manager.environment.preparing import prepare
 from stoker.manager.executor import blocks, detached, engines, garbage
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.link import Link
+from stoker.manager.executor.news import News
 from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants, Preparer
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
@@ -62,6 +63,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     - `session`: join a session that is up (`stoker up`), by its id or folder. It goes on when this program ends.
     - `working_dir`: where calls without a context run (default: the folder of the program).
     - `drain_s`: how long a block that is scaled in may go on with the calls that it runs.
+    - `progress`: whether it says by itself why no pilot is there yet (see `news`).
     - `block_error_handler`: as Parsl's; True is described above, False ignores failed blocks.
 
     Resource specifications take the keys of `stoker.manager.executor.wants.KEYS`.
@@ -77,6 +79,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         working_dir: str | None = None,
         storage_access: Sequence[Staging] | None = None,
         drain_s: float = 60.0,
+        progress: bool = True,
         block_error_handler: bool | Callable[[BlockProviderExecutor, dict[str, JobStatus]], None] = True,
         remote_monitoring_radio: RadioConfig | None = None,
     ) -> None:
@@ -98,6 +101,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.working_dir = working_dir
         self.storage_access = storage_access
         self.drain_s = drain_s
+        self._news = News(ask=self.ask_status, calls_wait=lambda: self.outstanding() > 0) if progress else None
         self.remote_monitoring_radio = remote_monitoring_radio or FilesystemRadio()
         self.folder: SessionFolder | None = None
         self.seen_blocks: set[str] = set()
@@ -147,6 +151,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             raise
         garbage.calm()
         self._calm = True
+        if self._news is not None:
+            self._news.start()
 
     def _start_session(self) -> None:
         self.folder = SessionFolder(Path(self.run_dir) / self.label)
@@ -169,6 +175,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if self._stopped or os.getpid() != self._pid:  # a forked child of the program ends nothing of it
             return
         self._stopped = True
+        if self._news is not None:
+            self._news.stop()
         if self._calm:
             garbage.restore()
         if not self._joins:

@@ -47,12 +47,14 @@ def load(
     retries: int = 0,
     working_dir: str | None = None,
     drain_s: float = 60.0,
+    progress: bool = True,
     **options: Any,
 ) -> Session:
     """Load a site and start its pilots: `with stoker.load("site.toml") as session: ...`.
 
     Without a site: this machine. `session` joins one that is up (`stoker up`) instead, by its id or folder, and leaves
     it up at the end; so does the environment variable STOKER_SESSION where no site is named.
+    While its calls wait for a first pilot it says why, now and then; `progress=False`: it does not.
     `options` go to `parsl.config.Config`; sessions keep their folders in `run_dir`.
     In a notebook, without `with`: `session = stoker.load()`, and `session.stop()` at the end.
     Raises SessionError when a session is loaded already or cannot start, ConfigError for a wrong site or option.
@@ -63,7 +65,13 @@ def load(
         if site is None and provider is None:
             session = session or os.environ.get(JOINS, "")
         executor = StokerExecutor(
-            site, label=label, provider=provider, session=session, working_dir=working_dir, drain_s=drain_s
+            site,
+            label=label,
+            provider=provider,
+            session=session,
+            working_dir=working_dir,
+            drain_s=drain_s,
+            progress=progress,
         )
         defaults: dict[str, Any] = {"initialize_logging": False, "usage_tracking": 0, "strategy": "simple"}
         try:

@@ -24,6 +24,19 @@ LINE_S = 10.0
 STATUS_S = 1.0
 
 
+_drawn: list[Bar] = []
+"""Bars that stand on the terminal, the last one lowest."""
+
+
+def above_the_bar(text: str) -> bool:
+    """Print a line above the bar that stands on the terminal; False, and nothing is printed, if none does."""
+    live = _drawn[-1].live if _drawn else None
+    if live is None:
+        return False
+    live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    return True
+
+
 class Bar:
     """Shows how far a map is. Called with every result; draws seldom."""
 
@@ -50,6 +63,7 @@ class Bar:
             )
             self._task = self._live.add_task(name, total=total, rate="", hot="")
             self._live.start()
+            _drawn.append(self)
 
     def __call__(self, done: int, total: int | None) -> None:  # noqa: ARG002
         """Results taken, of how many."""
@@ -58,10 +72,16 @@ class Bar:
         if now - self._drawn >= (REDRAW_S if self._live is not None else LINE_S):
             self._draw(now)
 
+    @property
+    def live(self) -> Progress | None:
+        """What stands on the terminal, as long as it does."""
+        return self._live
+
     def close(self) -> None:
         """Draw the end."""
         self._draw(time.monotonic(), last=True)
         if self._live is not None:
+            _drawn.remove(self)
             self._live.stop()
             self._live = None
 

@@ -1,0 +1,103 @@
+"""What a program hears unasked: why no pilot is there to run its calls, and that pilots cannot reach each other.
+
+A batch system may keep a job for hours, and a program that waits for it would say nothing. So while calls wait, the
+session is looked at now and then. What there is to say is one line: above the bar where there is one, else in the log
+`stoker.news`, whose warnings are shown on stderr. It is said again after a minute, sooner when the reason has changed;
+numbers in it (how long a job waits, when it is expected) are no news.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+
+from stoker.manager.executor.progress import above_the_bar
+from stoker.manager.protocol.to_client import Status
+
+logger = logging.getLogger("stoker.news")
+
+FIRST_S = 10.0
+"""So long calls may wait for a pilot before anything is said, and so far apart lines are at least."""
+AGAIN_S = 60.0
+"""After so long the same is said again."""
+LOOK_S = 2.0
+LOOK_SELDOM_S = 30.0
+"""How often a session that has pilots is looked at: its status takes time to make where there are many."""
+_NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
+
+
+class News:
+    """Looks at a session from a thread of its own, while `calls_wait`, and says what there is to say.
+
+    `ask` gets the session's status, None if there is no answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        ask: Callable[[], Status | None],
+        calls_wait: Callable[[], bool],
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self._ask = ask
+        self._calls_wait = calls_wait
+        self._say = say or _say
+        self._look_at = 0.0
+        self._alone_at: float | None = None
+        """Since when calls wait and no pilot is there."""
+        self._said_at = 0.0
+        self._said = ""
+        self._of_peers = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stoker-news", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say nothing more."""
+        self._stop.set()
+
+    def look(self, now: float) -> None:
+        """Look once, if it is time to."""
+        if not self._calls_wait():
+            self._alone_at = None
+            return
+        if now < self._look_at:
+            return
+        status = self._ask()
+        if status is None:
+            return
+        self._look_at = now + (LOOK_SELDOM_S if status.pilots else 0.0)
+        self._tell_of_peers(status.trouble.get("peers", ""))
+        why = next((context.waits_for for context in status.contexts if context.waits_for), "")
+        if status.pilots or not why:
+            self._alone_at, self._said = None, ""
+            return
+        self._alone_at = now if self._alone_at is None else self._alone_at
+        reason = _NUMBER.sub("", why)
+        spoke_at = self._said_at if self._said else self._alone_at
+        if now - spoke_at >= (AGAIN_S if reason == self._said else FIRST_S):
+            self._said_at, self._said = now, reason
+            self._say(f"{why}; more: stoker status {status.session}")
+
+    def _tell_of_peers(self, trouble: str) -> None:
+        if trouble and not self._of_peers:
+            self._of_peers = trouble
+            self._say(trouble)
+
+    def _run(self) -> None:
+        while not self._stop.wait(min(LOOK_S, FIRST_S)):
+            try:
+                self.look(time.monotonic())
+            except Exception:  # what cannot be said must not end the saying
+                logger.exception("looking at the session failed")
+
+
+def _say(text: str) -> None:
+    if not above_the_bar(text):
+        logger.warning("%s", text)

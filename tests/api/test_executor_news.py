@@ -1,0 +1,162 @@
+"""What a program hears unasked while it waits: once, again after a minute, and when the reason changes."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from stoker.manager.executor import news, progress
+from stoker.manager.executor.news import AGAIN_S, FIRST_S, News
+from stoker.manager.protocol.to_client import ContextStatus, PilotStatus, Status
+
+PRIORITY = "no pilot has joined yet (block b1: pending: Priority, expected to start in {})"
+RESOURCES = "no pilot has joined yet (block b1: pending: Resources)"
+ALONE = "Pilots cannot reach each other: p1, p2 read from where the files lie, which is slower."
+
+
+def status(why: str = "", *, pilots: int = 0, **more: object) -> Status:
+    """A session in which calls wait, for this reason."""
+    context = ContextStatus("k", "llm", 0, 0, 5, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, why)
+    here = tuple(PilotStatus(f"p{n}", f"n{n}", "b1", "here", (), "", 0, 0.0, 0.0) for n in range(pilots))
+    made = Status("k3v9", 0.0, 5, 0, 0, 0, 0.0, 0.0, here, (), (context,), {}, 0, 0, {})
+    return msgspec.structs.replace(made, **more)
+
+
+class Desk:
+    """A program whose calls wait, and its clock."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.here: Status | None = status(PRIORITY.format("11 min"))
+        self.waits = True
+        self.asked = 0
+        self.said: list[str] = []
+        self.news = News(ask=self._ask, calls_wait=lambda: self.waits, say=self.said.append)
+
+    def _ask(self) -> Status | None:
+        self.asked += 1
+        return self.here
+
+    def look(self, seconds: float) -> list[str]:
+        """Let time pass, looking every second; what was said meanwhile."""
+        before = len(self.said)
+        until = self.now + seconds
+        while self.now < until:
+            self.news.look(self.now)
+            self.now += 1.0
+        return self.said[before:]
+
+
+def test_nothing_is_said_of_a_short_wait_and_of_a_long_one_why() -> None:
+    desk = Desk()
+    assert desk.look(FIRST_S) == []
+    assert desk.look(1) == [f"{PRIORITY.format('11 min')}; more: stoker status k3v9"]
+
+
+def test_the_same_is_said_again_after_a_minute_whatever_its_numbers() -> None:
+    desk = Desk()
+    desk.look(FIRST_S + 1)
+    desk.here = status(PRIORITY.format("9.5 min"))
+    assert desk.look(AGAIN_S - 1) == []
+    assert desk.look(1) == [f"{PRIORITY.format('9.5 min')}; more: stoker status k3v9"]
+
+
+def test_another_reason_is_said_sooner_but_no_line_follows_another_at_once() -> None:
+    desk = Desk()
+    desk.look(FIRST_S + 1)
+    desk.here = status(RESOURCES)
+    assert desk.look(FIRST_S - 1) == []
+    assert desk.look(1) == [f"{RESOURCES}; more: stoker status k3v9"]
+
+
+def test_with_a_pilot_all_is_quiet_and_without_one_again_it_is_said_again() -> None:
+    desk = Desk()
+    desk.look(FIRST_S + 1)
+    desk.here = status("5 calls of llm are queued, its hot library is busy", pilots=1)
+    assert desk.look(2 * AGAIN_S) == []
+    desk.here = status("no pilot is here any more (no block was submitted)")
+    assert len(desk.look(news.LOOK_SELDOM_S + FIRST_S + 1)) == 1
+
+
+def test_a_session_that_has_pilots_is_seldom_asked_and_one_without_calls_never() -> None:
+    desk = Desk()
+    desk.here = status(pilots=1)
+    desk.look(3 * news.LOOK_SELDOM_S)
+    assert desk.asked == 3
+    desk.waits = False
+    desk.look(3 * news.LOOK_SELDOM_S)
+    assert desk.asked == 3
+
+
+def test_time_without_calls_is_no_waiting() -> None:
+    desk = Desk()
+    desk.look(FIRST_S - 1)
+    desk.waits = False
+    desk.look(600)
+    desk.waits = True
+    assert desk.look(FIRST_S - 1) == []
+
+
+def test_pilots_that_cannot_reach_each_other_are_told_of_once() -> None:
+    desk = Desk()
+    desk.here = status(pilots=2, trouble={"peers": ALONE})
+    assert desk.look(300) == [ALONE]
+    desk.here = status(pilots=3, trouble={"peers": ALONE.replace("p2", "p2, p3")})
+    assert desk.look(300) == []
+
+
+def test_a_manager_that_does_not_answer_is_no_reason_to_say_anything() -> None:
+    desk = Desk()
+    desk.here = None
+    assert desk.look(300) == []
+
+
+# ---- where it is said
+
+
+def test_it_is_said_above_the_bar_where_there_is_one(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    assert not progress.above_the_bar("nobody")
+    console = Console(stderr=True, force_terminal=True, width=200)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    bar = progress.Bar("verify", 10, lambda _: None)
+    assert progress.above_the_bar("block [b1]: pending")
+    bar(1, 10)
+    bar.close()
+    assert "block [b1]: pending\n" in capsys.readouterr().err.replace("\r\n", "\n")
+    assert not progress.above_the_bar("nobody")
+
+
+def test_else_it_goes_to_the_log_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        news._say("no pilot yet")
+    assert [(record.name, record.getMessage()) for record in caplog.records] == [("stoker.news", "no pilot yet")]
+
+
+PROGRAM = """
+import sys, time
+import stoker
+from parsl.providers import LocalProvider
+from stoker.manager.executor import news
+
+news.FIRST_S = news.LOOK_S = 0.2
+provider = LocalProvider(init_blocks=0, min_blocks=0, max_blocks=1)
+with stoker.load(provider=provider, run_dir=sys.argv[1], strategy="none", progress=sys.argv[2] == "on"):
+    stoker.app()(abs)(-1)
+    time.sleep(1.5)
+"""
+
+
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_a_program_whose_pilots_do_not_come_says_why_unless_it_was_told_not_to(tmp_path, switch) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), switch]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stderr
+    lines = [line for line in said.splitlines() if "no pilot has joined yet (no block was submitted)" in line]
+    assert len(lines) == (switch == "on")
+    if lines:
+        assert lines[0].startswith("stoker: ")
+        assert "stoker status" in lines[0]
