@@ -29,7 +29,7 @@ from stoker.manager.protocol.to_manager import (
     WantPilots,
 )
 from stoker.manager.protocol.to_pilot import Exit, FunctionBlob
-from stoker.manager.protocol.wire import VERSION
+from stoker.manager.protocol.wire import why_not
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
@@ -116,13 +116,9 @@ def _from_factory(core: Core, client: Client, message: BlockNews | SourceTrouble
 
 def _hello(core: Core, id: ClientId, message: ClientHello) -> Client | None:
     state = core.state
-    if message.protocol != VERSION or message.session != state.session:
+    if wrong := why_not(message, session=state.session):
         state.refuse("client of another session or version")
-        text = (
-            f"this is session {state.session}, protocol {VERSION}; you asked for session {message.session}, "
-            f"protocol {message.protocol}"
-        )
-        core.out.append(ToClient(id, to_client.ClientRefused(text)))
+        core.out.append(ToClient(id, to_client.ClientRefused(wrong)))
         return None
     client = state.clients.get(id)
     if client is None:

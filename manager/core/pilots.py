@@ -9,7 +9,7 @@ import msgspec
 from stoker.manager.core import blocks, calls, feeding, libraries, objects, reconcile, rejoin, snapshots, walltime
 from stoker.manager.core.commands import RecordRuns, ToPilot
 from stoker.manager.core.events import FromPilot
-from stoker.manager.core.state import Call, Device, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.state import Call, Device, Library, LibraryState, Pilot, PilotState, State
 from stoker.manager.protocol import to_client, to_manager, to_pilot
 from stoker.manager.protocol.calls import CallProgress
 from stoker.manager.protocol.ids import ClientId, DeviceId, PilotId, RecipeKey
@@ -32,7 +32,7 @@ from stoker.manager.protocol.to_manager import (
     SnapshotHere,
     WantObjects,
 )
-from stoker.manager.protocol.wire import VERSION
+from stoker.manager.protocol.wire import why_not
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
@@ -147,18 +147,19 @@ def _refuse(core: Core, id: PilotId, reason: str) -> None:
     core.out.append(ToPilot(id, to_pilot.PilotRefused(reason)))
 
 
+def _unwanted(state: State, pilot: Pilot | None, gone: Pilot | None, message: PilotHello) -> str:
+    """Why one that speaks as it should is not taken in; empty if it is."""
+    if state.ending:
+        return f"the session is over: {state.ending}"
+    back = gone.kept is not None if gone is not None else pilot is not None or not message.libraries
+    return "" if back else _NOT_BACK
+
+
 def _hello(core: Core, id: PilotId, message: PilotHello) -> Pilot | None:
     state = core.state
     pilot = state.pilots.get(id)
     gone = state.gone_pilots.get(id)
-    wrong = ""
-    if message.protocol != VERSION or message.session != state.session:
-        wrong = f"this is session {state.session}, protocol {VERSION}"
-    elif state.ending:
-        wrong = f"the session is over: {state.ending}"
-    elif gone.kept is None if gone is not None else pilot is None and message.libraries:
-        wrong = _NOT_BACK
-    if wrong:
+    if wrong := why_not(message, session=state.session) or _unwanted(state, pilot, gone, message):
         state.refuse("pilot that is not wanted")
         _refuse(core, id, wrong)
         return None

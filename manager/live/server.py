@@ -178,7 +178,12 @@ class Server:
                 asked = self._read_client(data)
                 event = FromClient(ClientId(name), asked.sequence, asked.messages)
         except (ProtocolError, UnicodeDecodeError) as error:
-            state.refuse("frame that is not in the protocol")
+            stranger = wire.hello_of_another(data)
+            if stranger is not None:
+                why = wire.why_not(stranger, session=state.session)
+                refused = to_pilot.PilotRefused(why) if role is Role.PILOT else to_client.ClientRefused(why)
+                self.doors.send(peer, wire.encode([refused]))
+            state.refuse(f"{role.value} of another version" if stranger else "frame that is not in the protocol")
             log.warning("refused a frame of %r: %s", peer, error)
             return
         key = f"{role.value} {name}"
@@ -320,7 +325,7 @@ class Server:
         """Tell the core where pilots come from, and see to the processes that this needs."""
         sites = sites_of(self.folder)
         self.attendants = Attendants(self.folder, sites)
-        sources = tuple(source_of(site) for site in sites)
+        sources = tuple(source_of(site, kept=self.core.state.kept) for site in sites)
         if sources or self.core.state.sources:
             commands: list[Command] = []
             self._give(SessionDefined(sources), now, commands)

@@ -1,6 +1,10 @@
 """Batches of messages as frames, and back. What is not in the protocol raises ProtocolError and changes nothing.
 
 A frame is a MessagePack array `[sequence, [message, ...]]`; sequence 0 means that the frame is not numbered.
+
+Three things are the same in every version, so that peers of two versions part with a sentence: that shape of a frame; a
+hello, which is a map with `protocol` and `session` in it, and the first message of its frame; and the answer `refused`,
+a map with a `reason`.
 """
 
 from __future__ import annotations
@@ -25,6 +29,13 @@ class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
     messages: list[M]
 
 
+class AnyHello(msgspec.Struct, frozen=True):
+    """What the hellos of every version say."""
+
+    protocol: int
+    session: str
+
+
 class Decoder(Generic[M]):
     """Reads the frames of one kind of peer."""
 
@@ -45,6 +56,30 @@ _encode = msgspec.msgpack.Encoder().encode
 def encode(messages: list[Any], *, sequence: int = 0) -> bytes:
     """The frame of these messages."""
     return _encode((sequence, messages))
+
+
+_any_frame = msgspec.msgpack.Decoder(Frame[msgspec.Raw]).decode
+_any_hello = msgspec.msgpack.Decoder(AnyHello).decode
+
+
+def hello_of_another(data: Any) -> AnyHello | None:
+    """The hello in a frame (bytes or memoryview) of another version of the protocol, whatever else it says; None if it
+    holds none."""
+    try:
+        first = _any_frame(data).messages[:1]
+        hello = _any_hello(first[0]) if first else None
+    except (msgspec.DecodeError, RecursionError, MemoryError):
+        return None
+    return hello if hello is not None and hello.protocol != VERSION else None
+
+
+def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *, session: str) -> str:
+    """Why whoever says this cannot join a session here; empty: nothing is wrong with it."""
+    if hello.protocol == VERSION and hello.session == session:
+        return ""
+    asked = f"you asked for session {hello.session}, protocol {hello.protocol}"
+    more = "" if hello.protocol == VERSION else "; both sides need the same version of Stoker"
+    return f"this is session {session}, protocol {VERSION}; {asked}{more}"
 
 
 def from_client() -> Decoder[to_manager.FromClient]:

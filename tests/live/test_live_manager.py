@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from live.peers import Manager, Peer, key_pair, pilot_hello, until
 
@@ -91,6 +92,40 @@ def test_a_neighbour_of_another_session_is_refused(manager: Manager, peers: Peer
     pilot = peers("pilot", hello=False)
     pilot.send(pilot_hello("other"), numbered=False)
     assert "this is session test" in pilot.hear(to_pilot.PilotRefused).reason
+
+
+@pytest.mark.parametrize(("role", "refused"), [("pilot", to_pilot.PilotRefused), ("client", to_client.ClientRefused)])
+def test_a_hello_of_a_future_version_is_refused_with_both_versions(
+    manager: Manager, client: Peer, peers: Peers, role: str, refused: type
+) -> None:
+    future = wire.VERSION + 3
+    strange = {"host": 7, "received": "all", "new": {}}
+    hello = {"type": f"{role}-hello", "protocol": future, "session": "test", **strange}
+    peer = peers(role, hello=False)
+    peer.socket.send(msgspec.msgpack.encode([0, [hello], "more of the frame"]))
+    reason = peer.hear(refused).reason
+    assert reason == (
+        f"this is session test, protocol {wire.VERSION}; you asked for session test, protocol {future}; "
+        "both sides need the same version of Stoker"
+    )
+    assert status(client).refused == {f"{role} of another version": 1}
+
+
+@pytest.mark.parametrize("message", [{"type": "submit", "protocol": "two"}, {"type": "pilot-hello"}, "hello", 7])
+def test_what_is_no_hello_of_any_version_gets_no_answer(client: Peer, peers: Peers, message: object) -> None:
+    peer = peers("pilot", hello=False)
+    peer.socket.send(msgspec.msgpack.encode([0, [message]]))
+    until(lambda: status(client).refused.get("frame that is not in the protocol") == 1)
+    assert peer.silent()
+
+
+def test_hellos_and_refusals_look_as_every_version_expects(folder: SessionFolder) -> None:
+    hellos = [pilot_hello("test"), say.ClientHello(wire.VERSION, "test")]
+    for hello in hellos:
+        sequence, [plain] = msgspec.msgpack.decode(wire.encode([hello]))
+        assert (sequence, plain["protocol"], plain["session"]) == (0, wire.VERSION, "test")
+    for refused in (to_pilot.PilotRefused("no"), to_client.ClientRefused("no")):
+        assert msgspec.msgpack.decode(wire.encode([refused])) == [0, [{"type": "refused", "reason": "no"}]]
 
 
 def test_a_pilots_key_cannot_submit(client: Peer, pilot: Peer) -> None:
