@@ -2,7 +2,8 @@
 
 A block is over when the batch system says so. What it brought until then decides whether that is ordinary (pilots on
 borrowed machines are killed all day) or a sign that the source does not work: a block that was refused, or that ended
-without ever bringing a pilot, counts as a failure of its source, and a pilot that joins wipes the count.
+without ever bringing a pilot, counts as a failure of its source, and a pilot that joins wipes the count. Pilots that
+die young, before anything was loaded on them, are counted by themselves: one is chance, several are a broken job.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from stoker.manager.core.core import Core
+
+YOUNG_S = 60.0
+"""A pilot that died before was of no use, unless something had been loaded on it."""
 
 KEPT_BLOCKS = 1000
 """So many blocks that are over are kept for their stories."""
@@ -139,15 +143,30 @@ def _over(core: Core, block: Block) -> None:
     state.past_blocks[block.id] = block
     if len(state.past_blocks) > KEPT_BLOCKS:
         del state.past_blocks[next(iter(state.past_blocks))]
-    if not block.brought and not block.leaving:
-        source.failures += 1
-        source.failed_at = state.now
-        source.last_failure = block.reason or "the job ended before a pilot of it reached the manager"
+    if not block.leaving:
+        _judge(block, state.now)
     for id in tuple(block.pilots):
         if state.pilots[id].state is PilotState.CUT:
             pilots.lost(core, id, f"its block {block.id} is over: {block.reason or block.phase.value}")
     core.demand_changed = True
     core.supply_changed |= bool(state.hungry)
+
+
+def _judge(block: Block, now: float) -> None:
+    """What the end of a block that nobody wanted to end says of its source."""
+    source = block.source
+    if not block.brought:
+        source.failures += 1
+        source.failed_at = now
+        source.last_failure = block.reason or "the job ended before a pilot of it reached the manager"
+    elif _died_young(block, now) and block.reason:
+        source.last_failure = block.reason
+    elif not _died_young(block, now):
+        source.short_lived = 0
+
+
+def _died_young(block: Block, now: float) -> bool:
+    return not block.proved and now - block.brought_at < YOUNG_S
 
 
 def trouble(core: Core, message: SourceTrouble) -> None:
@@ -169,6 +188,7 @@ def pilot_came(core: Core, pilot: Pilot) -> None:
         return
     block.pilots[pilot.id] = None
     block.brought += 1
+    block.brought_at = block.brought_at or core.state.now
     _book(block)
     source = block.source
     pilot.source = source.source.name
@@ -180,6 +200,14 @@ def pilot_came(core: Core, pilot: Pilot) -> None:
         pilots.release(core, pilot, block.leaving)
 
 
+def proved(core: Core, pilot: Pilot) -> None:
+    """A pilot has loaded a context: its block is of use."""
+    block = core.state.blocks.get(BlockId(pilot.block))
+    if block is not None:
+        block.proved = True
+        block.source.short_lived = 0
+
+
 def pilot_left(core: Core, pilot: Pilot) -> None:
     """A pilot is gone: a block that was let go has its job cancelled with the last of them."""
     block = core.state.blocks.get(BlockId(pilot.block))
@@ -187,8 +215,15 @@ def pilot_left(core: Core, pilot: Pilot) -> None:
         return
     block.pilots.pop(pilot.id, None)
     core.demand_changed = True
-    if block.leaving and not block.pilots:
+    if block.pilots:
+        return
+    if block.leaving:
         _cancel(core, block)
+    elif _died_young(block, core.state.now):
+        source = block.source
+        source.short_lived += 1
+        source.failed_at = core.state.now
+        source.last_failure = "lost"
 
 
 # ---- in words
@@ -214,6 +249,18 @@ def in_words(now: float, block: Block) -> str:
     if block.expected_at > now and block.phase is BlockPhase.PENDING:
         words += f", expected to start in {show_seconds(block.expected_at - now)}"
     return words
+
+
+def failing(source: SourceState) -> str:
+    """What the last blocks of a source say that were of no use; empty if there is nothing to say."""
+    times = source.failures or source.short_lived
+    if source.failures:
+        said = f"no pilot came of its last block{f', {times} times in a row' if times > 1 else ''}"
+    elif times > 1:
+        said = f"{times} blocks in a row brought pilots that loaded nothing"
+    else:
+        return ""
+    return f"{said}: {source.last_failure}"
 
 
 def _factory(core: Core) -> Client | None:

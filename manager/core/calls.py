@@ -18,8 +18,8 @@ POISON_KILLS = 2
 """A call that has killed this many libraries is a poison call: the first death may have been the node's fault."""
 
 ONE_BY_ONE = 4
-"""So many calls that arrive together are placed one by one; more are pulled from the queue by libraries with room, which
-costs less a call and comes to the same."""
+"""So many calls that arrive together are placed one by one; more are pulled from the queue by libraries with room,
+which costs less a call and comes to the same."""
 
 KEPT_FAILURES = 1000
 """So many failed calls are kept for `stoker explain`."""

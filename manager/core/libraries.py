@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import calls, feeding, fitness, pilots, snapshots
+from stoker.manager.core import blocks, calls, feeding, fitness, pilots, snapshots
 from stoker.manager.core.commands import RecordLoad
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.seams import PolicyError
@@ -132,10 +132,11 @@ def hot(core: Core, library: Library) -> None:
     state, context = core.state, library.context
     library.state = LibraryState.READY
     library.ready_at = library.used_at = state.now
-    context.load_failures = 0
+    context.load_failures = context.cut_loads = 0
     context.last_failure = None
     context.failed_on.pop(library.pilot.id, None)
     fitness.forgive(library.pilot, context.recipe.key)
+    blocks.proved(core, library.pilot)
     wanted = core.policies.residency.measured(state, library)
     if wanted < library.promised_bytes:  # where nothing was declared, the pilot holds no more than was measured
         core.supply_changed = True
@@ -248,7 +249,7 @@ def _load_failed(core: Core, context: Context, library: Library, failure: Failur
 
 def fail_waiting(core: Core, context: Context, failure: Failure) -> None:
     """End every waiting call of a context with this failure; the next one that comes finds a clean slate."""
-    context.load_failures = 0
+    context.load_failures = context.cut_loads = 0
     context.failed_on.clear()
     for pilot in core.state.pilots.values():
         fitness.forgive(pilot, context.recipe.key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from stoker.manager.core import blocks, fitness, object_report
-from stoker.manager.core.sources import SourceState
 from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, PilotState, State
 from stoker.manager.core.story import waits_for
 from stoker.manager.protocol import to_client
@@ -45,16 +44,8 @@ def status(state: State) -> to_client.Status:
     )
 
 
-def _failing(source: SourceState) -> str:
-    """What a source's last blocks say that brought no pilot."""
-    if not source.failures:
-        return ""
-    times = f", {source.failures} times in a row" if source.failures > 1 else ""
-    return f"no pilot came of its last block{times}: {source.last_failure}"
-
-
 def _trouble(state: State) -> dict[str, str]:
-    said = {name: source.trouble or _failing(source) for name, source in state.sources.items()}
+    said = {name: source.trouble or blocks.failing(source) for name, source in state.sources.items()}
     said["peers"] = object_report.trouble(state)
     said |= fitness.troubles(state)
     return {name: text for name, text in said.items() if text}

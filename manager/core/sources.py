@@ -10,7 +10,10 @@ from stoker.manager.protocol.to_manager import DeviceFacts
 class SourceState:
     """A source of pilots, and how it has done lately."""
 
-    __slots__ = ("blocks", "coming", "devices", "failed_at", "failures", "last_failure", "source", "staying", "trouble")
+    __slots__ = (
+        "blocks", "coming", "devices", "failed_at", "failures", "last_failure", "short_lived", "source", "staying",
+        "trouble",
+    )  # fmt: skip
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -24,6 +27,8 @@ class SourceState:
         """What the last pilot had that came from here."""
         self.failures = 0
         """Blocks that were refused or brought no pilot, since one did."""
+        self.short_lived = 0
+        """Blocks whose pilots died young and had loaded nothing, since one loaded something or grew old."""
         self.failed_at = 0.0
         self.last_failure = ""
         self.trouble = ""
@@ -34,7 +39,8 @@ class Block:
     """A batch job that brings pilots, or is to."""
 
     __slots__ = (
-        "brought", "expected_at", "id", "job", "leaving", "notes", "phase", "pilots", "reason", "since", "source",
+        "brought", "brought_at", "expected_at", "id", "job", "leaving", "notes", "phase", "pilots", "proved", "reason",
+        "since", "source",
     )  # fmt: skip
 
     def __init__(self, id: BlockId, source: SourceState, now: float) -> None:
@@ -51,6 +57,10 @@ class Block:
         """Those that are here (or cut off)."""
         self.brought = 0
         """Pilots that ever came from it."""
+        self.brought_at = 0.0
+        """When the first of them came."""
+        self.proved = False
+        """Whether something was loaded on one of them."""
         self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
 
     @property

@@ -170,9 +170,9 @@ class Context:
     """A recipe and everything that the manager knows of it."""
 
     __slots__ = (
-        "advice", "ask_at", "asked_at", "backlogged", "ended", "failed_on", "filling", "idle", "last_failure",
-        "libraries", "load_failures", "load_s", "load_total_s", "loads", "queue", "recipe", "resident_bytes", "roomy",
-        "run_s", "run_total_s", "runs", "starved_since",
+        "advice", "ask_at", "asked_at", "backlogged", "cut_after_s", "cut_loads", "ended", "failed_on", "filling",
+        "idle", "last_failure", "libraries", "load_failures", "load_s", "load_total_s", "loads", "queue",
+        "recipe", "resident_bytes", "roomy", "run_s", "run_total_s", "runs", "starved_since",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe) -> None:
@@ -197,6 +197,10 @@ class Context:
         self.last_failure: Failure | None = None
         self.failed_on: dict[PilotId, int] = {}
         """Loads that failed on each pilot since one worked there."""
+        self.cut_loads = 0
+        """Loads that were under way when the walltime of their pilots was over, since one worked."""
+        self.cut_after_s = 0.0
+        """The longest that such a load had lasted."""
         self.starved_since: float | None = None
         """Since when calls wait and no library of a connected pilot holds the context or loads it."""
         self.loads = 0

@@ -7,7 +7,7 @@ manager's, in seconds; the shell turns them into the wall clock's.
 from __future__ import annotations
 
 from stoker.manager.core import fitness, object_report
-from stoker.manager.core.blocks import in_words
+from stoker.manager.core.blocks import failing, in_words
 from stoker.manager.core.sources import Block
 from stoker.manager.core.state import (
     Call,
@@ -141,12 +141,8 @@ def _blocks(state: State) -> str:
     """What has become of blocks that should bring pilots."""
     said = [f"block {block}: {what}" for block, what in state.said_blocks.items()]
     said += [f"block {block.id}: {in_words(state.now, block)}" for block in state.blocks.values()]
-    said += [f"{name}: {source.trouble}" for name, source in state.sources.items() if source.trouble]
-    said += [
-        f"{name}: {source.failures} blocks brought no pilot, the last: {source.last_failure}"
-        for name, source in state.sources.items()
-        if source.failures
-    ]
+    for name, source in state.sources.items():
+        said += [f"{name}: {text}" for text in (source.trouble, failing(source)) if text]
     more = f", and {len(said) - _SHOWN_BLOCKS} more" if len(said) > _SHOWN_BLOCKS else ""
     return ", ".join(said[:_SHOWN_BLOCKS]) + more or "no block was submitted"
 

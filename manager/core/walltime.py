@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.manager.core.state import Library, Pilot, PilotState
+from stoker.manager.core.state import Library, LibraryState, Pilot, PilotState
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
@@ -41,10 +41,14 @@ def due(core: Core, id: str) -> None:
     if pilot is None or not pilot.ends_at or pilot.state is PilotState.DRAINING:
         return
     left = pilot.ends_at - core.state.now
-    margin = _margin_s(pilot)
+    margin = margin_s(pilot.lasts_s, run_s=max((x.context.run_s for x in pilot.libraries.values()), default=0.0))
     if left > margin:  # calls may turn out to take longer: look in time
         core.set_timer(f"walltime/{id}", core.state.now + max((left - margin) / 2, min(left - margin, _LOOK_S)))
         return
+    for library in pilot.libraries.values():
+        if library.state is LibraryState.LOADING:
+            library.context.cut_loads += 1
+            library.context.cut_after_s = max(library.context.cut_after_s, core.state.now - library.started_at)
     pilots.release(core, pilot, f"its walltime is over in {left:.0f} s")
 
 
@@ -64,7 +68,6 @@ _MOST = 0.25
 _LOOK_S = 1.0
 
 
-def _margin_s(pilot: Pilot) -> float:
-    """How long before its end a pilot is drained."""
-    longest = max((library.context.run_s for library in pilot.libraries.values()), default=0.0)
-    return min(max(MARGIN_S, CAUTION * longest + _GRACE_S), _MOST * pilot.lasts_s)
+def margin_s(lasts_s: float, *, run_s: float) -> float:
+    """How long before its end a pilot is drained that lasts so long in all and whose calls run so long."""
+    return min(max(MARGIN_S, CAUTION * run_s + _GRACE_S), _MOST * lasts_s)

@@ -92,8 +92,8 @@ def sites_of(folder: SessionFolder) -> tuple[Site, ...]:
     return tuple(load_site(file) for file in sorted(folder.sites.glob("*.toml")))
 
 
-def source_of(site: Site) -> Source:
-    """What the manager needs to know of a site."""
+def source_of(site: Site, *, kept: bool) -> Source:
+    """What the manager needs to know of a site. `kept`: the session outlives programs."""
     provider, pilot, policy = site.provider, site.pilot, site.policy
     cpus = int(pilot.devices[4:]) if pilot.devices.startswith("cpu:") else 0
     slots = cpus or provider.gpu_count
@@ -112,7 +112,7 @@ def source_of(site: Site) -> Source:
         least=pilot.min_blocks,
         most=pilot.max_blocks,
         keep_pending=policy.keep_pending,
-        idle_s=float(policy.idle_s),
+        idle_s=policy.let_go_after_s(kept=kept),
         finish_within_s=float(policy.finish_within_s),
         nodes=provider.pilots,
         walltime_s=0.0 if provider.kind is ProviderKind.LOCAL else float(provider.walltime_s),

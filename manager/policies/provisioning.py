@@ -6,12 +6,17 @@ and keeps a few in the queue all the time; what comes is taken. The demand rule 
 be done within a given time. The fixed rule keeps a number.
 
 Common to all three. No block is asked for that no queued call could use (beyond the first and the least, which the
-site file asks for itself): the devices that a source brought last are held against what waiting contexts need, and
-blocks that are under way count for as many calls as they will have slots. A source whose blocks are refused, or bring
-no pilot, is asked again after a pause that doubles (`backoff_s`); when that has happened `give_up` times, nothing else
-can come and no pilot is here, the waiting calls are told why. Blocks are let go only after they have had nothing to do
-for `idle_s`, and only while no call waits that they could run, so growing and shrinking cannot chase each other; of
-those the ones that hold the least go first.
+site file asks for itself): the devices that a source brought last, and its walltime, are held against what waiting
+contexts need, and blocks that are under way count for as many calls as they will have slots. Of several sources the
+first that could serve a call is asked; when its blocks have waited for `late_s`, the next one is asked as well.
+
+A source whose blocks are refused, or bring no pilot, is asked again after a pause that doubles (`backoff_s`); when that
+has happened `give_up` times, nothing else can come and no pilot is here, the waiting calls are told why. Pilots that
+die young one after the other, before anything was loaded on them, make pauses too, but shorter ones: on machines that
+others preempt it happens.
+
+Blocks are let go only after they have had nothing to do for `idle_s`, and only while no call waits that they could run,
+so growing and shrinking cannot chase each other; of those the ones that hold the least go first.
 """
 
 from __future__ import annotations
@@ -21,9 +26,10 @@ from collections.abc import Iterator, Sequence
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.state import Context, LibraryState, Pilot
+from stoker.manager.policies import durations
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.sizes import is_of_kind, known_bytes
-from stoker.manager.protocol.blocks import Rule
+from stoker.manager.protocol.blocks import BlockPhase, Rule
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import RecipeKey
 
@@ -49,9 +55,19 @@ class TakeWhatComes(Quiet):
 class KeepBlocks(Quiet):
     """The default provisioning policy: each source by its own rule. Without sources it takes what comes."""
 
-    def __init__(self, *, backoff_s: float = 2.0, longest_backoff_s: float = 600.0, give_up: int = 3) -> None:
+    def __init__(
+        self,
+        *,
+        backoff_s: float = 2.0,
+        longest_backoff_s: float = 600.0,
+        longest_short_s: float = 60.0,
+        late_s: float = 30.0,
+        give_up: int = 3,
+    ) -> None:
         self.backoff_s = backoff_s
         self.longest_backoff_s = longest_backoff_s
+        self.longest_short_s = longest_short_s
+        self.late_s = late_s
         self.give_up = give_up
 
     def demand(self, view: View) -> Sequence[Action]:
@@ -59,13 +75,20 @@ class KeepBlocks(Quiet):
         if not view.sources:
             return ()
         plan: list[Action] = []
-        uncovered = sum(_unserved(context) for context in view.hungry.values())
+        waiting = {context: _unserved(context) for context in view.hungry.values()}
         for source in view.sources.values():
-            wanted = self._more(view, source, uncovered)
+            useful = {context: calls for context, calls in waiting.items() if self._could(source, context)}
+            wanted = self._more(view, source, useful)
             if wanted > 0:
                 plan.append(WantBlocks(source.source.name, wanted))
-            uncovered -= (wanted + len(source.coming)) * _slots(source)
-            plan += self._shrink(view, source)
+            plan += self._shrink(view, source, has_use=bool(useful))
+            if len(view.sources) > 1:
+                soon = [source.blocks[id] for id in source.coming if not self._is_late(view, source.blocks[id])]
+                if soon:
+                    plan.append(
+                        Timer(min(block.since for block in soon) + self.late_s + 0.1, f"late/{source.source.name}")
+                    )
+                _cover(waiting, useful, slots=(wanted + len(soon)) * _slots(source))
         return [*plan, *self._hopeless(view)]
 
     def timer(self, view: View, key: str) -> Sequence[Action]:  # noqa: ARG002
@@ -78,8 +101,8 @@ class KeepBlocks(Quiet):
 
     # ---- more
 
-    def _more(self, view: View, source: SourceState, uncovered: int) -> int:
-        """How many blocks more, of one source."""
+    def _more(self, view: View, source: SourceState, useful: dict[Context, int]) -> int:
+        """How many blocks more, of one source, for contexts that its pilots could hold and calls that wait for them."""
         if view.now < self._retry_at(source):
             return 0
         rule = source.source
@@ -87,34 +110,28 @@ class KeepBlocks(Quiet):
         room = rule.most - len(source.blocks)
         least = max(rule.least, rule.first if self._is_new(source) or rule.rule is Rule.FIXED else 0)
         asked_for = max(0, least - staying)
-        if rule.rule is Rule.FIXED or not self._has_use(view, source):
+        if rule.rule is Rule.FIXED or not useful:
             return min(asked_for, room)
-        useful = -(-max(0, uncovered) // _slots(source)) - coming
+        worth = -(-sum(useful.values()) // _slots(source)) - coming
         if rule.rule is Rule.OPPORTUNISTIC:
-            wanted = min(rule.keep_pending - coming, useful)
+            wanted = min(rule.keep_pending - coming, worth)
         else:
-            wanted = min(self._for_deadline(view, source) - staying, useful)
+            wanted = min(_for_deadline(source, useful) - staying, worth)
         return max(0, min(room, max(asked_for, wanted)))
+
+    def _is_late(self, view: View, block: Block) -> bool:
+        """Whether a block has waited for so long that calls should not count on it alone, where there are others."""
+        return block.phase is not BlockPhase.RUNNING and view.now - block.since > self.late_s
 
     def _is_new(self, source: SourceState) -> bool:
         """Whether nothing of it has come yet: the first blocks are due."""
         return not source.devices
 
-    def _for_deadline(self, view: View, source: SourceState) -> int:
-        """Blocks that get the waiting calls done within the time that the site file says."""
-        seconds = sum(
-            _unserved(context) * (context.run_s or UNKNOWN_RUN_S)
-            for context in view.hungry.values()
-            if self._could(source, context)
-        )
-        return -int(-seconds // (source.source.finish_within_s * _slots(source)))
-
-    def _has_use(self, view: View, source: SourceState) -> bool:
-        return any(self._could(source, context) for context in view.hungry.values())
-
     def _could(self, source: SourceState, context: Context) -> bool:
         """Whether pilots of this source could hold a context, as far as anybody knows."""
         needs = context.recipe.needs
+        if not durations.fits(context, source.source):
+            return False
         if not source.devices:
             return not source.source.kind or not needs.kinds or source.source.kind in needs.kinds
         able = [
@@ -125,15 +142,17 @@ class KeepBlocks(Quiet):
         return len(able) >= needs.devices
 
     def _retry_at(self, source: SourceState) -> float:
-        """When a source that has failed may be asked again."""
-        if not source.failures:
+        """When a source that has failed may be asked again. That one pilot dies young is forgiven."""
+        times = source.failures + max(0, source.short_lived - 1)
+        if not times:
             return 0.0
-        pause_s: float = self.backoff_s * 2 ** (source.failures - 1)
-        return source.failed_at + min(self.longest_backoff_s, pause_s)
+        longest_s = self.longest_backoff_s if source.failures else self.longest_short_s
+        pause_s: float = self.backoff_s * 2.0 ** min(times - 1, 20)
+        return source.failed_at + min(longest_s, pause_s)
 
     # ---- fewer
 
-    def _shrink(self, view: View, source: SourceState) -> Iterator[Action]:
+    def _shrink(self, view: View, source: SourceState, *, has_use: bool) -> Iterator[Action]:
         """Let go what has been of no use for long enough; and look again when something may have become so."""
         rule = source.source
         retry_at = self._retry_at(source)
@@ -142,7 +161,7 @@ class KeepBlocks(Quiet):
         spare = len(source.staying) - self._floor(source)
         if rule.rule is Rule.FIXED or spare <= 0:
             return
-        if self._has_use(view, source):
+        if has_use:
             yield Timer(view.now + rule.idle_s, f"idle/{rule.name}")
             return
         staying = [source.blocks[id] for id in source.staying]
@@ -190,6 +209,20 @@ def _unserved(context: Context) -> int:
     """Calls that wait, without those for which libraries are loading."""
     loading = sum(x.slots for x in context.libraries.values() if x.state is LibraryState.LOADING)
     return max(0, context.queue.count - loading)
+
+
+def _cover(waiting: dict[Context, int], useful: dict[Context, int], *, slots: int) -> None:
+    """Calls that so many slots will take need no others: they no longer count as waiting."""
+    for context in useful:
+        taken = min(waiting[context], slots)
+        waiting[context] -= taken
+        slots -= taken
+
+
+def _for_deadline(source: SourceState, useful: dict[Context, int]) -> int:
+    """Blocks that get the waiting calls done within the time that the site file says."""
+    seconds = sum(calls * (context.run_s or UNKNOWN_RUN_S) for context, calls in useful.items())
+    return -int(-seconds // (source.source.finish_within_s * _slots(source)))
 
 
 def _slots(source: SourceState) -> int:

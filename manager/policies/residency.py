@@ -26,6 +26,7 @@ from itertools import islice
 from stoker.manager.core.fitness import unfit
 from stoker.manager.core.seams import Action, FailWaiting, Load, Provisioning, Timer, Unload, View
 from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, PilotState
+from stoker.manager.policies import durations
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.sizes import bare_bytes, declared_bytes, is_of_kind, known_bytes
@@ -293,33 +294,25 @@ def _corner(device: Device) -> int:
     return 0 if any(not x.context.recipe.loader for x in device.libraries.values()) else bare_bytes(device.facts)
 
 
-def _takes_s(context: Context, kind: str) -> float:
-    """Seconds from the order to load until a first call has ended, as far as anybody has measured; 0 = nobody has."""
-    advice = context.advice.get(kind)
-    load_s = advice.load_s if advice is not None and advice.load_s else context.load_s
-    return 1.2 * load_s + context.run_s if load_s else 0.0
-
-
 def _in_time(view: View, context: Context, device: Device) -> bool:
     """Whether the context would be loaded, and a call done, before the walltime of the device's pilot is over."""
-    ends_at = device.pilot.ends_at
-    return not ends_at or view.now + _takes_s(context, device.facts.kind) < ends_at
+    pilot, kind = device.pilot, device.facts.kind
+    left_s = pilot.ends_at - view.now
+    return not pilot.ends_at or durations.has_time(context, kind, left_s=left_s, lasts_s=pilot.lasts_s)
 
 
 def _too_short(view: View, context: Context) -> Failure | None:
     """Why no pilot of the session can ever live long enough for the context, if that is so."""
     sources = [source.source for source in view.sources.values()]
-    needed = _takes_s(context, "")
-    if not needed or not sources or any(not s.walltime_s or s.walltime_s > needed for s in sources):
+    if not sources or any(durations.fits(context, source) for source in sources):
         return None
-    if any(not pilot.ends_at or pilot.ends_at > view.now + needed for pilot in view.pilots.values()):
+    if any(_in_time(view, context, device) for pilot in view.pilots.values() for device in pilot.devices.values()):
         return None
     have = ", ".join(f"{source.name} {show_seconds(source.walltime_s)}" for source in sources)
     return Failure(
         FailureKind.NO_DEVICE,
-        f"context {context.recipe.name} takes {show_seconds(context.load_s)} to load and its calls "
-        f"{show_seconds(context.run_s)}, longer than a pilot may live (walltime: {have}); ask for more in the site "
-        "file ([provider] walltime)",
+        f"context {context.recipe.name} {durations.in_words(context)}, longer than a pilot may live (walltime: {have}; "
+        "a part of it is kept to end in good order); ask for more in the site file ([provider] walltime)",
     )
 
 

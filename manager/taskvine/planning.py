@@ -44,7 +44,7 @@ def plan_of(site: Site, *, session: str = "", submit: Path = Path(), python: str
         scratch=pilot.scratch,
         python=site.environment.python or python,
         search_path=search_path,
-        idle_s=NEVER_IDLE_S if is_local or least == pilot.max_blocks else max(1, int(site.policy.idle_s)),
+        idle_s=NEVER_IDLE_S if is_local or least == pilot.max_blocks else max(1, int(site.policy.let_go_after_s(kept=False))),
         walltime_s=0 if is_local else max(60, int(provider.walltime_s) - _WALLTIME_MARGIN_S),
         heartbeat_s=max(1, round(site.session.heartbeat_s)),
         silence_s=max(3, round(3 * site.session.heartbeat_s)),

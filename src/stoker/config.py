@@ -39,7 +39,8 @@
     residency = "default"
     provisioning = "default"      "opportunistic", "demand", "fixed"
     keep_pending = 2              opportunistic: blocks that wait in the queue while there is work
-    idle = "120 s"                a block that has had nothing to do for so long is let go
+    idle = "2 min"                a block that has had nothing to do for so long is let go; left out: 2 min, and 30 min
+                                  in a session of `stoker up`, which keeps contexts hot between programs
     finish_within = "10 min"      demand: how soon the waiting calls should be done
 
     [environment]

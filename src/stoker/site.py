@@ -230,15 +230,20 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which policy decides at each seam, and what provisioning is told.
 
     `keep_pending`: blocks that wait in the queue while there is work (opportunistic). `idle_s`: a block whose pilots
-    have had nothing to do for so long is let go. `finish_within_s`: how soon waiting calls should be done (demand).
+    have had nothing to do for so long is let go (0 = as long as suits the session, see `let_go_after_s`).
+    `finish_within_s`: how soon waiting calls should be done (demand).
     """
 
     dispatch: PolicyName = PolicyName.DEFAULT
     residency: PolicyName = PolicyName.DEFAULT
     provisioning: ProvisioningName = ProvisioningName.DEFAULT
     keep_pending: Positive = 2
-    idle_s: Duration = msgspec.field(default=Duration(120.0), name="idle")
+    idle_s: Duration = msgspec.field(default=Duration(0.0), name="idle")
     finish_within_s: Duration = msgspec.field(default=Duration(600.0), name="finish_within")
+
+    def let_go_after_s(self, *, kept: bool) -> float:
+        """How long a block may be idle. One of a session that outlives programs (`kept`) waits hot for the next."""
+        return float(self.idle_s) or (1800.0 if kept else 120.0)
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.config import Engine, Site, load_site, parse_site
 from stoker.errors import ConfigError, UnitError
+from stoker.manager.live.attendants import source_of
 from stoker.site_files import read_sites, write_sites
 
 SITES = sorted((Path(__file__).parents[2] / "site-configs").glob("*.toml"))
@@ -199,3 +200,9 @@ def test_any_text_is_a_site_or_a_config_error(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^f: line [1-9][0-9]*: .*$") as caught:
         parse_site(text, file="f")
     assert "\n" not in str(caught.value)
+
+
+def test_how_long_a_block_may_be_idle_depends_on_the_session_unless_the_site_says() -> None:
+    silent, explicit = parse_site("", file="a"), parse_site('[policy]\nidle = "5 min"', file="b")
+    assert [source_of(silent, kept=kept).idle_s for kept in (False, True)] == [120.0, 1800.0]
+    assert [source_of(explicit, kept=kept).idle_s for kept in (False, True)] == [300.0, 300.0]

@@ -191,3 +191,92 @@ def test_a_pilot_whose_library_has_just_died_is_not_taken_for_idle(cluster: Make
     assert c.pilot().state is PilotState.HERE
     c.wait(60.0)
     assert c.pilot().state is PilotState.DRAINING
+
+
+def test_a_walltime_in_which_a_load_never_ends_is_refused_although_nobody_has_measured_it(cluster: Make) -> None:
+    short = Source("short", Rule.OPPORTUNISTIC, first=0, most=2, walltime_s=60.0, keep_pending=1)
+    c = cluster().define(recipe("a")).sources(short).call("c1", context="a")
+    asked = 0
+    while not c.ended and asked < 10:
+        for id in c.asked():
+            asked += 1
+            pilot = f"p{asked}"
+            c.block(id, phase=BlockPhase.RUNNING).join(pilot, block=id, ends_in_s=60.0).wait(50.0)
+            library = c.hears(pilot, to_pilot.StartLibrary).library
+            assert c.hears(pilot, to_pilot.Exit).drain
+            c.report(pilot, say.LibraryGone(library, loading=True)).report(pilot, say.PilotLeaving("walltime"))
+            c.block(id, phase=BlockPhase.ENDED, reason="done")
+        c.wait(5.0)
+    assert asked == 2
+    failure = c.ended["c1"].failure
+    assert failure is not None
+    assert (
+        "was still loading after 45 s when its pilot's walltime was over (2 times), longer than a pilot may live"
+        in failure.message
+    )
+    assert "(walltime: short 1 min;" in failure.message
+
+
+def test_a_source_whose_walltime_is_too_short_for_a_context_is_not_asked_for_it(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("c1", context="a").hot(context="a", load_s=100.0)
+    c.end("c1", run_s=20.0).lose("p1")
+    c.sources(
+        Source("short", Rule.OPPORTUNISTIC, first=0, most=8, walltime_s=60.0),
+        Source("long", Rule.OPPORTUNISTIC, first=0, most=8, walltime_s=6000.0),
+    )
+    c.call("c2", context="a")
+    assert [block.source.source.name for block in c.core.state.blocks.values()] == ["long"]
+
+
+def test_while_the_blocks_of_one_source_wait_long_the_next_one_is_asked_too(cluster: Make) -> None:
+    first, second = (Source(name, Rule.OPPORTUNISTIC, first=0, most=8) for name in ("first", "second"))
+    c = cluster().sources(first, second).call("c1")
+    assert c.asked() == ["b1"]
+    c.block("b1", phase=BlockPhase.PENDING, reason="PartitionDown").wait(25.0)
+    assert c.asked() == []
+    c.wait(10.0)
+    assert c.asked() == ["b2"]
+    assert [block.source.source.name for block in c.core.state.blocks.values()] == ["first", "second"]
+    c.wait(600.0)
+    assert c.asked() == []
+
+
+def test_a_source_is_not_spared_for_blocks_of_another_that_could_not_hold_the_context(cluster: Make) -> None:
+    sources = [Source(name, Rule.OPPORTUNISTIC, first=0, most=8) for name in ("small", "large")]
+    c = cluster().sources(*sources).define(recipe("huge", device_memory_bytes=64 * 10**9)).calls(1)
+    assert c.asked() == ["b1"]
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1, memory="8 GB")).ready()
+    c.calls(1)
+    assert c.asked() == ["b2"]
+    c.call("h", context="huge")
+    assert c.asked() == ["b3"]
+    assert [block.source.source.name for block in c.core.state.blocks.values()] == ["small", "small", "large"]
+
+
+def test_pilots_that_die_young_one_after_the_other_make_pauses_and_are_told(cluster: Make) -> None:
+    c = cluster().sources(OPEN).call("c1")
+    asked: list[int] = []
+    for _ in range(1200):
+        for id in c.asked():
+            asked.append(round(c.now))
+            c.block(id, phase=BlockPhase.RUNNING).join(f"p{id}", block=id).lose(f"p{id}")
+            c.block(id, phase=BlockPhase.ENDED, reason="OUT_OF_MEMORY")
+        c.wait(0.1)
+    assert asked == [0, 0, 2, 6, 14, 30, 62]  # the first is forgiven; then 2, 4, 8, 16, 32 s, and never over a minute
+    assert not c.ended
+    assert "7 blocks in a row brought pilots that loaded nothing" in c.status().trouble["backfill"]
+    assert "OUT_OF_MEMORY" in c.story("c-1")
+    c.wait(10.0)
+    [id] = c.asked()
+    c.block(id, phase=BlockPhase.RUNNING).join("p9", block=id).ready()
+    assert c.status().trouble == {}
+
+
+def test_work_that_comes_and_goes_makes_no_blocks_come_and_go(cluster: Make) -> None:
+    c = cluster().sources(OPEN).call("c0")
+    blocks = c.asked()
+    c.block(*blocks, phase=BlockPhase.RUNNING).join("p1", block=blocks[0]).ready().end("c0")
+    for n in range(1, 20):
+        c.forget().wait(60.0).call(f"c{n}").end(f"c{n}")  # each time shortly before it would be let go
+        assert c.asked() == []
+        assert not c.mail.get("p1") or not any(isinstance(x, to_pilot.Exit) for x in c.mail["p1"])
