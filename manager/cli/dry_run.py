@@ -1,17 +1,34 @@
-"""What `stoker up --dry-run` shows: the exact submit script of a site, and the command that would submit it."""
+"""What `stoker up --dry-run` shows: the exact submit script of a site, and what its batch system says to it.
+
+Slurm can be asked whether it would take a script without submitting it (`sbatch --test-only`): it knows what no site
+file says, such as who may use a partition and for how long. Of the others nobody can be asked.
+"""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from pathlib import Path
+
+import msgspec
+
 from stoker.manager.executor import detached
 from stoker.manager.protocol.session import SessionFolder
-from stoker.site import Site
+from stoker.site import ProviderKind, Site
 
 _EXAMPLE = "k3v9"
 """Stands for the id of the session, which a dry run does not have."""
 
 
-def show(site: Site, *, place: str = "") -> list[str]:
-    """The lines for one site. Raises ConfigError for settings that its batch system cannot have."""
+class Shown(msgspec.Struct, frozen=True):
+    """The lines for one site, and whether its batch system would refuse the job."""
+
+    lines: tuple[str, ...]
+    refused: bool = False
+
+
+def show(site: Site, *, place: str = "") -> Shown:
+    """What would be submitted for one site. Raises ConfigError for settings that its batch system cannot have."""
     from stoker.manager.factory.batches import SUBMIT_COMMANDS, dry_run  # imports Parsl, which takes a while
 
     folder = SessionFolder(place or detached.default_place(_EXAMPLE))
@@ -19,4 +36,31 @@ def show(site: Site, *, place: str = "") -> list[str]:
     blocks = f"{site.pilot.init_blocks} at first, up to {site.pilot.max_blocks}"
     how = f"submitted with {SUBMIT_COMMANDS.get(site.provider.kind, 'kubectl')}" if not site.is_local else "run here"
     head = f"# site {site.name}: block b1 of session {_EXAMPLE} (the real one has an id of its own); {how}, {blocks}"
-    return [head, *text.rstrip("\n").split("\n")]
+    lines = (head, *text.rstrip("\n").split("\n"))
+    if site.provider.kind is not ProviderKind.SLURM:
+        return Shown(lines)
+    verdict, refused = _ask_slurm(site, text)
+    return Shown((*lines, f"# site {site.name}: {verdict}"), refused)
+
+
+def _ask_slurm(site: Site, script: str) -> tuple[str, bool]:
+    """What Slurm says to a script, and whether it refuses it."""
+    from stoker.manager.factory.batch import BatchTrouble
+    from stoker.manager.factory.commands import Commands
+    from stoker.manager.factory.submitting import is_not_now
+
+    if shutil.which("sbatch") is None:
+        return "Slurm was not asked whether it takes this: no sbatch on the PATH of this host", False
+    with tempfile.TemporaryDirectory(prefix="stoker-dry-run-") as folder:
+        path = Path(folder) / "script.sh"
+        path.write_text(script, errors="surrogateescape")
+        try:
+            said = Commands(limit_s=site.provider.command_limit_s, folder=path.parent).run(
+                ["sbatch", "--test-only", path.name]
+            )
+        except BatchTrouble as trouble:
+            return f"Slurm could not be asked whether it takes this: {trouble}", False
+    words = said.words.removeprefix("sbatch: ")
+    if said.code and is_not_now(words):
+        return f"Slurm could not be asked whether it takes this: {words}", False
+    return (f"Slurm refuses this: {words}", True) if said.code else (f"Slurm would take this: {words}", False)

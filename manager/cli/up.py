@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
-from stoker.errors import ConfigError, UnitError
-from stoker.manager.cli import console, dry_run
-from stoker.manager.cli.ask import Observer
+from stoker.errors import ConfigError, SessionError, UnitError
+from stoker.manager.cli import console, down, dry_run, first_blocks
 from stoker.manager.executor import detached
 from stoker.manager.live.lease import Holder
 from stoker.manager.protocol import show_blocks
-from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
 from stoker.site import Site
 from stoker.units import parse_seconds
 
-_FIRST_BLOCKS_S = 20.0
-"""How long to wait for what the batch systems say to the first blocks."""
-_REASONS_S = 5.0
-"""How long to wait for why they are in the queue: batch systems tell that at their next look."""
-_ASK_EVERY_S = 0.25
+_END_S = 60.0
+"""How long to wait until a session that was refused has ended."""
 
 
 @click.command()
@@ -33,18 +28,19 @@ _ASK_EVERY_S = 0.25
 @click.option("--dry-run", is_flag=True, help="Print the exact submit script of each site, and submit nothing.")
 @click.option("--idle", metavar="TIME", default="", help='End it when nobody has used it for so long ("8 h").')
 @click.option("--folder", metavar="DIR", default="", help="Where the session lives: compute nodes must see it.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for what becomes of the first blocks; stay up in any case.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, as_json: bool) -> None:
+def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wait: bool, as_json: bool) -> None:
     """Start a session that stays: its manager, and pilots of the SITE files (none: this machine).
 
     Programs join it with stoker.load(session=...) or `stoker run APP --session ID`, one after another or at the same
     time, and find hot what an earlier one has loaded. It goes on when they leave, and when you log out; `stoker down`
-    ends it.
+    ends it. If the batch system refuses the first block the session is ended again, and its words are told.
     """
     wanted = detached.collect(sites)
     idle_s = _idle(idle)
     if dry_run:
-        console.lines(scripts(wanted))
+        _dry_run(wanted)
         return
     made = detached.make(wanted, place=folder, idle_s=idle_s)
     try:
@@ -53,12 +49,14 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, as_jso
         detached.forget(made)
         raise
     try:
-        status = _first_blocks(made, wanted)
+        status = first_blocks.heard(made, wanted, wait=not no_wait)
     except KeyboardInterrupt:
         name = made.read().session
         console.note(f"session {name} is up; what is queued: stoker status {name}; end it: stoker down {name}")
         raise
-    why = _why_none(made) if _nothing_came(status) else ""
+    if first_blocks.refused(status) and not no_wait:
+        _refused(made, status, files=sites, as_json=as_json)
+    why = first_blocks.story(made) if first_blocks.nothing_came(status) else ""
     if as_json:
         console.json({"session": status.session, "folder": str(made.path), "manager": holder, "status": status})
     else:
@@ -67,12 +65,29 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, as_jso
         raise click.exceptions.Exit(1)
 
 
-def scripts(sites: Sequence[Site]) -> list[str]:
-    """What would be submitted, a site after the other."""
-    out: list[str] = []
-    for site in sites:
-        out += [*([""] if out else []), *dry_run.show(site)]
-    return out
+def _dry_run(sites: Sequence[Site]) -> None:
+    """Show what would be submitted, a site after the other; fail if a batch system would not take it."""
+    shown = [dry_run.show(site) for site in sites]
+    console.lines(line for number, each in enumerate(shown) for line in (*([""] if number else []), *each.lines))
+    if any(each.refused for each in shown):
+        raise click.exceptions.Exit(1)
+
+
+def _refused(folder: SessionFolder, status: Status, *, files: Sequence[Path], as_json: bool) -> NoReturn:
+    """End a session that has come up in vain, and say why."""
+    why = first_blocks.story(folder)
+    down.end(folder)
+    remains = down.wait_until_gone(folder, status, wait_s=_END_S, waiting=console.note)
+    if as_json:
+        console.json({"session": status.session, "folder": str(folder.path), "refused": why, "left": remains})
+        raise click.exceptions.Exit(1)
+    again = " ".join(["stoker up", *map(str, files)])
+    lines = [
+        f"session {status.session} has ended again: its first block is a {why}",
+        f"mend the site file; what would be submitted, and what the batch system says to it: {again} --dry-run",
+        f"what was tried: stoker logs factory {status.session}; to stay up and go on trying: {again} --no-wait",
+    ]
+    raise SessionError("\n".join([*lines, *(down.render(remains, name=status.session) if remains else [])]))
 
 
 def render(
@@ -84,7 +99,7 @@ def render(
     now: datetime.datetime,
     why: str = "",
 ) -> list[str]:
-    """What `stoker up` says of a session that is up. `why`: nothing was taken by any batch system, for this reason."""
+    """What `stoker up` says of a session that is up. `why`: what was submitted is over already, for this reason."""
     facts = [f"manager here (pid {holder.pid})", *_submitted(status, sites)]
     out = [f"session {status.session} is up: {', '.join(facts)}"]
     here = {site.name for site in sites if site.is_local}
@@ -99,9 +114,9 @@ def render(
     out += [f"  ended    {text}" for text in show_blocks.ended(status.ended_blocks)]
     if why:
         out += [
-            f"no block was taken, the first is a {why}",
+            f"no block has come, the first is a {why}",
             "mend the site file and start another session",
-            f"what was tried: stoker status {status.session}; end this one: stoker down {status.session}",
+            f"what it printed: stoker logs b1 {status.session}; end this one: stoker down {status.session}",
         ]
         return out
     out += [
@@ -127,36 +142,6 @@ def _submitted(status: Status, sites: Sequence[Site]) -> list[str]:
         else:
             told.append(f"{blocks} asked of {where}")
     return told
-
-
-def _first_blocks(folder: SessionFolder, sites: Sequence[Site]) -> Status:
-    """The session, once the batch systems have answered for all blocks that are asked for, or take too long."""
-    first = sum(site.pilot.init_blocks for site in sites)
-    until = time.monotonic() + (_FIRST_BLOCKS_S if first else 0)
-    answered = False
-    with Observer(folder) as observer:
-        while True:
-            status = observer.status()
-            asked = [job for job in status.jobs if job.phase == BlockPhase.ASKED.value]
-            silent = [job for job in show_blocks.pending_of(status.jobs) if not job.reason]
-            if status.trouble or (not asked and (status.jobs or status.ended_blocks or status.pilots)):
-                if not answered:
-                    answered, until = True, time.monotonic() + _REASONS_S
-                if not silent:
-                    return status
-            if time.monotonic() > until:
-                return status
-            time.sleep(_ASK_EVERY_S)
-
-
-def _why_none(folder: SessionFolder) -> str:
-    """What became of the first block."""
-    with Observer(folder) as observer:
-        return observer.story("b1").headline
-
-
-def _nothing_came(status: Status) -> bool:
-    return bool(status.ended_blocks) and not status.jobs and not status.pilots
 
 
 def _idle(text: str) -> float:

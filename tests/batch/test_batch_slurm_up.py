@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 from batch.lab.commands import until
 from batch.sessions import write_site
@@ -60,6 +61,9 @@ def test_a_dry_run_prints_what_would_be_submitted_and_submits_nothing(slurm, wor
     assert "#SBATCH --partition=backfill" in shown.stdout
     assert "#SBATCH --gres=gpu:a10:1" in shown.stdout
     assert "stoker.pilot.main --session" in shown.stdout
+    assert re.search(
+        r"^# site lab: Slurm would take this: Job \d+ to start at .* in partition backfill$", shown.stdout, re.M
+    )
     assert not (world.home / "sessions.d").exists()
     assert slurm_jobs() == []
 
@@ -87,12 +91,41 @@ def test_a_session_of_two_sites_keeps_contexts_hot_between_programs_and_leaves_n
     assert world.left() == []
 
 
-def test_a_site_that_slurm_refuses_says_why(slurm, world):
+def test_a_dry_run_of_what_slurm_would_refuse_fails_with_its_words(slurm, world):
+    write_site(world.path, provider={"partition": "nowhere"})
+    shown = stoker(world, "up", "lab.toml", "--dry-run")
+    assert shown.returncode == 1
+    assert "#SBATCH --partition=nowhere" in shown.stdout
+    assert re.search(r"^# site lab: Slurm refuses this: .*invalid partition", shown.stdout, re.M | re.I), shown.stdout
+    assert slurm_jobs() == []
+
+
+def test_a_dry_run_where_slurm_cannot_be_asked_says_so(world, monkeypatch):
+    write_site(world.path, provider={"command_limit": "1 s"})
+    commands = world.path / "commands"
+    commands.mkdir()
+    python = Path(sys.executable)
+    monkeypatch.setenv("PATH", str(commands))
+    said = stoker(world, "up", "lab.toml", "--dry-run")
+    assert said.returncode == 0, said.stderr
+    assert "# site lab: Slurm was not asked whether it takes this: no sbatch on the PATH of this host" in said.stdout
+    (commands / "sbatch").write_text(f"#!{python}\nimport time; time.sleep(600)\n")
+    (commands / "sbatch").chmod(0o755)
+    said = stoker(world, "up", "lab.toml", "--dry-run")
+    assert said.returncode == 0, said.stderr
+    assert "Slurm could not be asked whether it takes this: sbatch has not answered for 1 s" in said.stdout
+
+
+def test_a_site_that_slurm_refuses_says_why_and_stays_only_where_that_was_asked_for(slurm, world):
     write_site(world.path, provider={"partition": "nowhere"})
     said = stoker(world, "up", "lab.toml")
-    assert said.returncode == 1
-    assert "Invalid partition name specified" in said.stdout or "invalid partition" in said.stdout.lower()
-    assert "stoker down" in said.stdout
+    assert (said.returncode, said.stdout) == (1, "")
+    assert re.search(r"its first block is a block of source lab: refused: .*invalid partition", said.stderr, re.I)
+    assert "stoker up lab.toml --dry-run" in said.stderr
+    assert "no session is up" in stoker(world, "down").stderr
+    world.empty()
+    stays = stoker(world, "up", "lab.toml", "--no-wait")
+    assert stays.returncode == 0, stays.stderr
     assert stoker(world, "down").returncode == 0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.manager.cli import attach, down, explain, finding, printed, status, up
+from stoker.manager.cli import attach, down, explain, finding, first_blocks, printed, status, up
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.cli.left import Left
 from stoker.manager.live.lease import Holder
@@ -188,17 +188,29 @@ def test_up_says_where_it_is_and_what_is_queued() -> None:
     ]
 
 
-def test_up_says_why_no_block_was_taken() -> None:
-    refused = msgspec.structs.replace(NOTHING, ended_blocks={"refused": 2}, trouble={"backfill": "it refuses"})
-    why = "block of source backfill: refused: Invalid partition name specified"
-    lines = up.render(refused, HOLDER, [BACKFILL], folder=SessionFolder("/s"), now=datetime.datetime.now(), why=why)
+def test_up_says_why_what_was_submitted_is_over() -> None:
+    over = msgspec.structs.replace(NOTHING, ended_blocks={"exit code 1": 2}, trouble={"backfill": "it failed"})
+    why = "block of source backfill: ended: exit code 1: module: command not found"
+    lines = up.render(over, HOLDER, [BACKFILL], folder=SessionFolder("/s"), now=datetime.datetime.now(), why=why)
     assert lines[1:] == [
-        "  trouble  backfill: it refuses",
-        "  ended    2 refused",
-        "no block was taken, the first is a block of source backfill: refused: Invalid partition name specified",
+        "  trouble  backfill: it failed",
+        "  ended    2 exit code 1",
+        "no block has come, the first is a block of source backfill: ended: exit code 1: module: command not found",
         "mend the site file and start another session",
-        "what was tried: stoker status k3v9; end this one: stoker down k3v9",
+        "what it printed: stoker logs b1 k3v9; end this one: stoker down k3v9",
     ]
+
+
+def test_only_where_all_was_refused_a_session_has_come_up_in_vain() -> None:
+    def refused(**more: Any) -> bool:
+        return first_blocks.refused(msgspec.structs.replace(NOTHING, **({"ended_blocks": {"refused": 1}} | more)))
+
+    assert refused()
+    assert refused(jobs=(block("b2", BlockPhase.ASKED),)), "the next one has been asked for meanwhile"
+    assert not refused(jobs=(block("b2", BlockPhase.PENDING),)), "another site has taken one"
+    assert not refused(pilots=(NODE,))
+    assert not refused(ended_blocks={"refused": 1, "preempted": 1})
+    assert not refused(ended_blocks={})
 
 
 def test_attach_says_how_many_calls_are_open_and_down_what_is_left() -> None:
