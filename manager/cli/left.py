@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ import msgspec
 import psutil
 
 from stoker.errors import StokerError
+from stoker.locks import is_locked
 from stoker.manager.executor import detached
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.manager.live import lease
@@ -88,13 +88,8 @@ def factory(folder: SessionFolder) -> Iterator[Left]:
     lock = folder.path / "factory.lock"
     if not lock.exists() or any(kind == "factory" and path == folder.path for _, kind, path in ours()):
         return
-    with lock.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield Left("the factory, which cancels its jobs")
-        except OSError:  # a file system without locks: nothing can be told
-            return
+    if is_locked(lock, exclusively=True):
+        yield Left("the factory, which cancels its jobs")
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[Left]:
