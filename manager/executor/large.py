@@ -1,7 +1,8 @@
 """Large payloads: arguments that wait in a file for their call to end, results that are read once.
 
-A file of arguments is named by its content, so calls with equal arguments share it; it goes when the last of them has
-ended. A result's file is its own and goes when it has been read. What a killed program leaves goes with its session.
+A file of arguments is named by its content and its client, so calls of one client with equal arguments share it; it
+goes when the last of them has ended. Another program of the session has its own: it ends at another time. A result's
+file is its own and goes when it has been read. What a killed program leaves goes with its session.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ class LargeArguments:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._mine = uuid4().hex[:8]
         self._users: Counter[str] = Counter()
         self._lock = threading.RLock()  # a collected `map` may drop its files wherever a collection starts
 
     def put(self, data: bytes) -> ObjectRef:
-        """Write bytes under their cache name, for one call. Raises OSError."""
+        """Write bytes, for one call; they are called by their cache name. Raises OSError."""
         draft = self.folder / f"draft-{uuid4().hex}"
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -36,7 +38,7 @@ class LargeArguments:
             draft.unlink(missing_ok=True)  # what it holds is in the way of whatever else is to be written there
             raise
         ref = object_of(draft)
-        place = self.folder / ref.name
+        place = self.folder / f"{ref.name}~{self._mine}"
         with self._lock:
             self._users[ref.name] += 1
             draft.replace(place)

@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -215,12 +216,23 @@ def test_large_arguments_become_objects_that_go_with_the_last_call_that_uses_the
     large = pack_arguments((data,), {}, name="f", large=store)
     assert isinstance(large, ObjectRef)
     assert pack_arguments((data,), {}, name="f", large=store) == large
-    assert [path.name for path in tmp_path.iterdir()] == [large.name]
-    assert payloads.loads((tmp_path / large.name).read_bytes()) == ((data,), {})
-    assert (tmp_path / large.name).stat().st_mode & 0o077 == 0
+    [file] = tmp_path.iterdir()
+    assert payloads.loads(file.read_bytes()) == ((data,), {})
+    assert file.stat().st_mode & 0o077 == 0
     store.drop(large)
-    assert (tmp_path / large.name).exists()
+    assert file.exists()
     store.drop(large)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_equal_arguments_of_two_programs_in_a_session_go_each_with_its_own(tmp_path):
+    mine, yours = LargeArguments(tmp_path), LargeArguments(tmp_path)
+    data = os.urandom(1_200_000)
+    ours = [pack_arguments((data,), {}, name="f", large=store) for store in (mine, yours)]
+    assert ours[0].name == ours[1].name
+    mine.drop(ours[0])
+    assert payloads.loads(Path(ours[1].source).read_bytes()) == ((data,), {})
+    yours.drop(ours[1])
     assert list(tmp_path.iterdir()) == []
 
 

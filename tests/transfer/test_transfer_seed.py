@@ -85,7 +85,7 @@ def test_arguments_are_handed_out_and_results_taken_in(
     start: Start, session: SessionFolder, big: Original, tmp_path: Path
 ) -> None:
     start()
-    shutil.copy(big.path, session.objects / big.name)
+    shutil.copy(big.path, session.objects / f"{big.name}~0123abcd")  # as a client calls its arguments
     get(big.name, tmp_path / "arguments", addresses=[address(session)], key=KEY)
     assert matches(tmp_path / "arguments", big.ref)
     data = os.urandom(3_000_000)
@@ -96,7 +96,7 @@ def test_arguments_are_handed_out_and_results_taken_in(
     for odd in ("../evil", "result-1f-0123456789ab/..", "file-" + "0" * 64, ""):
         with pytest.raises(wire.PeerError, match="no result"):
             put(odd, [b"x"], address=address(session), key=KEY)
-    assert sorted(path.name for path in session.objects.iterdir()) == sorted([big.name, name])
+    assert sorted(path.name for path in session.objects.iterdir()) == sorted([f"{big.name}~0123abcd", name])
 
 
 def test_half_a_result_leaves_nothing(start: Start, session: SessionFolder) -> None:
