@@ -29,6 +29,19 @@ def whereabouts(_, meeting=None, number=0):
     return {**given, "visible": os.environ["CUDA_VISIBLE_DEVICES"]}
 
 
+@stoker.app(context=nothing())
+def met_by(_, meeting, number, *, count):
+    """Which task of an array this runs in, when so many calls run at the same time."""
+    meeting.mkdir(exist_ok=True)
+    (meeting / str(number)).touch()
+    until(lambda: len(list(meeting.iterdir())) == count, what="the other calls")
+    return {name: value for name, value in os.environ.items() if name.startswith("SLURM_ARRAY")}
+
+
+def double(number):
+    return 2 * number
+
+
 def two_at_once(world):
     """What two calls say that run at the same time."""
     meeting = world.path / "meeting"
@@ -78,6 +91,25 @@ def test_a_block_of_two_nodes_brings_two_pilots(slurm, world):
         assert {facts["SLURM_JOB_ID"] for facts in given} == {block.job}
         assert {facts["CUDA_VISIBLE_DEVICES"] for facts in given} == {"0"}
     slurm.wait(block.job, *OVER)
+
+
+def test_a_block_that_is_an_array_brings_a_pilot_a_task(slurm, world):
+    """A task that is lost costs its pilot alone, and all of them are gone at the end."""
+    site = write_site(world.path, provider={"gpus": "1", "options": ["--array=0-3"]})
+    with stoker.load(site, run_dir=str(world.runs)) as session:
+        calls = [met_by(world.path / "met", number, count=4) for number in range(4)]
+        given = [call.result(60) for call in calls]
+        status = session.status()
+        [block] = status.jobs
+        assert {facts["SLURM_ARRAY_JOB_ID"] for facts in given} == {block.job}
+        assert sorted(facts["SLURM_ARRAY_TASK_ID"] for facts in given) == ["0", "1", "2", "3"]
+        assert {pilot.block for pilot in status.pilots} == {block.block}
+        assert all(0 < pilot.ends_in_s <= 600 for pilot in status.pilots)
+        slurm.cancel(f"{block.job}_2")
+        status_when(session, lambda status: len(status.pilots) == 3, what="the others alone")
+        assert list(stoker.map(double, range(20))) == [2 * number for number in range(20)]
+        assert [(job.block, job.phase) for job in session.status().jobs] == [(block.block, "running")]
+    until(lambda: not slurm.queue(), what="no task left")
 
 
 def test_a_pilot_offers_the_gpus_that_slurm_granted_and_no_others(make_cluster, world, monkeypatch):
