@@ -1,41 +1,88 @@
-"""Disturbs a session on a cluster at seeded times: kills, freezes, cuts cables, preempts, stops the scheduler."""
+"""Disturbs a session on a cluster: kills, freezes, cuts cables, preempts, wipes disks, stops the scheduler.
+
+A seed decides what is done, when and to whom: a plan of steps is drawn from it that does not depend on what happens.
+Each step has a way, a rank and a length; the victim is the one of that rank among the candidates, in an order that
+depends on their places and ages and not on process ids. A cluster is never twice the same, so a replay is the same plan
+over a session that goes a little differently.
+"""
 
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
+from batch.chaos_victims import Victims
 from batch.lab.cluster import Cluster
-from faults.world import World, command_of, count_lines, is_alive, kill
+from faults.world import World, kill
 
+T = TypeVar("T")
+
+PAUSE_S = (0.2, 1.2)
 CUT_S = (0.5, 4.0)
 """A cable is out for so long: shorter and longer than the second after which a pilot is given up."""
+FROZEN_S = (1.0, 6.0)
+HANGS_S = (1.0, 5.0)
+TRY_S = 2.0
+"""A step that finds no victim looks for so long, and is left out then."""
 MANAGERS_A_MINUTE = 3
 """A manager that dies five times within a minute rightly ends its session."""
 
 
-class Chaos:
-    """Does one thing after the other until time is up. `done` says what."""
+class Step(NamedTuple):
+    """What is done after a pause. `rank` and `length` are shares, from 0 to 1."""
 
-    def __init__(self, cluster: Cluster, world: World, *, seed: int, log: Path) -> None:
+    pause_s: float
+    way: str
+    rank: float
+    length: float
+
+
+def plan(seed: int, ways: Sequence[str]) -> Iterator[Step]:
+    """Steps without end: every way once, in some order, and again."""
+    chance = random.Random(seed)
+    while True:
+        order = sorted(ways)
+        chance.shuffle(order)
+        for way in order:
+            yield Step(chance.uniform(*PAUSE_S), way, chance.random(), chance.random())
+
+
+class Chaos:
+    """Does one thing after the other until time is up. `done`: the ways in which it could; `log`: what was done to
+    whom, for people. `restart` starts a client (`guest`, `attach`) again that was killed."""
+
+    def __init__(
+        self, cluster: Cluster, world: World, *, seed: int, ran: Path, restart: Callable[[str], object]
+    ) -> None:
         self.done: list[str] = []
+        self.log: list[str] = []
         self._cluster = cluster
-        self._world = world
-        self._chance = random.Random(seed)
-        self._log = log
+        self._seed = seed
+        self._victims = Victims(world, ran)
+        self._scratch = world.scratch
+        self._restart = restart
         self._hangs = False
         self._managers: deque[float] = deque(maxlen=MANAGERS_A_MINUTE)
         self._undo: list[tuple[float, Callable[[], object]]] = []
-        self._ways: dict[str, Callable[[], bool]] = {
+        victims = self._victims
+        self.ways: dict[str, Callable[[Step], str]] = {
             "library": self._kill_library,
-            "pilot": self._kill_pilot,
+            "zygote": self._kill_zygote,
+            "pilot": lambda step: self._kill(victims.pilots(), step),
             "frozen pilot": self._freeze_pilot,
+            "wiped node": self._wipe_node,
             "manager": self._kill_manager,
-            "factory": self._kill_factory,
+            "keeper": lambda step: self._kill(victims.keepers(), step),
+            "factory": lambda step: self._kill(victims.of("stoker.manager.factory.main"), step),
+            "seed": lambda step: self._kill(victims.of("stoker.pilot.transfer.seed"), step),
+            "guest": lambda _step: self._kill_client("guest"),
+            "attach": lambda _step: self._kill_client("attach"),
             "cable": self._cut,
             "preemption": self._preempt,
             "scancel": self._cancel,
@@ -44,19 +91,27 @@ class Chaos:
 
     def run(self, seconds: float) -> None:
         """Disturb for so long, then put everything back."""
-        until, bag = time.monotonic() + seconds, list[str]()
+        began = time.monotonic()
         try:
-            while time.monotonic() < until:
-                time.sleep(self._chance.uniform(0.3, 1.5))
-                self._restore(time.monotonic())
-                if not bag:
-                    bag = sorted(self._ways)
-                    self._chance.shuffle(bag)
-                what = bag.pop()
-                if self._ways[what]():
-                    self.done.append(what)
+            for step in plan(self._seed, list(self.ways)):
+                time.sleep(step.pause_s)
+                if time.monotonic() > began + seconds:
+                    return
+                whom = self._do(step)
+                if whom:
+                    self.done.append(step.way)
+                self.log.append(f"{time.monotonic() - began:7.2f} s  {step.way:<12}  {whom or '(there was none)'}")
         finally:
             self._restore(float("inf"))
+
+    def _do(self, step: Step) -> str:
+        until = time.monotonic() + TRY_S
+        while True:
+            self._restore(time.monotonic())
+            whom = self.ways[step.way](step)
+            if whom or time.monotonic() > until:
+                return whom
+            time.sleep(0.05)
 
     def _later(self, seconds: float, what: Callable[[], object]) -> None:
         self._undo.append((time.monotonic() + seconds, what))
@@ -67,110 +122,112 @@ class Chaos:
         for what in due:
             what()
 
-    # ---- what it does; whether it could
+    # ---- what it does; to whom, empty if it could not
 
-    def _kill_library(self) -> bool:
-        """Only one whose call runs for the first time: a call that is in two killed libraries is a poison call."""
-        libraries = sorted(pid for pid in self._world.processes() if _is_library(pid))
-        if not libraries:
-            return False
-        victim = self._chance.choice(libraries)
-        kill([victim], signal.SIGSTOP)
-        mine = (_node(victim), _inner_pid(victim))
-        ran = [line.split() for line in count_lines(self._log)]
-        last = next((number for number, *where in reversed(ran) if tuple(where) == mine), "")
-        innocent = bool(last) and sum(number == last for number, *_ in ran) == 1
-        kill([victim], signal.SIGKILL if innocent else signal.SIGCONT)
+    def _kill(self, candidates: Sequence[tuple[str, int]], step: Step) -> str:
+        if not candidates:
+            return ""
+        name, pid = _of_rank(candidates, step.rank)
+        kill([pid])
+        return name
+
+    def _kill_library(self, step: Step) -> str:
+        candidates = self._victims.libraries()
+        if not candidates:
+            return ""
+        name, pid = _of_rank(candidates, step.rank)
+        return name if self._end_if_innocent([pid], victim=pid) else ""
+
+    def _kill_zygote(self, step: Step) -> str:
+        candidates = self._victims.zygotes()
+        if not candidates:
+            return ""
+        name, pid = _of_rank(candidates, step.rank)
+        return name if self._end_if_innocent(self._victims.libraries_of(pid), victim=pid) else ""
+
+    def _end_if_innocent(self, libraries: Sequence[int], *, victim: int) -> bool:
+        """Only where each call runs for the first time: a call that is in two killed libraries is a poison call. They
+        are stopped for the look, so that none begins another call meanwhile."""
+        kill(libraries, signal.SIGSTOP)
+        innocent = all(map(self._victims.runs_for_the_first_time, libraries))
+        if innocent:
+            kill([victim])
+        kill(libraries, signal.SIGCONT)
         return innocent
 
-    def _kill_pilot(self) -> bool:
-        return self._signal(self._world.pilots(), signal.SIGKILL)
+    def _freeze_pilot(self, step: Step) -> str:
+        candidates = self._victims.pilots()
+        if not candidates:
+            return ""
+        name, pid = _of_rank(candidates, step.rank)
+        kill([pid], signal.SIGSTOP)
+        self._later(_between(FROZEN_S, step.length), lambda: kill([pid], signal.SIGCONT))
+        return f"{name} for {_between(FROZEN_S, step.length):.1f} s"
 
-    def _freeze_pilot(self) -> bool:
-        pilots = sorted(self._world.pilots())
-        if not pilots:
-            return False
-        victim = self._chance.choice(pilots)
-        kill([victim], signal.SIGSTOP)
-        self._later(self._chance.uniform(1.0, 6.0), lambda: kill([victim], signal.SIGCONT))
-        return True
+    def _wipe_node(self, step: Step) -> str:
+        """A node that is made anew: what pilots kept on its disk is gone, and comes from others again."""
+        name = self._kill(self._victims.pilots(), step)
+        if name:
+            shutil.rmtree(self._scratch / name, ignore_errors=True)
+        return name
 
-    def _kill_manager(self) -> bool:
+    def _kill_manager(self, step: Step) -> str:
         full = len(self._managers) == MANAGERS_A_MINUTE
         if full and time.monotonic() - self._managers[0] < 60:
-            return False
-        self._managers.append(time.monotonic())
-        return self._signal(self._world.of("stoker.manager.main"), signal.SIGKILL)
+            return ""
+        found = self._kill(self._victims.managers(), step)
+        if found:
+            self._managers.append(time.monotonic())
+        return found
 
-    def _kill_factory(self) -> bool:
-        return self._signal(self._world.of("stoker.manager.factory.main"), signal.SIGKILL)
+    def _kill_client(self, name: str) -> str:
+        pids = self._victims.clients(name)
+        kill(pids)
+        if pids:
+            self._restart(name)
+        return name if pids else ""
 
-    def _signal(self, pids: list[int], how: int) -> bool:
-        if not pids:
-            return False
-        kill([self._chance.choice(sorted(pids))], how)
-        return True
-
-    def _cut(self) -> bool:
-        node = self._chance.choice(self._cluster.shape.nodes)
+    def _cut(self, step: Step) -> str:
+        node = _of_rank(self._cluster.shape.nodes, step.rank)
         self._cluster.cut(node)
-        self._later(self._chance.uniform(*CUT_S), lambda: self._cluster.heal(node))
-        return True
+        self._later(_between(CUT_S, step.length), lambda: self._cluster.heal(node))
+        return f"{node} for {_between(CUT_S, step.length):.1f} s"
 
-    def _preempt(self) -> bool:
+    def _preempt(self, step: Step) -> str:
         if self._hangs:
-            return False
-        node = self._chance.choice(self._cluster.shape.nodes)
+            return ""
+        node = _of_rank(self._cluster.shape.nodes, step.rank)
         done = self._cluster.ask(
             "sbatch", "--partition=main", "--gres=gpu:1", f"--nodelist={node}", "--output=/dev/null", "--wrap=sleep 2"
         )
-        return done.returncode == 0
+        return node if done.returncode == 0 else ""
 
-    def _cancel(self) -> bool:
+    def _cancel(self, step: Step) -> str:
         if self._hangs:
-            return False
-        jobs = [line[0] for line in self._cluster.queue() if line[1:] and "stoker" in " ".join(line)]
+            return ""
+        jobs = sorted((int(job), name) for job, name, *_ in self._cluster.queue() if "stoker" in name)
         if not jobs:
-            return False
-        self._cluster.ask("scancel", self._chance.choice(sorted(jobs)))
-        return True
+            return ""
+        job, name = _of_rank(jobs, step.rank)
+        self._cluster.ask("scancel", str(job))
+        return f"{job} {name}"
 
-    def _stop_scheduler(self) -> bool:
+    def _stop_scheduler(self, step: Step) -> str:
         def go_on() -> None:
             self._cluster.thaw("slurmctld")
             self._hangs = False
 
         if self._hangs:
-            return False
+            return ""
         self._hangs = True
         self._cluster.freeze("slurmctld")
-        self._later(self._chance.uniform(1.0, 5.0), go_on)
-        return True
+        self._later(_between(HANGS_S, step.length), go_on)
+        return f"for {_between(HANGS_S, step.length):.1f} s"
 
 
-def _is_library(pid: int) -> bool:
-    """A fork of a zygote that is not one itself."""
-    if "stoker.pilot.zygote" not in command_of(pid):
-        return False
-    status = _status(pid)
-    return "stoker.pilot.zygote" in command_of(int(status.get("PPid", "0"))) and is_alive(pid)
+def _of_rank(candidates: Sequence[T], rank: float) -> T:
+    return candidates[int(rank * len(candidates))]
 
 
-def _inner_pid(pid: int) -> str:
-    return _status(pid).get("NSpid", str(pid)).split()[-1]
-
-
-def _node(pid: int) -> str:
-    try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    return next((entry.partition(b"=")[2].decode() for entry in environ if entry.startswith(b"SLURMD_NODENAME=")), "")
-
-
-def _status(pid: int) -> dict[str, str]:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return {}
-    return dict(line.split(":", 1) for line in lines if ":" in line)
+def _between(span: tuple[float, float], share: float) -> float:
+    return span[0] + share * (span[1] - span[0])

@@ -1,55 +1,82 @@
-"""What the chaos test disturbs: a program on the head that maps over numbers until a file appears.
+"""What the chaos test disturbs: a program on the head that joins a session and maps over numbers until a file appears.
 
-python chaos_program.py SITE RUN_DIR LOG STOP RESULT
+    python chaos_program.py SESSION NAME LOG STOP RESULT
+
+Every few seconds it goes on to another context, whose file has to come to the pilots; some calls have arguments and
+results that travel as objects. Programs that run at the same time use the same contexts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import stoker
 
-site, runs, log, stop, result = sys.argv[1:]
+session, name, log, stop, result = sys.argv[1:]
+
+ROUND_S = 10.0
+"""How long a context is in use."""
+FILE_BYTES = 8 << 20
+LARGE_BYTES = 3 << 19
+"""More than a message carries."""
+LARGE_EVERY = 40
 
 
-@stoker.context(memory="200 MB")
-def model(log: str) -> str:
+@stoker.context(memory="200 MB", files=["path"])
+def model(path: str) -> str:
     time.sleep(0.3)
-    return log
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-@stoker.app(context=model(log))
-def work(log: str, number: int) -> int:
-    line = f"{number} {os.environ['SLURMD_NODENAME']} {os.getpid()}\n"
+def work(digest: str, item: tuple[int, bytes]) -> tuple[int, str, bytes]:
+    number, blob = item
+    line = f"{name}-{number} {os.environ['SLURMD_NODENAME']} {os.getpid()}\n"
     with open(log, "a") as file:
         file.write(line)
     time.sleep(0.05)
-    return 3 * number
+    return 3 * number, digest, blob[::-1]
 
 
-def numbers() -> Iterator[int]:
-    number = 0
-    while not os.path.exists(stop):
-        yield number
+def file_of(turn: int) -> tuple[str, str]:
+    """The file of a round, the same for every program, and its digest."""
+    content = random.Random(turn).randbytes(FILE_BYTES)
+    path = Path(log).with_name(f"model-{turn}.bin")
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(content)
+    draft.replace(path)
+    return str(path), hashlib.sha256(content).hexdigest()
+
+
+def blob_of(number: int) -> bytes:
+    """What a call gets beside its number, and gives back turned round."""
+    return bytes([number % 256, 1]) * (LARGE_BYTES // 2 if number % LARGE_EVERY == 0 else 1)
+
+
+def items(number: int, turn: int) -> Iterator[tuple[int, bytes]]:
+    while not os.path.exists(stop) and time.time() // ROUND_S == turn:
+        yield number, blob_of(number)
         number += 1
 
 
 def main() -> None:
-    found: dict[str, Any] = {}
-    with stoker.load(site, run_dir=runs) as session:
-        got = list(stoker.map(work, numbers(), window=200))
-        status = session.status(60)
-        found["calls"] = len(got)
-        found["wrong"] = [number for number, value in enumerate(got) if value != 3 * number]
-        found["done"], found["failed"], found["lost"] = status.done, status.failed, status.lost_pilots
-        found["ended_blocks"] = status.ended_blocks
-    Path(result).write_text(json.dumps(found))
+    calls, wrong = 0, list[int]()
+    with stoker.load(session=session, run_dir=str(Path(result).parent / "runinfo")):
+        while not os.path.exists(stop):
+            turn = int(time.time() // ROUND_S)
+            path, digest = file_of(turn)
+            app = stoker.app(context=model(path))(work)
+            for number, got in enumerate(stoker.map(app, items(calls, turn), window=100), start=calls):
+                if got != (3 * number, digest, blob_of(number)[::-1]):
+                    wrong.append(number)
+                calls = number + 1
+    Path(result).write_text(json.dumps({"calls": calls, "wrong": wrong}))
 
 
 if __name__ == "__main__":

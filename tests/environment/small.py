@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).resolve().parents[2]
 NEEDED = ("pyzmq", "msgspec", "cloudpickle", "psutil", "nvidia-ml-py")
 
@@ -26,6 +28,11 @@ class SmallEnvironment:
         for name in NEEDED:
             self.bring(name)
         (self.packages / "project.pth").write_text(f"{ROOT / 'src'}\n")
+
+    def bring_all(self, *names: str) -> None:
+        """Install distributions with all that they require."""
+        for name in sorted(set[str]().union(*map(_with_requirements, names))):
+            self.bring(name)
 
     @property
     def python(self) -> str:
@@ -60,3 +67,12 @@ class SmallEnvironment:
         )
         assert ran.returncode == 0, ran.stderr
         return ran.stdout.strip()
+
+
+def _with_requirements(name: str, *, known: frozenset[str] = frozenset()) -> set[str]:
+    found = {name}
+    for line in importlib.metadata.requires(name) or ():
+        requirement = Requirement(line)
+        if requirement.name not in known and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            found |= _with_requirements(requirement.name, known=known | found)
+    return found
