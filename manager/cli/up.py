@@ -39,6 +39,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
     """
     wanted = detached.collect(sites)
     idle_s = _idle(idle)
+    _check_place(folder)
     if dry_run:
         _dry_run(wanted)
         return
@@ -142,6 +143,13 @@ def _submitted(status: Status, sites: Sequence[Site]) -> list[str]:
         else:
             told.append(f"{blocks} asked of {where}")
     return told
+
+
+def _check_place(folder: str) -> None:
+    """A session that does not come up is removed with its folder, which must not hold anything else."""
+    path = Path(folder)
+    if folder and path.is_dir() and any(path.iterdir()) and not SessionFolder(path).file.exists():
+        raise ConfigError(f"--folder: {path} is not empty; name one that the session has to itself", key="folder")
 
 
 def _idle(text: str) -> float:

@@ -106,6 +106,7 @@ def test_up_refuses_what_cannot_be_meant_and_starts_nothing(stoker: Stoker, tmp_
         (["nowhere.toml"], "no such file"),
         (["a.toml", "b.toml"], "two sites are called a"),
         (["a.toml", "vine.toml"], 'a session with engine = "taskvine" has one site'),
+        (["a.toml", "--folder", str(tmp_path)], "is not empty; name one that the session has to itself"),
         (["a.toml", "--idle", "soon"], "--idle: 'soon' is not a duration"),
         (["a.toml", "--idle", "1 ms"], "too short to join"),
     ):
