@@ -28,12 +28,20 @@ Ad = Mapping[str, Any]
 
 ATTRIBUTES = (
     "ClusterId", "ProcId", "JobStatus", "LastJobStatus", "EnteredCurrentStatus", "ServerTime", "RemoteHost",
-    "LastRemoteHost", "NumShadowStarts", "LastRejMatchReason", "HoldReason", "HoldReasonCode", "RemoveReason",
-    "ExitCode", "ExitBySignal", "ExitSignal", BLOCK, WALLTIME,
+    "LastRemoteHost", "NumShadowStarts", "LastRejMatchReason", "LastRejMatchTime", "HoldReason", "HoldReasonCode",
+    "LastHoldReason", "RemoveReason", "ExitCode", "ExitBySignal", "ExitSignal", BLOCK, WALLTIME,
 )  # fmt: skip
 
 HELD_S = 120.0
 """Sites that release jobs by themselves do it within this time, or rarely."""
+_SLOTS = (
+    r"are rejected by your job's requirements",
+    r"reject your job because of their own",
+    r"would match if drained",
+)
+"""What `condor_q -better-analyze` says of some of the slots."""
+_DIVIDED = re.compile(r"\b(Cpus|Memory|Disk|GPUs|AvailableGPUs)\b", re.IGNORECASE)
+"""What slots are divided by."""
 _STUCK_S = 120.0
 """A job that was removed is still there after this: its machine does not answer."""
 
@@ -114,22 +122,29 @@ def has_failed(ad: Ad) -> bool:
 
 def is_unmatched(ad: Ad) -> bool:
     """Whether a job waits although the pool was asked for a slot for it."""
-    return ad.get("JobStatus") == JobStatus.IDLE and "no match" in str(ad.get("LastRejMatchReason", ""))
+    return ad.get("JobStatus") == JobStatus.IDLE and "no match" in _rejected(ad)
 
 
 def read_analysis(text: str) -> str:
     """What `condor_q -better-analyze` found out of a job: how many slots its requirements rule out, and by which of
-    their conditions. Empty when it says nothing of that."""
+    their conditions. Empty when it says nothing of that.
+
+    A machine that is divided into slots counts with what is free of it now, also where all would be enough. Where
+    HTCondor 25 sees that, it adds a column to its table, and tells how many would match if nothing ran on them.
+    """
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
-    out = re.search(r"^\s*(\d+)(?: slots)? are rejected by your job's requirements", text, re.MULTILINE)
-    own = re.search(r"^\s*(\d+)(?: slots)? reject your job because of their own", text, re.MULTILINE)
+    out, own, later = (_slots(what, text) for what in _SLOTS)
     if total is None or out is None:
         return ""
-    said = f"of {total[1]} slots {out[1]} are ruled out by the job's requirements"
-    nowhere = re.findall(r"^\s*\[\d+\]\s+0\s+(.+?)\s*$", text, re.MULTILINE)
-    if nowhere and out[1] == total[1]:
-        said += f": none meets {', '.join(nowhere)}"
-    return f"{said}, {own[1]} refuse it by their own" if own and own[1] != "0" else said
+    said = [f"{out} are ruled out by the job's requirements"] if out or not later else []
+    drained = r"0\s+" if re.search(r"^Step\s+Matched\s+Drained\s", text, re.MULTILINE) else ""
+    nowhere = re.findall(rf"^\s*\[\d+\]\s+0\s+{drained}(\S.*?)\s*$", text, re.MULTILINE)
+    if nowhere and out == int(total[1]):
+        now = " with what is free now" if any(_DIVIDED.search(condition) for condition in nowhere) else ""
+        said = [f"{said[0]}: none meets {', '.join(nowhere)}{now}"]
+    said += [f"{own} refuse it by their own"] if own else []
+    said += [f"{later} would suit, and are taken"] if later else []
+    return f"of {total[1]} slots {', '.join(said)}"
 
 
 def _how(ad: Ad) -> str:
@@ -137,8 +152,9 @@ def _how(ad: Ad) -> str:
         why = str(ad.get("RemoveReason", "")).strip()
         if "PeriodicRemove" in why and ad.get("LastJobStatus") == JobStatus.RUNNING:
             return f"out of walltime ({show_seconds(float(ad.get(WALLTIME, 0)))})"
-        if ad.get("LastJobStatus") == JobStatus.HELD and ad.get("HoldReason"):
-            return f"held by HTCondor: {_line(ad['HoldReason'])}"
+        held = ad.get("HoldReason") or ad.get("LastHoldReason")  # which of them is up to the version
+        if ad.get("LastJobStatus") == JobStatus.HELD and held:
+            return f"held by HTCondor: {_line(held)}"
         return f"removed {why}".strip()
     if ad.get("ExitBySignal"):
         return f"killed by {_signal(ad.get('ExitSignal', 0))}"
@@ -149,9 +165,16 @@ def _why_idle(ad: Ad) -> str:
     words = ["idle"]
     if ad.get("NumShadowStarts") and ad.get("LastRemoteHost"):
         words = [f"evicted from {ad['LastRemoteHost']}, idle"]
-    if ad.get("LastRejMatchReason"):
-        words.append(_line(ad["LastRejMatchReason"]).partition(" |")[0])  # where a negotiator numbers its diagnoses
-    return ": ".join(words)
+    return ": ".join([*words, *filter(None, [_rejected(ad)])])
+
+
+def _rejected(ad: Ad) -> str:
+    """Why the negotiator has found no slot for the job since it waits. The ad keeps the reason when the job is matched
+    after all, and evicted again: then it is an old story."""
+    waits_since = float(ad.get("EnteredCurrentStatus") or 0)
+    if float(ad.get("LastRejMatchTime") or waits_since) < waits_since:
+        return ""
+    return _line(ad.get("LastRejMatchReason", "")).partition(" |")[0]  # where a negotiator numbers its diagnoses
 
 
 def _held(ad: Ad, *, since_s: float, held_s: float) -> Verdict:
@@ -159,6 +182,11 @@ def _held(ad: Ad, *, since_s: float, held_s: float) -> Verdict:
     if ad.get("HoldReasonCode") in (BY_OWNER, SPOOLING) or since_s < held_s:
         return Verdict(JobLook(BlockPhase.PENDING, reason))
     return Verdict(JobLook(BlockPhase.ENDED, reason), remove=True)
+
+
+def _slots(what: str, text: str) -> int | None:
+    found = re.search(rf"^\s*(\d+)(?: slots)? {what}", text, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def _line(text: Any) -> str:

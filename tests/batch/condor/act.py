@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import sys
 from pathlib import Path
+from typing import Any
 
 from batch.condor.ads import HELD, IDLE, REMOVED, RUNNING, Ad, is_true, turn
 from batch.condor.queue import Queue, id_of, schedd_is_up
@@ -18,6 +19,7 @@ _WORDS = {
     "condor_hold": ("hold", "held"),
     "condor_release": ("release", "released"),
     "condor_vacate_job": ("vacate", "vacated"),
+    "condor_vacate_job -fast": ("fast-vacate", "fast-vacated"),
 }
 
 
@@ -32,6 +34,8 @@ def main(folder: Path, command: str, arguments: list[str]) -> int:
             reason = f"{next(words)} (by user {getpass.getuser()})"
         elif word == "-forcex":
             force = True
+        elif word == "-fast" and command == "condor_vacate_job":
+            command += " -fast"
         elif word == "-all":
             constraint = "ClusterId >= 0"
         elif word.replace(".", "", 1).isdecimal():
@@ -43,7 +47,9 @@ def main(folder: Path, command: str, arguments: list[str]) -> int:
         print("You did not specify any jobs", file=sys.stderr)
         return 1
     if not schedd_is_up(folder):
-        print(f"{command}: Can't find address of local schedd", file=sys.stderr)
+        print("DCSchedd::actOnJobs:6001:Failed to connect to schedd", file=sys.stderr)
+        for job in ids:
+            print(f"No result found for job {job}", file=sys.stderr)
         return 1
     act = _Act(Queue(folder), command, reason=reason, force=force)
     worked = [act.on_ids(ids)] if ids else []
@@ -67,13 +73,14 @@ class _Act:
             self._done = "removed locally (remote state unknown)"
 
     def on_ids(self, ids: list[str]) -> bool:
-        worked = False
         with self._queue.change():
             there = {str(id_of(ad)): ad for ad in self._queue.jobs()}
-            for job in ids:
-                problem = self._do(there[job]) if job in there else "not found"
-                worked |= not problem
-                print(f"Job {job} {problem or self._done}", file=sys.stderr if problem else sys.stdout)
+            problems = {job: self._do(there[job]) if job in there else "not found" for job in ids}
+        worked = not all(problems.values())
+        if not worked:
+            print(file=sys.stderr)
+        for job, problem in problems.items():
+            print(f"Job {job} {problem or self._done}", file=sys.stderr if problem else sys.stdout)
         return worked
 
     def on_constraint(self, constraint: str, *, whose: str) -> bool:
@@ -82,7 +89,7 @@ class _Act:
         if any(worked):
             print(f"All jobs{whose} have been {self._done}")
             return True
-        print(f"Couldn't find/{self._verb} all jobs{whose}", file=sys.stderr)
+        print(f"\nCouldn't find/{self._verb} all jobs{whose}", file=sys.stderr)
         return False
 
     def _do(self, ad: Ad) -> str:
@@ -95,18 +102,25 @@ class _Act:
         elif status == REMOVED:
             return "already marked for removal"
         elif self._command == "condor_rm":
-            turn(ad, REMOVED, RemoveReason=self._reason)
+            turn(ad, REMOVED, RemoveReason=self._reason, **_no_longer_held(ad))
             self._queue.put(ad)
+        elif self._command == "condor_hold" and status == HELD:
+            return "already held"
         elif self._command == "condor_hold":
             turn(ad, HELD, HoldReason=self._reason, HoldReasonCode=1, HoldReasonSubCode=0)
             self._queue.put(ad)
         elif self._command == "condor_release":
             if status != HELD:
                 return "not held to be released"
-            turn(ad, IDLE, LastHoldReason=ad["HoldReason"], HoldReason=None, HoldReasonCode=None)
+            turn(ad, IDLE, **_no_longer_held(ad))
             self._queue.put(ad)
         elif status != RUNNING:
-            return "not running to be vacated"
+            return f"not running to be {self._done}"
         else:
             self._queue.order_vacate(id_of(ad), wanted=True)
         return ""
+
+
+def _no_longer_held(ad: Ad) -> dict[str, Any]:
+    held = {"HoldReason": None, "HoldReasonCode": None, "HoldReasonSubCode": None}
+    return {**held, **{f"Last{name}": ad[name] for name in held if name in ad}}

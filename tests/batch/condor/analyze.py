@@ -18,8 +18,8 @@ def analyze(folder: Path, ads: Sequence[Ad]) -> str:
 
 def _one(folder: Path, job: Ad) -> str:
     slots = list(_slots(folder))
-    lines = [f"The Requirements expression for job {id_of(job)} reduces to these conditions:", "", "         Slots"]
-    lines += ["Step    Matched  Condition", "-----  --------  ---------"]
+    lines = [f"The Requirements expression for job {id_of(job)} reduces to these conditions:", "", "        Slots"]
+    lines += ["Step   Matched  Condition", "----- --------- ---------"]
     for number, condition in enumerate(_conditions(str(job.lookup("Requirements")))):
         met = sum(_meets(job, slot, condition) for slot in slots)
         lines.append(f"[{number}]{met:>12}  {condition}")

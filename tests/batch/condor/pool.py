@@ -132,8 +132,11 @@ class Pool:
         (self.folder / "lost" / name).touch()
 
     def processes(self, job: str) -> list[psutil.Process]:
-        """The processes of a running job."""
-        start = json.loads((self.folder / "running" / job / "start.json").read_text())
+        """The processes of a running job; none while it is being started."""
+        try:
+            start = json.loads((self.folder / "running" / job / "start.json").read_text())
+        except FileNotFoundError:
+            return []
         return list(psutil.Process(start["pid"]).children(recursive=True))
 
     def stop_schedd(self) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from batch.condor.ads import Ad, is_true, now, print_json, print_values
 from batch.condor.analyze import analyze
-from batch.condor.queue import Queue, id_of, schedd_is_up
+from batch.condor.queue import NOBODY, Queue, id_of, schedd_is_up
+
+_NOTHING = f"\n-- Failed to fetch ads from: {NOBODY.removeprefix('Failed to connect to ')} : submit.pool"
 
 
 class Asked:
@@ -54,11 +56,13 @@ def condor_q(folder: Path, arguments: list[str]) -> int:
     try:
         asked = Asked(arguments)
         if not schedd_is_up(folder):
-            print("\n-- Failed to fetch ads from: <127.0.0.1:0> : submit.pool", file=sys.stderr)
-            print("Error: Can't find address for schedd submit.pool", file=sys.stderr)
+            print(f"{_NOTHING}\nCEDAR:6001:{NOBODY}", file=sys.stderr)
             return 1
         found = [ad for ad in Queue(folder).jobs() if asked.matches(ad)]
-    except (ValueError, SyntaxError, TypeError) as error:
+    except (SyntaxError, TypeError):  # of the constraint
+        print(f"{_NOTHING}\n", file=sys.stderr)
+        return 1
+    except ValueError as error:
         print(error, file=sys.stderr)
         return 1
     for ad in found:

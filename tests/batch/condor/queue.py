@@ -18,6 +18,8 @@ CREATE TABLE IF NOT EXISTS jobs (cluster INTEGER, proc INTEGER, ad TEXT, vacate 
 CREATE TABLE IF NOT EXISTS history (number INTEGER PRIMARY KEY AUTOINCREMENT, cluster INTEGER, proc INTEGER, ad TEXT);
 CREATE TABLE IF NOT EXISTS clusters (cluster INTEGER PRIMARY KEY AUTOINCREMENT);
 """
+NOBODY = "Failed to connect to <127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>"
+"""What commands say of a schedd that was killed: its address is still known."""
 
 
 class Id(NamedTuple):

@@ -27,6 +27,7 @@ _POLICY_S = 0.3
 """How often periodic expressions are evaluated (HTCondor: every minute)."""
 _BY_POLICY, _NOT_RUN, _NOT_SENT = 3, 6, 13
 """Codes of holds."""
+_FIRST = "1 total failures: first failure: "
 
 
 class Schedd:
@@ -103,14 +104,16 @@ class Schedd:
             self._queue.order_vacate(job, wanted=False)
             if "failure" in ending:
                 why = f"Error from {start['slot']}: {ending['failure']}"
-                turn(ad, HELD, HoldReason=why, HoldReasonCode=_NOT_RUN, HoldReasonSubCode=2)
+                turn(ad, HELD, HoldReason=why, HoldReasonCode=_NOT_RUN, HoldReasonSubCode=ending["errno"])
             elif ad["JobStatus"] == RUNNING and not vacated:
                 bring_back(ad, Path(start["sandbox"]), transferred=start["transferred"])
-                turn(ad, COMPLETED, ExitBySignal="signal" in ending, CompletionDate=now())
-                ad["ExitSignal" if "signal" in ending else "ExitCode"] = ending.get("signal", ending.get("code"))
+                turn(ad, COMPLETED, CompletionDate=now())
             elif ad["JobStatus"] == RUNNING:
                 turn(ad, IDLE, LastVacateTime=now(), NextRematch=now() + self._pool["rematch_s"])
             turn(ad, int(ad["JobStatus"]), RemoteHost=None)
+            if "signal" in ending or "code" in ending:  # also of one that was evicted: its ad keeps that
+                ad["ExitBySignal"] = "signal" in ending
+                ad["ExitSignal" if "signal" in ending else "ExitCode"] = ending.get("signal", ending.get("code"))
             if ad["JobStatus"] in (REMOVED, COMPLETED):
                 self._queue.leave(ad)
             else:
@@ -127,8 +130,8 @@ class Schedd:
         claim = slots.find(ad, machines, running)
         if claim is not None:
             self._start(ad, claim)
-        elif "LastRejMatchReason" not in ad:
-            self._turn(id_of(ad), IDLE, was=IDLE, LastRejMatchReason="no match found ", LastRejMatchTime=now())
+        elif value(ad, "LastRejMatchTime", 0) < ad["EnteredCurrentStatus"]:
+            self._turn(id_of(ad), IDLE, was=IDLE, LastRejMatchReason="no match found", LastRejMatchTime=now())
 
     def _start(self, ad: Ad, claim: slots.Claim) -> None:
         job, started, runs = id_of(ad), now(), int(value(ad, "NumShadowStarts", 0)) + 1
@@ -136,7 +139,7 @@ class Schedd:
         sandbox.mkdir(parents=True, exist_ok=True)
         new = dict.fromkeys(("NumShadowStarts", "NumJobStarts", "JobRunCount"), runs)
         new |= dict.fromkeys(("JobCurrentStartDate", "JobCurrentStartExecutingDate"), started)
-        new |= {"JobStartDate": value(ad, "JobStartDate", started), "LastRejMatchReason": None}
+        new |= {"JobStartDate": value(ad, "JobStartDate", started)}
         new |= {"RemoteHost": claim.slot, "AssignedGPUs": ",".join(claim.gpus)}
         turn(ad, RUNNING, **new)
         try:
@@ -145,7 +148,7 @@ class Schedd:
             shutil.rmtree(sandbox)
             why = "Transfer input files failure at access point submit.pool while sending files to execution point"
             held = {"HoldReasonCode": _NOT_SENT, "HoldReasonSubCode": error.number}
-            self._turn(job, HELD, was=IDLE, HoldReason=f"{why} {claim.slot}. Details: {error}", **held)
+            self._turn(job, HELD, was=IDLE, HoldReason=f"{why} {claim.slot}. Details: {_FIRST}{error}", **held)
             return
         if not self._turn(job, RUNNING, was=IDLE, **new):
             shutil.rmtree(sandbox)  # it was removed just now

@@ -60,9 +60,10 @@ def environment(job: Ad, claim: Claim, sandbox: Path) -> dict[str, str]:
     """What a job finds in its environment: little. Neither PATH nor HOME."""
     given = dict(word.split("=", 1) for word in shlex.split(value(job, "Environment", "")))
     if claim.gpus:
-        given |= {"CUDA_VISIBLE_DEVICES": ",".join(claim.gpus), "_CONDOR_AssignedGPUs": ",".join(claim.gpus)}
-    elif claim.has_gpus:
-        given["CUDA_VISIBLE_DEVICES"] = "10000"  # what HTCondor says to a job that was given none of them
+        names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "_CONDOR_AssignedGPUs")
+        given |= dict.fromkeys(names, ",".join(claim.gpus))
+    elif claim.has_gpus:  # what HTCondor says to a job that was given none of them
+        given |= {"CUDA_VISIBLE_DEVICES": "10000", "NVIDIA_VISIBLE_DEVICES": "none", "_CONDOR_AssignedGPUs": "10000"}
     folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP", "_CONDOR_SCRATCH_DIR", "_CONDOR_JOB_IWD"), str(sandbox))
     return {
         **given,

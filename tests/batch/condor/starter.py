@@ -37,7 +37,11 @@ def main(folder: Path) -> None:
             )  # fmt: skip
     except OSError as error:
         _write(
-            folder, {"failure": f"Failed to execute '{start['command'][0]}': (errno={error.errno}: '{error.strerror}')"}
+            folder,
+            {
+                "failure": f"Failed to execute '{start['command'][0]}': (errno={error.errno}: '{error.strerror}')",
+                "errno": error.errno,
+            },
         )
         return
     told_at = 0.0

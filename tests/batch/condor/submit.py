@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 
 from batch.condor.ads import IDLE, Ad, now, value
-from batch.condor.queue import Queue, schedd_is_up
+from batch.condor.queue import NOBODY, Queue, schedd_is_up
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -37,17 +37,17 @@ def main(folder: Path, arguments: list[str]) -> int:
         else:
             file = word
     if not dry_run and not schedd_is_up(folder):
-        return _failed("Can't find address of local schedd")
+        return _failed(f"Failed to connect to local queue manager\nCEDAR:6001:{NOBODY}", begin="\nERROR: ")
     try:
         text = Path(file).read_text()
     except OSError as error:
-        return _failed(f"Failed to open command file ({file}) ({os.strerror(error.errno or 0)})")
+        return _failed(f"Failed to open command file ({file}) ({os.strerror(error.errno or 0)})", begin="\nERROR: ")
     return _submit(folder, text, terse=terse, dry_run=dry_run)
 
 
 def _submit(folder: Path, text: str, *, terse: bool, dry_run: str) -> int:
     if not terse:
-        print("Submitting job(s)", end="", flush=True)
+        print("Dry-Run job(s)" if dry_run else "Submitting job(s)", end="", flush=True)
     try:
         if dry_run:
             ads = _ads(text, cluster=1)
@@ -63,11 +63,12 @@ def _submit(folder: Path, text: str, *, terse: bool, dry_run: str) -> int:
     if not terse:
         print("." * len(ads))
     for line in _unused(text):
-        print(f"\nWARNING: the line '{line}' was unused by condor_submit. Is it a typo?", file=sys.stderr)
+        print(f"WARNING: the line '{line}' was unused by condor_submit. Is it a typo?", file=sys.stderr)
     cluster, last = ads[0]["ClusterId"], ads[-1]["ProcId"]
-    if dry_run:
-        return 0
-    print(f"{cluster}.0 - {cluster}.{last}" if terse else f"{len(ads)} job(s) submitted to cluster {cluster}.")
+    done = "dry-run to" if dry_run else "submitted to"
+    print(f"{cluster}.0 - {cluster}.{last}" if terse else f"{len(ads)} job(s) {done} cluster {cluster}.")
+    if not terse and not dry_run:
+        print(f"To monitor your job(s), run: condor_watch_q -clusters {cluster}", file=sys.stderr)
     return 0
 
 

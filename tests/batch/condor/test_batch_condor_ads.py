@@ -9,7 +9,17 @@ import pytest
 
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
 from stoker.manager.factory.condor import failure
-from stoker.manager.factory.condor_ads import Ad, Verdict, ended, has_failed, job_of, judge, read_ads, read_analysis
+from stoker.manager.factory.condor_ads import (
+    Ad,
+    Verdict,
+    ended,
+    has_failed,
+    is_unmatched,
+    job_of,
+    judge,
+    read_ads,
+    read_analysis,
+)
 from stoker.manager.protocol.blocks import BlockPhase
 
 
@@ -33,8 +43,22 @@ def told(verdict: Verdict) -> tuple[BlockPhase, str]:
     [
         (ad(1), BlockPhase.PENDING, "idle"),
         (ad(1, LastRejMatchReason="no match found "), BlockPhase.PENDING, "idle: no match found"),
+        (ad(1, LastRejMatchReason="no match found", LastRejMatchTime=1003), BlockPhase.PENDING, "idle: no match found"),
         (ad(1, LastRejMatchReason="insufficient priority |5|12.0|"), BlockPhase.PENDING, "idle: insufficient priority"),
         (ad(1, NumShadowStarts=1, LastRemoteHost="slot1@n1"), BlockPhase.PENDING, "evicted from slot1@n1, idle"),
+        (
+            ad(
+                1,
+                NumShadowStarts=1,
+                LastRemoteHost="slot1@n1",
+                LastRejMatchReason="no match found",
+                LastRejMatchTime=990,
+                ExitBySignal=True,
+                ExitSignal=15,
+            ),
+            BlockPhase.PENDING,
+            "evicted from slot1@n1, idle",
+        ),
         (ad(2, RemoteHost="slot1_1@n1"), BlockPhase.RUNNING, "on slot1_1@n1"),
         (ad(3), BlockPhase.RUNNING, "is being removed"),
         (ad(6), BlockPhase.RUNNING, "sends its output home"),
@@ -84,12 +108,27 @@ def test_a_removal_that_hangs_is_forced() -> None:
             ad(3, LastJobStatus=5, HoldReason="no such file", RemoveReason="via condor_rm (by user ana)"),
             "held by HTCondor: no such file", False,
         ),
+        (
+            ad(3, LastJobStatus=5, LastHoldReason="no such file", RemoveReason="via condor_rm (by user ana)"),
+            "held by HTCondor: no such file", False,
+        ),
+        (
+            ad(3, LastJobStatus=2, LastHoldReason="no such file", RemoveReason="via condor_rm (by user ana)",
+               ExitBySignal=True, ExitSignal=15),
+            "removed via condor_rm (by user ana)", False,
+        ),
     ],
 )  # fmt: skip
 def test_the_end_of_a_job(job: Ad, reason: str, failed: bool) -> None:
     look = ended(job)
     assert (look.phase, look.reason) == (BlockPhase.ENDED, reason)
     assert has_failed(job) is failed
+
+
+def test_a_slot_that_was_not_found_before_the_last_run_is_an_old_story() -> None:
+    """As HTCondor 25 leaves it in the ad of a job that it has matched after all, and evicted."""
+    assert is_unmatched(ad(1, LastRejMatchReason="no match found", LastRejMatchTime=1003))
+    assert not is_unmatched(ad(1, LastRejMatchReason="no match found", LastRejMatchTime=990))
 
 
 ANALYSIS = """
@@ -109,12 +148,54 @@ Step    Matched  Condition
 """
 
 
+# As HTCondor 25.14 prints them.
+NOWHERE = """
+The Requirements expression for job 15.000 reduces to these conditions:
+
+         Slots      If
+Step   Matched   Drained  Condition
+----- --------- --------- ---------
+[0]           0         0  TARGET.HasTape
+[5]           1         1  versionGE(split(TARGET.CondorVersion)[1],"25.12.0")
+[11]          1         1  TARGET.FileSystemDomain == MY.FileSystemDomain
+
+
+015.000:  Run analysis summary ignoring user priority.  Of 1 slots on 1 machines,
+      1 slots are rejected by your job's requirements
+      0 slots reject your job because of their own requirements
+      0 slots match and are willing to run your job
+
+WARNING:  Be advised:
+   No machines matched the job's constraints
+"""
+TAKEN = """
+The Requirements expression for job 38.000 reduces to these conditions:
+
+         Slots      If
+Step   Matched   Drained  Condition
+----- --------- --------- ---------
+[7]           1         1  TARGET.Memory >= RequestMemory
+[9]           0         1  TARGET.Cpus >= RequestCpus
+[11]          1         1  TARGET.FileSystemDomain == MY.FileSystemDomain
+
+
+038.000:  Run analysis summary ignoring user priority.  Of 1 slots on 1 machines,
+      0 slots are rejected by your job's requirements
+      0 slots reject your job because of their own requirements
+      0 slots match and are willing to run your job
+      1 slots would match if drained
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
+        (NOWHERE, "of 1 slots 1 are ruled out by the job's requirements: none meets TARGET.HasTape"),
+        (TAKEN, "of 1 slots 1 would suit, and are taken"),
         (
             ANALYSIS.format("2 slots on 1 machines", " slots", 0, " slots"),
-            "of 2 slots 2 are ruled out by the job's requirements: none meets TARGET.Memory >= RequestMemory",
+            "of 2 slots 2 are ruled out by the job's requirements: none meets TARGET.Memory >= RequestMemory"
+            " with what is free now",
         ),
         (
             ANALYSIS.format("9 machines", "", 3, ""),
@@ -132,6 +213,16 @@ def test_why_no_slot_suits(text: str, told: str) -> None:
     [
         ("ERROR: Can't find address of local schedd", BatchTrouble, "Can't find address of local schedd"),
         ("ERROR: Failed to connect to local queue manager; AUTHENTICATE:1003", BatchTrouble, "Failed to connect"),
+        (
+            "ERROR: Failed to connect to local queue manager; CEDAR:6001:Failed to connect to <127.0.0.1:38977>",
+            BatchTrouble,
+            "^Failed to connect to local",
+        ),
+        (
+            "ERROR: on Line 5 of x.sub:; ERROR: Failed to parse command file (line 5).",
+            SubmissionRefused,
+            r"Failed to parse command file \(line 5\)",
+        ),
         ("ERROR: Failed to commit job submission into the queue.", BatchTrouble, "Failed to commit"),
         (
             "ERROR: Failed to commit job submission into the queue.; ERROR: Submissions need +ProjectName",

@@ -99,7 +99,7 @@ def test_a_schedd_that_goes_away_and_comes_back(make_pool: Callable[..., Pool], 
     manager.submit("b0")
     manager.hear("b0", RUNNING)
     pool.stop_schedd()
-    manager.hear_trouble("Can't find address for schedd")
+    manager.hear_trouble("Failed to connect to")
     manager.submit("b1")
     pool.start_schedd()
     manager.hear_trouble("")

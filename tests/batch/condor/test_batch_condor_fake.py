@@ -37,7 +37,7 @@ def test_what_submit_and_q_print(new_pool: Pool, tmp_path: Path) -> None:
     said = new_pool.run("condor_submit", "-terse", sub, cwd=tmp_path)
     assert (said.returncode, said.stdout) == (0, "2.0 - 2.2\n")
     said = new_pool.run("condor_submit", "-dry-run", "ads", sub, cwd=tmp_path)
-    assert said.returncode == 0
+    assert (said.returncode, said.stdout) == (0, "Dry-Run job(s)...\n3 job(s) dry-run to cluster 1.\n")
     assert 'Colour = "red"' in (tmp_path / "ads").read_text()
 
     said = new_pool.run("condor_q", "-json", "-attributes", "ClusterId,ProcId,Colour", "-constraint", 'Colour == "red"')
@@ -88,12 +88,16 @@ def test_what_rm_and_its_kin_print(new_pool: Pool, tmp_path: Path) -> None:
     said = new_pool.run("condor_rm", "2.2", "999.0")
     assert (said.returncode, said.stdout, said.stderr) == (0, "Job 2.2 marked for removal\n", "Job 999.0 not found\n")
     said = new_pool.run("condor_rm", "999.0")
-    assert (said.returncode, said.stderr) == (1, "Job 999.0 not found\n")
+    assert (said.returncode, said.stderr) == (1, "\nJob 999.0 not found\n")
     said = new_pool.run("condor_rm", "999")
-    assert (said.returncode, said.stderr) == (1, "Couldn't find/remove all jobs in cluster 999\n")
+    assert (said.returncode, said.stderr) == (1, "\nCouldn't find/remove all jobs in cluster 999\n")
     said = new_pool.run("condor_hold", "2.1")
     assert said.stdout == "Job 2.1 held\n"
     new_pool.wait("2.1", 5)
+    said = new_pool.run("condor_hold", "2.1")
+    assert (said.returncode, said.stderr) == (1, "\nJob 2.1 already held\n")
+    said = new_pool.run("condor_vacate_job", "-fast", "2.1")
+    assert (said.returncode, said.stderr) == (1, "\nJob 2.1 not running to be fast-vacated\n")
     said = new_pool.run("condor_release", "2.1")
     assert said.stdout == "Job 2.1 released\n"
     said = new_pool.run("condor_rm", "-constraint", "ClusterId > 1")
@@ -106,10 +110,15 @@ def test_without_a_schedd(new_pool: Pool, tmp_path: Path) -> None:
     sub = write(tmp_path, f"{SLEEP}queue\n")
     new_pool.stop_schedd()
     said = new_pool.run("condor_submit", sub, cwd=tmp_path)
-    assert (said.returncode, said.stderr) == (1, "ERROR: Can't find address of local schedd\n")
+    nobody = r"Failed to connect to <127\.0\.0\.1:9618\?.*>"
+    assert said.returncode == 1
+    assert re.fullmatch(rf"\nERROR: Failed to connect to local queue manager\nCEDAR:6001:{nobody}\n", said.stderr)
     said = new_pool.run("condor_q", "-json")
     assert said.returncode == 1
-    assert "Error: Can't find address for schedd" in said.stderr
+    assert re.fullmatch(rf"\n-- Failed to fetch ads from: <.*> : submit.pool\nCEDAR:6001:{nobody}\n", said.stderr)
+    said = new_pool.run("condor_rm", "1.0")
+    words = "DCSchedd::actOnJobs:6001:Failed to connect to schedd\nNo result found for job 1.0\n"
+    assert (said.returncode, said.stderr) == (1, words)
 
 
 def test_a_job_outlives_its_schedd_and_nothing_outlives_its_job(new_pool: Pool, tmp_path: Path) -> None:

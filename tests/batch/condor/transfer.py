@@ -29,7 +29,7 @@ def send(job: Ad, sandbox: Path, *, machine: Ad) -> dict[str, Any]:
     program = _under(home, str(job["Cmd"]))
     if moved:
         if value(job, "TransferExecutable", True):
-            program = _copy(program, sandbox / "condor_exec.exe")
+            program = _copy(program, sandbox / program.name)
             program.chmod(0o755)
         for name in value(job, "TransferInput", "").split(","):
             if name.strip():
@@ -54,7 +54,7 @@ def bring_back(job: Ad, sandbox: Path, *, transferred: bool) -> None:
         if name != "/dev/null":
             shutil.copyfile(sandbox / kept, _under(home, name))
     sent = {Path(name.strip()).name for name in value(job, "TransferInput", "").split(",")}
-    sent |= {"condor_exec.exe", "_condor_stdout", "_condor_stderr", ".job.ad", ".machine.ad"}
+    sent |= {Path(job["Cmd"]).name, "_condor_stdout", "_condor_stderr", ".job.ad", ".machine.ad"}
     if "TransferOutput" in job:
         names = [name.strip() for name in value(job, "TransferOutput", "").split(",") if name.strip()]
     else:
