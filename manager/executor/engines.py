@@ -87,7 +87,5 @@ def prepare(folder: SessionFolder, sites: Iterable[Site], *, session: str, pytho
     import from beyond this environment. Raises OSError."""
     for site in sites:
         if site.engine is Engine.TASKVINE:
-            made = planning.plan_of(
-                site, session=session, submit=folder.submit, python=sys.executable, search_path=python_path
-            )
+            made = planning.plan_of(site, session=session, python=sys.executable, search_path=python_path)
             plan.write(made, folder, site=site.name)

@@ -64,13 +64,14 @@ class SlurmBatch:
         """Jobs of the session that Slurm lists, by their id. Raises BatchTrouble.
 
         Jobs that are not ours may be cancelled for it, so that a name is not enough: another session of the same four
-        letters submits in another folder.
+        letters submits in another folder. (TaskVine does in one of its own, inside the session's.)
         """
         found = {}
-        ours = os.path.realpath(self._jobs.folder).splitlines()[0]
+        folder = self._jobs.folder
+        ours, session = (os.path.realpath(path).splitlines()[0] for path in (folder, folder.parent))
         for row in self._squeue().values():
             block = block_of(row.name, session=self._jobs.session)
-            if block is not None and row.folder == ours:
+            if block is not None and (row.folder == ours or row.folder.startswith(f"{session}/")):
                 found[row.job] = block
                 self._jobs.names[row.job] = row.name
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from stoker.manager.factory import condor_description as description
 from stoker.manager.factory.batch import job_name
@@ -18,12 +17,12 @@ WORKER = "worker"
 """Stands where other jobs of a session name their block."""
 
 
-def plan_of(site: Site, *, session: str = "", submit: Path = Path(), python: str = "", search_path: str = "") -> Plan:
+def plan_of(site: Site, *, session: str = "", python: str = "", search_path: str = "") -> Plan:
     """The plan of a site, whose settings TaskVine can all honour (see `refusals`).
 
-    Jobs of workers carry the marks by which those of a session are known: its id `session`, and `submit`, the folder
-    that it submits in. `python` is the interpreter of this program, for libraries too unless the site names another;
-    `search_path` what this program imports beyond its environment.
+    Jobs of workers carry the marks by which those of a `session` are known. `python` is the interpreter of this
+    program, for libraries too unless the site names another; `search_path` what this program imports beyond its
+    environment.
     """
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
@@ -38,13 +37,15 @@ def plan_of(site: Site, *, session: str = "", submit: Path = Path(), python: str
         disk_mb=int(pilot.cache_bytes) // 2**20,
         least_workers=least,
         most_workers=pilot.max_blocks,
-        batch_options=_batch_options(site, session=session, submit=submit),
+        batch_options=_batch_options(site, session=session),
         requirements=provider.requirements,
         worker_init=provider.worker_init,
         scratch=pilot.scratch,
         python=site.environment.python or python,
         search_path=search_path,
-        idle_s=NEVER_IDLE_S if is_local or least == pilot.max_blocks else max(1, int(site.policy.let_go_after_s(kept=False))),
+        idle_s=NEVER_IDLE_S
+        if is_local or least == pilot.max_blocks
+        else max(1, int(site.policy.let_go_after_s(kept=False))),
         walltime_s=0 if is_local else max(60, int(provider.walltime_s) - _WALLTIME_MARGIN_S),
         heartbeat_s=max(1, round(site.session.heartbeat_s)),
         silence_s=max(3, round(3 * site.session.heartbeat_s)),
@@ -60,10 +61,10 @@ def _cores(site: Site) -> int:
     return max(wanted, site.provider.cores)
 
 
-def _batch_options(site: Site, *, session: str, submit: Path) -> str:
+def _batch_options(site: Site, *, session: str) -> str:
     provider = site.provider
     if provider.kind is ProviderKind.SLURM:
-        return _slurm_options(site, session=session, submit=submit)
+        return _slurm_options(site, session=session)
     if provider.kind is ProviderKind.CONDOR:
         lines = [f"+MaxWallTime = {_minutes(provider.walltime_s)}"]
         if provider.account:
@@ -76,7 +77,7 @@ def _batch_options(site: Site, *, session: str, submit: Path) -> str:
     return ""
 
 
-def _slurm_options(site: Site, *, session: str, submit: Path) -> str:
+def _slurm_options(site: Site, *, session: str) -> str:
     provider = site.provider
     given: Sequence[tuple[str, str]] = (
         ("partition", provider.partition),
@@ -86,12 +87,8 @@ def _slurm_options(site: Site, *, session: str, submit: Path) -> str:
         ("time", str(_minutes(provider.walltime_s))),
         ("gres", f"gpu:{provider.gpus}" if provider.gpus else ""),
     )
-    marks = (("job-name", job_name(session, WORKER)), ("chdir", str(submit))) if session else ()
-    return " ".join([*_options(given), *provider.options, *_options(marks)])
-
-
-def _options(given: Sequence[tuple[str, str]]) -> list[str]:
-    return [f"--{name}={shlex.quote(value)}" for name, value in given if value]
+    marks = [f"--job-name={job_name(session, WORKER)}"] if session else []
+    return " ".join([*(f"--{name}={shlex.quote(value)}" for name, value in given if value), *provider.options, *marks])
 
 
 def _minutes(seconds: float) -> int:
