@@ -73,7 +73,7 @@ def files(folder: SessionFolder) -> list[LogFile]:
 def find(folder: SessionFolder, what: str) -> LogFile:
     """The log that is meant: by its name, or by a unique part of it. Raises SessionError with the nearest name."""
     there = files(folder)
-    exact = [file for file in there if what in (file.name, file.name.rpartition("/")[2])]
+    exact = [file for file in there if what in (file.name, file.name.rpartition("/")[2], file.name.partition(".")[0])]
     matches = exact or [file for file in there if file.name.startswith(what)]
     if len(matches) == 1:
         return matches[0]

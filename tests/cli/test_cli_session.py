@@ -304,6 +304,7 @@ def test_what_the_job_of_a_block_printed_is_a_log(stoker: Stoker, manager: Manag
     assert sorted(both.stdout.splitlines()) == ["module: command not found", "on n014"]
     assert sorted(both.stderr.splitlines()) == ["b1.err:", "b1.out:"]
     assert stoker("logs", "b1.out").output == "on n014\n"
+    assert str(stoker("logs", "b1", "-f").exception) == "b1 could be b1.err, b1.out; write one of them"
     assert "no call, pilot, library, context or block of this name" in str(stoker("logs", "b7").exception)
     assert stoker("logs", "factory").output == "block b1: submitted as job 7\n"
 
