@@ -21,6 +21,7 @@ from stoker.pilot.agent.agent import Agent, Options
 from stoker.pilot.agent.loop import Loop
 from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache
+from stoker.pilot.cache.store import KEPT_S
 from stoker.pilot.devices import find_devices
 from stoker.pilot.zygote import processes
 from stoker.units import parse_bytes, show_bytes
@@ -48,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--block", default="", help="the batch job (block) that this pilot is part of")
     parser.add_argument("--devices", default="auto", help="auto, gpu, cpu, or cpu:N (default: %(default)s)")
     parser.add_argument("--cache-size", default="50 GB", help="bound of the object cache (default: %(default)s)")
+    parser.add_argument(
+        "--cache-age", type=float, default=KEPT_S, metavar="S", help="unused for so long, it is removed"
+    )
     parser.add_argument("--scratch", default="", metavar="DIR", help="local disk for the cache and calls' folders")
     parser.add_argument("--grace", type=float, default=2.0, metavar="S", help="for running calls, when told to go")
     parser.add_argument("--source", default="", help="the site that its block was submitted at")
@@ -68,7 +72,7 @@ def _make(given: argparse.Namespace) -> Agent:
     )
     devices = find_devices(given.devices)
     base = base_folder(given.scratch)
-    cache = ObjectCache(base / "cache", bound_bytes=parse_bytes(given.cache_size))
+    cache = ObjectCache(base / "cache", bound_bytes=parse_bytes(given.cache_size), kept_s=given.cache_age)
     processes.adopt_orphans()
     scratch = Scratch(base, pilot=pilot)
     try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import click
 
-from stoker.manager.cli import console, left, sessions
+from stoker.manager.cli import caches, console, left, sessions
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.executor import detached
 from stoker.manager.protocol.session import SessionFolder
@@ -27,19 +27,24 @@ _SILENT_S = 2.0
 @sessions.takes_session(default=sessions.UP)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
     """End SESSION: calls that are left are cancelled, pilots end, jobs are cancelled. Says what is left if something
-    is, and how to remove it; exit code 1 then.
+    is, and how to remove it; exit code 1 then. What pilots keep on their nodes for the next session is named too.
     """
     folder = sessions.find(session) if session else sessions.the_one_that_is_up()
     before = end(folder)
     remains = wait_until_gone(folder, before, wait_s=wait_s, waiting=console.note)
     shutil.rmtree(folder.objects, ignore_errors=True)  # of no use without their session
     name = folder.read().session
+    brought = before is not None and bool(before.pilots or before.gone_pilots)
+    stays = caches.stays(detached.sites_of(folder).values()) if brought else []
     if as_json:
-        console.json({"session": name, "left": remains, "status": before})
+        console.json({"session": name, "left": remains, "stays": stays, "status": before})
     elif remains:
         console.lines(render(remains, name=name))
     else:
         console.line(f"session {name} has ended{_summary(before)}; nothing of it is left running")
+    if not as_json:
+        for text in stays:
+            console.note(text)
     if remains:
         raise click.exceptions.Exit(1)
 

@@ -12,6 +12,7 @@ from stoker.errors import StokerError
 from stoker.manager.cli import console
 from stoker.manager.cli.apps import run
 from stoker.manager.cli.attach import attach
+from stoker.manager.cli.caches import caches
 from stoker.manager.cli.calls import calls
 from stoker.manager.cli.doctor import doctor
 from stoker.manager.cli.down import down
@@ -29,7 +30,7 @@ def cli() -> None:
     """Stoker keeps models hot on GPUs that you do not own."""
 
 
-for command in (run, init, up, down, attach, doctor, status, calls, explain, logs, sessions):
+for command in (run, init, up, down, attach, doctor, status, calls, explain, logs, sessions, caches):
     cli.add_command(command)
 
 

@@ -43,6 +43,8 @@ def walltime_s(site: Site) -> int:
 def pilot_options(pilot: Pilot) -> list[str]:
     """What a site says of its pilots, as options of the pilot's command."""
     options = ["--devices", pilot.devices, "--cache-size", f"{int(pilot.cache_bytes)} B"]
+    if pilot.cache_age_s != Pilot().cache_age_s:
+        options += ["--cache-age", f"{pilot.cache_age_s:g}"]
     return [*options, "--scratch", os.path.expanduser(pilot.scratch)] if pilot.scratch else options
 
 

@@ -11,6 +11,9 @@ A pin is a shared lock on the entry's file: the kernel drops it when the process
 an object pinned, and an evictor that gets the exclusive lock knows that nobody uses it. An object comes in whole, by a
 rename. What was changed under its name since is noticed when it is next wanted, and fetched again.
 
+It is there on purpose when its sessions are over: the next one finds the models of the last. What nobody has used for
+`KEPT_S` goes when a pilot starts.
+
 One pilot at a time brings an object to this host; others that want it wait for it, as long as it comes. A draft whose
 pilot has died stays for an hour, or until its room is needed: who wants the object next goes on with what is there
 (every part is checked)."""
@@ -34,6 +37,8 @@ from stoker.pilot.cache import disk
 from stoker.pilot.core.cache import Entry, Shortage, file_name, make_room
 from stoker.units import show_bytes
 
+KEPT_S = 14 * 86400.0
+"""How long an object stays that nobody uses, unless a site says otherwise."""
 STUCK_S = 30.0
 """Who brings an object and has got nothing of it for so long (its session may be cut off) is not waited for."""
 
@@ -78,7 +83,7 @@ class Pin:
 class ObjectCache:
     """See the module's text. Its methods block on disks, so an agent calls them in a thread of their own."""
 
-    def __init__(self, folder: Path, *, bound_bytes: int) -> None:
+    def __init__(self, folder: Path, *, bound_bytes: int, kept_s: float = KEPT_S) -> None:
         self.folder = folder
         self._bound = bound_bytes
         self._objects = folder / "objects"
@@ -91,6 +96,7 @@ class ObjectCache:
             raise CacheError(f"the cache folder {folder} belongs to somebody else; give --scratch another folder")
         folder.chmod(0o700)
         with self._locked():
+            self._expire(kept_s)
             self._sweep(kept_s=_DRAFT_KEPT_S)
             self.identity = self._name()
             """The same for all pilots that use this cache, and for no others."""
@@ -269,6 +275,13 @@ class ObjectCache:
             entry.unlink()  # first: an object without an entry is not there
         disk.delete(place)
         disk.delete(self._manifests / place.name)
+
+    def _expire(self, kept_s: float) -> None:
+        """Remove objects that nobody has used for so long."""
+        now = time.time()
+        for entry, facts, used_at in self._list():
+            if now - used_at >= kept_s and not is_locked(entry):
+                self._remove(*self._place(facts.name))
 
     def _sweep(self, *, kept_s: float) -> None:
         """Remove what crashed pilots left: drafts that nobody brings on, objects and manifests without an entry."""

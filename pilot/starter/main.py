@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.pilot.starter import fetching, node_python
-from stoker.pilot.starter.place import Environments, StartError, base_folder
+from stoker.pilot.starter.place import KEPT_S, Environments, StartError, base_folder
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = [str(folder / "bin" / "python"), "-P", "-m", "stoker.pilot.main", "--session", given.session, *rest]
     if given.scratch:
         command += ["--scratch", given.scratch]
+    if given.cache_age is not None:
+        command += ["--cache-age", f"{given.cache_age:g}"]
     if given.walltime_s:
         command += ["--walltime-s", f"{max(1.0, given.walltime_s - (time.monotonic() - began)):.0f}"]
     command += ["--environment", f"{facts['packages']['name']}={archive}"]
@@ -51,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--begun", default="")
     parser.add_argument("--session", required=True)
     parser.add_argument("--scratch", default="")
+    parser.add_argument("--cache-age", type=float, default=None)
     parser.add_argument("--walltime-s", type=float, default=0.0)
     return parser
 
@@ -66,7 +69,8 @@ def _read(file: Path) -> dict[str, Any]:
 def _enter(given: argparse.Namespace, facts: dict[str, Any]) -> tuple[Path, Path]:
     """The environment's folder on this node, and the archive that it was made from."""
     packages, named = facts["packages"], facts["interpreter"]
-    home = Environments(base_folder(given.scratch))
+    kept_s = KEPT_S if given.cache_age is None else given.cache_age
+    home = Environments(base_folder(given.scratch), kept_s=kept_s)
     name = packages["name"].partition(".")[0][-32:] + ("-" + "".join(filter(str.isalnum, named)) if named else "")
     folder = home.enter(
         name,

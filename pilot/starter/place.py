@@ -1,4 +1,5 @@
-"""Where environments lie on a node: unpacked once, shared by a user's pilots, removed when others need the room.
+"""Where environments lie on a node: unpacked once, shared by a user's pilots, removed when others need the room or when
+nobody has used them for long.
 
     <scratch>/stoker-<uid>/environments/
         NAME/                 an environment, whole or not there: it comes by a rename
@@ -17,12 +18,15 @@ import fcntl
 import os
 import shutil
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 KEEP_BYTES = 20_000_000_000
 """Environments may take so much, the one that is needed included."""
+KEPT_S = 14 * 86400.0
+"""How long one stays that nobody runs in, unless a site says otherwise."""
 
 
 class StartError(Exception):
@@ -53,16 +57,17 @@ def base_folder(given: str) -> Path:
 class Environments:
     """The environments of one user on one node."""
 
-    def __init__(self, base: Path, *, keep_bytes: int = KEEP_BYTES) -> None:
+    def __init__(self, base: Path, *, keep_bytes: int = KEEP_BYTES, kept_s: float = KEPT_S) -> None:
         self._root = base / "environments"
         self._keep_bytes = keep_bytes
+        self._kept_s = kept_s
         self._root.mkdir(mode=0o700, exist_ok=True)
 
     def archive(self, name: str) -> Path:
         """Where the archive of an environment is put."""
         return self._root / f"{name}.tar.gz"
 
-    def enter(self, name: str, *, room_bytes: int, get: Callable[[Path], None], finish: Callable[[Path], None]) -> Path:
+    def enter(self, name: str, *, room_bytes: int, get: Callable[[Path], object], finish: Callable[[Path], None]) -> Path:
         """The folder of an environment, made first if it is not here. It stays for as long as this process lives,
         whatever program it becomes.
 
@@ -76,6 +81,7 @@ class Environments:
         making = self._open(f"{name}.making")
         folder = self._root / name
         try:
+            self.expire()
             fcntl.flock(making, fcntl.LOCK_EX)
             if not self._is_whole(folder):
                 self._make(folder, room_bytes, get, finish)
@@ -87,10 +93,17 @@ class Environments:
             os.close(making)
         return folder
 
+    def expire(self) -> None:
+        """Remove environments that nobody has run in for long."""
+        for place in self._by_use():
+            with suppress(OSError):
+                if time.time() - place.with_name(f"{place.name}.used").stat().st_mtime >= self._kept_s:
+                    self._remove(place)
+
     def _open(self, file: str) -> int:
         return os.open(self._root / file, os.O_RDWR | os.O_CREAT, 0o600)
 
-    def _make(self, folder: Path, room_bytes: int, get: Callable[[Path], None], finish: Callable[[Path], None]) -> None:
+    def _make(self, folder: Path, room_bytes: int, get: Callable[[Path], object], finish: Callable[[Path], None]) -> None:
         self._make_room(folder, room_bytes)
         archive = self.archive(folder.name)
         get(archive)

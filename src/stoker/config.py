@@ -22,6 +22,7 @@
     [pilot]
     devices = "auto"              "auto": every GPU that is granted, else one CPU device a core; "gpu", "cpu", "cpu:4"
     cache_size = "20 GB"          bound of the object cache on the pilot's disk
+    cache_age = "14 d"            what nobody has used for so long leaves it when a pilot starts
     scratch = ""                  local disk for that cache and for calls ("$TMPDIR" is read there); empty: the
                                   system's temporary folder
     init_blocks = 1               blocks to ask for at once, and how few and how many there may be

@@ -183,6 +183,7 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     init_blocks: Count = 1
     min_blocks: Count = 0
     max_blocks: Positive = 1
+    cache_age_s: Duration = msgspec.field(default=Duration(14 * 86400.0), name="cache_age")
 
     def __post_init__(self) -> None:
         if self.min_blocks > self.max_blocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -56,6 +57,20 @@ def close_locks(folder: Path) -> None:
                 os.close(int(number))
         except OSError:
             continue
+
+
+def test_one_that_nobody_has_run_in_for_long_goes(enter: Callable[..., Path], tmp_path: Path) -> None:
+    old, used = enter("old"), enter("used")
+    close_locks(tmp_path)
+    held = os.open(tmp_path / "environments" / "used.used", os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    for name in ("old", "used"):
+        os.utime(tmp_path / "environments" / f"{name}.used", (1e9, 1e9))
+    assert enter("new").is_dir()
+    assert used.is_dir(), "somebody runs in it"
+    assert not old.exists()
+    assert not (tmp_path / "environments" / "old.tar.gz").exists()
+    os.close(held)
 
 
 def test_it_is_made_once(enter: Callable[..., Path], tmp_path: Path) -> None:

@@ -147,6 +147,27 @@ def test_a_missing_source_is_said(cache: ObjectCache) -> None:
         have(cache, ObjectRef(name="file-" + "0" * 64, size_bytes=1, source="/nowhere/at/all"))
 
 
+def test_what_nobody_has_used_for_long_goes_when_a_pilot_starts(cache: ObjectCache, tmp_path: Path) -> None:
+    names = ("old", "used", "fresh")
+    refs = {}
+    for name in names:
+        (tmp_path / name).write_bytes(name.encode() * 10)
+        refs[name] = object_of(tmp_path / name, memo=tmp_path / "memo")
+    pins = {name: have(cache, refs[name]) for name in names}
+    pins["old"].release()
+    pins["fresh"].release()
+    month_ago = time.time() - 30 * 86400
+    for name in ("old", "used"):
+        os.utime(cache._entries / refs[name].name, (month_ago, month_ago))
+    assert set(ObjectCache(cache.folder, bound_bytes=1000, kept_s=60 * 86400).sizes()) == {
+        ref.name for ref in refs.values()
+    }
+    again = ObjectCache(cache.folder, bound_bytes=1000)
+    assert set(again.sizes()) == {refs["used"].name, refs["fresh"].name}
+    assert not (again.folder / "objects" / refs["old"].name).exists()
+    assert not (again.folder / "manifests" / refs["old"].name).exists()
+
+
 def test_leftovers_of_the_dead_are_swept(tmp_path: Path) -> None:
     ObjectCache(tmp_path / "cache", bound_bytes=1000)
     (tmp_path / "cache" / "drafts" / "half").write_bytes(b"x")

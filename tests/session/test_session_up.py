@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -224,6 +225,9 @@ def test_down_ends_everything_and_what_is_over_stays_over(world: World, tmp_path
         f"session {up.name} has ended: 0 calls done, 1 cancelled, 1 pilot let go, 1 job ended; "
         "nothing of it is left running\n"
     )
+    assert "stay on their nodes" in said.stderr
+    assert (world.scratch / f"stoker-{os.getuid()}" / "cache").is_dir()
+    assert "bytes" in json.loads(stoker(world, "caches", "--clear", "--json").stdout)
     _, err = program.communicate(timeout=60)
     assert program.returncode == 1
     assert "stoker down" in err

@@ -1,0 +1,89 @@
+"""`stoker caches`: what pilots keep on this machine for the next session, and removing it.
+
+A session that has ended leaves on the nodes' disks what took long to bring there: objects (models, snapshots) and
+environments. All sessions of a user share it, it is bounded, and what nobody has used for long goes by itself.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+
+import click
+import msgspec
+
+from stoker.manager.cli import console
+from stoker.manager.cli.prune import size_bytes
+from stoker.pilot.agent.scratch import base_folder
+from stoker.pilot.cache import ObjectCache
+from stoker.pilot.starter.place import Environments
+from stoker.site import Site
+from stoker.units import show_bytes, show_seconds
+
+_DAY_S = 86400.0
+_HOW = "for the next session; what nobody has used for long goes by itself; now: stoker caches --clear"
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What pilots keep at one place of this host, and what of it was removed."""
+
+    host: str
+    folder: str
+    bytes: int
+    removed_bytes: int = 0
+
+
+@click.command()
+@click.option("--clear", is_flag=True, help="Remove it, but for what pilots use just now.")
+@click.option("--scratch", metavar="DIR", default="", help="Where, if the site file says [pilot] scratch.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
+    """What pilots keep on this machine for the next session: files that they fetched, environments.
+
+    It is bounded ([pilot] cache_size), and leaves by itself when nobody has used it for long (cache_age). For a compute
+    node run it there: srun -w n014 stoker caches --clear
+    """
+    kept = look(scratch, clear=clear)
+    if as_json:
+        console.json(kept)
+    else:
+        console.lines(render(kept, clear=clear))
+
+
+def look(scratch: str = "", *, clear: bool = False) -> Kept:
+    """What is there, after what nobody uses was removed if it is to be. Raises StokerError."""
+    base = base_folder(scratch)
+    before = size_bytes(base)
+    kept_s = 0.0 if clear else float("inf")
+    if (base / "cache").is_dir():
+        ObjectCache(base / "cache", bound_bytes=0, kept_s=kept_s)  # what it does first
+    if (base / "environments").is_dir():
+        Environments(base, kept_s=kept_s).expire()
+    after = size_bytes(base)
+    return Kept(socket.gethostname(), str(base), after, before - after)
+
+
+def render(kept: Kept, *, clear: bool) -> list[str]:
+    """The lines of `stoker caches`."""
+    where = f"{kept.folder} on {kept.host}"
+    if clear:
+        rest = f"; {show_bytes(kept.bytes)} are in use" if kept.bytes else ""
+        return [f"{where}: {show_bytes(kept.removed_bytes)} removed{rest}"]
+    return [f"{where}: {show_bytes(kept.bytes)}", *([_HOW] if kept.bytes else [])]
+
+
+def stays(sites: Iterable[Site]) -> list[str]:
+    """What a session of these sites leaves on purpose, for who ends it."""
+    ages: dict[str, list[str]] = {}
+    for site in sites:
+        place = site.pilot.scratch or "their temporary folder"
+        ages.setdefault(_age(site.pilot.cache_age_s), []).append(place)
+    return [
+        f"files that its pilots fetched stay on their nodes ({', '.join(dict.fromkeys(places))}) for the next session, "
+        f"each until nobody has used it for {age}; to remove them run there: stoker caches --clear"
+        for age, places in ages.items()
+    ]
+
+
+def _age(seconds: float) -> str:
+    return f"{seconds / _DAY_S:.3g} days" if seconds >= 2 * _DAY_S else show_seconds(seconds)

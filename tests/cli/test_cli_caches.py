@@ -1,0 +1,81 @@
+"""`stoker caches`: what pilots keep on this machine, and removing what nobody uses."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stoker.contexts.objects import object_of
+from stoker.manager.cli.caches import stays
+from stoker.manager.cli.main import cli
+from stoker.pilot.cache import Bringing, ObjectCache, Pin
+from stoker.pilot.transfer.board import Source
+from stoker.site import Duration, Pilot, Site
+
+SIZE = 300_000
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STOKER_SCRATCH", str(tmp_path / "scratch"))
+    return tmp_path / "scratch" / f"stoker-{os.getuid()}"
+
+
+def keep(scratch: Path, name: str) -> Pin:
+    """Have an object in the cache that the command finds."""
+    original = scratch.parent.parent / name
+    original.write_bytes(os.urandom(SIZE))
+    ref = object_of(original, memo=original.with_suffix(".memo"))
+    bringing = Bringing(ObjectCache(scratch / "cache", bound_bytes=10**9), ref)
+    bringing.offer([Source(path=str(original), origin=True)])
+    pin, _ = bringing.run()
+    original.unlink()
+    return pin
+
+
+def said(*arguments: str) -> str:
+    ran = CliRunner().invoke(cli, ["caches", *arguments])
+    assert ran.exit_code == 0, ran.output
+    return ran.output
+
+
+def test_nothing_is_there_at_first(scratch: Path) -> None:
+    assert str(scratch) in said()
+    assert json.loads(said("--json"))["bytes"] == 0
+    assert list(scratch.iterdir()) == [], "to look leaves nothing"
+
+
+def test_what_pilots_use_stays_and_the_rest_goes_when_it_is_told_to(scratch: Path) -> None:
+    used, unused = keep(scratch, "used"), keep(scratch, "unused")
+    unused.release()
+    environments = scratch / "environments"
+    for name in ("mine", "old"):
+        (environments / name).mkdir(parents=True)
+        (environments / name / "python").write_bytes(b"x" * SIZE)
+        (environments / f"{name}.used").touch()
+    with (environments / "mine.used").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        assert 4 * SIZE <= json.loads(said("--json"))["bytes"] < 5 * SIZE
+        assert Path(unused.path).exists()
+        cleared = json.loads(said("--clear", "--json"))
+    assert 2 * SIZE <= cleared["removed_bytes"] < 3 * SIZE
+    assert not Path(unused.path).exists()
+    assert not (environments / "old").exists()
+    assert Path(used.path).stat().st_size == SIZE
+    assert (environments / "mine" / "python").stat().st_size == SIZE
+
+
+def test_who_ends_a_session_hears_what_stays_where_and_for_how_long() -> None:
+    day = Pilot(scratch="/local", cache_age_s=Duration(86400))
+    sites = [Site(name="a"), Site(name="b", pilot=day), Site(name="c", pilot=day)]
+    first, second = stays(sites)
+    assert "stay on their nodes (their temporary folder) for the next session" in first
+    assert "nobody has used it for 14 days" in first
+    assert "(/local)" in second
+    assert "nobody has used it for 24 h" in second
+    assert second.endswith("run there: stoker caches --clear")
