@@ -79,7 +79,11 @@ def release(core: Core, block: Block, reason: str) -> None:
 def _book(block: Block) -> None:
     """Keep its source's books of a block that has changed. They are asked for often, blocks change seldom."""
     source = block.source
-    for books, belongs in ((source.staying, block.staying), (source.coming, block.coming)):
+    for books, belongs in (
+        (source.staying, block.staying),
+        (source.coming, block.coming),
+        (source.filling, block.filling),
+    ):
         if belongs:
             books[block.id] = None
         else:
@@ -136,7 +140,7 @@ def _over(core: Core, block: Block) -> None:
 
     state, source = core.state, block.source
     del state.blocks[block.id]
-    for books in (source.blocks, source.staying, source.coming):
+    for books in (source.blocks, source.staying, source.coming, source.filling):
         books.pop(block.id, None)
     how = "refused" if block.phase is BlockPhase.REFUSED else block.reason.partition(":")[0] or "ended"
     state.ended_blocks[how] = state.ended_blocks.get(how, 0) + 1

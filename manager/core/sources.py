@@ -11,8 +11,8 @@ class SourceState:
     """A source of pilots, and how it has done lately."""
 
     __slots__ = (
-        "blocks", "coming", "devices", "failed_at", "failures", "last_failure", "short_lived", "source", "staying",
-        "trouble",
+        "blocks", "coming", "devices", "failed_at", "failures", "filling", "last_failure", "short_lived", "source",
+        "staying", "trouble",
     )  # fmt: skip
 
     def __init__(self, source: Source) -> None:
@@ -23,6 +23,8 @@ class SourceState:
         """Of these, those that were not let go."""
         self.coming: dict[BlockId, None] = {}
         """Of these in turn, those from which pilots may still come."""
+        self.filling: dict[BlockId, None] = {}
+        """Of those that stay, those that have brought some of their pilots: of several nodes, or tasks of an array."""
         self.devices: tuple[DeviceFacts, ...] = ()
         """What the last pilot had that came from here."""
         self.failures = 0
@@ -72,3 +74,8 @@ class Block:
     def coming(self) -> bool:
         """Whether pilots may still come from it."""
         return not self.leaving and (not self.brought or self.phase is BlockPhase.PENDING)
+
+    @property
+    def filling(self) -> bool:
+        """Whether it runs and has brought some of its pilots, not all."""
+        return not self.coming and not self.leaving and 0 < self.brought < self.source.source.nodes

@@ -25,8 +25,11 @@ def validate(state: State) -> None:
     for block in state.blocks.values():
         _hold(not block.phase.over, f"block {block.id} is over and listed")
         _hold(block.source.blocks.get(block.id) is block, f"block {block.id} is not its source's")
-        books = block.id in block.source.staying, block.id in block.source.coming
-        _hold(books == (block.staying, block.coming), f"block {block.id} is in the wrong books of its source")
+        source = block.source
+        books = tuple(block.id in book for book in (source.staying, source.coming, source.filling))
+        _hold(
+            books == (block.staying, block.coming, block.filling), f"block {block.id} is in wrong books of its source"
+        )
         _hold(all(id in state.pilots for id in block.pilots), f"block {block.id} lists a pilot that is gone")
     for library in state.libraries.values():
         _library(state, library)

@@ -82,13 +82,17 @@ class KeepBlocks(Quiet):
             if wanted > 0:
                 plan.append(WantBlocks(source.source.name, wanted))
             plan += self._shrink(view, source, has_use=bool(useful))
+            filling = [at for id in source.filling if (at := source.blocks[id].brought_at + self.late_s) >= view.now]
+            if filling and useful:
+                plan.append(Timer(min(filling) + 0.1, f"filling/{source.source.name}"))
             if len(view.sources) > 1:
                 soon = [source.blocks[id] for id in source.coming if not self._is_late(view, source.blocks[id])]
                 if soon:
                     plan.append(
                         Timer(min(block.since for block in soon) + self.late_s + 0.1, f"late/{source.source.name}")
                     )
-                _cover(waiting, useful, slots=(wanted + len(soon)) * _slots(source))
+                slots = (wanted + len(soon)) * _slots(source) + self._filling_slots(view, source)
+                _cover(waiting, useful, slots=slots)
         return [*plan, *self._hopeless(view)]
 
     def timer(self, view: View, key: str) -> Sequence[Action]:  # noqa: ARG002
@@ -112,12 +116,23 @@ class KeepBlocks(Quiet):
         asked_for = max(0, least - staying)
         if rule.rule is Rule.FIXED or not useful:
             return min(asked_for, room)
-        worth = -(-sum(useful.values()) // _slots(source)) - coming
+        calls = max(0, sum(useful.values()) - self._filling_slots(view, source))
+        worth = -(-calls // _slots(source)) - coming
         if rule.rule is Rule.OPPORTUNISTIC:
             wanted = min(rule.keep_pending - coming, worth)
         else:
             wanted = min(_for_deadline(source, useful) - staying, worth)
         return max(0, min(room, max(asked_for, wanted)))
+
+    def _filling_slots(self, view: View, source: SourceState) -> int:
+        """Slots of pilots that should join the first ones of their blocks any moment."""
+        blocks = (source.blocks[id] for id in source.filling)
+        missing = sum(source.source.nodes - block.brought for block in blocks if not self._is_stuck(view, block))
+        return missing * _slots(source) // source.source.nodes
+
+    def _is_stuck(self, view: View, block: Block) -> bool:
+        """Whether the rest of a block's pilots has been missing for so long that it may never come."""
+        return view.now - block.brought_at > self.late_s
 
     def _is_late(self, view: View, block: Block) -> bool:
         """Whether a block has waited for so long that calls should not count on it alone, where there are others."""

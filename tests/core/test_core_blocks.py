@@ -112,6 +112,19 @@ def test_opportunistic_blocks_wait_in_the_queue_while_there_is_work(cluster: Mak
     assert c.asked() == []  # four is the most
 
 
+def test_pilots_of_a_block_that_come_one_after_the_other_are_waited_for(cluster: Make) -> None:
+    """Nodes of a block, tasks of an array: the first does not mean that the rest of the calls needs another block."""
+    c = cluster().sources(Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, nodes=4, slots=1, idle_s=100.0))
+    c.calls(4)
+    assert c.asked() == ["b1"]
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1)).ready()
+    assert c.asked() == []
+    c.join("p2", block="b1", of=devices(1))
+    assert c.asked() == []
+    c.wait(31.0)  # the two others may never come
+    assert c.asked() == ["b2"]
+
+
 def test_no_block_is_asked_for_that_no_queued_call_could_use(cluster: Make) -> None:
     c = cluster().sources(OPEN)
     c.calls(1)
