@@ -48,6 +48,8 @@ _NOT_NOW = re.compile(
     re.IGNORECASE,
 )
 """Errors of condor_submit that say nothing about the job."""
+_ADDRESS = re.compile(r"(?<=\d)\?[^>\s]*>")
+"""The end of `<127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>`."""
 _GONE = re.compile(r"^(Job \S+ (not found|already marked for removal|not in `X' state.*)|Couldn't find/remove .*)$")
 
 
@@ -87,10 +89,10 @@ class CondorBatch:
         (self._folder / f"{name}.sh").chmod(0o700)
         said = self._commands.run(["condor_submit", "-terse", f"{name}.sub"])
         if said.code:
-            raise failure(said.words)
+            raise failure(in_short(said))
         found = _ID.search(said.out)
         if not found:
-            raise BatchTrouble(f"condor_submit printed no job id: {said.words}")
+            raise BatchTrouble(f"condor_submit printed no job id: {in_short(said)}")
         job = f"{found[1]}.{found[2]}"
         warnings = _WARNING.findall(said.err)
         if warnings:
@@ -118,7 +120,7 @@ class CondorBatch:
         for said in self._rm(jobs):
             wrong = [line for line in said.err.splitlines() if line.strip() and not _GONE.match(line.strip())]
             if said.code and wrong:
-                raise BatchTrouble(f"condor_rm: {said.words}")
+                raise BatchTrouble(f"condor_rm: {in_short(said)}")
 
     def find(self) -> Mapping[str, BlockId]:
         """Jobs of the session at this site that are not over, by their id. Raises BatchTrouble."""
@@ -134,7 +136,7 @@ class CondorBatch:
         ours = condor_description.constraint(session=self._session, source=self._site.name)
         said = self._commands.run(["condor_q", *_JSON, "-constraint", ours])
         if said.code:
-            raise BatchTrouble(f"condor_q: {said.words}")
+            raise BatchTrouble(f"condor_q: {in_short(said)}")
         return {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_q")}
 
     def _ends(self, jobs: Sequence[str]) -> dict[str, JobLook]:
@@ -158,7 +160,7 @@ class CondorBatch:
             try:
                 said = self._commands.run(["condor_history", *_JSON, "-limit", str(len(some)), *some])
                 if said.code:
-                    raise BatchTrouble(said.words)
+                    raise BatchTrouble(in_short(said))
                 ads |= {condor_ads.job_of(ad): ad for ad in condor_ads.read_ads(said.out, command="condor_history")}
             except BatchTrouble as error:
                 self._has_history = False
@@ -187,10 +189,17 @@ class CondorBatch:
     def _remove(self, jobs: Sequence[str], *, force: bool) -> None:
         for said in self._rm(jobs, *(["-forcex"] if force else [])):
             if said.code:
-                log.warning("condor_rm: %s", said.words)
+                log.warning("condor_rm: %s", in_short(said))
 
     def _rm(self, jobs: Sequence[str], *options: str) -> list[Said]:
         return [self._commands.run(["condor_rm", *options, *some]) for some in _parts(jobs)]
+
+
+def in_short(said: Said) -> str:
+    """Why a command failed, in its own words, but without the pages of advice that may follow them, and without what
+    an address says besides host and port."""
+    error = _ADDRESS.sub(">", said.err.partition("Extra Info:")[0])
+    return msgspec.structs.replace(said, err=error).words
 
 
 def failure(words: str) -> BatchTrouble | SubmissionRefused:

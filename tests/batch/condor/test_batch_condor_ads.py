@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
-from stoker.manager.factory.condor import failure
+from stoker.manager.factory.commands import Said
+from stoker.manager.factory.condor import failure, in_short
 from stoker.manager.factory.condor_ads import (
     Ad,
     Verdict,
@@ -238,6 +239,44 @@ def test_what_an_error_of_condor_submit_means(words: str, kind: type[Exception],
     error = failure(words)
     assert type(error) is kind
     assert re.search(told, str(error))
+
+
+SHUT_DOWN = """Error: Can't find address for schedd submit.pool
+
+Extra Info: You probably saw this error because the condor_schedd is not
+running on the machine you are trying to query. If the condor_schedd is not
+running, the Condor system will not be able to find an address and port to
+connect to and satisfy this request. Please make sure the Condor daemons are
+running and try again.
+
+Extra Info: If the condor_schedd is running on the machine you are trying to
+query and you still see the error, the most likely cause is that you have
+setup a personal Condor, you have not defined SCHEDD_NAME in your
+condor_config file, and something is wrong with your SCHEDD_ADDRESS_FILE
+setting. You must define either or both of those settings in your config
+file, or you must use the -name option to condor_q. Please see the Condor
+manual for details on SCHEDD_NAME and SCHEDD_ADDRESS_FILE.
+"""
+KILLED = """
+-- Failed to fetch ads from: <127.0.0.1:38977?addrs=127.0.0.1-38977&alias=submit.pool> : submit.pool
+CEDAR:6001:Failed to connect to <127.0.0.1:38977?addrs=127.0.0.1-38977&alias=submit.pool>
+"""
+
+
+@pytest.mark.parametrize(
+    ("err", "told"),
+    [
+        (SHUT_DOWN, "Error: Can't find address for schedd submit.pool"),
+        (
+            KILLED,
+            "-- Failed to fetch ads from: <127.0.0.1:38977> : submit.pool; "
+            "CEDAR:6001:Failed to connect to <127.0.0.1:38977>",
+        ),
+        ("", "exit code 1, and not a word"),
+    ],
+)
+def test_what_condor_q_says_of_a_schedd_that_is_away(err: str, told: str) -> None:
+    assert in_short(Said(1, "", err)) == told
 
 
 def test_ads_as_condor_q_prints_them() -> None:
