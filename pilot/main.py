@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.agent import environment
-from stoker.pilot.agent.agent import Agent, Options
+from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, Options
 from stoker.pilot.agent.loop import Loop
 from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache
@@ -56,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--grace", type=float, default=2.0, metavar="S", help="for running calls, when told to go")
     parser.add_argument("--source", default="", help="the site that its block was submitted at")
     parser.add_argument("--walltime-s", type=float, default=0.0, metavar="S", help="of its job, from when it starts")
-    parser.add_argument("--probe", default="", metavar="COMMAND", help="what probes a device; off: nothing does")
+    parser.add_argument("--probe", default="", metavar="COMMAND", help="what probes a device; never: nothing does")
+    parser.add_argument("--probe-every", type=float, default=PROBE_EVERY_S, metavar="S", help="0: at the start alone")
     parser.add_argument("--environment", default="", metavar="NAME=FILE", help="the archive that it runs in, for peers")
     return parser
 
@@ -77,7 +78,12 @@ def _make(given: argparse.Namespace) -> Agent:
     scratch = Scratch(base, pilot=pilot)
     try:
         options = Options(
-            pilot=pilot, block=given.block, grace_s=given.grace, walltime_s=given.walltime_s, probe=given.probe
+            pilot=pilot,
+            block=given.block,
+            grace_s=given.grace,
+            walltime_s=given.walltime_s,
+            probe=given.probe,
+            probe_every_s=given.probe_every,
         )
         agent = Agent(options, session=session, devices=devices, scratch=scratch, cache=cache)
         environment.hand_on(agent, given.environment)

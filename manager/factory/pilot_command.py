@@ -11,7 +11,7 @@ import sysconfig
 from stoker.manager.environment.carrying import starter_command
 from stoker.manager.live import interfaces
 from stoker.manager.protocol.session import SessionFolder
-from stoker.site import Engine, EnvironmentKind, Pilot, ProviderKind, Site
+from stoker.site import AUTO_PROBE, Engine, EnvironmentKind, Pilot, ProviderKind, Site
 
 PILOT, TASKVINE_PILOT = "stoker.pilot.main", "stoker.pilot.taskvine.main"
 """The modules that pilots run."""
@@ -45,6 +45,10 @@ def pilot_options(pilot: Pilot) -> list[str]:
     options = ["--devices", pilot.devices, "--cache-size", f"{int(pilot.cache_bytes)} B"]
     if pilot.cache_age_s != Pilot().cache_age_s:
         options += ["--cache-age", f"{pilot.cache_age_s:g}"]
+    if pilot.probe != AUTO_PROBE:
+        options += ["--probe", pilot.probe]
+    if pilot.probe_every_s != Pilot().probe_every_s:
+        options += ["--probe-every", f"{pilot.probe_every_s:g}"]
     return [*options, "--scratch", os.path.expanduser(pilot.scratch)] if pilot.scratch else options
 
 

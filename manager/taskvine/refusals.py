@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import ConfigError
 from stoker.manager.protocol.calls import CallOptions
-from stoker.site import EnvironmentKind, Policy, ProviderKind, ProvisioningName, Site
+from stoker.site import AUTO_PROBE, EnvironmentKind, Policy, ProviderKind, ProvisioningName, Site
 
 BATCH = (ProviderKind.LOCAL, ProviderKind.SLURM, ProviderKind.CONDOR)
 """Where its factory starts workers for us."""
@@ -57,6 +57,8 @@ def _of_site(site: Site) -> Iterator[str]:
         yield "[provider] shared_files = false: its libraries read this environment and write their logs here"
     if site.environment.kind is EnvironmentKind.PACKED:
         yield '[environment] kind = "packed": its libraries run in this environment'
+    if site.pilot.probe != AUTO_PROBE:
+        yield f'[pilot] probe = "{site.pilot.probe}": nobody probes the devices of its workers'
     if site.policy.provisioning not in (ProvisioningName.DEFAULT, ProvisioningName.OPPORTUNISTIC):
         yield f'[policy] provisioning = "{site.policy.provisioning.value}": its factory decides how many workers run'
     for setting in ("keep_pending", "finish_within_s"):

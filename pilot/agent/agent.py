@@ -33,6 +33,9 @@ log = logging.getLogger("stoker.pilot")
 GRACE_S = 2.0
 """How long calls that run may still take when the pilot is told to go at once (a signal from the batch system)."""
 
+PROBE_EVERY_S = 300.0
+"""How often a device on which nothing is loaded is probed again."""
+
 
 class Options(msgspec.Struct, frozen=True):
     """What a pilot was started with."""
@@ -45,6 +48,7 @@ class Options(msgspec.Struct, frozen=True):
     """How long its job may last, as the site file says; 0 = it does not say."""
     probe: str = ""
     """The command that probes a device (see `probing`); empty: our own, on GPUs."""
+    probe_every_s: float = PROBE_EVERY_S
 
 
 class Agent:

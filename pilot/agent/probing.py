@@ -1,4 +1,4 @@
-"""Probes devices: when the pilot starts, and every few minutes those on which nothing is loaded.
+"""Probes devices: when the pilot starts, and every few minutes (`--probe-every`) those on which nothing is loaded.
 
 A probe is a process of its own for a moment (`stoker.pilot.devices.probe`, or what `--probe` names), so that a driver
 that hangs or crashes takes nobody along. What its answers add up to is `stoker.pilot.core.health`'s business; of a
@@ -11,6 +11,7 @@ CPU devices are probed only with a probe that was named.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shlex
 import signal
@@ -28,11 +29,10 @@ from stoker.pilot.devices.gpu import health_of
 
 log = logging.getLogger("stoker.pilot")
 
-EVERY_S = 300.0
 _AGAIN_S = 2.0
 _TICK_S = 0.02
 _LIMIT_S = 60.0
-OFF = "off"
+NEVER = "never"
 _OWN = ("-P", "-m", "stoker.pilot.devices.probe")
 
 
@@ -51,7 +51,7 @@ class Probing:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         named = agent.options.probe
-        self._command = () if named == OFF else tuple(shlex.split(named)) or (sys.executable, *_OWN)
+        self._command = () if named == NEVER else tuple(shlex.split(named)) or (sys.executable, *_OWN)
         self._turns = {
             device.facts.device: _Turn()
             for device in agent.devices.values()
@@ -101,7 +101,8 @@ class Probing:
         if turn.health.heard(answer, said):
             self._tell(device, turn.health.fault)
         turn.under_way = False
-        turn.due_at = time.monotonic() + (_AGAIN_S if turn.health.suspected else EVERY_S)
+        pause_s = _AGAIN_S if turn.health.suspected else self._agent.options.probe_every_s or math.inf
+        turn.due_at = time.monotonic() + pause_s
 
     def _tell(self, device: Device, fault: str) -> None:
         log.error("%s", fault or f"{device.facts.device} is well again")

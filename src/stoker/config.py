@@ -25,6 +25,9 @@
     cache_age = "14 d"            what nobody has used for so long leaves it when a pilot starts
     scratch = ""                  local disk for that cache and for calls ("$TMPDIR" is read there); empty: the
                                   system's temporary folder
+    probe = "auto"                whether a device computes: our own probe, on GPUs; "never"; or the path of a program
+                                  that gets the device's name and exits with 0 if it is sound
+    probe_every = "5 min"         how often a device that holds no context is probed again; "0 s": when a pilot starts
     init_blocks = 1               blocks to ask for at once, and how few and how many there may be
     min_blocks = 0
     max_blocks = 1

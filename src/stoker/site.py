@@ -174,8 +174,16 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.gpus.rpartition(":")[0]
 
 
+AUTO_PROBE, NO_PROBE = "auto", "never"
+
+
 class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a pilot takes of its node, and how many blocks there are. Sizes in bytes."""
+    """What a pilot takes of its node, and how many blocks there are. Sizes in bytes.
+
+    `probe`: what tells whether a device computes: "auto" (our own, on GPUs), "never", or a program of the site, which
+    gets the device's name. `probe_every_s`: how often a device without a context is probed again; 0 = at the pilot's
+    start alone.
+    """
 
     devices: Devices = "auto"
     cache_bytes: Size = msgspec.field(default=Size(20_000_000_000), name="cache_size")
@@ -183,6 +191,8 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     init_blocks: Count = 1
     min_blocks: Count = 0
     max_blocks: Positive = 1
+    probe: str = AUTO_PROBE
+    probe_every_s: Duration = msgspec.field(default=Duration(300.0), name="probe_every")
     cache_age_s: Duration = msgspec.field(default=Duration(14 * 86400.0), name="cache_age")
 
     def __post_init__(self) -> None:
@@ -195,6 +205,10 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         scratch = self.scratch
         if scratch and not scratch.startswith("$") and not os.path.isabs(os.path.expanduser(scratch)):
             raise ValueError(f"scratch = {scratch!r} must be an absolute path, or start with ~ or $")
+        if self.probe not in (AUTO_PROBE, NO_PROBE) and not self.probe.startswith("/"):
+            raise ValueError(f'probe = {self.probe!r}: write "{AUTO_PROBE}", "{NO_PROBE}", or the path of a program')
+        if 0 < self.probe_every_s < 1:
+            raise ValueError("probe_every must be 0 s (at the pilot's start alone), or at least 1 s")
 
 
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

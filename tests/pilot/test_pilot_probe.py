@@ -131,6 +131,26 @@ def test_one_failure_is_none(manager: FakeManager, tmp_path: Path) -> None:
     assert not [message for message in manager.said if type(message) is DeviceFault]
 
 
+def test_how_often_a_device_is_probed(manager: FakeManager, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, ""), "--probe-every", "0.1")
+    manager.until(lambda: asked.exists() and len(asked.read_text().split()) >= 3, what="it is probed again")
+
+
+def test_a_device_that_is_probed_at_the_start_alone(manager: FakeManager, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    manager.start_pilot("--devices", "cpu:1", "--probe", probe(tmp_path, ""), "--probe-every", "0")
+    manager.hello()
+    manager.until(lambda: len(manager.heartbeats) >= 6, what="time has passed")  # it looks at probes every second
+    assert asked.read_text().split() == ["cpu:0"]
+
+
+def test_a_site_that_wants_no_probe(manager: FakeManager) -> None:
+    manager.start_pilot("--devices", "cpu:1", "--probe", "never")
+    manager.ready(recipe())
+    assert "could not be started" not in manager.logs()
+
+
 class Nvml:
     """What `Health` asks of pynvml, over GPUs that a test describes."""
 
