@@ -1,0 +1,159 @@
+"""A simulated batch system, and the factory that talks to it.
+
+A block waits in the queue for a time of its own, then for capacity, first come first served. Capacity comes and goes
+as the scenario says: when it shrinks, running blocks are preempted without notice. A block also ends at its walltime,
+and when its pilots have left. The manager hears of all this as late as a factory that polls would tell it; of a
+pilot's broken connection at once, and it gives the pilot up a moment later, as the live shell does.
+
+Left out: fair share, backfill and all else that decides how long a queue is. Their effect is in the capacity and the
+wait.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.manager.core.events import PilotCut, PilotLost
+from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, Source
+from stoker.manager.protocol.ids import BlockId
+from stoker.manager.protocol.to_manager import BlockNews
+from stoker.manager.sim.agenda import Entry
+from stoker.manager.sim.chance import Stream
+from stoker.manager.sim.log import Happened
+from stoker.manager.sim.pilot import SimPilot
+from stoker.manager.sim.world import Preempt, SourceModel
+
+if TYPE_CHECKING:
+    from stoker.manager.sim.run import Simulation
+
+
+class _Job:
+    """One block in the batch system."""
+
+    def __init__(self, id: BlockId, ordinal: int) -> None:
+        self.id = id
+        self.ordinal = ordinal
+        self.pilots: dict[SimPilot, None] = {}
+        self.running = False
+        self.over = False
+        self.end: Entry | None = None
+
+
+class BatchSystem:
+    """One source of pilots."""
+
+    def __init__(self, sim: Simulation, model: SourceModel, *, number: int, seed: int) -> None:
+        self.model = model
+        self._sim = sim
+        self._number = number
+        self._waits = Stream(seed, f"wait/{model.name}")
+        self._boots = Stream(seed, f"boot/{model.name}")
+        self._jobs: dict[BlockId, _Job] = {}
+        self._queue: dict[BlockId, _Job] = {}
+        """Those that have waited their time and want capacity, in the order in which they were submitted."""
+        self._running: dict[BlockId, _Job] = {}
+        self._capacity = 0
+        self._submitted = 0
+        for at_s, blocks in model.steps:
+            sim.agenda.at(at_s, self._has, blocks)
+
+    @property
+    def source(self) -> Source:
+        """What a site file would tell the manager of it."""
+        model = self.model
+        return Source(
+            name=model.name, rule=model.rule, first=model.init_blocks, least=model.min_blocks, most=model.max_blocks,
+            keep_pending=model.keep_pending, idle_s=model.idle_s, finish_within_s=model.finish_within_s,
+            nodes=model.nodes, walltime_s=model.walltime_s, slots=model.devices, kind=model.kind,
+        )  # fmt: skip
+
+    # ---- what the manager asks of it
+
+    def submit(self, order: BlockOrder) -> None:
+        """A block goes into the queue."""
+        job = self._jobs[order.block] = _Job(order.block, self._submitted)
+        self._submitted += 1
+        self._note(Happened.BLOCK_ASKED, job)
+        self._news(job, BlockPhase.PENDING, "Resources")
+        model = self.model
+        wait_s = model.wait_s * self._waits.factor(job.ordinal, cv=model.wait_cv)
+        self._sim.agenda.after(wait_s, self._eligible, job)
+
+    def cancel(self, block: BlockId) -> None:
+        """A block is not wanted any more."""
+        job = self._jobs.get(block)
+        if job is not None:
+            self._ends(job, "cancelled")
+
+    # ---- what happens there
+
+    def _eligible(self, job: _Job) -> None:
+        if not job.over:
+            self._queue[job.id] = job
+            self._start()
+
+    def _has(self, blocks: int) -> None:
+        """The capacity changes."""
+        self._capacity = blocks
+        self._sim.log.note(self._sim.agenda.now, Happened.CAPACITY, block=self._number, value=float(blocks))
+        while len(self._running) > self._capacity:
+            newest = self.model.preempt is Preempt.NEWEST
+            job = next(reversed(self._running.values()) if newest else iter(self._running.values()))
+            self._ends(job, "preempted")
+        self._start()
+
+    def _start(self) -> None:
+        while self._queue and len(self._running) < self._capacity:
+            job = self._queue.pop(min(self._queue, key=lambda id: self._queue[id].ordinal))
+            self._runs(job)
+
+    def _runs(self, job: _Job) -> None:
+        sim, model = self._sim, self.model
+        job.running = True
+        self._running[job.id] = job
+        self._note(Happened.BLOCK_STARTED, job)
+        self._news(job, BlockPhase.RUNNING, "")
+        ends_at = 0.0
+        if model.walltime_s:
+            ends_at = sim.agenda.now + model.walltime_s
+            job.end = sim.agenda.at(ends_at, self._ends, job, "walltime")
+        for node in range(model.nodes):
+            pilot = sim.new_pilot(model, block=job.id, ends_at=ends_at)
+            job.pilots[pilot] = None
+            boot_s = model.boot_s * self._boots.factor(job.ordinal * model.nodes + node, cv=model.boot_cv)
+            sim.agenda.after(boot_s, pilot.join)
+
+    def pilot_left(self, pilot: SimPilot) -> None:
+        """A pilot is over: its job ends with the last of them."""
+        job = self._jobs.get(BlockId(pilot.block))
+        if job is not None and not job.over:
+            job.pilots.pop(pilot, None)
+            if not job.pilots:
+                self._ends(job, "done")
+
+    def _ends(self, job: _Job, reason: str) -> None:
+        if job.over:
+            return
+        job.over = True
+        sim = self._sim
+        if job.end is not None:
+            job.end.cancel()
+        del self._jobs[job.id]
+        self._queue.pop(job.id, None)
+        self._running.pop(job.id, None)
+        self._note(Happened.BLOCK_OVER, job)
+        for pilot in list(job.pilots):
+            if pilot.here:
+                pilot.vanish()
+                sim.agenda.after(sim.world.delays.message_s, sim.handle, PilotCut(pilot.id))
+                sim.agenda.after(sim.world.delays.back_s, sim.handle, PilotLost(pilot.id, f"{job.id}: {reason}"))
+        self._news(job, BlockPhase.ENDED, reason)
+        if job.running:
+            self._start()
+
+    def _news(self, job: _Job, phase: BlockPhase, reason: str) -> None:
+        late_s = self._sim.world.delays.poll_s
+        self._sim.agenda.after(late_s, self._sim.factory_says, BlockNews(job.id, phase, f"job-{job.id}", reason))
+
+    def _note(self, what: Happened, job: _Job) -> None:
+        self._sim.log.note(self._sim.agenda.now, what, block=int(job.id[1:]))

@@ -1,0 +1,57 @@
+"""Chance that is the same on every machine, and the same for every policy.
+
+Each number is a function of the seed, of what it is for, and of whom it concerns (the call's number, the block's), not
+of how many were drawn before. Two policies that ask in another order thus see the same world: the same block waits as
+long in the queue, the same call takes as long. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+number generators", OOPSLA 2014), used as a hash of a counter.
+"""
+
+from __future__ import annotations
+
+import math
+from hashlib import blake2b
+from statistics import NormalDist
+
+import msgspec
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_quantile = NormalDist().inv_cdf
+
+
+class Stream:
+    """Numbers for one purpose under one seed."""
+
+    __slots__ = ("_base",)
+
+    def __init__(self, seed: int, purpose: str) -> None:
+        self._base = int.from_bytes(blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "little")
+
+    def uniform(self, number: int) -> float:
+        """Between 0 and 1, both excluded."""
+        bits = (self._base + (number + 1) * _GOLDEN) & _MASK
+        bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
+        return (((bits ^ (bits >> 31)) >> 11) + 0.5) / (1 << 53)
+
+    def exponential(self, number: int, *, mean: float) -> float:
+        """Times between things that happen independently."""
+        return -mean * math.log(self.uniform(number))
+
+    def factor(self, number: int, *, cv: float) -> float:
+        """Lognormal with mean 1 and this coefficient of variation: how much longer something takes than it should."""
+        if not cv:
+            return 1.0
+        variance = math.log1p(cv * cv)
+        return math.exp(math.sqrt(variance) * _quantile(self.uniform(number)) - variance / 2)
+
+
+class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A time with its spread: lognormal, `mean` in seconds, `cv` its standard deviation over the mean."""
+
+    mean_s: float
+    cv: float = 0.0
+
+    def draw(self, stream: Stream, number: int) -> float:
+        """Seconds."""
+        return self.mean_s * stream.factor(number, cv=self.cv)

@@ -1,0 +1,141 @@
+"""A simulated program: it submits calls when they come, and counts how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker.contexts.recipe import Awareness, Needs, Recipe
+from stoker.manager.core.events import FromClient
+from stoker.manager.protocol import to_client, to_manager, wire
+from stoker.manager.protocol.calls import CallOptions, CallSpec, Features, Objective
+from stoker.manager.protocol.ids import ClientId, FunctionKey, RecipeKey, make_call_id
+from stoker.manager.sim.log import Happened
+from stoker.manager.sim.pilot import object_of
+
+if TYPE_CHECKING:
+    from stoker.manager.sim.run import Simulation
+    from stoker.manager.sim.world import ContextModel
+
+ACKNOWLEDGED = 1000
+"""So many results are taken before the manager is told that it may forget them."""
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """A call that comes at a time. `deadline_s` counts from then (0 = none); lengths are in tokens."""
+
+    at_s: float
+    context: str
+    items: int = 1
+    input_length: int = 0
+    expected_output: int = 0
+    priority: int = 0
+    deadline_s: float = 0.0
+
+
+class SimClient:
+    """The one client of a simulated session."""
+
+    def __init__(self, sim: Simulation, arrivals: Iterable[Arrival]) -> None:
+        self.id = ClientId("client")
+        self._sim = sim
+        self._arrivals: Iterator[Arrival] = iter(arrivals)
+        self._next: Arrival | None = next(self._arrivals, None)
+        self._defined: set[str] = set()
+        self.submitted = 0
+        self.ended = 0
+        self.failed: dict[str, int] = {}
+        self.items_done = 0
+        self._unacknowledged = 0
+        self._items: dict[int, int] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether every call has come and ended."""
+        return self._next is None and self.ended == self.submitted
+
+    def start(self) -> None:
+        """Join, and wait for the first call."""
+        self._say(to_manager.ClientHello(wire.VERSION, self._sim.session))
+        self._expect()
+
+    def _expect(self) -> None:
+        if self._next is not None:
+            self._sim.agenda.at(self._next.at_s, self._submit)
+
+    def _submit(self) -> None:
+        """Everything that comes at this moment, in one frame."""
+        now, sim = self._sim.agenda.now, self._sim
+        messages: list[to_manager.FromClient] = []
+        batch: list[CallSpec] = []
+        key: tuple[str, int, float] | None = None
+
+        def close() -> None:
+            if batch and key is not None:
+                context, priority, deadline_s = key
+                objective = Objective(deadline_at=now + deadline_s if deadline_s else 0.0)
+                options = CallOptions(priority=priority, objective=objective)
+                messages.append(
+                    to_manager.Submit(FunctionKey(context), RecipeKey(context), list(batch), options)
+                )  # one function a context
+                batch.clear()
+
+        while self._next is not None and round(self._next.at_s, 6) <= now:
+            arrival = self._next
+            if arrival.context not in self._defined:
+                self._defined.add(arrival.context)
+                model = sim.world.contexts[arrival.context]
+                messages.append(to_manager.DefineRecipe(recipe_of(arrival.context, model)))
+                messages.append(to_manager.DefineFunction(FunctionKey(arrival.context), arrival.context, b""))
+            this = arrival.context, arrival.priority, arrival.deadline_s
+            if this != key:
+                close()
+                key = this
+            call = make_call_id(client=0, sequence=self.submitted)
+            features = Features(arrival.items, arrival.input_length, arrival.expected_output)
+            batch.append(CallSpec(call, b"", features))
+            self._items[call] = arrival.items
+            sim.log.note(now, Happened.CALL_CAME, call=call, value=float(arrival.items))
+            self.submitted += 1
+            self._next = next(self._arrivals, None)
+        close()
+        self._say(*messages)
+        self._expect()
+
+    def _say(self, *messages: to_manager.FromClient) -> None:
+        self._sim.handle(FromClient(self.id, 0, list(messages)))
+
+    def hear(self, message: to_client.ToClient) -> None:
+        """Results; nothing else concerns a program."""
+        if not isinstance(message, to_client.Results):
+            return
+        for end in message.ends:
+            items = self._items.pop(end.call)
+            self.ended += 1
+            if end.ok:
+                self.items_done += items
+            else:
+                why = end.failure.message if end.failure is not None else "exception"
+                self.failed[why] = self.failed.get(why, 0) + 1
+                self._sim.log.note(self._sim.agenda.now, Happened.CALL_FAILED, call=end.call, value=float(items))
+        self._unacknowledged += len(message.ends)
+        if self._unacknowledged >= ACKNOWLEDGED:
+            self._unacknowledged = 0
+            self._sim.agenda.after(0.0, self._say, to_manager.Received(self.ended))
+
+
+def recipe_of(name: str, model: ContextModel) -> Recipe:
+    """The recipe that a context of the world stands for."""
+    kept = model.awareness is not Awareness.NONE
+    return Recipe(
+        key=name,
+        name=name,
+        loader=b"simulated",
+        objects=tuple(object_of(files.name, files.size_bytes) for files in model.files) if kept else (),
+        needs=Needs(device_memory_bytes=model.device_memory_bytes, kinds=model.kinds),
+        slots=model.slots,
+        awareness=model.awareness,
+        calls_per_library=0 if model.awareness is Awareness.FULL else 1,
+    )

@@ -1,0 +1,157 @@
+"""Objects on their way to a simulated pilot's disk, along the paths that the manager plans.
+
+The manager sends pilots to others that are getting the object themselves; such a pilot passes on parts as they come.
+Here an object is a fluid: so a fetch whose bytes have come is not complete before one of those who gave them has the
+whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsHere, WantObjects
+from stoker.manager.protocol.to_pilot import FetchObject
+from stoker.manager.sim.flows import Link, Transfer
+from stoker.manager.sim.log import Happened
+
+if TYPE_CHECKING:
+    from stoker.manager.sim.library import SimLibrary
+    from stoker.manager.sim.pilot import SimPilot
+
+
+class _Fetch:
+    """One object that is on its way, or waits for a source."""
+
+    def __init__(self, ref: ObjectRef, now: float) -> None:
+        self.ref = ref
+        self.began_at = now
+        self.waiting: dict[SimLibrary, None] = {}
+        self.transfer: Transfer | None = None
+        self.sources: tuple[SimPilot | None, ...] = ()
+        """Who gives it just now, in the order of the transfer's paths; None is the place that it comes from."""
+        self.moved: dict[SimPilot | None, float] = {}
+        """Bytes that came from each, before the paths changed last."""
+        self.operations_left = False
+        self.bytes_here = False
+
+
+class Fetching:
+    """A pilot's objects that are not here yet."""
+
+    def __init__(self, pilot: SimPilot) -> None:
+        self._pilot = pilot
+        self._fetches: dict[str, _Fetch] = {}
+        self._waiting_for_whole: dict[str, list[tuple[SimPilot, _Fetch]]] = {}
+        """Others that have all bytes of an object from here, before here was all of it."""
+
+    def bring(self, refs: Sequence[ObjectRef], library: SimLibrary) -> None:
+        """Start a library once these are here."""
+        missing = [ref for ref in refs if ref.name not in self._pilot.machine.on_disk]
+        fresh = [ref for ref in missing if ref.name not in self._fetches]
+        now = self._pilot.sim.agenda.now
+        for ref in fresh:
+            self._fetches[ref.name] = _Fetch(ref, now)
+        for ref in missing:
+            self._fetches[ref.name].waiting[library] = None
+        if fresh:
+            self._pilot.post(WantObjects(tuple(fresh)))
+        if not missing:
+            library.start()
+
+    def told(self, order: FetchObject) -> None:
+        """From whom an object may be had from now on."""
+        fetch = self._fetches.get(order.object.name)
+        if fetch is None or fetch.bytes_here:
+            return
+        sim, machine = self._pilot.sim, self._pilot.machine
+        paths: list[tuple[Link, ...]] = []
+        sources: list[SimPilot | None] = []
+        failed = []
+        for peer in order.peers:
+            other = sim.pilots.get(peer.pilot)
+            if other is None or not other.here:
+                failed.append(peer.pilot)
+                continue
+            paths.append((other.machine.outward, machine.inward))
+            sources.append(other)
+        if order.origin:
+            paths.append((sim.shared.bytes, machine.shared, machine.inward))
+            sources.append(None)
+            self._read_operations(fetch)
+        self._account(fetch)
+        fetch.sources = tuple(sources)
+        if fetch.transfer is None:
+            fetch.transfer = sim.network.start(fetch.ref.size_bytes, paths, lambda: self._bytes_came(fetch))
+        else:
+            sim.network.lead(fetch.transfer, paths)
+        if failed:
+            self._pilot.post(FetchFailed(fetch.ref.name, tuple(failed), reason="it is gone"))
+
+    def _read_operations(self, fetch: _Fetch) -> None:
+        """Opening many small files takes the file server time as well."""
+        sim = self._pilot.sim
+        count = sim.operations_of.get(fetch.ref.name, 0)
+        if count and not fetch.operations_left:
+            fetch.operations_left = True
+
+            def done() -> None:
+                fetch.operations_left = False
+                self._maybe_here(fetch)
+
+            sim.network.start(count, [(sim.shared.operations,)], done)
+
+    def _account(self, fetch: _Fetch) -> None:
+        if fetch.transfer is not None:
+            for place, size in fetch.transfer.moved.items():
+                source = fetch.sources[place]
+                fetch.moved[source] = fetch.moved.get(source, 0.0) + size
+
+    def _bytes_came(self, fetch: _Fetch) -> None:
+        fetch.bytes_here = True
+        self._account(fetch)
+        self._maybe_here(fetch)
+
+    def _maybe_here(self, fetch: _Fetch) -> None:
+        name = fetch.ref.name
+        if not self._pilot.here or not fetch.bytes_here or fetch.operations_left or name not in self._fetches:
+            return
+        givers = [source for source in fetch.moved if source is not None]
+        whole = None in fetch.moved or not givers or any(name in giver.machine.on_disk for giver in givers)
+        if not whole:
+            for giver in givers:
+                giver.fetching.tell_when_whole(self._pilot, fetch)
+            return
+        del self._fetches[name]
+        pilot, sim = self._pilot, self._pilot.sim
+        machine, now = pilot.machine, sim.agenda.now
+        machine.on_disk[name] = fetch.ref.size_bytes
+        machine.in_memory[name] = None
+        origin = round(fetch.moved.get(None, 0.0))
+        peers = fetch.ref.size_bytes - origin
+        for what, size in ((Happened.BYTES_SHARED, origin), (Happened.BYTES_PEER, peers)):
+            if size:
+                sim.log.note(now, what, pilot=pilot.number, value=float(size))
+        pilot.post(ObjectsHere((ObjectArrival(name, fetch.ref.size_bytes, origin, peers, now - fetch.began_at),)))
+        for library in fetch.waiting:
+            if not any(ref.name in self._fetches for ref in library.wants):
+                library.start()
+        for other, waiting in self._waiting_for_whole.pop(name, ()):
+            other.fetching._maybe_here(waiting)
+
+    def tell_when_whole(self, other: SimPilot, fetch: _Fetch) -> None:
+        """Somebody has had from here all that he needs of an object that is not whole here."""
+        self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
+
+    def vanish(self) -> None:
+        """The pilot is over: nothing comes any more, and whoever waited for it to be whole is told that it is not."""
+        for fetch in self._fetches.values():
+            if fetch.transfer is not None:
+                self._pilot.sim.network.stop(fetch.transfer)
+        self._fetches.clear()
+        waiting, self._waiting_for_whole = self._waiting_for_whole, {}
+        for others in waiting.values():
+            for other, fetch in others:
+                fetch.moved.pop(self._pilot, None)
+                other.fetching._maybe_here(fetch)

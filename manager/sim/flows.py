@@ -1,0 +1,197 @@
+"""Bytes on their way: every flow gets its max-min fair share of the links that it crosses.
+
+Fair sharing is what TCP approximates, and what a file server that serves its clients in turn does. A link's capacity
+is shared equally by the flows that cross it, except that a flow which is held up elsewhere leaves its rest to the
+others: progressive filling (Bertsekas and Gallager, "Data Networks", §6.5.2). Left out: round trips, slow start,
+packets.
+
+A transfer may have several paths (an object that comes from several peers): each is a flow, what is left is common.
+Shares change only when a transfer starts, ends or is led elsewhere. They are computed anew once for each moment in
+which that happens, for the links that can be concerned, and for no others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from stoker.manager.sim.agenda import Agenda, Entry
+
+_DONE = 1e-6
+"""A part of a byte that is left is rounding."""
+
+
+class Link:
+    """Something that moves at most so many units a second, in all."""
+
+    __slots__ = ("name", "rate", "used_by")
+
+    def __init__(self, name: str, rate: float) -> None:
+        self.name = name
+        self.rate = rate
+        self.used_by: dict[_Flow, None] = {}
+
+
+class _Flow:
+    """One path of a transfer."""
+
+    __slots__ = ("links", "rate", "transfer")
+
+    def __init__(self, transfer: Transfer, links: tuple[Link, ...]) -> None:
+        self.transfer = transfer
+        self.links = links
+        self.rate = 0.0
+
+
+class Transfer:
+    """Units that move along one or several paths; `done` is called when the last has arrived."""
+
+    __slots__ = ("_entry", "_flows", "_since", "done", "left", "moved")
+
+    def __init__(self, size: float, done: Callable[[], None]) -> None:
+        self.left = float(size)
+        self.done = done
+        self.moved: dict[int, float] = {}
+        """Units that have come along each path, by its place among those that it was given last."""
+        self._flows: tuple[_Flow, ...] = ()
+        self._since = 0.0
+        self._entry: Entry | None = None
+
+
+class Network:
+    """Links, and what moves on them."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self._agenda = agenda
+        self._touched: dict[Link, None] = {}
+        self._idle: dict[Transfer, None] = {}
+        self._planned = False
+
+    def start(self, size: float, paths: Sequence[Iterable[Link]], done: Callable[[], None]) -> Transfer:
+        """Move so many units, over all paths at once. One without paths waits until it is led somewhere."""
+        transfer = Transfer(size, done)
+        transfer._since = self._agenda.now
+        self.lead(transfer, paths)
+        return transfer
+
+    def lead(self, transfer: Transfer, paths: Sequence[Iterable[Link]]) -> None:
+        """From now on the rest comes along these paths."""
+        self._settle(transfer)
+        self._leave(transfer)
+        transfer.moved = {}
+        transfer._flows = tuple(_Flow(transfer, tuple(link for link in path if link.rate < math.inf)) for path in paths)
+        for flow in transfer._flows:
+            for link in flow.links:
+                link.used_by[flow] = None
+                self._touched[link] = None
+        self._idle[transfer] = None
+        self._plan()
+
+    def stop(self, transfer: Transfer) -> None:
+        """It is not wanted any more."""
+        self._settle(transfer)
+        self._leave(transfer)
+        transfer._flows = ()
+        self._idle.pop(transfer, None)
+
+    # ---- sharing
+
+    def _leave(self, transfer: Transfer) -> None:
+        if transfer._entry is not None:
+            transfer._entry.cancel()
+            transfer._entry = None
+        for flow in transfer._flows:
+            for link in flow.links:
+                del link.used_by[flow]
+                self._touched[link] = None
+        if transfer._flows:
+            self._plan()
+
+    def _plan(self) -> None:
+        if not self._planned:
+            self._planned = True
+            self._agenda.after(0.0, self._share)
+
+    def _share(self) -> None:
+        """Compute the shares of everything that what has changed can concern."""
+        self._planned = False
+        touched, self._touched = self._touched, {}
+        flows: dict[_Flow, None] = {}
+        links: dict[Link, None] = {}
+        look = list(touched)
+        while look:
+            link = look.pop()
+            if link in links:
+                continue
+            links[link] = None
+            for flow in link.used_by:
+                if flow not in flows:
+                    flows[flow] = None
+                    look += flow.links
+        transfers = dict.fromkeys(flow.transfer for flow in flows)
+        idle, self._idle = self._idle, {}
+        transfers.update(idle)
+        for transfer in transfers:
+            self._settle(transfer)
+        _fill(list(links), flows)
+        for transfer in idle:
+            for flow in transfer._flows:
+                if not flow.links:
+                    flow.rate = math.inf
+        for transfer in transfers:
+            self._expect(transfer)
+
+    def _settle(self, transfer: Transfer) -> None:
+        """Take note of what has moved until now."""
+        now = self._agenda.now
+        seconds, transfer._since = now - transfer._since, now
+        if seconds <= 0:
+            return
+        for place, flow in enumerate(transfer._flows):
+            moved = flow.rate * seconds
+            if moved and moved < math.inf:
+                moved = min(moved, transfer.left)
+                transfer.left -= moved
+                transfer.moved[place] = transfer.moved.get(place, 0.0) + moved
+
+    def _expect(self, transfer: Transfer) -> None:
+        """Note when the rest will have come."""
+        rate = sum(flow.rate for flow in transfer._flows)
+        if transfer._entry is not None:
+            transfer._entry.cancel()
+            transfer._entry = None
+        if rate or (transfer.left <= _DONE and transfer._flows):
+            wait_s = transfer.left / rate if rate and transfer.left > _DONE else 0.0
+            transfer._entry = self._agenda.after(wait_s, self._arrived, transfer)
+
+    def _arrived(self, transfer: Transfer) -> None:
+        transfer._entry = None
+        self._settle(transfer)
+        if transfer.left > 0 and transfer._flows:  # rounding of the time, or a path that costs nothing
+            transfer.moved[0] = transfer.moved.get(0, 0.0) + transfer.left
+        transfer.left = 0.0
+        self._leave(transfer)
+        transfer._flows = ()
+        transfer.done()
+
+
+def _fill(links: list[Link], flows: Iterable[_Flow]) -> None:
+    """Raise all rates together; whoever crosses a link that is full keeps the rate that it has."""
+    for flow in flows:
+        flow.rate = -1.0
+    left = {link: link.rate for link in links}
+    open_flows = {link: len(link.used_by) for link in links}
+    while True:
+        shares = {link: left[link] / count for link, count in open_flows.items() if count}
+        if not shares:
+            return
+        least = min(shares.values())
+        for link, share in shares.items():
+            if share > least * (1 + 1e-12):
+                continue
+            for flow in link.used_by:
+                if flow.rate < 0:
+                    flow.rate = least
+                    for other in flow.links:
+                        left[other] = max(0.0, left[other] - least)
+                        open_flows[other] -= 1

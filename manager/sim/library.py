@@ -1,0 +1,251 @@
+"""A simulated library: from its order to its end, in the states and with the turns that a real one has.
+
+`stoker.pilot.core` decides (which state follows which, whose turn it is); this carries it out in virtual time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.contexts.recipe import Awareness, ObjectRef
+from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec
+from stoker.manager.protocol.ids import CallId
+from stoker.manager.protocol.to_manager import (
+    CallEvicted,
+    CallsEnded,
+    CallsReturned,
+    LibraryGone,
+    LibraryNews,
+    LibraryPhase,
+    LibraryReady,
+)
+from stoker.manager.protocol.to_pilot import StartLibrary
+from stoker.manager.sim.agenda import Entry
+from stoker.manager.sim.flows import Transfer
+from stoker.manager.sim.log import Happened
+from stoker.pilot.core.library import LibraryState, State
+from stoker.pilot.core.turns import FirstCome
+
+if TYPE_CHECKING:
+    from stoker.manager.sim.pilot import SimPilot
+
+
+class SimLibrary:
+    """One library of a simulated pilot."""
+
+    def __init__(self, pilot: SimPilot, order: StartLibrary) -> None:
+        self.pilot = pilot
+        self.number = order.library
+        self.recipe = order.recipe
+        self.model = pilot.sim.world.contexts[order.recipe.name]
+        self.kind = pilot.sim.world.devices[pilot.kind]
+        self.state = LibraryState(order.library, order.recipe, order.devices)
+        self.turns: FirstCome[CallSpec] = FirstCome()
+        self.running: dict[CallId, tuple[CallSpec, float, Entry]] = {}
+        """Calls that run, when they began, and their ends."""
+        self.items = 0
+        """Items that this process has begun."""
+        self.ordered_at = pilot.sim.agenda.now
+        self.started_at = 0.0
+        self.told_to_end = False
+        self._moves: dict[Transfer, None] = {}
+        """What must have come before it goes on."""
+
+    # ---- from the order to the context
+
+    def start(self) -> None:
+        """Its objects are here: make a process."""
+        if self.state.state is State.GONE:
+            return
+        self.started_at = self.pilot.sim.agenda.now
+        self.state.move(State.STARTING)
+        self._news(LibraryPhase.STARTING)
+        self.pilot.sim.agenda.after(self.model.start_s, self._load)
+
+    def _load(self) -> None:
+        if self.state.state is State.GONE:
+            return
+        self.state.move(State.LOADING)
+        self._news(LibraryPhase.LOADING)
+        sim, machine = self.pilot.sim, self.pilot.machine
+        for files in self.model.files:
+            if self.model.awareness is Awareness.NONE:
+                self._move(files.size_bytes, (sim.shared.bytes, machine.shared, machine.inward), self._work)
+                sim.log.note(
+                    sim.agenda.now, Happened.BYTES_SHARED, pilot=self.pilot.number, value=float(files.size_bytes)
+                )
+                if files.operations:
+                    self._move(files.operations, (sim.shared.operations,), self._work)
+            elif self.model.page_cache and files.name in machine.in_memory:
+                self._move(files.size_bytes, (machine.memory,), self._work)
+            else:
+                machine.in_memory[files.name] = None
+                self._move(files.size_bytes, (machine.disk,), self._work)
+        if not self._moves:
+            self._work()
+
+    def _work(self) -> None:
+        """Its files are read: what the loader computes."""
+        if self._moves or self.state.state is State.GONE:
+            return
+        model, sim = self.model, self.pilot.sim
+        seconds = model.of_kind(model.load_s, self.pilot.kind) * sim.loads.factor(self.number, cv=model.load_cv)
+        sim.agenda.after(seconds, self._to_device)
+
+    def _to_device(self) -> None:
+        if self.state.state is State.GONE:
+            return
+        self._move(self.model.device_memory_bytes, (self.pilot.machine.bus,), self._ready)
+        if not self._moves:
+            self._ready()
+
+    def _ready(self) -> None:
+        if self._moves or self.state.state is State.GONE:
+            return
+        self.state.move(State.READY)
+        sim, model = self.pilot.sim, self.model
+        now, start_s = sim.agenda.now, model.start_s
+        memory = model.device_memory_bytes
+        sim.log.note(
+            now, Happened.LIBRARY_READY, library=self.number, pilot=self.pilot.number, value=now - self.ordered_at
+        )
+        fetch_s = self.started_at - self.ordered_at
+        self.pilot.post(
+            LibraryReady(self.number, start_s, now - self.started_at - start_s, memory, memory, memory, fetch_s)
+        )
+        self.pump()
+
+    def _move(self, size: float, path: tuple[object, ...], then: object) -> None:
+        if not size:
+            return
+        transfer: Transfer
+
+        def done() -> None:
+            self._moves.pop(transfer, None)
+            then()  # type: ignore[operator]
+
+        transfer = self.pilot.sim.network.start(size, [path], done)  # type: ignore[list-item]
+        self._moves[transfer] = None
+
+    def _news(self, phase: LibraryPhase) -> None:
+        self.pilot.post(LibraryNews(self.number, phase))
+
+    # ---- calls
+
+    def run(self, calls: list[CallSpec], *, limit_s: float) -> None:
+        """Calls have come for it."""
+        self.state.hold([spec.call for spec in calls], limit_s=limit_s)
+        for spec in calls:
+            self.turns.add(spec.call, spec)
+        if self.state.state is State.READY:
+            self.pump()
+
+    def pump(self) -> None:
+        """Begin calls while there are slots."""
+        slots, running = self.recipe.slots, self.running
+        if self.state.state is not State.READY:
+            return
+        while len(running) < slots:
+            turn = self.turns.take()
+            if turn is None:
+                return
+            spec = turn[1]
+            sim = self.pilot.sim
+            now, seconds = sim.agenda.now, self._seconds(spec)
+            running[spec.call] = spec, now, sim.agenda.after(seconds, self._ended, spec, seconds)
+            sim.log.note(
+                now, Happened.CALL_BEGAN, call=spec.call, library=self.number, pilot=self.pilot.number,
+                value=_items(spec),
+            )  # fmt: skip
+
+    def _seconds(self, spec: CallSpec) -> float:
+        """How long a call takes here, from its beginning, or from where it was evicted."""
+        model, kind, items = self.model, self.pilot.kind, _items(spec)
+        seconds = model.of_kind(model.call_s, kind) + items * model.of_kind(model.item_s, kind)
+        seconds *= self.pilot.sim.calls.factor(spec.call, cv=model.item_cv) / self.kind.speed
+        if self.items < model.warm_items:
+            seconds += min(items, model.warm_items - self.items) * model.warm_item_s
+        self.items += items
+        return seconds * (1.0 - _done_part(spec))
+
+    def _ended(self, spec: CallSpec, seconds: float) -> None:
+        del self.running[spec.call]
+        self.state.ended((spec.call,))
+        sim = self.pilot.sim
+        sim.log.note(
+            sim.agenda.now, Happened.CALL_ENDED, call=spec.call, library=self.number, pilot=self.pilot.number,
+            value=_items(spec),
+        )  # fmt: skip
+        self.pilot.post(CallsEnded(self.number, [CallEnd(spec.call, True, b"", seconds)]))
+        if self.state.retires or (self.told_to_end and not self.running):
+            self.end()
+        else:
+            self.pump()
+
+    def give_back(self, calls: list[int] | tuple[int, ...]) -> None:
+        """Calls that have not begun leave it."""
+        back = tuple(self.state.returned([CallId(call) for call in calls]))
+        if back:
+            self.pilot.post(CallsReturned(self.number, back))
+
+    def evict(self, call: CallId) -> None:
+        """Checkpoint a running call and give it back, if it runs."""
+        if call not in self.running:
+            return
+        spec, began_at, entry = self.running.pop(call)
+        whole = entry.at - began_at
+        part = _done_part(spec)
+        part += (1.0 - part) * ((self.pilot.sim.agenda.now - began_at) / whole if whole else 1.0)
+        entry.cancel()
+        self.state.returned((call,))
+        self.pilot.post(CallEvicted(self.number, CallProgress(call, done=part, total=1.0, state=repr(part).encode())))
+        self.pump()
+
+    # ---- the end
+
+    def drain(self) -> None:
+        """End after what runs; the rest is given back."""
+        if self.state.state is not State.READY:
+            self.end()
+            return
+        self.told_to_end = True
+        self.state.move(State.DRAINING)
+        self.give_back(self.turns.give_back(len(self.turns)))
+        if not self.running:
+            self.end()
+
+    def end(self) -> None:
+        """Its process is over; what it ran and held goes back."""
+        if self.state.state is State.GONE:
+            return
+        loading = self.state.state not in (State.READY, State.DRAINING)
+        running = tuple(self.running)
+        self.vanish()
+        left = self.state.gone(running)
+        self.pilot.post(LibraryGone(self.number, None, loading, left.running, left.unstarted))
+        self.pilot.forget(self)
+
+    def vanish(self) -> None:
+        """Stop everything of it, without a word."""
+        for _, _, entry in self.running.values():
+            entry.cancel()
+        self.running.clear()
+        for transfer in self._moves:
+            self.pilot.sim.network.stop(transfer)
+        self._moves.clear()
+        sim = self.pilot.sim
+        sim.log.note(sim.agenda.now, Happened.LIBRARY_ENDED, library=self.number, pilot=self.pilot.number)
+
+    @property
+    def wants(self) -> tuple[ObjectRef, ...]:
+        """Objects that must be on its pilot's disk before it starts."""
+        return self.recipe.objects
+
+
+def _items(spec: CallSpec) -> int:
+    return spec.features.items if spec.features is not None else 1
+
+
+def _done_part(spec: CallSpec) -> float:
+    """What of a call was done before it was evicted elsewhere."""
+    return float(spec.progress) if spec.progress else 0.0

@@ -1,0 +1,203 @@
+"""One simulated run: the core, the world, and the loop between them.
+
+The loop is the live shell's, without sockets: an event of the world goes to `Core.handle`, and each command that
+comes back becomes an event of the world. The core is strict here: a policy that asks for what cannot be stops the
+run, with what it asked for and the state that it saw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.manager.core.commands import AskAdvice, EndManager, SetTimer, ToClient, ToPilot
+from stoker.manager.core.core import Core
+from stoker.manager.core.events import Event, FromClient, SessionDefined, TimerFired
+from stoker.manager.core.report import device_seconds
+from stoker.manager.core.seams import Policies, PolicyError
+from stoker.manager.core.story import waits_for
+from stoker.manager.protocol import to_client, to_manager, to_pilot, wire
+from stoker.manager.protocol.blocks import BlockOrder
+from stoker.manager.protocol.ids import ClientId, PilotId
+from stoker.manager.sim.agenda import Agenda
+from stoker.manager.sim.batch import BatchSystem
+from stoker.manager.sim.chance import Stream
+from stoker.manager.sim.client import Arrival, SimClient
+from stoker.manager.sim.flows import Network
+from stoker.manager.sim.log import Log
+from stoker.manager.sim.machine import SharedFiles
+from stoker.manager.sim.pilot import SimPilot
+from stoker.manager.sim.world import SourceModel, World
+
+_FACTORY = ClientId("factory")
+
+
+class SimulationError(StokerError):
+    """A run that cannot go on: a policy's plan that cannot be carried out, or nothing left that could happen."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a run. Times in seconds; `device_s` by tier, cold and warm. `ended_at`: when the last call had
+    ended, or the time at which the run was cut off (`complete` is False then)."""
+
+    complete: bool
+    ended_at: float
+    calls: int
+    items: int
+    failed: dict[str, int]
+    core_events: int
+    device_s: dict[str, float]
+    lost_pilots: int
+    rerun_calls: int
+
+
+class Simulation:
+    """A world, a session's core with its policies, and a log. `seed` decides everything that is left to chance."""
+
+    def __init__(self, world: World, arrivals: Iterable[Arrival], policies: Policies, *, seed: int = 0) -> None:
+        self.session = "simulated"
+        self.world = world
+        self.agenda = Agenda()
+        self.network = Network(self.agenda)
+        self.shared = SharedFiles(world.links)
+        self.log = Log()
+        self.core = Core(self.session, policies, strict=True)
+        self.pilots: dict[PilotId, SimPilot] = {}
+        self.operations_of = {
+            files.name: files.operations for model in world.contexts.values() for files in model.files
+        }
+        self.calls, self.loads = Stream(seed, "calls"), Stream(seed, "loads")
+        self.core_events = 0
+        self._made_pilots = 0
+        self.client = SimClient(self, arrivals)
+        self._batch = {
+            model.name: BatchSystem(self, model, number=number, seed=seed) for number, model in enumerate(world.sources)
+        }
+
+    def run(self, *, until_s: float = math.inf, tell: Callable[[float, int], None] | None = None) -> Outcome:
+        """Let everything happen until the last call has ended, or until a time. `tell` hears the time and the calls
+        that have ended, now and then. Raises SimulationError."""
+        self._carry_out(self.core.start())
+        self.handle(SessionDefined(tuple(batch.source for batch in self._batch.values())))
+        self.handle(
+            FromClient(_FACTORY, 0, [to_manager.ClientHello(wire.VERSION, self.session, observer=True, factory=True)])
+        )
+        self.client.start()
+        steps, agenda = 0, self.agenda
+        while not self.client.done and agenda.next_at <= until_s:
+            if not agenda.step():
+                raise SimulationError(f"nothing can happen any more at {agenda.now:g} s: {self._why()}")
+            steps += 1
+            if tell is not None and not steps % 20_000:
+                tell(agenda.now, self.client.ended)
+        return self._outcome(min(agenda.now if self.client.done else until_s, until_s))
+
+    def _outcome(self, ended_at: float) -> Outcome:
+        state = self.core.state
+        state.now = ended_at
+        return Outcome(
+            complete=self.client.done,
+            ended_at=ended_at,
+            calls=self.client.ended,
+            items=self.client.items_done,
+            failed=self.client.failed,
+            core_events=self.core_events,
+            device_s=device_seconds(state),
+            lost_pilots=state.lost_pilots,
+            rerun_calls=state.rerun_calls,
+        )
+
+    def _why(self) -> str:
+        open_calls = self.client.submitted - self.client.ended
+        call = next(iter(self.core.state.calls.values()), None)
+        why = waits_for(self.core.state, call.group.context) if call is not None else "the manager knows none of them"
+        return f"{open_calls} calls wait ({why})"
+
+    # ---- between the core and the world
+
+    def handle(self, event: Event) -> None:
+        """Give the core an event, and carry out what it answers."""
+        self.core_events += 1
+        try:
+            commands = self.core.handle(event, self.agenda.now)
+        except PolicyError as error:
+            raise SimulationError(
+                f"at {self.agenda.now:g} s a policy asked for what cannot be: {error}\n{_picture(self.core)}"
+            ) from error
+        self._carry_out(commands)
+
+    def _carry_out(self, commands: Iterable[object]) -> None:
+        agenda, late_s = self.agenda, self.world.delays.message_s
+        for command in commands:
+            match command:
+                case ToPilot(pilot=id, message=message):
+                    pilot = self.pilots.get(id)
+                    if pilot is not None and type(message) is not to_pilot.Ack:
+                        agenda.after(late_s, pilot.hear, message)
+                case ToClient(client=client, message=said):
+                    if client == _FACTORY:
+                        self._order(said)
+                    elif type(said) is to_client.Results:
+                        agenda.after(late_s, self.client.hear, said)
+                case SetTimer(at=at, key=key):
+                    agenda.at(max(at, agenda.now), self._timer, key, at)
+                case AskAdvice() | EndManager():
+                    pass
+                case _:
+                    pass
+
+    def _timer(self, key: str, at: float) -> None:
+        if self.core.state.timers.get(key) == at:
+            self.handle(TimerFired(key))
+
+    def _order(self, message: to_client.ToClient) -> None:
+        match message:
+            case to_client.SubmitBlocks(orders=orders):
+                for order in orders:
+                    self._batch[order.source].submit(order)
+            case to_client.CancelBlocks(blocks=blocks):
+                for block in blocks:
+                    self._batch[self.core.state.blocks[block].source.source.name].cancel(block)
+            case to_client.KnownBlocks(blocks=known):
+                for one in known:
+                    self._batch[one.source].submit(BlockOrder(one.block, one.source))
+            case _:
+                pass
+
+    def factory_says(self, news: to_manager.BlockNews) -> None:
+        """What the batch system did comes to the manager."""
+        self.handle(FromClient(_FACTORY, 0, [news]))
+
+    # ---- what the world's parts use
+
+    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
+        """A pilot of a block that has started."""
+        number = self._made_pilots
+        self._made_pilots += 1
+        pilot = SimPilot(self, source, block=block, number=number, ends_at=ends_at)
+        self.pilots[pilot.id] = pilot
+        return pilot
+
+    def pilot_ended(self, pilot: SimPilot) -> None:
+        """A pilot is over, by itself or with its job."""
+        self.pilots.pop(pilot.id, None)
+        for batch in self._batch.values():
+            batch.pilot_left(pilot)
+
+
+def _picture(core: Core) -> str:
+    """What there is, for whoever reads what went wrong."""
+    state = core.state
+    lines = [f"{len(state.calls)} calls open, {len(state.pilots)} pilots, {len(state.libraries)} libraries"]
+    for pilot in list(state.pilots.values())[:20]:
+        for device in pilot.devices.values():
+            held = ", ".join(
+                f"lib-{library.id} {library.context.recipe.name} {library.state.value} {library.promised_bytes} B"
+                for library in device.libraries.values()
+            )
+            free = f"{device.free_bytes} of {device.facts.memory_bytes} B free"
+            lines.append(f"  {pilot.id} {device.id}: {free}; {held or 'empty'}")
+    return "\n".join(lines)

@@ -1,0 +1,172 @@
+"""What a simulated world is made of, as values. Scenario files are read into these; each checks itself.
+
+Everything a scenario does not say has a default that costs nothing: no latency, no queue, disks and links of infinite
+speed. So a scenario states its assumptions, and an essay above each model says what it leaves out.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Annotated
+
+import msgspec
+
+from stoker.contexts.recipe import Awareness
+from stoker.manager.protocol.blocks import Rule
+from stoker.site import Duration, Name, Size
+
+
+class Rate(float):
+    """Bytes a second; in a scenario file a size a second, `"1.2 GB/s"`. Infinite: it costs no time."""
+
+
+FREE = Rate(math.inf)
+NO_TIME = Duration(0.0)
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Share = Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class DeviceKind(_Part, frozen=True, forbid_unknown_fields=True):
+    """A kind of device: its memory in bytes, and how fast it computes against the kind that call times speak of."""
+
+    memory_bytes: Size = msgspec.field(name="memory")
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.speed > 0 and math.isfinite(self.speed)):
+            raise ValueError(f"speed = {self.speed}: a device that never ends a call")
+
+
+class Links(_Part, frozen=True, forbid_unknown_fields=True):
+    """How fast bytes move. Flows that meet on a link share it fairly (`stoker.manager.sim.flows`).
+
+    `shared`: the shared file system in all; `shared_node`: the most that one node gets of it; `shared_operations`: file
+    operations a second that it bears in all (0 = no limit). `disk`: the local disk of a node; `memory`: files that the
+    node has read before and still has in memory (page cache). `network`: a node's own link, each way. `bus`: host
+    memory to a device.
+    """
+
+    shared: Rate = FREE
+    shared_node: Rate = FREE
+    shared_operations: float = 0.0
+    disk: Rate = FREE
+    memory: Rate = FREE
+    network: Rate = FREE
+    bus: Rate = FREE
+
+    def __post_init__(self) -> None:
+        for field in ("shared", "shared_node", "disk", "memory", "network", "bus"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field}: a link of no bandwidth moves nothing")
+
+
+class Files(_Part, frozen=True, forbid_unknown_fields=True):
+    """Files that a context is loaded from. `operations`: file operations (opens, stats) that reading them takes."""
+
+    name: Name
+    size_bytes: Size = msgspec.field(name="size")
+    operations: Count = 0
+
+
+class ContextModel(_Part, frozen=True, forbid_unknown_fields=True):
+    """What a context costs. Times in seconds by kind of device; the kind `""` stands for all that are not named.
+
+    A library starts (`start`), reads its files from where its awareness lets them lie, works on them (`load`), and
+    moves `device_memory` over the bus. A call takes `call` and `item` for each of its items, divided by the device's
+    speed; `item_cv` and `load_cv` are their spreads (a library's own, a call's own). In a fresh process the first
+    `warm_items` items take `warm_item` longer each.
+    """
+
+    files: tuple[Files, ...] = ()
+    awareness: Awareness = Awareness.FULL
+    device_memory_bytes: Size = msgspec.field(default=Size(0), name="device_memory")
+    kinds: tuple[str, ...] = ()
+    slots: Positive = 1
+    start_s: Duration = msgspec.field(default=NO_TIME, name="start")
+    load_s: dict[str, Duration] = msgspec.field(default_factory=dict, name="load")
+    load_cv: Share = 0.0
+    call_s: dict[str, Duration] = msgspec.field(default_factory=dict, name="call")
+    item_s: dict[str, Duration] = msgspec.field(default_factory=dict, name="item")
+    item_cv: Share = 0.0
+    warm_items: Count = 0
+    warm_item_s: Duration = msgspec.field(default=NO_TIME, name="warm_item")
+    page_cache: bool = True
+
+    def of_kind(self, times: dict[str, Duration], kind: str) -> float:
+        """A time for a kind of device, in seconds; 0 where nothing is said."""
+        return float(times.get(kind, times.get("", 0.0)))
+
+
+class Preempt(enum.Enum):
+    """Which blocks go first when a source's capacity shrinks."""
+
+    NEWEST = "newest"
+    OLDEST = "oldest"
+
+
+class SourceModel(_Part, frozen=True, forbid_unknown_fields=True):
+    """A batch system, or a part of one, that gives nodes of one kind.
+
+    `capacity`: how many blocks may run, as steps `[seconds, blocks]` from 0 on; one number is a constant. `wait` and
+    its `wait_cv`: the time in the queue beyond the wait for capacity; `boot`: from the start of a job until its
+    pilots connect. The rest is what a site file says.
+    """
+
+    name: Name
+    kind: str
+    capacity: Count | tuple[tuple[float, Count], ...] = 0
+    devices: Positive = 1
+    nodes: Positive = 1
+    wait_s: Duration = msgspec.field(default=NO_TIME, name="wait")
+    wait_cv: Share = 0.0
+    boot_s: Duration = msgspec.field(default=NO_TIME, name="boot")
+    boot_cv: Share = 0.0
+    walltime_s: Duration = msgspec.field(default=NO_TIME, name="walltime")
+    preempt: Preempt = Preempt.NEWEST
+    rule: Rule = Rule.OPPORTUNISTIC
+    init_blocks: Count = 0
+    min_blocks: Count = 0
+    max_blocks: Positive = 1
+    keep_pending: Positive = 2
+    idle_s: Duration = msgspec.field(default=Duration(120.0), name="idle")
+    finish_within_s: Duration = msgspec.field(default=Duration(600.0), name="finish_within")
+
+    def __post_init__(self) -> None:
+        before = -1.0
+        for at, _ in self.steps:
+            if at < 0 or at <= before:
+                raise ValueError(f"capacity: {at:g} s does not come after {before:g} s")
+            before = at
+
+    @property
+    def steps(self) -> tuple[tuple[float, int], ...]:
+        """The capacity as steps."""
+        return ((0.0, self.capacity),) if isinstance(self.capacity, int) else self.capacity
+
+
+class Delays(_Part, frozen=True, forbid_unknown_fields=True):
+    """What messages and the shells around the cores take. Seconds.
+
+    `message`: from one process to another; `back`: how long the manager waits for a pilot whose connection broke;
+    `poll`: how late the manager hears what the batch system did.
+    """
+
+    message_s: Duration = msgspec.field(default=Duration(0.0005), name="message")
+    back_s: Duration = msgspec.field(default=Duration(1.0), name="back")
+    poll_s: Duration = msgspec.field(default=Duration(5.0), name="poll")
+
+
+class World(_Part, frozen=True, forbid_unknown_fields=True):
+    """All of it."""
+
+    devices: dict[str, DeviceKind]
+    sources: tuple[SourceModel, ...]
+    contexts: dict[str, ContextModel]
+    links: Links = Links()
+    delays: Delays = Delays()

@@ -1,0 +1,109 @@
+"""Fair sharing, against answers that are known by hand, and against the laws that define it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.manager.sim.agenda import Agenda
+from stoker.manager.sim.flows import Link, Network, Transfer
+
+
+class Clock:
+    """A network, and when each transfer arrived."""
+
+    def __init__(self) -> None:
+        self.agenda = Agenda()
+        self.network = Network(self.agenda)
+        self.arrived: dict[str, float] = {}
+
+    def send(self, name: str, size: float, *paths: tuple[Link, ...], at: float = 0.0) -> None:
+        def done() -> None:
+            self.arrived[name] = self.agenda.now
+
+        self.agenda.at(at, lambda: self.network.start(size, paths, done))
+
+    def run(self) -> dict[str, float]:
+        while self.agenda.step():
+            pass
+        return self.arrived
+
+
+def test_two_that_share_a_link_take_twice_as_long_and_the_longer_one_gets_the_rest() -> None:
+    clock, link = Clock(), Link("a", 10.0)
+    clock.send("short", 50, (link,))
+    clock.send("long", 100, (link,))
+    assert clock.run() == pytest.approx({"short": 10.0, "long": 15.0})
+
+
+def test_one_that_is_held_up_elsewhere_leaves_its_rest_to_the_others() -> None:
+    clock, wide, narrow = Clock(), Link("wide", 10.0), Link("narrow", 2.0)
+    clock.send("held", 20, (wide, narrow))
+    clock.send("free", 80, (wide,))
+    assert clock.run() == pytest.approx({"held": 10.0, "free": 10.0})
+
+
+def test_one_that_comes_later_slows_the_first_from_then_on() -> None:
+    clock, link = Clock(), Link("a", 10.0)
+    clock.send("first", 100, (link,))
+    clock.send("later", 100, (link,), at=5.0)
+    assert clock.run() == pytest.approx({"first": 15.0, "later": 20.0})
+
+
+def test_two_paths_add_up() -> None:
+    clock, left, right, inward = Clock(), Link("l", 3.0), Link("r", 5.0), Link("in", 100.0)
+    clock.send("both", 80, (left, inward), (right, inward))
+    assert clock.run() == pytest.approx({"both": 10.0})
+
+
+def test_a_link_that_costs_nothing_costs_nothing() -> None:
+    clock = Clock()
+    clock.send("free", 10**12, (Link("free", math.inf),))
+    assert clock.run() == {"free": 0.0}
+
+
+def test_one_that_is_led_elsewhere_keeps_what_has_come() -> None:
+    clock, slow, fast = Clock(), Link("slow", 1.0), Link("fast", 9.0)
+    arrived: list[float] = []
+    transfer = clock.network.start(100, [(slow,)], lambda: arrived.append(clock.agenda.now))
+    clock.agenda.at(10.0, lambda: clock.network.lead(transfer, [(fast,)]))
+    clock.run()
+    assert arrived == [pytest.approx(20.0)]
+    assert transfer.moved == {0: pytest.approx(90.0)}
+
+
+def test_one_that_is_stopped_never_arrives_and_takes_nothing_any_more() -> None:
+    clock, link = Clock(), Link("a", 10.0)
+    clock.send("stays", 100, (link,))
+    stopped = clock.network.start(1000, [(link,)], lambda: pytest.fail("it was stopped"))
+    clock.agenda.at(4.0, lambda: clock.network.stop(stopped))
+    assert clock.run() == pytest.approx({"stays": 12.0})
+
+
+@given(
+    rates=st.lists(st.floats(1.0, 100.0), min_size=1, max_size=5),
+    paths=st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=3), min_size=1, max_size=8),
+)
+def test_no_link_is_overfull_and_everybody_is_held_up_by_one_that_is_full(
+    rates: list[float], paths: list[set[int]]
+) -> None:
+    agenda = Agenda()
+    network, links = Network(agenda), [Link(str(n), rate) for n, rate in enumerate(rates)]
+    sent: list[tuple[Transfer, list[Link]]] = []
+    for path in paths:
+        mine = [links[n % len(links)] for n in sorted({n % len(links) for n in path})]
+        sent.append((network.start(1e9, [mine], lambda: None), mine))
+    agenda.step()  # shares are computed
+    rate = {transfer: sum(flow.rate for flow in transfer._flows) for transfer, _ in sent}
+    used = {link: sum(rate[transfer] for transfer, mine in sent if link in mine) for link in links}
+    for link in links:
+        assert used[link] <= link.rate * (1 + 1e-9)
+    for transfer, mine in sent:  # the definition: on some full link of its path nobody has more
+        assert any(
+            used[link] >= link.rate * (1 - 1e-9)
+            and rate[transfer] >= max(rate[other] for other, theirs in sent if link in theirs) * (1 - 1e-9)
+            for link in mine
+        )

@@ -1,0 +1,161 @@
+"""Small worlds whose answers are known by hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from sim.worlds import calls, model, simulate, source, world
+
+from stoker.contexts.recipe import Awareness
+from stoker.manager.core.seams import Load, Policies
+from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
+from stoker.manager.protocol.ids import RecipeKey
+from stoker.manager.sim.log import Happened
+from stoker.manager.sim.run import Simulation, SimulationError
+from stoker.manager.sim.world import Files, Links, Rate
+from stoker.site import Duration, Size
+
+GB = 1_000_000_000
+
+
+def test_one_load_and_then_call_after_call() -> None:
+    run, outcome = simulate(world(source(1), model()), calls(100))
+    assert (outcome.complete, outcome.calls, outcome.items) == (True, 100, 100)
+    assert outcome.ended_at == pytest.approx(10.0 + 100.0)
+    assert Counter(run.log.what)[Happened.LIBRARY_READY] == 1
+
+
+def test_without_awareness_every_call_loads() -> None:
+    run, outcome = simulate(world(source(1), model(awareness=Awareness.NONE)), calls(20))
+    assert outcome.ended_at == pytest.approx(20 * 11.0)
+    assert Counter(run.log.what)[Happened.LIBRARY_READY] == 20
+
+
+def test_devices_share_the_work() -> None:
+    _, outcome = simulate(world(source(4), model()), calls(100))
+    assert outcome.ended_at == pytest.approx(10.0 + 25.0)
+
+
+def test_a_device_that_is_twice_as_fast_takes_half_the_time() -> None:
+    small = world(source(1), model())
+    fast = {"gpu": type(small.devices["gpu"])(Size(24 * GB), speed=2.0)}
+    _, outcome = simulate(type(small)(fast, small.sources, small.contexts, small.links, small.delays), calls(100))
+    assert outcome.ended_at == pytest.approx(10.0 + 50.0)
+
+
+def test_a_preempted_block_costs_what_it_ran_and_every_call_ends_once() -> None:
+    pool = source([(0.0, 2), (30.5, 1)])
+    run, outcome = simulate(world(pool, model()), calls(100))
+    assert (outcome.calls, outcome.failed, outcome.rerun_calls, outcome.lost_pilots) == (100, {}, 1, 1)
+    ended = Counter(call for call, what in zip(run.log.call, run.log.what, strict=True) if what == Happened.CALL_ENDED)
+    assert set(ended.values()) == {1}
+    # Two work from 10 s to 30.5 s, 20 calls each and half a call that is lost; one goes on with the other sixty.
+    assert outcome.ended_at == pytest.approx(90.0, abs=0.6)
+
+
+def test_a_walltime_ends_a_block_and_the_next_one_goes_on() -> None:
+    pool = source(1, walltime_s=Duration(100.0), keep_pending=1)
+    run, outcome = simulate(world(pool, model()), calls(150))
+    counted = Counter(run.log.what)
+    assert (outcome.complete, outcome.failed, outcome.rerun_calls) == (True, {}, 0)
+    assert counted[Happened.PILOT_CAME] == 3  # each has 100 s, of which 10 s go into the load and 20 s are kept back
+    assert counted[Happened.CALL_BEGAN] == 150
+
+
+def test_files_are_read_once_and_handed_on() -> None:
+    files = (Files("weights", Size(10 * GB)),)
+    links = Links(shared=Rate(1.0 * GB), network=Rate(1.0 * GB))
+    run, outcome = simulate(world(source(16), model(load_s=0.0, files=files), links=links), calls(16, items=100))
+    moved = dict.fromkeys((Happened.BYTES_SHARED, Happened.BYTES_PEER), 0.0)
+    for what, value in zip(run.log.what, run.log.value, strict=True):
+        if what in moved:
+            moved[Happened(what)] += value
+    assert moved[Happened.BYTES_SHARED] == pytest.approx(10 * GB)
+    assert moved[Happened.BYTES_PEER] == pytest.approx(15 * 10 * GB)
+    assert 110.0 <= outcome.ended_at <= 100.0 + 2 * 10.0  # never faster than one copy; at most twice as long
+
+
+def test_without_awareness_everybody_reads_the_shared_files_at_once() -> None:
+    files = (Files("weights", Size(10 * GB), operations=1000),)
+    links = Links(shared=Rate(1.0 * GB), shared_operations=10.0)
+    context = model(load_s=0.0, files=files, awareness=Awareness.NONE)
+    _, outcome = simulate(world(source(2), context, links=links), calls(2))
+    assert outcome.ended_at == pytest.approx(200.0 + 1.0)  # the operations of both take longer than their bytes
+    _, outcome = simulate(world(source(4), context, links=Links(shared=Rate(1.0 * GB))), calls(4))
+    assert outcome.ended_at == pytest.approx(40.0 + 1.0)
+
+
+def test_the_first_items_of_a_process_may_take_longer() -> None:
+    context = model(warm_items=10, warm_item_s=Duration(0.5))
+    _, outcome = simulate(world(source(1), context), calls(4, items=4))
+    assert outcome.ended_at == pytest.approx(10.0 + 16.0 + 5.0)
+
+
+def test_a_run_can_be_cut_off() -> None:
+    _, outcome = simulate(world(source(1), model()), calls(100), until_s=60.5)
+    assert (outcome.complete, outcome.calls, outcome.ended_at) == (False, 50, 60.5)
+
+
+def test_the_same_seed_gives_the_same_log_and_another_one_another() -> None:
+    spread = world(source([(0.0, 4), (40.0, 2)]), model(load_cv=0.3, item_cv=0.5))
+    logs = [simulate(spread, calls(200), seed=seed)[0].log.digest() for seed in (1, 1, 2)]
+    assert logs[0] == logs[1] != logs[2]
+
+
+def test_the_log_does_not_depend_on_the_process() -> None:
+    script = (
+        "from sim.worlds import *\n"
+        "spread = world(source([(0.0, 4), (40.0, 2)]), model(load_cv=0.3, item_cv=0.5))\n"
+        "print(simulate(spread, calls(200), seed=7)[0].log.digest())\n"
+    )
+    logs = set()
+    for hash_seed in ("0", "1", "77"):
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[1])}
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        logs.add(done.stdout)
+    assert len(logs) == 1
+
+
+class _Twice(LoadWhereWanted):
+    """A policy that promises the same memory twice."""
+
+    def wanted(self, view, context):  # type: ignore[no-untyped-def]
+        device = next(iter(view.devices()), None)
+        if device is None:
+            return ()
+        load = Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), 20 * GB)
+        return (load, load)
+
+
+def test_a_policy_that_asks_for_what_cannot_be_stops_the_run_with_what_it_saw() -> None:
+    provisioning = KeepBlocks()
+    policies = Policies(HottestFirst(), _Twice(provisioning=provisioning), provisioning)
+    run = Simulation(world(source(1), model()), calls(1), policies)
+    with pytest.raises(SimulationError, match=r"a policy asked for what cannot be[^\n]*\n.*1 pilots.*\n.*pool-0 gpu:0"):
+        run.run()
+
+
+def test_calls_that_nothing_can_serve_any_more_say_what_they_wait_for() -> None:
+    run = Simulation(world(source([(0.0, 0)], max_blocks=1, keep_pending=1), model()), calls(1), _without_timers())
+    with pytest.raises(SimulationError, match=r"1 calls wait \(no pilot has joined yet \(block b1: pending"):
+        run.run()
+
+
+def _without_timers() -> Policies:
+    """The default ones, but that they never look again: so that nothing is left that could happen."""
+
+    class Once(LoadWhereWanted):
+        def wanted(self, view, context):  # type: ignore[no-untyped-def]
+            return [action for action in super().wanted(view, context) if type(action).__name__ != "Timer"]
+
+    class Still(KeepBlocks):
+        def demand(self, view):  # type: ignore[no-untyped-def]
+            return [action for action in super().demand(view) if type(action).__name__ != "Timer"]
+
+    provisioning = Still()
+    return Policies(HottestFirst(), Once(provisioning=provisioning), provisioning)

@@ -1,0 +1,48 @@
+"""Small simulated worlds with known answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.contexts.recipe import Awareness
+from stoker.manager.policies import default_policies
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.run import Outcome, Simulation
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Links, SourceModel, World
+from stoker.site import Duration, Size
+
+GPU = DeviceKind(Size(24_000_000_000))
+NOW = Delays(message_s=Duration(0.0), back_s=Duration(1.0), poll_s=Duration(0.0))
+
+
+def model(
+    *, load_s: float = 10.0, item_s: float = 1.0, awareness: Awareness = Awareness.FULL, **more: Any
+) -> ContextModel:
+    """A context of 8 GB that loads in ten seconds and takes one for each item."""
+    return ContextModel(
+        awareness=awareness,
+        device_memory_bytes=Size(8_000_000_000),
+        load_s={"": Duration(load_s)},
+        item_s={"": Duration(item_s)},
+        **more,
+    )
+
+
+def source(blocks: Any, **more: Any) -> SourceModel:
+    """A batch system that runs this many blocks of one GPU, at once."""
+    most = blocks if isinstance(blocks, int) else max(count for _, count in blocks)
+    return SourceModel("pool", "gpu", capacity=blocks, **{"max_blocks": most, "keep_pending": most, **more})
+
+
+def world(pool: SourceModel, context: ContextModel, *, links: Links | None = None, delays: Delays = NOW) -> World:
+    links = links or Links()
+    return World(devices={"gpu": GPU}, sources=(pool,), contexts={"llm": context}, links=links, delays=delays)
+
+
+def calls(count: int, *, items: int = 1, every_s: float = 0.0) -> list[Arrival]:
+    return [Arrival(n * every_s, "llm", items=items) for n in range(count)]
+
+
+def simulate(world: World, arrivals: list[Arrival], *, seed: int = 0, **more: Any) -> tuple[Simulation, Outcome]:
+    run = Simulation(world, arrivals, default_policies(), seed=seed)
+    return run, run.run(**more)
