@@ -10,13 +10,13 @@ from typing import Any
 from parsl.app.errors import wrap_error
 from parsl.app.python import PythonApp
 from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
-from parsl.dataflow.futures import AppFuture
 from parsl.errors import NoDataFlowKernelError
 
 from stoker.contexts.factory import RecipeFactory, as_recipe
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.executor.executor import StokerExecutor
+from stoker.manager.executor.futures import AppCallFuture
 from stoker.manager.executor.packing import bare
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants
 from stoker.manager.executor.wants import Wants, read_wants
@@ -107,8 +107,8 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self.__module__ = function.__module__
         self.__wrapped__ = function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> AppFuture:
-        """Submit a call; its future. Raises SessionError before a site is loaded."""
+    def __call__(self, *args: Any, **kwargs: Any) -> AppCallFuture:
+        """Submit a call; its future, which can be cancelled. Raises SessionError before a site is loaded."""
         kernel = loaded_kernel(self.__name__)
         if self._labels is not None:
             self.executors = self._labels
@@ -116,7 +116,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             labels = [executor.label for executor in stoker_executors(kernel, self.__name__)]
             self._found = (kernel, labels)
             self.executors = labels
-        return super().__call__(*args, **kwargs)
+        return AppCallFuture.of(super().__call__(*args, **kwargs))
 
     @property
     def function(self) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ from stoker.config import Site, load_site
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
 from stoker.manager.executor import blocks, detached, engines, garbage
-from stoker.manager.executor.futures import CallFuture
+from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.news import News
 from stoker.manager.executor.packing import pack_arguments
@@ -236,6 +236,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if self.bad_state_is_set:
             raise self.executor_exception
         link = self.link
+        future = CallFuture(link)
+        if resource_specification is CANCELLED:
+            future.cancel()
+            return future
         prepared = self._preparer.function(func)
         wants = self._preparer.wants(resource_specification)
         folder = ""
@@ -250,7 +254,6 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
                 folder = self._call_folder
         job = prepared.job(func, wants, folder=folder)
         payload = pack_arguments(args, kwargs, name=prepared.name, large=link.large)
-        future = CallFuture(link)
         future.call = link.submit(job, payload, future, features=wants.features)
         return future
 

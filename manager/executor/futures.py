@@ -1,9 +1,14 @@
-"""The future of one call."""
+"""The futures of one call: ours, and the one that Parsl's kernel makes around it."""
 
 from __future__ import annotations
 
-from concurrent.futures import Future, InvalidStateError
+import math
+from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from parsl.dataflow.futures import AppFuture
 
 from stoker.manager.executor.failures import outcome
 from stoker.manager.protocol.calls import CallEnd, CallProgress
@@ -33,8 +38,11 @@ class CallFuture(Future[Any]):
 
     def cancel(self) -> bool:
         """Cancel the call, also when it runs. False if it has ended."""
+        if self.cancelled():
+            return True
         if not super().cancel():
             return False
+        self.set_running_or_notify_cancel()  # else `concurrent.futures.wait` would wait for it for ever
         if self.call is not None:
             self._link.cancel([self.call])
         return True
@@ -72,3 +80,52 @@ class CallFuture(Future[Any]):
 
     def __repr__(self) -> str:
         return f"<call {self.parsl_executor_task_id or 'not sent'} {self._state.lower()}>"
+
+
+CANCELLED: Mapping[str, Any] = MappingProxyType({})
+"""In place of a call's specification, known by its identity: it was cancelled before Parsl gave it to its executor."""
+
+
+class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
+    """What a Stoker app returns: Parsl's future, which can be cancelled.
+
+    Parsl's own `cancel` raises NotImplementedError. This one ends the future at once, with CancelledError; apps that
+    wait for it fail as after any other error. The call is stopped where it is: with its kernel, if what it depends on
+    is not there yet; in its queue; or while it runs. It is not tried again.
+    """
+
+    _was_cancelled = False
+
+    @staticmethod
+    def of(future: AppFuture) -> AppCallFuture:
+        """The same future. Parsl's kernel makes it, and takes no other class."""
+        future.__class__ = AppCallFuture
+        return future  # type: ignore[no-any-return]
+
+    def cancel(self) -> bool:
+        """Cancel the call, also when it runs. False if it has ended."""
+        record = self.task_record
+        with self._update_lock:
+            if self.done():
+                return self._was_cancelled
+            self._was_cancelled = True
+            record["resource_specification"], record["fail_cost"] = CANCELLED, math.inf
+            super().set_exception(CancelledError())
+        sent = record["exec_fu"]
+        if sent is not None:
+            sent.cancel()
+        return True
+
+    def cancelled(self) -> bool:
+        """Whether it was cancelled before it ended."""
+        return self._was_cancelled
+
+    def set_result(self, result: Any) -> None:
+        """The call has ended, if nobody has cancelled it."""
+        if not self._was_cancelled:
+            super().set_result(result)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """The call has failed, if nobody has cancelled it."""
+        if not self._was_cancelled:
+            super().set_exception(exception)

@@ -1,0 +1,95 @@
+"""Calls that nobody wants any more: their futures cancel them wherever they are, with a real session."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import CancelledError, wait
+
+import pytest
+from faults.world import until
+from parsl.dataflow.errors import DependencyError
+
+import stoker
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs")), retries=3) as session:
+        yield session
+
+
+@stoker.app()
+def nap(seconds, begun="", after=None):
+    if begun:
+        open(begun, "w").close()
+    time.sleep(seconds)
+    return seconds
+
+
+def left(session) -> int:
+    status = session.status()
+    return int(status.running + status.queued)
+
+
+def test_a_call_that_runs_is_stopped_and_not_tried_again(session, tmp_path):
+    begun = tmp_path / "begun"
+    future = nap(600, str(begun))
+    until(begun.exists, limit_s=60, why="it runs")
+    before = session.status().cancelled
+    assert future.cancel()
+    assert future.cancel(), "it is cancelled already"
+    assert (future.done(), future.cancelled()) == (True, True)
+    with pytest.raises(CancelledError):
+        future.result(0)
+    until(lambda: left(session) == 0, limit_s=60, why="nothing runs")
+    assert session.status().cancelled == before + 1
+    assert nap(0.0).result(60) == 0.0
+
+
+def test_calls_that_are_queued_never_run(session, tmp_path):
+    marks = [tmp_path / f"begun-{number}" for number in range(40)]
+    futures = [nap(0.5, str(mark)) for mark in marks]
+    assert all(future.cancel() for future in futures[20:])
+    assert not wait(futures, timeout=60).not_done
+    assert [mark.exists() for mark in marks] == [True] * 20 + [False] * 20
+
+
+def test_one_that_waits_for_another_ends_at_once_and_never_runs(session, tmp_path):
+    begun = tmp_path / "begun"
+    first = nap(1.0)
+    second = nap(0, str(begun), after=first)
+    third = nap(0, after=second)
+    assert second.cancel()
+    assert second.cancelled()
+    with pytest.raises(DependencyError):
+        third.result(60)
+    assert first.result(60) == 1.0
+    assert nap(0).result(60) == 0
+    until(lambda: left(session) == 0, limit_s=60, why="nothing is left")
+    assert not begun.exists()
+
+
+def test_a_call_that_has_ended_cannot_be_cancelled(session):
+    future = nap(0.0)
+    assert future.result(60) == 0.0
+    assert not future.cancel()
+    assert not future.cancelled()
+    assert future.result(0) == 0.0
+
+
+def test_who_waits_for_futures_of_the_executor_hears_that_they_were_cancelled(session):
+    futures = [session.executor.submit(time.sleep, {}, 600) for _ in range(4)]
+    assert all(future.cancel() for future in futures)
+    assert all(future.cancel() for future in futures)
+    assert not wait(futures, timeout=10).not_done
+
+
+def test_a_stream_that_is_closed_cancels_what_it_has_sent(session, tmp_path):
+    def mark(number):
+        (tmp_path / str(number)).touch()
+        time.sleep(0.2)
+
+    with stoker.map(mark, range(200)) as results:
+        next(results)
+    until(lambda: left(session) == 0, limit_s=60, why="nothing is left")
+    assert len(list(tmp_path.iterdir())) < 200
