@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from stoker.errors import StokerError
+from stoker.errors import ConfigError, StokerError
 from stoker.manager.cli import down
 from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.finding import Finding, Level
@@ -19,7 +19,8 @@ from stoker.manager.live import interfaces
 from stoker.manager.protocol import show_blocks
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
-from stoker.site import Duration, ProviderKind, ProvisioningName, Site
+from stoker.pilot.taskvine import finding
+from stoker.site import Duration, Engine, ProviderKind, ProvisioningName, Site
 from stoker.units import show_bytes, show_seconds
 
 PROBE_WALLTIME_S = 60.0
@@ -67,6 +68,9 @@ def _places(around: Surroundings) -> Iterator[Finding]:
 def site_fits(site: Site) -> Iterator[Finding]:
     """Whether what a site file says is there."""
     topic = f"site {site.name}"
+    if site.engine is Engine.TASKVINE:
+        yield _taskvine(topic)
+        site = msgspec.structs.replace(site, engine=Engine.STOKER)  # its workers run where other sites have pilots
     if site.is_local:
         yield Finding(topic, Level.OK, f"{topic}: pilots on this machine")
     if site.session.interface or not site.is_local:
@@ -92,6 +96,14 @@ def site_fits(site: Site) -> Iterator[Finding]:
             )
         if not faults:
             yield Finding(topic, Level.OK, f"{topic}: partition, account, walltime and GPUs are there")
+
+
+def _taskvine(topic: str) -> Finding:
+    try:
+        programs = finding.find()
+    except ConfigError as error:
+        return Finding(topic, Level.NEED, f"{topic}: {error}", finding.INSTALL)
+    return Finding(topic, Level.OK, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
 
 
 def slurm_faults(site: Site, slurm: Slurm) -> Iterator[str]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.manager.executor import detached
+from stoker.manager.executor import detached, engines
 from stoker.manager.protocol.session import SessionFolder
-from stoker.site import ProviderKind, Site
+from stoker.site import Engine, ProviderKind, Site
 
 _EXAMPLE = "k3v9"
 """Stands for the id of the session, which a dry run does not have."""
@@ -35,8 +35,12 @@ def show(site: Site, *, place: str = "") -> Shown:
     text = dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=detached.python_path())
     blocks = f"{site.pilot.init_blocks} at first, up to {site.pilot.max_blocks}"
     how = f"submitted with {SUBMIT_COMMANDS.get(site.provider.kind, 'kubectl')}" if not site.is_local else "run here"
-    head = f"# site {site.name}: block b1 of session {_EXAMPLE} (the real one has an id of its own); {how}, {blocks}"
+    number = "one in all" if site.engine is Engine.TASKVINE else blocks
+    head = f"# site {site.name}: block b1 of session {_EXAMPLE} (the real one has an id of its own); {how}, {number}"
     lines = (head, *text.rstrip("\n").split("\n"))
+    if site.engine is Engine.TASKVINE:
+        factory = engines.factory_command(site, folder, session=_EXAMPLE)
+        return Shown((*lines, f"# which has TaskVine start workers, {blocks}:", factory))
     if site.provider.kind is not ProviderKind.SLURM:
         return Shown(lines)
     verdict, refused = _ask_slurm(site, text)

@@ -68,7 +68,7 @@ def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> Sess
     try:
         write_sites(folder.sites, sites, python_path=python_path())
         prepare(folder, sites)
-        engines.prepare(folder, sites, session=name, python_path=python_path())
+        engines.prepare(folder, sites, session=name, python_path=python_path(), kept=True)
         _launch_file(folder).write_bytes(msgspec.json.encode(launch))
     except OSError as error:
         raise SessionError(f"the session folder {folder.path} cannot be written: {error}") from error
@@ -119,7 +119,8 @@ def find(name: str) -> tuple[SessionFolder, Site]:
 
 
 def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Holder:
-    """Start the manager of a session here, for the first time or again, and wait until it listens; who it is.
+    """Start the manager of a session here, for the first time or again, and wait until it listens; who it is. Where
+    somebody else starts it at the same time there is one all the same.
 
     `waiting` hears what is waited for, if that takes long. Raises SessionError with the end of the manager's log.
     """
@@ -140,7 +141,12 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Hol
     try:
         while _written_at(folder) == said_before or (holder := lease.read(path)) is None:
             if process.poll() is not None:
-                raise _failed(folder, f"the manager ended with exit code {process.returncode} before it listened")
+                other = lease.read(path)
+                if other is None or not lease.is_alive(other):
+                    raise _failed(folder, f"the manager ended with exit code {process.returncode} before it listened")
+                if is_up(folder):  # somebody else, or its keeper, was quicker
+                    register(folder)
+                    return other
             if time.monotonic() > until:
                 raise _failed(folder, f"the manager did not listen within {patience_s:.0f} s")
             time.sleep(0.02)

@@ -7,15 +7,17 @@ folder, and what TaskVine cannot do is refused before anything is sent.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stoker.errors import ConfigError
+from stoker.manager.live import interfaces
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.taskvine import planning, refusals
 from stoker.pilot.taskvine import finding, plan
-from stoker.site import Engine, Site
+from stoker.site import Engine, ProviderKind, Site
 
 if TYPE_CHECKING:  # at run time Parsl takes a second to import, and the command line has no need of it
     from parsl.providers import LocalProvider
@@ -82,10 +84,33 @@ def local_provider(site: Site) -> LocalProvider:
     )
 
 
-def prepare(folder: SessionFolder, sites: Iterable[Site], *, session: str, python_path: str) -> None:
+def prepare(
+    folder: SessionFolder, sites: Iterable[Site], *, session: str, python_path: str, kept: bool = False
+) -> None:
     """Put into a new session's folder what its pilots need to know beyond their command line. `python_path`: where they
-    import from beyond this environment. Raises OSError."""
+    import from beyond this environment; `kept`: the session outlives programs. Raises OSError."""
     for site in sites:
         if site.engine is Engine.TASKVINE:
-            made = planning.plan_of(site, session=session, python=sys.executable, search_path=python_path)
+            made = planning.plan_of(site, session=session, kept=kept, python=sys.executable, search_path=python_path)
             plan.write(made, folder, site=site.name)
+
+
+def factory_command(site: Site, folder: SessionFolder, *, session: str) -> str:
+    """The command that TaskVine starts its workers with, as nearly as can be told beforehand: a port is chosen later.
+
+    Raises ConfigError for an interface that this host has not.
+    """
+    elsewhere = site.provider.kind is not ProviderKind.LOCAL
+    made = planning.plan_of(site, session=session, kept=True)
+    own = folder.pilot("taskvine") / "taskvine"
+    words = plan.factory_command(
+        made,
+        factory="vine_factory",
+        worker="vine_worker",
+        port=made.ports[0],
+        host=interfaces.resolve(site.session.interface or interfaces.AUTO) if elsewhere else "",
+        folder=own / "factory",
+        password=folder.path / "keys" / "taskvine",
+        orders=own / "factory.json",
+    )
+    return shlex.join(words)

@@ -17,16 +17,17 @@ WORKER = "worker"
 """Stands where other jobs of a session name their block."""
 
 
-def plan_of(site: Site, *, session: str = "", python: str = "", search_path: str = "") -> Plan:
+def plan_of(site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = "") -> Plan:
     """The plan of a site, whose settings TaskVine can all honour (see `refusals`).
 
-    Jobs of workers carry the marks by which those of a `session` are known. `python` is the interpreter of this
-    program, for libraries too unless the site names another; `search_path` what this program imports beyond its
-    environment.
+    Jobs of workers carry the marks by which those of a `session` are known; one that is `kept` outlives programs.
+    `python` is the interpreter of this program, for libraries too unless the site names another; `search_path` what
+    this program imports beyond its environment.
     """
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)
+    idle_s = site.policy.let_go_after_s(kept=kept)
     return Plan(
         batch=provider.kind.value,
         ports=site.session.port_range,
@@ -43,9 +44,7 @@ def plan_of(site: Site, *, session: str = "", python: str = "", search_path: str
         scratch=pilot.scratch,
         python=site.environment.python or python,
         search_path=search_path,
-        idle_s=NEVER_IDLE_S
-        if is_local or least == pilot.max_blocks
-        else max(1, int(site.policy.let_go_after_s(kept=False))),
+        idle_s=NEVER_IDLE_S if is_local or least == pilot.max_blocks else max(1, int(idle_s)),
         walltime_s=0 if is_local else max(60, int(provider.walltime_s) - _WALLTIME_MARGIN_S),
         heartbeat_s=max(1, round(site.session.heartbeat_s)),
         silence_s=max(3, round(3 * site.session.heartbeat_s)),

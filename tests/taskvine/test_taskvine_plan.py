@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from stoker.config import Site, parse_site
 from stoker.errors import SessionError
+from stoker.manager.cli import cluster, dry_run
+from stoker.manager.cli.finding import Level
 from stoker.manager.factory.condor_description import gpu_expression
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.taskvine.planning import plan_of
-from stoker.pilot.taskvine import plan
+from stoker.pilot.taskvine import finding, plan
 from stoker.pilot.taskvine.engine import Worker
 from stoker.pilot.taskvine.slots import slots_of
 
@@ -98,7 +102,18 @@ def test_slurm_is_told_what_the_site_file_says():
     assert option(words, "extra-options") == f"--connect-timeout=120 --wall-time={2 * 3600 - 30}"
     assert words[-2:] == ["10.4.0.2", "9123"]
     assert (made.ports, made.heartbeat_s, made.silence_s) == ((30000, 30100), 4, 12)
-    assert made.idle_s == 120
+    assert (made.idle_s, plan_of(site(SLURM), kept=True).idle_s) == (120, 1800)
+
+
+def test_jobs_of_workers_carry_the_marks_of_the_session():
+    words = command(plan_of(site(SLURM), session="k3v9"))
+    assert option(words, "batch-options").endswith(" --exclusive --job-name=stoker-k3v9-worker")
+    words = command(plan_of(site(CONDOR), session="k3v9"))
+    assert option(words, "batch-options").splitlines()[-3:] == [
+        '+StokerSession = "k3v9"',
+        '+StokerSource = "local"',
+        '+StokerBlock = "worker"',
+    ]
 
 
 def test_condor_is_told_what_the_site_file_says():
@@ -156,3 +171,28 @@ def test_slots_are_gpus_where_there_are_some_and_cores_elsewhere():
     assert [slot.cores for slot in slots_of(cores, plan.Plan(devices="cpu:2"))] == [4, 4]
     assert [slot.device for slot in slots_of(gpus, plan.Plan(devices="cpu:4"))] == [f"cpu:{n}" for n in range(4)]
     assert {slot.kind.partition(" ")[0] for slot in slots_of(gpus, many)} == {"gpu"}
+
+
+def test_a_dry_run_shows_the_pool_and_what_starts_its_workers(tmp_path):
+    made = site(SLURM + 'interface = "127.0.0.1"\n')
+    shown = dry_run.show(made, place=str(tmp_path))
+    head, pool, then, factory = shown.lines
+    assert not shown.refused
+    assert head.endswith("run here, one in all")
+    assert "-m stoker.pilot.taskvine.main" in pool
+    assert pool.endswith("--host 127.0.0.1 --block b1")
+    assert then == "# which has TaskVine start workers, 2 at first, up to 5:"
+    words = shlex.split(factory)
+    assert option(words, "batch-options").endswith("--job-name=stoker-k3v9-worker")
+    assert words[-2:] == ["127.0.0.1", "30000"]
+
+
+def test_doctor_looks_for_taskvine_and_for_where_its_workers_run(monkeypatch, tmp_path):
+    for module in [name for name in sys.modules if name.partition(".")[0] == "ndcctools"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "ndcctools", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    vine, *others = cluster.site_fits(site(SLURM + 'interface = "127.0.0.1"\n'))
+    assert vine.level is Level.NEED
+    assert vine.fix == finding.INSTALL
+    assert "is for slurm; this host has no batch system" in others[-1].text

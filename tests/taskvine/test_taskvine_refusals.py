@@ -10,7 +10,7 @@ import pytest
 from stoker.config import load_site, parse_site
 from stoker.contexts import context
 from stoker.errors import ConfigError
-from stoker.manager.executor import engines
+from stoker.manager.executor import detached, engines
 from stoker.manager.executor.wants import read_wants
 from stoker.manager.taskvine import refusals
 from stoker.pilot.taskvine import finding
@@ -105,6 +105,18 @@ def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch):
     assert "ndcctools.taskvine" in str(caught.value)
     with pytest.raises(ConfigError, match="conda-forge"):
         finding.find()
+
+
+def test_a_session_that_stays_is_not_made_without_taskvine(monkeypatch, tmp_path):
+    for module in [name for name in sys.modules if name.partition(".")[0] == "ndcctools"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "ndcctools", None)
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    (tmp_path / "pool.toml").write_text('engine = "taskvine"')
+    sites = detached.collect([tmp_path / "pool.toml"])  # a dry run has no need of it
+    with pytest.raises(ConfigError, match="conda install -c conda-forge ndcctools"):
+        detached.make(sites)
+    assert not (tmp_path / "home").exists()
 
 
 def test_a_session_with_taskvine_has_one_site_and_no_provider():
