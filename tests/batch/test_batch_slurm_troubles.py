@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from batch.lab.commands import until
 from batch.sessions import block_when, status_when, write_site
@@ -51,18 +53,37 @@ def test_a_partition_that_is_down_says_so(slurm, world):
         slurm.run("scontrol", "update", "PartitionName=backfill", "State=UP")
 
 
-def test_sbatch_that_hangs_is_told_and_no_block_is_submitted_twice(slurm, world):
-    """A frozen slurmctld accepts and is silent: sbatch is given up, and its job may be there all the same."""
+def test_a_slurmctld_that_hangs_is_told_and_the_block_is_submitted_when_it_goes_on(slurm, world):
+    """It accepts connections and is silent; what there is is asked first, so that nothing is submitted meanwhile."""
     slurm.freeze("slurmctld")
     with load(world, provider={"command_limit": "2 s"}) as session:
         call = stoker.app()(double)(5)
         status = status_when(session, lambda status: status.trouble, what="trouble")
-        assert "sbatch" in status.trouble["lab"] or "squeue" in status.trouble["lab"]
+        assert status.trouble["lab"] == "squeue has not answered for 2 s"
         slurm.thaw("slurmctld")
         assert call.result(60) == 10
         status = status_when(session, lambda status: not status.trouble, what="the trouble's end")
         assert len(status.jobs) == 1
-        until(lambda: len(slurm.queue()) == 1, what="one job, however often it was tried")
+        assert len(slurm.queue()) == 1
+
+
+def test_sbatch_that_hangs_is_told_and_no_block_is_submitted_twice(slurm, world, monkeypatch):
+    """It is given up, and its job is there all the same."""
+    slow = world.path / "slow"
+    slow.mkdir()
+    (slow / "sbatch").write_text(f'#!/bin/sh\nPATH="{os.environ["PATH"]}" sbatch "$@" >/dev/null\nexec sleep 600\n')
+    (slow / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{slow}:{os.environ['PATH']}")
+    with load(world, provider={"command_limit": "4 s"}) as session:
+        call = stoker.app()(double)(5)
+        status = status_when(session, lambda status: status.trouble, what="trouble")
+        assert status.trouble["lab"] == "sbatch has not answered for 4 s"
+        [asked] = status.jobs
+        assert call.result(60) == 10
+        status = status_when(session, lambda status: not status.trouble, what="the trouble's end")
+        [block] = status.jobs
+        assert block.block == asked.block
+        assert [line[0] for line in slurm.queue()] == [block.job]
 
 
 def test_pilots_go_on_while_slurmctld_is_away(slurm, world):
