@@ -39,8 +39,11 @@ _LOOKS = 5
 """A job that is neither queued nor in the history is given so many looks before it counts as forgotten."""
 _ANALYZE_EVERY_S = 300.0
 """It compares a job with every slot of the pool. A site's jobs are all alike, so one stands for all."""
+_ANALYZE_AGAIN_S = 60.0
+"""When it found nothing: HTCondor says `no match found` also of a job that it starts a moment later."""
 _ID = re.compile(r"^(\d+)\.(\d+) - \d+\.\d+\s*$", re.MULTILINE)
-_WARNING = re.compile(r"^WARNING: (.*)$", re.MULTILINE)
+_WARNING = re.compile(r"^WARNING: (?!Committed job submission )(?:QMGMT:\d+:)?(.*)$", re.MULTILINE)
+"""A mistyped setting, or what the site says to a job that it takes all the same."""
 _NOT_NOW = re.compile(
     r"can't find address|unable to locate|failed to (connect|fetch|begin|end|commit|send|create new)|couldn't contact"
     r"|timed out|connection (closed|refused)|communication error|unknown error code|MAX_JOBS_(SUBMITTED|PER_OWNER)"
@@ -77,7 +80,7 @@ class CondorBatch:
         self._warned: dict[str, str] = {}
         self._missed: dict[str, int] = {}
         self._has_history = True
-        self._analyzed_at, self._analysis = -math.inf, ""
+        self._analyze_at, self._analysis = -math.inf, ""
 
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
@@ -94,9 +97,9 @@ class CondorBatch:
         if not found:
             raise BatchTrouble(f"condor_submit printed no job id: {in_short(said)}")
         job = f"{found[1]}.{found[2]}"
-        warnings = _WARNING.findall(said.err)
-        if warnings:
-            self._warned[job] = f"condor_submit warned: {'; '.join(warnings)}"
+        warned = warnings(said.err)
+        if warned:
+            self._warned[job] = f"condor_submit warned: {'; '.join(warned)}"
             log.warning("block %s: %s", block, self._warned[job])
         return job
 
@@ -108,7 +111,7 @@ class CondorBatch:
         for force in (False, True):
             self._remove([job for job in hopeless if hopeless[job] is force], force=force)
         unmatched = [job for job in verdicts if condor_ads.is_unmatched(queued[job])]
-        if unmatched and time.monotonic() - self._analyzed_at > _ANALYZE_EVERY_S:
+        if unmatched and time.monotonic() > self._analyze_at:
             self._analyze(unmatched[0])
         looks = {job: self._told(job, verdict.look, queued[job]) for job, verdict in verdicts.items()}
         for job in verdicts:
@@ -180,9 +183,11 @@ class CondorBatch:
 
     def _analyze(self, job: str) -> None:
         """Why no slot suits a job."""
-        self._analyzed_at = time.monotonic()
+        self._analyze_at = time.monotonic() + _ANALYZE_EVERY_S
         try:
             self._analysis = condor_ads.read_analysis(self._commands.run(["condor_q", "-better-analyze", job]).out)
+            if not self._analysis:
+                self._analyze_at = time.monotonic() + _ANALYZE_AGAIN_S
         except BatchTrouble as error:  # in a large pool it may take too long
             log.info("no analysis of job %s: %s", job, error)
 
@@ -193,6 +198,11 @@ class CondorBatch:
 
     def _rm(self, jobs: Sequence[str], *options: str) -> list[Said]:
         return [self._commands.run(["condor_rm", *options, *some]) for some in _parts(jobs)]
+
+
+def warnings(err: str) -> list[str]:
+    """What condor_submit warned of."""
+    return _WARNING.findall(err)
 
 
 def in_short(said: Said) -> str:

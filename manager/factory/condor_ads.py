@@ -127,7 +127,7 @@ def is_unmatched(ad: Ad) -> bool:
 
 def read_analysis(text: str) -> str:
     """What `condor_q -better-analyze` found out of a job: how many slots its requirements rule out, and by which of
-    their conditions. Empty when it says nothing of that.
+    their conditions. Empty when it says nothing of that, or that slots suit: the next negotiation finds them.
 
     A machine that is divided into slots counts with what is free of it now, also where all would be enough. Where
     HTCondor 25 sees that, it adds a column to its table, and tells how many would match if nothing ran on them.
@@ -136,7 +136,7 @@ def read_analysis(text: str) -> str:
     out, own, later = (_slots(what, text) for what in _SLOTS)
     if total is None or out is None:
         return ""
-    said = [f"{out} are ruled out by the job's requirements"] if out or not later else []
+    said = [f"{out} are ruled out by the job's requirements"] if out else []
     drained = r"0\s+" if re.search(r"^Step\s+Matched\s+Drained\s", text, re.MULTILINE) else ""
     nowhere = re.findall(rf"^\s*\[\d+\]\s+0\s+{drained}(\S.*?)\s*$", text, re.MULTILINE)
     if nowhere and out == int(total[1]):
@@ -144,7 +144,7 @@ def read_analysis(text: str) -> str:
         said = [f"{said[0]}: none meets {', '.join(nowhere)}{now}"]
     said += [f"{own} refuse it by their own"] if own else []
     said += [f"{later} would suit, and are taken"] if later else []
-    return f"of {total[1]} slots {', '.join(said)}"
+    return f"of {total[1]} slots {', '.join(said)}" if said else ""
 
 
 def _how(ad: Ad) -> str:

@@ -14,6 +14,7 @@ next one finds them again.
     schedd, slots                who matches and starts jobs, and with which part of a machine
     starter, transfer            who runs a job, and what comes to its sandbox and goes back
 
-What it leaves out: users other than you, priorities, flocking, checkpoints, the event log, periodic expressions while
-a job is being started, and time: what takes HTCondor seconds to minutes takes tenths of a second here.
+Its words were compared with those of the daemons of HTCondor 25.14. What it leaves out: users other than you,
+priorities, flocking, checkpoints, the event log, periodic expressions while a job is being started, and time: what
+takes HTCondor seconds to minutes takes tenths of a second here.
 """

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
 from stoker.manager.factory.commands import Said
-from stoker.manager.factory.condor import failure, in_short
+from stoker.manager.factory.condor import failure, in_short, warnings
 from stoker.manager.factory.condor_ads import (
     Ad,
     Verdict,
@@ -194,6 +194,13 @@ Step   Matched   Drained  Condition
         (NOWHERE, "of 1 slots 1 are ruled out by the job's requirements: none meets TARGET.HasTape"),
         (TAKEN, "of 1 slots 1 would suit, and are taken"),
         (
+            "015.000:  Run analysis summary ignoring user priority.  Of 1 slots on 1 machines,\n"
+            "      0 slots are rejected by your job's requirements\n"
+            "      0 slots reject your job because of their own requirements\n"
+            "      1 slots match and are willing to run your job\n",
+            "",
+        ),
+        (
             ANALYSIS.format("2 slots on 1 machines", " slots", 0, " slots"),
             "of 2 slots 2 are ruled out by the job's requirements: none meets TARGET.Memory >= RequestMemory"
             " with what is free now",
@@ -231,6 +238,11 @@ def test_why_no_slot_suits(text: str, told: str) -> None:
             "^Submissions need",
         ),
         ("ERROR: MAX_JOBS_SUBMITTED exceeded. Current=9, Limit=9", BatchTrouble, "^MAX_JOBS"),
+        (
+            "ERROR: Failed to create proc; Number of submitted jobs would exceed MAX_JOBS_PER_OWNER",
+            BatchTrouble,
+            "MAX_JOBS_PER_OWNER",
+        ),
         ("ERROR: I don't know about the 'none' universe.", SubmissionRefused, "^I don't know"),
         ("ERROR: User ana@site is disabled", SubmissionRefused, "^User ana"),
     ],
@@ -277,6 +289,25 @@ CEDAR:6001:Failed to connect to <127.0.0.1:38977?addrs=127.0.0.1-38977&alias=sub
 )
 def test_what_condor_q_says_of_a_schedd_that_is_away(err: str, told: str) -> None:
     assert in_short(Said(1, "", err)) == told
+
+
+@pytest.mark.parametrize(
+    ("err", "told"),
+    [
+        (
+            "WARNING: the line 'reqest_memory = 5 TB' was unused by condor_submit. Is it a typo?\n",
+            ["the line 'reqest_memory = 5 TB' was unused by condor_submit. Is it a typo?"],
+        ),
+        (
+            "\nWARNING: Committed job submission into the queue with the following warning(s):\n"
+            "WARNING: QMGMT:0:Submissions want +ProjectName\n",
+            ["Submissions want +ProjectName"],
+        ),
+        ("To monitor your job(s), run: condor_watch_q -clusters 3\n", []),
+    ],
+)
+def test_what_condor_submit_warns_of(err: str, told: list[str]) -> None:
+    assert warnings(err) == told
 
 
 def test_ads_as_condor_q_prints_them() -> None:

@@ -339,7 +339,9 @@ def test_commands_that_are_not_there_are_trouble(
 
 
 def test_a_pool_without_history_tells_the_end_all_the_same(own_pool: Pool, submit: Callable[..., CondorBatch]) -> None:
-    (own_pool.bin / "condor_history").write_text("#!/bin/sh\necho 'Error: No history file is defined' >&2\nexit 1\n")
+    (own_pool.bin / "condor_history").write_text(
+        "#!/bin/sh\necho '['\necho 'Error: No passed search file and configuration key HISTORY is unset.' >&2\nexit 1\n"
+    )
     batch = submit(command="true")
     job = batch.submit(B7)
     assert "does not know it" in seen(batch, job, ENDED)
