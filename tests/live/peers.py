@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -32,6 +33,15 @@ def until(true: Callable[[], Any], *, seconds: float = 10.0, what: str = "it") -
 def key_pair() -> KeyPair:
     public, secret = zmq.curve_keypair()
     return KeyPair(public.decode(), secret.decode())
+
+
+def session_folder(path: Path) -> SessionFolder:
+    """A session's folder with keys, whose manager has not been started."""
+    folder = SessionFolder(path)
+    folder.make()
+    for role in ("server", "client", "pilot"):
+        folder.write_key(role, key_pair())
+    return folder
 
 
 class Peer:

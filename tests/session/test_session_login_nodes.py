@@ -1,0 +1,165 @@
+"""Two login nodes that see one session folder, and nothing else of each other: real managers in namespaces of their
+own, with other host names, other process ids, other clocks, and locks that do not reach across."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from faults.world import World, until
+from live.peers import session_folder
+
+from stoker.manager.live import lease
+from stoker.manager.main import TAKEN_OVER
+from stoker.manager.protocol.session import SessionFolder
+
+MANAGER = """
+import sys
+from stoker.manager.live import lease
+lease.take.__kwdefaults__.update(patience_s=3.0, settle_s=0.5, renew_s=0.2)
+from stoker.manager.main import main
+sys.exit(main())
+"""
+ALONE = ("--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
+A_DAY_APART = ("--time", "--monotonic", "86400", "--boottime", "86400")
+
+
+def allowed(*namespaces: str) -> bool:
+    if os.geteuid() or shutil.which("unshare") is None:
+        return False
+    return not subprocess.run(["unshare", *ALONE, *namespaces, "true"], capture_output=True).returncode
+
+
+pytestmark = pytest.mark.skipif(not allowed(), reason="login nodes of their own need root and unshare(1)")
+
+
+class LoginNodes:
+    """Hosts that share a session's folder, on each of which a manager may be started."""
+
+    def __init__(self, folder: SessionFolder, place: Path) -> None:
+        self.folder = folder
+        self.lease = lease.lease_file(folder)
+        self.lock = self.lease.with_suffix(".lock")
+        self.lock.touch()
+        self._place = place
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, host: str, *namespaces: str) -> subprocess.Popen[str]:
+        """A manager on a host. Its lock is a file of that host's alone."""
+        mine = self._place / f"lock-{host}"
+        mine.touch()
+        settle = 'hostname "$0" && mount --bind "$1" "$2" && shift 2 && exec "$@"'
+        manager = [sys.executable, "-c", MANAGER, "--session", str(self.folder.path), "--name", "test"]
+        process = subprocess.Popen(
+            ["unshare", *ALONE, *namespaces, "sh", "-c", settle, host, str(mine), str(self.lock), *manager],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def first(self, host: str) -> subprocess.Popen[str]:
+        """A manager that has the session."""
+        process = self.start(host)
+        until(lambda: process.poll() is not None or self.folder.file.exists(), why="the manager listens")
+        assert self.holder() == host
+        return process
+
+    def holder(self) -> str:
+        """The host that holds the lease; empty if nobody does."""
+        there = lease.read(self.lease)
+        return there.host if there is not None else ""
+
+    def crash(self, process: subprocess.Popen[str]) -> None:
+        """The host loses power."""
+        process.kill()
+        process.wait(10)
+
+    def close(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def nodes(world: World, tmp_path: Path) -> Iterator[LoginNodes]:
+    nodes = LoginNodes(session_folder(tmp_path / "session"), tmp_path)
+    yield nodes
+    nodes.close()
+
+
+def refused(process: subprocess.Popen[str], *, by: str) -> None:
+    """It was told whose the session is."""
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"already has a manager (pid 1 on {by}); one session has one manager" in said
+
+
+def test_a_manager_on_another_login_node_is_refused_and_told_where_the_first_one_is(nodes: LoginNodes) -> None:
+    first = nodes.first("login1")
+    refused(nodes.start("login2"), by="login1")
+    assert first.poll() is None
+    assert nodes.holder() == "login1"
+
+
+def test_when_a_login_node_is_gone_another_one_goes_on_with_the_session(nodes: LoginNodes) -> None:
+    first = nodes.first("login1")
+    journal = nodes.folder.journal.stat().st_ino
+    before = nodes.folder.file.stat().st_mtime_ns
+    nodes.crash(first)
+    second = nodes.start("login2")
+    until(lambda: nodes.folder.file.stat().st_mtime_ns != before, limit_s=60, why="the second listens")
+    assert nodes.holder() == "login2"
+    assert nodes.folder.journal.stat().st_ino != journal, "what the first may still write is in another file"
+    refused(nodes.start("login3"), by="login2")
+    assert second.poll() is None
+
+
+def test_of_two_that_follow_at_once_where_locks_do_not_reach_one_has_the_session(nodes: LoginNodes) -> None:
+    nodes.crash(nodes.first("login1"))
+    both = {host: nodes.start(host) for host in ("login2", "login3")}
+    loser = until(lambda: next((h for h in both if both[h].poll() is not None), ""), limit_s=60, why="one gives up")
+    [winner] = both.keys() - {loser}
+    refused(both[loser], by=winner)
+    assert nodes.holder() == winner
+    counter = lease.read(nodes.lease)
+    until(lambda: lease.read(nodes.lease) != counter, why="the winner renews")
+    assert both[winner].poll() is None
+
+
+def test_one_that_was_frozen_and_followed_stops_when_it_wakes(nodes: LoginNodes) -> None:
+    first = nodes.first("login1")
+    [manager] = psutil.Process(first.pid).children()
+    manager.send_signal(signal.SIGSTOP)
+    second = nodes.start("login2")
+    until(lambda: nodes.holder() == "login2", limit_s=60, why="the second follows")
+    manager.send_signal(signal.SIGCONT)
+    assert first.wait(60) == TAKEN_OVER
+    assert nodes.holder() == "login2"
+    assert second.poll() is None
+    assert "no longer the session's: its manager is pid 1 on login2" in nodes.folder.manager_log.read_text()
+
+
+@pytest.mark.skipif(not allowed(*A_DAY_APART), reason="a clock of its own needs unshare --time")
+def test_clocks_that_differ_or_jump_make_no_second_manager(nodes: LoginNodes) -> None:
+    first = nodes.first("login1")
+    second = nodes.start("login2", *A_DAY_APART)
+    jumps = iter([0, 4_000_000_000, 86_400] * 1000)
+
+    def tried() -> bool:
+        os.utime(nodes.lease, (at := next(jumps), at))  # as a host writes it whose clock has jumped
+        return second.poll() is not None
+
+    until(tried, limit_s=60, why="the second gives up")
+    refused(second, by="login1")
+    assert first.poll() is None
+    nodes.crash(first)
+    nodes.start("login3", *A_DAY_APART)
+    until(lambda: nodes.holder() == "login3", limit_s=60, why="one with another clock follows")
