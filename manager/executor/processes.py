@@ -77,8 +77,9 @@ def register(folder: SessionFolder) -> None:
         if place >= KEPT_SESSIONS or not (old / "session.json").exists():
             old.unlink(missing_ok=True)
     link = links / folder.read().session
-    link.unlink(missing_ok=True)
-    link.symlink_to(folder.path)
+    draft = links / f".{link.name}-{secrets.token_hex(4)}"  # others may do the same just now
+    draft.symlink_to(folder.path)
+    draft.replace(link)
 
 
 class ManagerProcess:

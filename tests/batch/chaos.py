@@ -55,10 +55,18 @@ def plan(seed: int, ways: Sequence[str]) -> Iterator[Step]:
 
 class Chaos:
     """Does one thing after the other until time is up. `done`: the ways in which it could; `log`: what was done to
-    whom, for people. `restart` starts a client (`guest`, `attach`) again that was killed."""
+    whom, for people. `restart` starts a client (`guest`, `attach`) again that was killed; `check` raises when it makes
+    no sense to go on."""
 
     def __init__(
-        self, cluster: Cluster, world: World, *, seed: int, ran: Path, restart: Callable[[str], object]
+        self,
+        cluster: Cluster,
+        world: World,
+        *,
+        seed: int,
+        ran: Path,
+        restart: Callable[[str], object],
+        check: Callable[[], object],
     ) -> None:
         self.done: list[str] = []
         self.log: list[str] = []
@@ -67,6 +75,7 @@ class Chaos:
         self._victims = Victims(world, ran)
         self._scratch = world.scratch
         self._restart = restart
+        self._check = check
         self._hangs = False
         self._managers: deque[float] = deque(maxlen=MANAGERS_A_MINUTE)
         self._undo: list[tuple[float, Callable[[], object]]] = []
@@ -97,6 +106,7 @@ class Chaos:
                 time.sleep(step.pause_s)
                 if time.monotonic() > began + seconds:
                     return
+                self._check()
                 whom = self._do(step)
                 if whom:
                     self.done.append(step.way)

@@ -45,12 +45,10 @@ def work(digest: str, item: tuple[int, bytes]) -> tuple[int, str, bytes]:
 
 
 def file_of(turn: int) -> tuple[str, str]:
-    """The file of a round, the same for every program, and its digest."""
+    """The file of a round, which has the same content for every program, and its digest."""
     content = random.Random(turn).randbytes(FILE_BYTES)
-    path = Path(log).with_name(f"model-{turn}.bin")
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_bytes(content)
-    draft.replace(path)
+    path = Path(log).with_name(f"model-{turn}-{name}.bin")
+    path.write_bytes(content)
     return str(path), hashlib.sha256(content).hexdigest()
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,15 @@ def test_attach_brings_back_a_manager_whose_keeper_is_dead_too(up: Up) -> None:
     assert "its manager was gone: it is started again here" in err
     assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"
     assert count_lines(up.log) == {"loaded": 1, "pilot": 1, "call": 1}
+
+
+def test_those_who_bring_it_back_at_the_same_time_find_the_one_that_came(up: Up) -> None:
+    up.kill_managers()
+    with ThreadPoolExecutor(3) as all_at_once:
+        starts = [all_at_once.submit(detached.start, up.folder, waiting=lambda _: None) for _ in range(3)]
+        found = {start.result(90).token for start in starts}
+    assert found == {up.holder().token}
+    assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
 
 
 def test_joining_brings_it_back_as_well(up: Up) -> None:

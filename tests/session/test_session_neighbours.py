@@ -1,0 +1,134 @@
+"""Two sessions of one user on one host: they share the pilots' disk and nothing else; the end of one does not touch
+the other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from faults.world import World, count_lines, is_alive, kill, until
+from session.test_session_up import start, stoker
+
+from stoker.manager.protocol.session import find_session
+from stoker.manager.protocol.to_client import Status
+
+PROGRAM = """
+import sys, time
+import stoker
+from helper import note
+from stoker import app, context
+
+session, log, path, wait_s = sys.argv[1:]
+
+@context(files=["path"])
+def words(log, path):
+    note(log, "loaded")
+    with open(path, "rb") as file:
+        return len(file.read())
+
+@app(context=words(log, path))
+def measure(size, log, wait_s):
+    note(log, "called")
+    time.sleep(wait_s)
+    return size
+
+with stoker.load(session=session) as session:
+    print(measure(log, float(wait_s)).result(120))
+"""
+SIZE = 5_000_000
+
+
+class Neighbour:
+    """A session of a world that others share, with a log of its own."""
+
+    def __init__(self, world: World, tmp_path: Path) -> None:
+        self.world, self.name = world, start(world)
+        self.log = tmp_path / f"{self.name}.log"
+        self.file = tmp_path / "words.bin"
+
+    def start(self, *, wait_s: float = 0.0) -> subprocess.Popen[str]:
+        (self.world.path / "use.py").write_text(PROGRAM)
+        words = [self.name, str(self.log), str(self.file), str(wait_s)]
+        return self.world.spawn([sys.executable, str(self.world.path / "use.py"), *words], folder=self.world.path)
+
+    def run(self) -> int:
+        program = self.start()
+        out, err = program.communicate(timeout=120)
+        assert program.returncode == 0, err
+        return int(out)
+
+    def lines(self, line: str) -> int:
+        return count_lines(self.log).get(line, 0)
+
+    def status(self) -> Status:
+        from stoker.manager.cli.sessions import status_of
+
+        return status_of(self.name)[1].status
+
+    def processes(self) -> list[int]:
+        """Manager, factory, pilots, and what is below those: all that name its folder, and their children."""
+        folder = str(find_session(self.name).path)
+        named = [pid for pid in self.world.processes() if folder in _arguments(pid)]
+        return [pid for pid in named if is_alive(pid)]
+
+    def pilot(self) -> int:
+        return min(pid for pid in self.processes() if "stoker.pilot.main" in _arguments(pid))
+
+
+def _arguments(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except OSError:
+        return []
+
+
+@pytest.fixture
+def both(world: World, tmp_path: Path) -> tuple[Neighbour, Neighbour]:
+    (tmp_path / "words.bin").write_bytes(os.urandom(SIZE))
+    return Neighbour(world, tmp_path), Neighbour(world, tmp_path)
+
+
+def test_sessions_of_one_host_share_what_they_fetched_and_do_not_feel_each_others_end(
+    world: World, both: tuple[Neighbour, Neighbour]
+) -> None:
+    first, second = both
+    assert first.run() == SIZE
+    assert second.run() == SIZE
+    [objects] = world.scratch.glob("stoker-*/cache/objects")
+    assert len(list(objects.iterdir())) == 1, "one copy of the file for both"
+    assert len(world.pilot_folders()) == 2
+    program = second.start(wait_s=6.0)
+    until(lambda: second.lines("called") == 2, limit_s=60, why="the second's long call")
+
+    kill([first.pilot()])  # its manager has another one, which sweeps what the dead one left, and nothing else
+    until(lambda: first.status().lost_pilots == 1 and first.status().pilots, limit_s=60, why="another pilot")
+    assert first.run() == SIZE
+    ended = stoker(world, "down", first.name)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert first.processes() == []
+
+    out, err = program.communicate(timeout=60)
+    assert (program.returncode, out) == (0, f"{SIZE}\n"), err
+    assert second.run() == SIZE
+    assert (second.lines("loaded"), second.status().lost_pilots, second.status().rerun_calls) == (1, 0, 0)
+    assert len(world.pilot_folders()) == 1
+    assert stoker(world, "down", second.name).returncode == 0
+
+
+def test_a_session_that_is_killed_outright_takes_nothing_of_its_neighbour_along(
+    world: World, both: tuple[Neighbour, Neighbour]
+) -> None:
+    first, second = both
+    assert (first.run(), second.run()) == (SIZE, SIZE)
+    kill(first.processes())
+    until(lambda: not first.processes())
+    assert second.run() == SIZE
+    assert second.lines("loaded") == 1
+    kill([second.pilot()])  # the next one finds two dead pilots' folders
+    assert second.run() == SIZE
+    until(lambda: len(world.pilot_folders()) == 1, why="what dead pilots of both sessions left is swept")
+    assert stoker(world, "down", second.name).returncode == 0
+    assert stoker(world, "down", first.name).returncode == 0
