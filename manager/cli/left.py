@@ -11,14 +11,15 @@ import psutil
 
 from stoker.errors import StokerError
 from stoker.locks import is_locked
-from stoker.manager.executor import detached
+from stoker.manager.executor import detached, engines
+from stoker.manager.factory.batch import JOBS_LEFT, Batch
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.manager.live import lease
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.show_blocks import job_ids
 from stoker.manager.protocol.to_client import Status
 from stoker.pilot.taskvine.plan import POOL
-from stoker.site import Engine, ProviderKind
+from stoker.site import Engine, ProviderKind, Site
 
 OURS = {
     "stoker.manager.main": "manager",
@@ -92,19 +93,35 @@ def factory(folder: SessionFolder) -> Iterator[Left]:
         yield Left("the factory, which cancels its jobs")
 
 
+def may_have_jobs(folder: SessionFolder) -> bool:
+    """Whether it is worth a question to the batch systems of a session that is over. A factory that has ended in good
+    order has left an empty list; of workers that TaskVine has started it knows nothing."""
+    file = folder.path / JOBS_LEFT
+    if engines.engine_of(folder) is Engine.STOKER and file.exists():
+        return bool(file.read_text(errors="replace").strip())
+    return any(folder.sites.glob("*.toml"))
+
+
+def batch_of(site: Site, folder: SessionFolder) -> Batch:
+    """The batch system that has the jobs of a session at a site. Raises SubmissionRefused, ConfigError.
+
+    Workers of TaskVine carry the marks of the session like other jobs, though their pool is no job.
+    """
+    from stoker.manager.factory.batches import make_batch  # imports Parsl, which takes a while
+
+    own = msgspec.structs.replace(site, engine=Engine.STOKER)
+    return make_batch(own, session=folder.read().session, folder=folder)
+
+
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[Left]:
     """Jobs of the session that its batch systems still have. Of those that do not answer, what was there `before`."""
     seen: set[str] = set()
-    name = folder.read().session
     for site in detached.sites_of(folder).values():
         if site.provider.kind is ProviderKind.LOCAL:  # its jobs are processes of this machine
             continue
-        site = msgspec.structs.replace(site, engine=Engine.STOKER)  # jobs of TaskVine's workers are known like others
-        from stoker.manager.factory.batches import make_batch  # imports Parsl, which takes a while
-
         remove = _REMOVES.get(site.provider.kind, "")
         try:
-            batch = make_batch(site, session=name, folder=folder)
+            batch = batch_of(site, folder)
             listed = [job for job in batch.find() if job not in seen]
             looks = batch.look(listed) if listed else {}
             there = [job for job in listed if job not in looks or not looks[job].phase.over]

@@ -19,7 +19,6 @@ from stoker.errors import StokerError
 from stoker.manager.cli import left
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.executor import detached
-from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.manager.live import lease
 from stoker.manager.protocol.session import SessionFolder
 
@@ -41,18 +40,11 @@ def jobs() -> Iterator[Finding]:
     """Jobs that batch systems still have of sessions that are known here and over."""
     for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
-        if detached.over(folder) and _may_have_jobs(folder):
+        if detached.over(folder) and left.may_have_jobs(folder):
             yield from (
                 Finding("jobs", Level.WARN, f"left behind: {each.what}, of session {link.name}", each.remove)
                 for each in left.jobs(folder, None)
             )
-
-
-def _may_have_jobs(folder: SessionFolder) -> bool:
-    """Whether it is worth a question to the batch systems of a session that is over: its factory has named jobs that
-    were left, or came to no end itself."""
-    file = folder.path / JOBS_LEFT
-    return bool(file.read_text().strip()) if file.exists() else any(folder.sites.glob("*.toml"))
 
 
 class Orphan(msgspec.Struct, frozen=True):

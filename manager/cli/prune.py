@@ -88,8 +88,7 @@ def _objections(folder: SessionFolder) -> Iterator[str]:
 
 def _jobs(folder: SessionFolder) -> Iterator[str]:
     """What batch systems may still have of it. A factory that has ended in good order has left an empty list."""
-    listed = folder.path / JOBS_LEFT
-    if listed.exists() and not listed.read_text(errors="replace").strip():
+    if not left.may_have_jobs(folder):
         return
     try:
         sites = detached.sites_of(folder)
@@ -99,10 +98,8 @@ def _jobs(folder: SessionFolder) -> Iterator[str]:
     for site in sites.values():
         if site.provider.kind is ProviderKind.LOCAL:  # its jobs are processes of this machine
             continue
-        from stoker.manager.factory.batches import make_batch  # imports Parsl, which takes a while
-
         try:
-            batch = make_batch(site, session=folder.read().session, folder=folder)
+            batch = left.batch_of(site, folder)
             jobs = list(batch.find())
             looks = batch.look(jobs) if jobs else {}
         except StokerError as error:
