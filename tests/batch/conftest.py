@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from batch.lab import needs
 from batch.lab.cluster import Cluster
 from batch.lab.shape import Shape
-from faults.world import World, command_of
+from faults.world import World
 
 
 @pytest.fixture(scope="session")
@@ -52,16 +51,7 @@ def make_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Shape], 
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[World]:
     """A corner of the machine for one test's session; no process of it may outlive the session."""
-    world = World(tmp_path / "world")
-    for name, value in world.environ.items():
-        monkeypatch.setenv(name, value)
-    try:
+    with World(tmp_path / "world").entered(limit_s=20, folders=False) as world:
         yield world
-        deadline = time.monotonic() + 20
-        while left := [f"{pid}: {' '.join(command_of(pid))}" for pid in world.processes()]:
-            assert time.monotonic() < deadline, f"outlived the session: {left}"
-            time.sleep(0.05)
-    finally:
-        world.clear()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from live.peers import Manager, Peer, key_pair, pilot_hello
+from live.peers import Manager, Peer, pilot_hello, session_folder
 
 from stoker.contexts.state import state_folder
 from stoker.errors import StokerError
@@ -24,10 +24,7 @@ def _own_home_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def folder(tmp_path: Path) -> SessionFolder:
     """A session folder with keys, which `stoker` finds as the newest session once session.json is there."""
-    folder = SessionFolder(tmp_path / "session")
-    folder.make()
-    for role in ("server", "client", "pilot"):
-        folder.write_key(role, key_pair())
+    folder = session_folder(tmp_path / "session")
     links = state_folder() / "sessions"
     links.mkdir(parents=True)
     (links / "test").symlink_to(folder.path)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from factory.fake_slurm import FakeSlurm
 from factory.manager_end import ManagerEnd
-from live.peers import key_pair
+from live.peers import session_folder
 
 from stoker.manager.protocol.session import SessionFolder
 
@@ -27,11 +27,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSlurm
 
 @pytest.fixture
 def folder(tmp_path: Path) -> SessionFolder:
-    folder = SessionFolder(tmp_path / "session")
-    folder.make()
-    for role in ("server", "client", "pilot"):
-        folder.write_key(role, key_pair())
-    return folder
+    return session_folder(tmp_path / "session")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,31 +10,18 @@ from faults.world import World, until
 import stoker
 
 
-def _enter(world: World) -> Iterator[World]:
-    before = {name: os.environ.get(name) for name in world.environ}
-    os.environ.update(world.environ)
-    try:
-        yield world
-        world.empty()
-    finally:
-        world.clear()
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 @pytest.fixture
 def world(tmp_path) -> Iterator[World]:
     """A world for one test. Nothing may be left in it."""
-    yield from _enter(World(tmp_path / "world"))
+    with World(tmp_path / "world").entered() as world:
+        yield world
 
 
 @pytest.fixture(scope="module")
 def shared_world(tmp_path_factory) -> Iterator[World]:
     """A world for the tests of one file."""
-    yield from _enter(World(tmp_path_factory.mktemp("world")))
+    with World(tmp_path_factory.mktemp("world")).entered() as world:
+        yield world
 
 
 @pytest.fixture

@@ -12,12 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+STAYS = frozenset({"cache", "environments", "snapshots", "alive"})
+"""What pilots keep on their disk for the next session (`stoker caches`), and the lock of those folders."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -105,15 +108,32 @@ class World:
         """What pilots keep on local disk while they live."""
         return list(self.scratch.glob("stoker-*/pilot-*"))
 
-    def left(self) -> list[str]:
-        """What is still there of everything: processes and scratch folders."""
+    def left(self, *, folders: bool = True) -> list[str]:
+        """What is still there: processes and, if asked, what lies on pilots' disks, but for what stays on purpose."""
         there = [f"{pid}: {' '.join(command_of(pid))}" for pid in self.processes()]
-        return there + [str(folder) for folder in self.pilot_folders()]
+        places = [str(place) for place in self.scratch.glob("stoker-*/*") if place.name not in STAYS]
+        return there + (places if folders else [])
 
-    def empty(self, *, limit_s: float = 15.0) -> None:
-        """Wait until nothing is left."""
+    @contextmanager
+    def entered(self, *, limit_s: float = 15.0, folders: bool = True) -> Iterator[World]:
+        """This process is of the world too. After that nothing may be left in it (see `empty`)."""
+        before = {name: os.environ.get(name) for name in self.environ}
+        os.environ.update(self.environ)
+        try:
+            yield self
+            self.empty(limit_s=limit_s, folders=folders)
+        finally:
+            self.clear()
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+    def empty(self, *, limit_s: float = 15.0, folders: bool = True) -> None:
+        """Wait until nothing is left; or no process, where scratch `folders` may be."""
         end = time.monotonic() + limit_s
-        while left := self.left():
+        while left := self.left(folders=folders):
             assert time.monotonic() < end, f"still there after {limit_s:g} s: {left}"
             time.sleep(0.02)
 

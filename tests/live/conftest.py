@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from live.peers import Manager, Peer, key_pair, pilot_hello
+from live.peers import Manager, Peer, pilot_hello, session_folder
 
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import wire
@@ -19,11 +19,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> SessionFolder:
-    folder = SessionFolder(tmp_path / "session")
-    folder.make()
-    for role in ("server", "client", "pilot"):
-        folder.write_key(role, key_pair())
-    return folder
+    return session_folder(tmp_path / "session")
 
 
 @pytest.fixture

@@ -11,13 +11,7 @@ from faults.world import World
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    world = World(tmp_path / "world")
-    for name, value in world.environ.items():
-        monkeypatch.setenv(name, value)
     monkeypatch.delenv("STOKER_SESSION", raising=False)
     monkeypatch.chdir(tmp_path)
-    try:
+    with World(tmp_path / "world").entered() as world:
         yield world
-        world.empty()
-    finally:
-        world.clear()

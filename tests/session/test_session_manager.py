@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 from faults.world import World, kill, until
-from live.peers import Peer, key_pair, pilot_hello
+from live.peers import Peer, pilot_hello, session_folder
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import ConfigError
@@ -28,11 +28,7 @@ from stoker.manager.protocol.session import SessionFolder
 
 @pytest.fixture
 def folder(world: World, tmp_path: Path) -> SessionFolder:
-    folder = SessionFolder(tmp_path / "session")
-    folder.make()
-    for role in ("server", "client", "pilot"):
-        folder.write_key(role, key_pair())
-    return folder
+    return session_folder(tmp_path / "session")
 
 
 def written_at(folder: SessionFolder) -> int:

@@ -113,18 +113,11 @@ def start(world: World) -> str:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, str]]:
     """A session for those tests of this file that leave it up."""
-    world = World(tmp_path_factory.mktemp("session") / "world")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in world.environ.items():
-            patch.setenv(name, value)
-        try:
-            name = start(world)
-            yield world, name
-            said = stoker(world, "down", name)
-            assert said.returncode == 0, said.stderr
-            world.empty()
-        finally:
-            world.clear()
+    with World(tmp_path_factory.mktemp("session") / "world").entered() as world:
+        name = start(world)
+        yield world, name
+        said = stoker(world, "down", name)
+        assert said.returncode == 0, said.stderr
 
 
 @pytest.fixture

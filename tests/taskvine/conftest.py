@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,22 +40,11 @@ class Pool:
 
 
 def _load(folder: Path, *, first: int, most: int) -> Iterator[Pool]:
-    world = World(folder)
-    before = {name: os.environ.get(name) for name in world.environ}
-    os.environ.update(world.environ)
-    site = world.path / "site.toml"
-    site.write_text(SITE.format(first=first, most=most))
-    try:
+    with World(folder).entered() as world:
+        site = world.path / "site.toml"
+        site.write_text(SITE.format(first=first, most=most))
         with stoker.load(str(site), run_dir=str(world.runs)) as session:
             yield Pool(world, session)
-        world.empty()
-    finally:
-        world.clear()
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+
+from live import peers
 
 from stoker.contexts.manifest import PART_BYTES
 from stoker.contexts.objects import manifest_of, matches, object_of
@@ -23,16 +25,7 @@ KEY = bytes(range(32))
 SHORT = wire.Limits(connect_s=2.0, handshake_s=2.0, silence_s=2.0, body_s=4.0)
 WAIT_S = 30.0
 
-
-def until(true: Callable[[], Any], *, seconds: float = WAIT_S, what: str = "it") -> Any:
-    """Poll until something is true."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        found = true()
-        if found:
-            return found
-        time.sleep(0.01)
-    raise AssertionError(f"{what} did not happen within {seconds} s")
+until = partial(peers.until, seconds=WAIT_S)
 
 
 class Original:
