@@ -12,9 +12,11 @@ import pytest
 from batch.lab import needs
 from batch.lab.cluster import Cluster
 from batch.lab.shape import Shape
-from faults.world import World, until
+from faults.world import World, command_of, kill, until
 
 import stoker
+from stoker.manager.cli import down, left
+from stoker.manager.executor import detached
 
 SITE = """
 name = "lab"
@@ -58,6 +60,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world.empty(limit_s=60)  # beside each worker TaskVine's job has a `sleep 30`, which may be left to end by itself
 
 
+def program_of(pid: int) -> str:
+    return Path((command_of(pid) or [""])[0]).name
+
+
 def jobs() -> list[str]:
     said = subprocess.run(["squeue", "--noheader", "--format=%T"], capture_output=True, text=True, timeout=30)
     return sorted(said.stdout.split())
@@ -84,3 +90,24 @@ def test_workers_are_jobs_of_slurm_and_go_with_the_session(slurm, world):
         assert {init for _, init in places} == {"first"}
         assert len({job for job, _ in places} - {None}) == 2
     until(lambda: not jobs(), limit_s=60, why="no job is left")
+
+
+def test_jobs_of_a_session_that_stays_are_known_and_go_with_it(slurm, world):
+    site = world.path / "lab.toml"
+    site.write_text(SITE)
+    folder = detached.make(detached.collect([site]))
+    detached.start(folder, waiting=print)
+    until(lambda: jobs() == ["PENDING", "RUNNING", "RUNNING"], limit_s=60, why="two jobs run, one waits")
+    [kept] = left.jobs(folder, None)
+    assert kept.what.endswith("of site lab")
+    assert len(kept.remove.split()) == 4
+    assert kept.remove.startswith("scancel ")
+    kill(
+        world.of("stoker.pilot.taskvine.main") + [pid for pid in world.processes() if program_of(pid) == "vine_factory"]
+    )
+    down.end(folder)
+    until(lambda: not world.of("stoker.manager.main") and not world.of("stoker.pilot.taskvine.main"), limit_s=60)
+    [still] = left.jobs(folder, None)  # a factory that was killed has removed nothing
+    subprocess.run(still.remove.split(), check=True, timeout=30)
+    until(lambda: not jobs(), limit_s=60, why="no job is left")
+    assert down.wait_until_gone(folder, None, wait_s=60, waiting=print) == []
