@@ -17,7 +17,7 @@ from stoker.site import Site
 _NOT_NOW = re.compile(
     r"unable to contact|cannot connect|can't connect|could not connect|connect(ion)? (failure|refused|timed out|reset)"
     r"|timed out|zero bytes were transmitted|temporarily un|not responding|commlib error|LSF is down|standby mode"
-    r"|no route to host|try again|please wait",
+    r"|no route to host|try again|please wait|could not establish a configuration source",
     re.IGNORECASE,
 )
 """Scheduler errors that say nothing about the job."""

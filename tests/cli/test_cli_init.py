@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -167,6 +168,29 @@ night            20  Closed:Inact      -    -    -    -     0     0     0     0
     assert surroundings.read_queues(pbs, ProviderKind.PBS) == ["workq"]
     assert surroundings.read_queues(lsf, ProviderKind.LSF) == ["gpu"]
     assert surroundings.read_queues("all.q\ngpu.q\n", ProviderKind.GRID_ENGINE) == ["all.q", "gpu.q"]
+
+
+def test_scratch_is_where_the_environment_says_and_one_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place that is named twice, is not there or takes no files is none to propose."""
+    mine, work, full = tmp_path / "mine", tmp_path / "work", tmp_path / "a file"
+    mine.mkdir()
+    work.mkdir()
+    full.touch()
+    for name, place in (
+        ("SCRATCH", mine), ("SCRATCHDIR", mine), ("LOCAL_SCRATCH", tmp_path / "nowhere"), ("WORK", work),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, str(place))
+    found = surroundings.scratch_places()
+    assert [each.path for each in found[:2]] == [str(mine), str(work)]
+    assert [each.path for each in found].count(str(mine)) == 1
+    assert str(tmp_path / "nowhere") not in [each.path for each in found]
+    for each in found[:2]:
+        assert each.free_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.5)
+        assert each.shared == surroundings.is_shared(tmp_path)
+    monkeypatch.setenv("SCRATCH", str(full))
+    assert str(full) not in [each.path for each in surroundings.scratch_places()]
 
 
 def test_a_file_system_is_that_of_the_nearest_mount() -> None:

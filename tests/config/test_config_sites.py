@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.config import Engine, Site, load_site, parse_site
+from stoker.config import Engine, ProviderKind, Site, load_site, parse_site
 from stoker.errors import ConfigError, UnitError
 from stoker.manager.live.attendants import source_of
-from stoker.site_files import read_sites, write_sites
+from stoker.site_files import load_sites, read_sites, write_sites
 
 SITES = sorted((Path(__file__).parents[2] / "site-configs").glob("*.toml"))
 
@@ -25,8 +25,16 @@ def test_each_shipped_site_loads_and_is_called_like_its_file(path: Path) -> None
     assert site.engine is (Engine.TASKVINE if path.stem == "taskvine" else Engine.STOKER)
 
 
-def test_there_are_shipped_sites() -> None:
-    assert {path.stem for path in SITES} >= {"local", "workstation"}
+def test_the_shipped_sites_are_these() -> None:
+    assert {path.stem for path in SITES} == {
+        "local", "workstation", "slurm", "slurm-preemptible", "condor", "condor-no-shared-fs", "mixed", "taskvine",
+    }  # fmt: skip
+
+
+def test_the_mixed_site_is_two_sites_in_one_session() -> None:
+    mixed, other = load_sites(next(path for path in SITES if path.stem == "mixed"))
+    assert (mixed.name, mixed.is_local, mixed.session.interface) == ("mixed", True, "auto")
+    assert (other.name, other.provider.kind) == ("slurm-preemptible", ProviderKind.SLURM)
 
 
 def test_no_site_is_this_machine_with_one_pilot() -> None:

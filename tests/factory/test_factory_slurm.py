@@ -126,6 +126,14 @@ def test_a_controller_that_is_away_refuses_nothing(batch: SlurmBatch, slurm: Fak
     assert batch.look([job])[job].phase is BlockPhase.PENDING
 
 
+def test_a_host_that_is_told_no_slurm_conf_refuses_nothing(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+    """Where Slurm's commands fetch their configuration from a slurmctld that is away."""
+    err = "sbatch: error: fetch_config: DNS SRV lookup failed\nsbatch: fatal: Could not establish a configuration source"
+    slurm.fault("sbatch", code=1, err=err)
+    with pytest.raises(BatchTrouble, match="Could not establish a configuration source"):
+        batch.submit(B7)
+
+
 def test_sbatch_that_prints_no_job_id(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     slurm.fault("sbatch", code=0, err="sbatch: everything is fine")
     with pytest.raises(BatchTrouble, match="no job id"):
