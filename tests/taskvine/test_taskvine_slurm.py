@@ -52,12 +52,10 @@ def slurm(taskvine: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    world = World(tmp_path / "world")
-    for name, value in world.environ.items():
-        monkeypatch.setenv(name, value)
-    yield world
-    world.empty(limit_s=60)  # beside each worker TaskVine's job has a `sleep 30`, which may be left to end by itself
+def world(tmp_path: Path) -> Iterator[World]:
+    # Beside each worker TaskVine's job has a `sleep 30`, which may be left to end by itself.
+    with World(tmp_path / "world").entered(limit_s=60) as world:
+        yield world
 
 
 def program_of(pid: int) -> str:
