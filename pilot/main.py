@@ -14,13 +14,14 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from stoker.contexts.state import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.agent import environment
 from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, Options
 from stoker.pilot.agent.loop import Loop
 from stoker.pilot.agent.scratch import Scratch, base_folder
-from stoker.pilot.cache import ObjectCache
+from stoker.pilot.cache import ObjectCache, snapshot_names
 from stoker.pilot.cache.store import KEPT_S
 from stoker.pilot.devices import find_devices
 from stoker.pilot.zygote import processes
@@ -74,6 +75,7 @@ def _make(given: argparse.Namespace) -> Agent:
     devices = find_devices(given.devices)
     base = base_folder(given.scratch)
     cache = ObjectCache(base / "cache", bound_bytes=parse_bytes(given.cache_size), kept_s=given.cache_age)
+    os.environ.setdefault(SNAPSHOTS, str(snapshot_names.folder_beside(cache)))  # for libraries: a home may be shared
     processes.adopt_orphans()
     scratch = Scratch(base, pilot=pilot)
     try:

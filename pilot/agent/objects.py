@@ -24,7 +24,7 @@ from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, WantObjects
 from stoker.manager.protocol.to_pilot import FetchObject
 from stoker.pilot.agent.failures import is_ours
-from stoker.pilot.cache import Bringing, CacheShelf, ObjectCache, Pin
+from stoker.pilot.cache import Bringing, CacheShelf, ObjectCache, Pin, snapshot_names
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import Outcome, Source
 from stoker.pilot.transfer.client import SEED_FILE, read_key
@@ -197,6 +197,7 @@ def look(agent: Agent) -> None:
     gone = objects.told - here.keys()
     fresh = here.keys() - objects.told - objects.wants.keys()
     if gone:
+        snapshot_names.tidy(objects.cache)
         agent.link.post(ObjectsGone(tuple(sorted(gone))))
     if fresh:
         agent.link.post(ObjectsHere(tuple(ObjectArrival(name, here[name]) for name in sorted(fresh))))

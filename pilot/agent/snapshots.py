@@ -4,6 +4,9 @@ A library says that its context lies in a folder as a snapshot (`SnapshotMade`).
 by links, which costs no room, and the manager hears of it; from then on it is an object like any other. A pilot that
 is told of snapshots with a library's order brings those that it has not, but starts the library without them when they
 take longer than making one would.
+
+The folder is on this host's disk, beside the cache (`snapshot_names`), also where all hosts share a home: else every
+pilot would find the first one's there, and the file system would serve a model to each of them.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from stoker.contexts.objects import copy_object, manifest_of, object_of
 from stoker.contexts.recipe import ObjectRef
@@ -25,7 +29,7 @@ from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.agent import objects
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.library import Library
-from stoker.pilot.cache import ObjectCache, Pin, disk
+from stoker.pilot.cache import ObjectCache, Pin, disk, snapshot_names
 
 log = logging.getLogger("stoker.pilot")
 
@@ -42,13 +46,19 @@ def offered(agent: Agent, library: Library, message: SnapshotMade) -> None:
             ref = object_of(message.folder)
             manifest = manifest_of(ref)
             _take_in(agent.cache, ref, manifest)
+            snapshot_names.note(agent.cache, Path(message.folder), name=ref.name)
         except (StokerError, OSError) as error:
             log.warning("the snapshot %s is not offered to other pilots: %s", message.folder, error)
             return
         here = SnapshotHere(recipe, message.form, ref, manifest, message.made_s)
-        agent.later(lambda: agent.link.post(here))
+        agent.later(lambda: _tell(agent, here))
 
     threading.Thread(target=run, name="snapshot-offer", daemon=True).start()
+
+
+def _tell(agent: Agent, here: SnapshotHere) -> None:
+    agent.objects.told.add(here.object.name)
+    agent.link.post(here)
 
 
 def _take_in(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:

@@ -1,5 +1,5 @@
 """A context that one pilot has in a form that loads fast comes to another pilot as an object: real processes, each
-with a state folder and a cache of its own, as if on two hosts."""
+with a disk of its own and all with one home, as on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from stoker.contexts import causal_lm, context, payloads
 from stoker.contexts.causal_lm import default_model
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Recipe
+from stoker.contexts.state import SNAPSHOTS
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallOptions, CallSpec
@@ -34,39 +35,54 @@ FORM = "file-abc-plain-1"
 def kept(told: str, made_s: float) -> str:
     """A context that is kept in a form which loads fast, and tells in `told` how it was loaded on each pilot."""
     from stoker.contexts import ambient
+    from stoker.contexts.state import snapshot_folder
 
     pilot, notes = os.environ["STOKER_PILOT"], Path(told)
-    place = ambient.local_path(FORM)
-    if (place / "words").is_file():
-        how = f"had from a peer: {(place / 'words').read_text()}"
+    own, came = snapshot_folder() / FORM, ambient.local_path(FORM)
+    if (own / "words").is_file():
+        how = f"found: {(own / 'words').read_text()}"
+        ambient.offer_snapshot(FORM, own, made_s=made_s)
+    elif (came / "words").is_file():
+        how = f"had from a peer: {(came / 'words').read_text()}"
     else:
-        folder = notes / f"made-{pilot}"
-        folder.mkdir()
-        (folder / "words").write_text(f"made on {pilot}")
-        (folder / "rest").write_bytes(b"\0" * (9 << 20))
-        ambient.offer_snapshot(FORM, folder, made_s=made_s)
+        own.mkdir(parents=True)
+        (own / "words").write_text(f"made on {pilot}")
+        (own / "rest").write_bytes(b"\0" * (9 << 20))
+        ambient.offer_snapshot(FORM, own, made_s=made_s)
         how = "made here"
     (notes / pilot).write_text(how)
     return how
 
 
+@context(files=("path",))
+def length(path: str) -> int:
+    """A context whose file fills the cache."""
+    return os.path.getsize(path)
+
+
 class Hosts:
-    """A manager, a client, and pilots that share nothing on disk but the session's folder."""
+    """A manager, a client, and pilots on hosts that share nothing but the session's folder and the user's home."""
 
     def __init__(self, folder: SessionFolder, client: Peer, path: Path) -> None:
         self.folder, self.client, self.path = folder, client, path
+        self.home = path / "home"
         self.pilots: dict[str, subprocess.Popen[bytes]] = {}
         self.calls = 0
 
-    def pilot(self, *, snapshots: Path | None = None, host: str = "") -> str:
-        """Start a pilot on a host (default: a fresh one) with this folder of snapshots (default: an empty one); its
+    def disk(self, host: str) -> Path:
+        """What this user's pilots have on a host."""
+        return self.path / host / f"stoker-{os.getuid()}"
+
+    def pilot(self, *options: str, snapshots: Path | None = None, host: str = "") -> str:
+        """Start a pilot on a host (default: a fresh one), told of this folder of snapshots (default: of none); its
         name."""
-        home, before = self.path / (host or f"host-{len(self.pilots)}"), set(self.names())
-        own = {"STOKER_HOME": str(home / "home"), "STOKER_SNAPSHOTS": str(snapshots or home / "snapshots")}
+        disk, before = self.path / (host or f"host-{len(self.pilots)}"), set(self.names())
+        own = {name: value for name, value in os.environ.items() if name != SNAPSHOTS}
+        own |= {"STOKER_HOME": str(self.home)} | ({SNAPSHOTS: str(snapshots)} if snapshots else {})
         process = subprocess.Popen(
             [sys.executable, "-m", "stoker.pilot.main", "--session", str(self.folder.path), "--devices", "cpu:1",
-             "--scratch", str(home / "scratch")],
-            env={**os.environ, **own},
+             "--scratch", str(disk), *options],
+            env=own,
         )  # fmt: skip
         [name] = until(lambda: set(self.names()) - before, seconds=60, what="a pilot joining")
         self.pilots[name] = process
@@ -99,6 +115,13 @@ class Hosts:
             seconds=60,
             what="the snapshot being offered",
         )
+
+    def end(self, name: str) -> None:
+        """A pilot leaves, and its host stays as it is."""
+        process = self.pilots.pop(name)
+        process.terminate()
+        process.wait(20)
+        until(lambda: name not in self.names(), seconds=30, what="the pilot's end")
 
     def close(self) -> None:
         self.client.send(say.EndSession("the test is over"))
@@ -135,6 +158,38 @@ def test_who_loads_next_has_the_snapshot_from_a_peer(hosts: Hosts, tmp_path: Pat
     assert (told / first).read_text() == "made here"
     assert (told / second).read_text() == f"had from a peer: made on {first}"
     hosts.offered(second, objects=1)
+    assert not (hosts.home / "snapshots").exists()  # which the file system would serve to every node
+
+
+def test_the_next_pilot_of_a_host_finds_it_and_it_takes_no_room_twice(hosts: Hosts, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    told.mkdir()
+    recipe = kept(str(told), 60.0)
+    hosts.define(recipe, lambda words: words)
+    first = hosts.pilot(host="node")
+    hosts.call(recipe)
+    hosts.offered(first, objects=1)
+    rest = hosts.disk("node") / "snapshots" / FORM / "rest"
+    assert rest.stat().st_nlink == 2  # the cache's is the same
+    hosts.end(first)
+    second = hosts.pilot(host="node")
+    hosts.call(recipe)
+    assert (told / second).read_text() == f"found: made on {first}"
+
+
+def test_a_snapshot_goes_when_the_cache_needs_its_room(hosts: Hosts, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    told.mkdir()
+    recipe = kept(str(told), 60.0)
+    hosts.define(recipe, lambda words: words)
+    first = hosts.pilot("--cache-size", "16 MB", host="node")
+    hosts.call(recipe)
+    hosts.offered(first, objects=1)
+    (tmp_path / "other").write_bytes(os.urandom(9 << 20))
+    other = length(str(tmp_path / "other"))
+    hosts.define(other, lambda size: size)
+    hosts.call(other)
+    until(lambda: not (hosts.disk("node") / "snapshots" / FORM).exists(), seconds=30, what="the snapshot going")
 
 
 def test_pilots_of_one_host_find_what_one_of_them_has_brought(hosts: Hosts, tmp_path: Path) -> None:
@@ -190,7 +245,7 @@ def test_a_model_is_converted_once_for_all_pilots(hosts: Hosts, tmp_path: Path) 
     hosts.call(recipe, pilots=2, seconds=180)
     assert "another pilot" not in (told / first).read_text()
     assert (told / second).read_text().startswith("snapshot (another pilot made it in")
-    assert not (tmp_path / "host-1" / "snapshots").exists()  # nothing was converted there
+    assert not (hosts.disk("host-1") / "snapshots").exists()  # nothing was converted there
 
 
 def snapshots_of_tests(copy: Path) -> Path:
