@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stoker.chance import Stream
 from stoker.manager.core.events import PilotCut, PilotLost
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, Source
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.to_manager import BlockNews
 from stoker.manager.sim.agenda import Entry
-from stoker.manager.sim.chance import Stream
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.world import Preempt, SourceModel

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from stoker.chance import Stream
 from stoker.errors import StokerError
 from stoker.manager.core.commands import AskAdvice, EndManager, SetTimer, ToClient, ToPilot
 from stoker.manager.core.core import Core
@@ -24,7 +25,6 @@ from stoker.manager.protocol.blocks import BlockOrder
 from stoker.manager.protocol.ids import ClientId, PilotId
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.batch import BatchSystem
-from stoker.manager.sim.chance import Stream
 from stoker.manager.sim.client import Arrival, SimClient
 from stoker.manager.sim.flows import Network
 from stoker.manager.sim.log import Log

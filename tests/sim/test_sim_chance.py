@@ -6,8 +6,8 @@ from statistics import fmean, pstdev
 
 import pytest
 
+from stoker.chance import Stream
 from stoker.manager.sim.agenda import Agenda
-from stoker.manager.sim.chance import Stream
 
 
 def test_numbers_are_a_function_of_seed_purpose_and_number_alone() -> None:
