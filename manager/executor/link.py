@@ -320,10 +320,9 @@ class Link:
         except SessionError as error:  # the file system is away: look again later
             logger.debug("session file: %s", error)
             return
-        if found.address != self.session.address:
-            with self._lock:
-                self._dealer.move_to(found.address)
-            self.session = found
+        with self._lock:
+            self._dealer.move_to(found.address)
+        self.session = found
 
     def _take(self, data: bytes) -> None:
         try:

@@ -10,6 +10,7 @@ import enum
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 import zmq
@@ -81,6 +82,9 @@ class Dealer:
         """When the connection was lost (or first tried)."""
         self.failed_handshakes = 0
         """In a row."""
+        self._given_up = False
+        """Whether ZeroMQ tries no more, as is its way once it is not taken. It may be somebody else who listens there,
+        as long as our manager is away."""
         self.refused = False
         """Whether who listens there has refused our key."""
         self._log = log
@@ -107,7 +111,10 @@ class Dealer:
     def changes(self) -> Iterator[Change]:
         """What has happened to the connection, in order."""
         while _has_input(self._monitor):
-            yield Change(parse_monitor_message(self._monitor.recv_multipart())["event"])
+            change = Change(parse_monitor_message(self._monitor.recv_multipart())["event"])
+            if change in (Change.REFUSED, Change.NOT_UNDERSTOOD):
+                self._given_up = True
+            yield change
 
     def came_back(self) -> bool:
         """Take note of all `changes`; whether there is a new connection, on which to say hello."""
@@ -144,12 +151,15 @@ class Dealer:
             self.connected = False
 
     def move_to(self, address: str) -> bool:
-        """Connect to this address instead. False if it is the one already."""
-        if address == self.address:
+        """Connect to this address instead. False if it is the one already, and ZeroMQ still tries it."""
+        if address == self.address and not self._given_up:
             return False
-        self._log.info("the manager listens on %s now", address)
-        self.socket.disconnect(self.address)
+        if address != self.address:
+            self._log.info("the manager listens on %s now", address)
+        with suppress(zmq.ZMQError):  # there may be nothing left to end
+            self.socket.disconnect(self.address)
         self.socket.connect(address)
+        self._given_up = False
         self.address = address
         return True
 
