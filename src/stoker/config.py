@@ -75,7 +75,7 @@ from stoker.units import parse_bytes, parse_seconds, without_unit
 
 __all__ = [
     "Duration", "Engine", "Pilot", "Policy", "Provider", "ProviderKind", "Session", "Site", "Size", "load_site",
-    "parse_site",
+    "parse_site", "read_unit",
 ]  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
 def parse_site(text: str, *, file: str) -> Site:
     """The site that `text` describes; `file` is what an error calls it. Raises ConfigError."""
     try:
-        return msgspec.convert(tomllib.loads(text), type=Site, dec_hook=_read_unit)
+        return msgspec.convert(tomllib.loads(text), type=Site, dec_hook=read_unit)
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line (\d+)", str(error))
         line = int(found[1]) if found else text.count("\n") + 1
@@ -124,7 +124,8 @@ _SHAPES = {
 }
 
 
-def _read_unit(kind: type, value: Any) -> Any:
+def read_unit(kind: type, value: Any) -> Any:
+    """A Size or a Duration as a file says it: a `dec_hook` for msgspec. Raises UnitError."""
     what = "a size" if kind is Size else "a duration"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UnitError(f"{json.dumps(value, default=str)} is not {what}; write a number and a unit, in quotes")

@@ -6,6 +6,7 @@ wants a unit with each of its numbers: who writes "4" means GB as often as bytes
 
 from __future__ import annotations
 
+import math
 import re
 
 from stoker.errors import UnitError
@@ -17,6 +18,7 @@ _BYTES = {
 }  # fmt: skip
 _SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)")
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]+)\s*/\s*s")
 
 
 def parse_bytes(text: str | int | float) -> int:
@@ -34,6 +36,25 @@ def parse_bytes(text: str | int | float) -> int:
     if not found or found[2].lower() not in _BYTES:
         raise UnitError(f"{text!r} is not a size; write a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB")
     return int(float(found[1]) * _BYTES[found[2].lower()])
+
+
+def parse_rate(text: str | int | float) -> float:
+    """Bytes a second from `"1.2 GB/s"`, `"10 Gbit/s"`, `"unlimited"` or a plain number (a text wants its unit).
+
+    Raises UnitError for anything else, negative rates included.
+    """
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        if not text >= 0:
+            raise UnitError(f"{text} is not a rate")
+        return float(text)
+    if str(text).strip() == "unlimited":
+        return math.inf
+    found = _RATE.fullmatch(str(text).strip())
+    bits = found is not None and found[2].lower().endswith("bit")
+    prefix = found[2][:-3] if found and bits else found[2] if found else ""
+    if not found or prefix.lower() not in _BYTES or (not bits and not prefix.endswith("B")):
+        raise UnitError(f"{text!r} is not a rate; write a number and a unit, as in 1.2 GB/s or 10 Gbit/s")
+    return float(found[1]) * _BYTES[prefix.lower()] / (8 if bits else 1)
 
 
 def parse_seconds(text: str | int | float) -> float:
