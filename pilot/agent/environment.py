@@ -17,10 +17,13 @@ from stoker.errors import StokerError
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.cache import Bringing
 from stoker.pilot.transfer.board import Source
-from stoker.pilot.transfer.meeting import FORGOTTEN_S, meet
+from stoker.pilot.transfer.meeting import meet
 from stoker.pilot.transfer.wire import PeerError
 
 log = logging.getLogger("stoker.pilot")
+
+_SAID_S = 60.0
+"""How often a pilot says that it has the archive."""
 
 
 def hand_on(agent: Agent, archive: str) -> None:
@@ -46,5 +49,5 @@ def _hand_on(agent: Agent, name: str, path: str) -> None:
         seed = agent.objects.seed()
         if seed and agent.objects.peer:
             with suppress(PeerError):  # the next time, then
-                meet(name, agent.objects.peer, seed=seed, key=agent.objects.key)
-        time.sleep(FORGOTTEN_S / 3)
+                meet(name, agent.objects.peer, wants=False, again_s=_SAID_S, seed=seed, key=agent.objects.key)
+        time.sleep(_SAID_S)

@@ -1,8 +1,8 @@
 """Getting the archive of the packages: from the session's seed and from others that start, or from a path that is seen.
 
-Everybody who fetches serves what he has already (`stoker.pilot.transfer`), and they find each other at the seed
-(`stoker.pilot.transfer.meeting`): of a thousand nodes that start at once, a few read the session's own host. Each part
-is checked when it comes, against the archive's name.
+Everybody who fetches serves what he has already (`stoker.pilot.transfer`), and goes on while he unpacks; they find each
+other at the seed (`stoker.pilot.transfer.meeting`): a thousand nodes that start at once read the session's own host
+about once. Each part is checked when it comes, against the archive's name.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from stoker.pilot.transfer.board import Source
 from stoker.pilot.transfer.client import SEED_FILE, read_key
 from stoker.pilot.transfer.copy import Copy
 from stoker.pilot.transfer.fetch import Fetch
-from stoker.pilot.transfer.meeting import meet
-from stoker.pilot.transfer.server import Server
+from stoker.pilot.transfer.meeting import TRIES, meet
+from stoker.pilot.transfer.server import Server, bits_of
 from stoker.pilot.transfer.sources import Means
 
 _MEET_S = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -34,17 +34,22 @@ _ALONE_S = 10.0
 """The seed and the others are tried for so long."""
 
 
-def get(packages: dict[str, Any], archive: Path, *, session: Path) -> None:
-    """Put the archive at that path, whole and proven. Raises StartError, and OSError if the disk does not take it."""
+def get(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
+    """Put the archive at that path, whole and proven. Others that start may be getting it from here then.
+
+    Raises StartError, and OSError if the disk does not take it.
+    """
     name, source = str(packages["name"]), str(packages["source"])
     if archive.exists() and _is(archive, name):
-        return
+        return None
     reasons = []
     seed = session / SEED_FILE
     if seed.exists():
         try:
-            _from_peers(name, archive, seed=seed.read_text().strip(), key=read_key(session / "keys" / "transfer.json"))
-            return
+            key = read_key(session / "keys" / "transfer.json")
+            serving = Serving(name, archive, seed=seed.read_text().strip(), key=key)
+            serving.fetch()
+            return serving
         except (wire.PeerError, ValueError) as error:
             reasons.append(str(error))
     try:
@@ -53,35 +58,72 @@ def get(packages: dict[str, Any], archive: Path, *, session: Path) -> None:
         reasons.append(f"{source} is not seen here")
     else:
         if _is(archive, name):
-            return
+            return None
         archive.unlink()
         reasons.append(f"{source} is not what it was")
     raise StartError(f"{os.uname().nodename} can't get the environment: {'; '.join(reasons)}")
 
 
-def _from_peers(name: str, archive: Path, *, seed: str, key: bytes) -> None:
-    shelf = _Shelf(name)
-    draft = archive.with_name(f".{archive.name}.draft")
-    fetch = Fetch(name, draft, means=Means(key=key), begun=shelf.hold)
-    server = Server(shelf, key=key, host=wire.route_to(wire.split_address(seed)[0]))
-    over = threading.Event()
+class Serving:
+    """The archive on its way here, and on from here: it is served until it is closed, or this process becomes the
+    pilot. Raises OSError, ValueError."""
 
-    def keep_meeting() -> None:
+    def __init__(self, name: str, archive: Path, *, seed: str, key: bytes) -> None:
+        self._name, self._archive, self._seed, self._key = name, archive, seed, key
+        self._draft = archive.with_name(f".{archive.name}.draft")
+        self._shelf = _Shelf(name)
+        self._lost: set[str] = set()
+        self._none_left = False
+        self._fetch = Fetch(name, self._draft, means=Means(key=key), lost=self._lose, begun=self._shelf.hold)
+        self._server = Server(self._shelf, key=key, host=wire.route_to(wire.split_address(seed)[0]))
+        self._whole = threading.Event()
+        self._closed = threading.Event()
+
+    def fetch(self) -> None:
+        """Bring it here. Raises PeerError, OSError."""
+        threading.Thread(target=self._keep_meeting, name="starter-meet", daemon=True).start()
+        try:
+            self._fetch.run(alone_s=_ALONE_S)
+            os.replace(self._draft, self._archive)
+            self._whole.set()
+        finally:
+            if not self._whole.is_set():
+                self.close()
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        self._closed.set()
+        self._server.close()
+
+    def _lose(self, source: Source, _why: str) -> None:
+        self._lost.add(source.address)
+
+    def _keep_meeting(self) -> None:
         others: list[str] = []
         for pause_s in chain(_MEET_S, repeat(_MEET_S[-1])):
             with suppress(wire.PeerError):  # it is busy, or away: those that are known go on
-                others = meet(name, server.address, seed=seed, key=key)
-            fetch.offer([Source(address=seed, origin=True), *(Source(address=one) for one in others)])
-            if over.wait(pause_s):
+                others = self._meet()
+            self._fetch.offer([Source(address=self._seed, origin=True), *(Source(address=one) for one in others)])
+            if self._closed.wait(pause_s):
                 return
 
-    try:
-        threading.Thread(target=keep_meeting, name="starter-meet", daemon=True).start()
-        fetch.run(alone_s=_ALONE_S)
-    finally:
-        over.set()
-        server.close()
-    os.replace(draft, archive)
+    def _meet(self) -> list[str]:
+        """Say to the seed what is here, and hear from whom the rest may be had."""
+        lost = sorted(self._lost - {self._seed})
+        no_use = bool(lost) and not self._fetch.outcome().peer_bytes
+        found = meet(
+            self._name,
+            self._server.address,
+            have=self._shelf.pieces(),
+            wants=not self._whole.is_set(),
+            lost=lost,
+            alone=no_use and (len(lost) >= TRIES or self._none_left),
+            again_s=_MEET_S[-1],
+            seed=self._seed,
+            key=self._key,
+        )
+        self._none_left = not found
+        return found
 
 
 class _Shelf:
@@ -94,6 +136,11 @@ class _Shelf:
     def hold(self, copy: Copy) -> None:
         """There is a copy now."""
         self._copy = copy
+
+    def pieces(self) -> bytes:
+        """Which pieces are here, a bit each."""
+        copy = self._copy
+        return bits_of(list(copy.arrivals), len(copy.pieces)) if copy is not None else b""
 
     @contextmanager
     def lend(self, name: str) -> Iterator[Copy | None]:

@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+Getter = Callable[[Path], object]
+"""Puts an archive at a path."""
 KEEP_BYTES = 20_000_000_000
 """Environments may take so much, the one that is needed included."""
 KEPT_S = 14 * 86400.0
@@ -67,7 +69,7 @@ class Environments:
         """Where the archive of an environment is put."""
         return self._root / f"{name}.tar.gz"
 
-    def enter(self, name: str, *, room_bytes: int, get: Callable[[Path], object], finish: Callable[[Path], None]) -> Path:
+    def enter(self, name: str, *, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> Path:
         """The folder of an environment, made first if it is not here. It stays for as long as this process lives,
         whatever program it becomes.
 
@@ -103,7 +105,7 @@ class Environments:
     def _open(self, file: str) -> int:
         return os.open(self._root / file, os.O_RDWR | os.O_CREAT, 0o600)
 
-    def _make(self, folder: Path, room_bytes: int, get: Callable[[Path], object], finish: Callable[[Path], None]) -> None:
+    def _make(self, folder: Path, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> None:
         self._make_room(folder, room_bytes)
         archive = self.archive(folder.name)
         get(archive)

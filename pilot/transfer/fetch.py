@@ -106,6 +106,10 @@ class Fetch:
             raise board.failure
         return board.outcome()
 
+    def outcome(self) -> Outcome:
+        """How it has come so far."""
+        return self._board.outcome()
+
     def stop(self) -> None:
         """Give it up, if it is not over; what is here stays for another try."""
         self._board.end(PeerError(f"the fetch of {self._board.name} was stopped"))

@@ -1,9 +1,15 @@
 """Where those find each other who want the same object and have no manager yet to plan for them: at the session's seed.
 
 A pilot that starts on a bare node fetches its environment before it can speak to the manager. It says to the seed what
-it wants and where it serves what it has already, is told of others, and says so again every few seconds; pilots that
-run in that environment say it too, seldom. The seed remembers an address for a while after it was said last. So a
-hundred pilots that start at once read the seed about once, and the rest from each other.
+it wants, where it serves what it has already, and what that is, again every few seconds; pilots that run in that
+environment say it too, seldom. The seed answers with whom to get it from: a few others, the same ones as long as they
+are there and have what he lacks, and each is named to so few that it has a place free for all of them. Everybody has
+fewer sources than places, so one that comes later finds somebody who has a place.
+
+While several are there the seed itself gives each piece away once (`sending`). Who asks for it again gets it only when
+nobody has said to have it, or when those who have do not get it to him either. So a hundred pilots that start at once
+read the seed about once, and the rest from each other. One that is alone waits for nobody, and neither does one who
+cannot reach those that were named to him.
 """
 
 from __future__ import annotations
@@ -11,44 +17,176 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Iterable
+from typing import Any
 
 from stoker.pilot.transfer import wire
+from stoker.pilot.transfer.server import MOST
 
-TOLD = 16
-"""The most addresses that one answer has: chosen by chance, so that nobody is everybody's first."""
-FORGOTTEN_S = 180.0
+SOURCES = MOST - 1
+"""So many others one is told of."""
+TRIES = 2 * SOURCES
+"""Who has got nothing from so many others is taken to be alone."""
+FORGOTTEN = 4.0
+"""Who is silent for so many times what he said is gone."""
+UNHEARD_S, HELD_S = 4.0, 15.0
+"""For so long the seed keeps back a piece that it has given away: while nobody has said to have it, and then."""
+_LOOK_S = 0.5
 _MOST = 20_000
+_ALL = -1
+"""Every piece, a bit each."""
 
 
 class Meetings:
-    """The seed's side: who was here for which object. Any thread may call it."""
+    """The seed's side: who is here for which object. Any thread may call it."""
 
     def __init__(self, *, chance: random.Random | None = None) -> None:
         self._lock = threading.Lock()
-        self._said_at: dict[str, dict[str, float]] = {}
         self._chance = chance or random.Random()
+        self._meetings: dict[str, _Meeting] = {}
 
-    def meet(self, name: str, address: str) -> list[str]:
-        """Somebody at this address has the object or gets it; some of the others, by their addresses."""
-        now = time.monotonic()
+    def meet(
+        self,
+        name: str,
+        address: str,
+        *,
+        have: bytes = b"",
+        wants: bool = True,
+        lost: Iterable[str] = (),
+        alone: bool = False,
+        again_s: float = 2.0,
+    ) -> list[str]:
+        """Somebody at this address has pieces of the object (`have`: a bit each) or all of it (then he `wants` none),
+        and says so again after `again_s`. `lost` were of no use to him, and nobody is if he is `alone`. The addresses
+        of those to get it from."""
         with self._lock:
-            here = self._said_at.setdefault(name, {})
-            for old in [one for one, at in here.items() if now - at > FORGOTTEN_S]:
-                del here[old]
-            others = [one for one in here if one != address]
-            if address and len(here) < _MOST:
-                here[address] = now
-            return self._chance.sample(others, min(TOLD, len(others)))
+            meeting = self._meetings.setdefault(name, _Meeting())
+            now = time.monotonic()
+            meeting.forget(now)
+            one = meeting.here.get(address)
+            if one is None:
+                if not address or len(meeting.here) >= _MOST:
+                    return []
+                one = meeting.here[address] = _One()
+            one.until = now + FORGOTTEN * again_s
+            one.lost.update(lost)
+            one.alone, one.have = alone, int.from_bytes(have, "little") if wants else _ALL
+            meeting.hold(have, until=one.until)
+            meeting.choose(address, one, count=SOURCES if wants else 0, chance=self._chance)
+            return list(one.sources)
+
+    def spared_s(self, name: str, index: int, host: str) -> float:
+        """How long one on this host had better wait for a piece that another was given; 0 when there is no other."""
+        with self._lock:
+            meeting, now = self._meetings.get(name), time.monotonic()
+            if meeting is None:
+                return 0.0
+            meeting.forget(now)
+            if len(meeting.here) < 2 or host in meeting.alone:
+                return 0.0
+            return HELD_S if meeting.held_until.get(index, 0.0) > now else UNHEARD_S
 
 
-def meet(name: str, address: str, *, seed: str, key: bytes, limits: wire.Limits = wire.LIMITS) -> list[str]:
-    """Say to the seed that this address has an object, or gets it; addresses of others. Raises PeerError."""
+class _One:
+    """Somebody who is here. `named` to so many others; `sources` were named to him, `lost` are of no use to him."""
+
+    __slots__ = ("alone", "have", "lost", "named", "sources", "until")
+
+    def __init__(self) -> None:
+        self.alone = False
+        self.have = 0
+        """The pieces that he has, a bit each."""
+        self.until = 0.0
+        self.named = 0
+        self.sources: dict[str, None] = {}
+        self.lost: set[str] = set()
+
+
+class _Meeting:
+    """Those who are here for one object."""
+
+    def __init__(self) -> None:
+        self.here: dict[str, _One] = {}
+        self.held_until: dict[int, float] = {}
+        """By piece: until when somebody who has it is taken to be here."""
+        self.alone: set[str] = set()
+        """Hosts with somebody whom nobody else serves."""
+        self._look_at = 0.0
+
+    def hold(self, have: bytes, *, until: float) -> None:
+        """Somebody has these pieces."""
+        for place, bits in enumerate(have):
+            for index in range(8 * place, 8 * place + 8):
+                if bits >> (index & 7) & 1:
+                    self.held_until[index] = max(until, self.held_until.get(index, 0.0))
+
+    def forget(self, now: float) -> None:
+        """Drop those who were silent for too long."""
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        for address in [address for address, one in self.here.items() if one.until <= now]:
+            for source in self.here.pop(address).sources:
+                self._unname(source)
+        self.alone = {address.rpartition(":")[0].strip("[]") for address, one in self.here.items() if one.alone}
+
+    def choose(self, address: str, one: _One, *, count: int, chance: random.Random) -> None:
+        """Name others to him until he has so many: those first who were named to the fewest."""
+        for source in [x for x in one.sources if x in one.lost or x not in self.here or not count]:
+            del one.sources[source]
+            self._unname(source)
+        helps = any(self.here[source].have & ~one.have for source in one.sources)
+        if not count or (helps and len(one.sources) == count):
+            return
+        others = [x for x in self.here if x != address and x not in one.sources and x not in one.lost]
+        chance.shuffle(others)
+        others.sort(key=lambda x: self.here[x].named)
+        if len(one.sources) == count:  # they get it from each other alone, it seems: somebody else has more
+            others = [x for x in others if self.here[x].have & ~one.have][:1]
+            for source in list(one.sources)[: len(others)]:
+                del one.sources[source]
+                self._unname(source)
+        for source in others[: count - len(one.sources)]:
+            one.sources[source] = None
+            self.here[source].named += 1
+
+    def _unname(self, address: str) -> None:
+        if address in self.here:
+            self.here[address].named -= 1
+
+
+def meet(
+    name: str, address: str, *, seed: str, key: bytes, limits: wire.Limits = wire.LIMITS, **more: Any
+) -> list[str]:
+    """Say to the seed that this address has an object, or gets it; addresses of others. `more` is what `Meetings.meet`
+    takes. Raises PeerError."""
     channel = wire.connect(seed, key=key, limits=limits)
     try:
-        channel.send({"op": "meet", "object": name, "address": address})
+        more["have"] = more.get("have", b"").hex()
+        channel.send({"op": "meet", "object": name, "address": address, **more})
         others = channel.receive().get("others")
         if not isinstance(others, list) or not all(isinstance(one, str) for one in others):
             raise wire.PeerError(f"{seed} does not say whom it has met")
         return others
     finally:
         channel.close()
+
+
+def answer(meetings: Meetings, request: dict[str, Any]) -> list[str]:
+    """What the seed answers to such a request. Raises PeerError for one that makes no sense."""
+    lost, again_s = request.get("lost", []), request.get("again_s", 2.0)
+    if not isinstance(lost, list) or not isinstance(again_s, (int, float)):
+        raise wire.PeerError("somebody meets others in words that are not known here")
+    try:
+        have = bytes.fromhex(str(request.get("have") or ""))
+    except ValueError as error:
+        raise wire.PeerError(f"somebody does not say which pieces he has: {error}") from error
+    return meetings.meet(
+        str(request.get("object")),
+        str(request.get("address") or ""),
+        have=have,
+        wants=bool(request.get("wants", True)),
+        lost=map(str, lost),
+        alone=bool(request.get("alone")),
+        again_s=float(again_s),
+    )

@@ -32,7 +32,7 @@ from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.client import SEED_FILE, read_key
 from stoker.pilot.transfer.copy import Copy
-from stoker.pilot.transfer.meeting import Meetings
+from stoker.pilot.transfer.meeting import Meetings, answer
 from stoker.pilot.transfer.server import Server
 
 log = logging.getLogger("stoker.transfer")
@@ -57,7 +57,7 @@ class Seed:
     def serve(self, *, key: bytes, host: str, ports: tuple[int, int] = (0, 0)) -> Server:
         """Listen. Raises OSError."""
         more = {"put": self._put, "meet": self._meet}
-        return Server(self, key=key, host=host, ports=ports, most=MOST, more=more)
+        return Server(self, key=key, host=host, ports=ports, most=MOST, more=more, spares=self._meetings.spared_s)
 
     @contextmanager
     def lend(self, name: str) -> Iterator[Copy | None]:
@@ -88,8 +88,7 @@ class Seed:
 
     def _meet(self, channel: wire.Channel, request: dict[str, Any]) -> None:
         """Whoever wants the same object is told of others that do (see `meeting`)."""
-        others = self._meetings.meet(str(request.get("object")), str(request.get("address") or ""))
-        channel.send({"others": others})
+        channel.send({"others": answer(self._meetings, request)})
 
     def _put(self, channel: wire.Channel, request: dict[str, Any]) -> None:
         """Take a result in, whole or not at all, and say where it lies."""

@@ -5,12 +5,16 @@ it from the first by then. The pilot that reads an object's origin goes further:
 piece away once, and again only to who still asks after a while. So of a new piece that four peers wait for, one copy
 leaves, and its receiver has it for the others; without that the reader's link, which every piece has to pass, is filled
 with copies of the same. (BitTorrent's super-seeding reaches this by showing each peer other pieces.)
+
+The session's seed does the same with what pilots fetch that start together, although it has all of it: its host serves
+everybody, and theirs do not. How long it keeps a piece back, `meeting` says, which knows who of them has it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from stoker.pilot.transfer.copy import Copy
 
@@ -19,23 +23,29 @@ _LATER_S = 3.0
 _PATIENCE_S, _PATIENCE = 1.0, 8.0
 """How long a reader keeps a piece back that it has given away: so long, and so many times what sending one takes."""
 _LOOK_S = 0.1
+Spares = Callable[[str, int, str], float]
+"""Takes an object's name, a piece's index, and the address of the host that asks for it; answers with seconds."""
 _REMEMBERED = 256
 
 
 class Sending:
-    """Which pieces are being sent, and which were (see the module's text). Any thread may use it."""
+    """Which pieces are being sent, and which were (see the module's text). Any thread may use it.
 
-    def __init__(self) -> None:
+    `spares` says for how many seconds a piece that was given away had better come from who has it; 0 = from here.
+    """
+
+    def __init__(self, *, spares: Spares = lambda _name, _index, _host: 0.0) -> None:
+        self._spares = spares
         self._lock = threading.Lock()
         self._objects: dict[str, _Object] = {}
 
-    def begin(self, copy: Copy, index: int) -> bool:
+    def begin(self, copy: Copy, index: int, *, host: str = "") -> bool:
         """Whether this piece may be sent to one more peer now; if so it counts as being sent."""
         now = time.monotonic()
         with self._lock:
             object = self._objects.setdefault(copy.name, _Object())
             sent = object.pieces.setdefault(index, _Sent())
-            if object.free_at(copy, sent, now) > now:
+            if object.free_at(copy, sent, now, spared_s=self._spares(copy.name, index, host)) > now:
                 return False
             object.under_way += sent.since is None
             object.given += not sent.before
@@ -55,12 +65,13 @@ class Sending:
             if len(self._objects) > _REMEMBERED:
                 self._objects = {name: one for name, one in self._objects.items() if one.under_way}
 
-    def free_in(self, copy: Copy, index: int) -> float:
+    def free_in(self, copy: Copy, index: int, *, host: str = "") -> float:
         """Seconds until this piece may be sent to one more peer, as far as that can be told."""
         now = time.monotonic()
         with self._lock:
             object = self._objects.setdefault(copy.name, _Object())
-            return object.free_at(copy, object.pieces.setdefault(index, _Sent()), now) - now
+            sent = object.pieces.setdefault(index, _Sent())
+            return object.free_at(copy, sent, now, spared_s=self._spares(copy.name, index, host)) - now
 
 
 class _Object:
@@ -75,16 +86,16 @@ class _Object:
         self.under_way = 0
         self.took_s = 0.0
 
-    def free_at(self, copy: Copy, sent: _Sent, now: float) -> float:
+    def free_at(self, copy: Copy, sent: _Sent, now: float, *, spared_s: float) -> float:
         """When this piece may be sent to one more peer."""
         if sent.since is not None:
             return sent.since + _LATER_S
-        if not sent.before or not copy.first_hand or copy.complete:
+        if not sent.before or not (spared_s or (copy.first_hand and not copy.complete)):
             return now
-        if self.given >= len(copy.arrivals) and self.under_way <= 1:
+        if not spared_s and self.given >= len(copy.arrivals) and self.under_way <= 1:
             return now  # there is nothing better to send
         sent.asked_at = sent.asked_at or now
-        due = sent.asked_at + _PATIENCE_S + _PATIENCE * self.took_s
+        due = sent.asked_at + (spared_s or _PATIENCE_S) + _PATIENCE * self.took_s
         return now if due <= now else min(due, now + _LOOK_S)  # there may be nothing better to send soon
 
 

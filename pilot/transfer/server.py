@@ -10,14 +10,14 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from stoker.contexts.manifest import Piece, piece_bytes
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.copy import Copy
-from stoker.pilot.transfer.sending import Sending
+from stoker.pilot.transfer.sending import Sending, Spares
 
 log = logging.getLogger("stoker.transfer")
 
@@ -44,7 +44,8 @@ class Server:
     """Listens at `address` until it is closed.
 
     `more` are further requests that it answers: each gets the connection and the request, and raises PeerError when the
-    connection is of no use any more. Raises OSError if it cannot listen.
+    connection is of no use any more. `spares` is for who is to serve little itself (see `sending`). Raises OSError if
+    it cannot listen.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Server:
         most: int = MOST,
         limits: wire.Limits = wire.LIMITS,
         more: Mapping[str, Callable[[wire.Channel, dict[str, Any]], None]] | None = None,
+        spares: Spares = lambda _name, _index, _host: 0.0,
     ) -> None:
         self._shelf = shelf
         self._key = key
@@ -67,7 +69,7 @@ class Server:
         self._serving = 0
         self._most = most
         self._open: set[wire.Channel] = set()
-        self._sending = Sending()
+        self._sending = Sending(spares=spares)
         self._closed = threading.Event()
         self.sent_bytes = 0
         self._socket = _listen(host, ports)
@@ -122,7 +124,7 @@ class Server:
             self._open.add(channel)
         try:
             if not self._closed.is_set():
-                self._converse(channel)
+                self._converse(channel, peer[0])
         except wire.PeerError as error:
             log.info("%s: %s", peer[0], error)
         except Exception:
@@ -132,13 +134,13 @@ class Server:
                 self._open.discard(channel)
             channel.close()
 
-    def _converse(self, channel: wire.Channel) -> None:
+    def _converse(self, channel: wire.Channel, host: str) -> None:
         """Answer requests until the peer hangs up (which ends it with PeerError)."""
         request = channel.receive()
         while True:
             what = str(request.get("op"))
             if what == "open":
-                request = self._opened(channel, request)
+                request = self._opened(channel, request, host)
                 continue
             answer = self._more.get(what)
             if answer is not None:
@@ -147,7 +149,7 @@ class Server:
                 channel.send({"error": "unknown"})
             request = channel.receive()
 
-    def _opened(self, channel: wire.Channel, request: dict[str, Any]) -> dict[str, Any]:
+    def _opened(self, channel: wire.Channel, request: dict[str, Any], host: str) -> dict[str, Any]:
         """Serve one object on this connection; returns the request that is about something else."""
         name = str(request.get("object"))
         with self._slot() as free:
@@ -158,7 +160,8 @@ class Server:
             while True:
                 with self._shelf.lend(name) as copy:
                     if copy is not None:
-                        return _Lending(self, channel, copy).serve(wants_manifest=bool(request.get("manifest")))
+                        lending = _Lending(self, channel, copy, host=host)
+                        return lending.serve(wants_manifest=bool(request.get("manifest")))
                 if not self._shelf.expects(name) or time.monotonic() > until:
                     channel.send({"error": "soon" if self._shelf.expects(name) else "absent"})
                     return channel.receive()
@@ -189,8 +192,8 @@ class Server:
 class _Lending:
     """One object served on one connection."""
 
-    def __init__(self, server: Server, channel: wire.Channel, copy: Copy) -> None:
-        self._server, self._channel, self._copy = server, channel, copy
+    def __init__(self, server: Server, channel: wire.Channel, copy: Copy, *, host: str) -> None:
+        self._server, self._channel, self._copy, self._host = server, channel, copy, host
         self._told = 0
         self._later: set[int] = set()
 
@@ -223,7 +226,7 @@ class _Lending:
             self._told = 1
             return
         self._told = len(copy.arrivals)
-        bits = b"" if whole else _bits(copy.arrivals[: self._told], len(copy.pieces))
+        bits = b"" if whole else bits_of(copy.arrivals[: self._told], len(copy.pieces))
         header = {"manifest": len(manifest), "have": len(bits), "whole": whole, "data": 0}
         self._channel.send(header, manifest, bits)
 
@@ -232,7 +235,7 @@ class _Lending:
         copy, until = self._copy, time.monotonic() + WAIT_S
         while True:
             now = time.monotonic()
-            soonest = min((self._server.sending.free_in(copy, index) for index in self._later), default=WAIT_S)
+            soonest = min(map(self._free_in, self._later), default=WAIT_S)
             if soonest <= 0 or now >= until:
                 return
             with copy.changed:
@@ -245,16 +248,19 @@ class _Lending:
         news = list(self._copy.arrivals[self._told : self._told + _NEWS])
         self._told += len(news)
         for index in self._later:
-            if self._server.sending.free_in(self._copy, index) <= 0:
+            if self._free_in(index) <= 0:
                 self._later.discard(index)
                 return [*news, index]
         return news
+
+    def _free_in(self, index: int) -> float:
+        return self._server.sending.free_in(self._copy, index, host=self._host)
 
     def _piece(self, index: int) -> None:
         copy, channel, sending = self._copy, self._channel, self._server.sending
         if not copy.has(index):
             channel.send({"error": "absent", "index": index, "have": self._news()})
-        elif not sending.begin(copy, index):
+        elif not sending.begin(copy, index, host=self._host):
             self._later.add(index)
             channel.send({"error": "later", "index": index, "have": self._news()})
         else:
@@ -274,7 +280,8 @@ class _Lending:
             raise wire.PeerError(f"{self._copy.name} can't be read any more: {error}") from error
 
 
-def _bits(indices: Any, count: int) -> bytes:
+def bits_of(indices: Iterable[int], count: int) -> bytes:
+    """Which of so many pieces these are, a bit each."""
     bits = bytearray(-(-count // 8))
     for index in indices:
         bits[index >> 3] |= 1 << (index & 7)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from transfer.hosts import Between, until
 
 from stoker.contexts.objects import object_of
 from stoker.contexts.published import publish
@@ -16,9 +20,10 @@ from stoker.pilot.starter.place import StartError
 from stoker.pilot.transfer import meeting
 from stoker.pilot.transfer.meeting import Meetings
 from stoker.pilot.transfer.seed import Seed
+from stoker.pilot.transfer.server import MOST
 
 KEY = os.urandom(32)
-SIZE = 48 << 20
+SIZE = 32 << 20
 
 
 class Session:
@@ -48,25 +53,104 @@ def packages(session: Session, tmp_path: Path) -> dict[str, object]:
     return {"name": ref.name, "size_bytes": ref.size_bytes, "source": str(tmp_path / "nowhere")}
 
 
-def test_many_that_start_at_once_read_the_seed_little(session, packages, tmp_path: Path) -> None:
-    count = 6
-    failures: list[Exception] = []
+class SlowHost:
+    """The seed's host as those that start see it: behind a link that carries so many bytes a second, for all of
+    them."""
 
-    def start(number: int) -> None:
-        try:
-            fetching.get(packages, tmp_path / f"copy-{number}", session=session.folder)
-        except Exception as error:
-            failures.append(error)
+    def __init__(self, session: Session, *, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+        self.relay = Between(session.seed.address, spoil=self._carry)
+        (session.folder / "seed.address").write_text(self.relay.source.address)
 
-    threads = [threading.Thread(target=start, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not failures
-    content = (tmp_path / "archive").read_bytes()
-    assert all((tmp_path / f"copy-{number}").read_bytes() == content for number in range(count))
-    assert SIZE <= session.seed.sent_bytes < 0.75 * count * SIZE  # a small object: of its twelve parts many cross
+    def _carry(self, chunk: bytes, _before: int) -> bytes:
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + len(chunk) / self._bytes_per_s
+            free_at = self._free_at
+        time.sleep(max(0.0, free_at - time.monotonic()))
+        return chunk
+
+
+@pytest.fixture
+def slow_host(session: Session):
+    made = SlowHost(session, bytes_per_s=24e6)
+    yield made
+    made.relay.close()
+
+
+class Starters:
+    """So many that fetch the archive, each into a file of its own."""
+
+    def __init__(self, packages: dict[str, object], session: Session, folder: Path) -> None:
+        self._packages, self._session, self._folder = packages, session, folder
+        self._threads: list[threading.Thread] = []
+        self._serving: list[fetching.Serving] = []
+        self.failures: list[Exception] = []
+
+    def start(self, count: int) -> None:
+        fresh = [self._thread(len(self._threads) + number) for number in range(count)]
+        self._threads += fresh
+        for thread in fresh:
+            thread.start()
+
+    def wait(self) -> None:
+        for thread in self._threads:
+            thread.join(120)
+        assert not self.failures
+        content = (self._folder / "archive").read_bytes()
+        assert all(self._copy(number).read_bytes() == content for number in range(len(self._threads)))
+
+    def close(self) -> None:
+        """They all become pilots, and serve no more."""
+        while self._serving:
+            self._serving.pop().close()
+
+    def _thread(self, number: int) -> threading.Thread:
+        def get() -> None:
+            try:
+                serving = fetching.get(self._packages, self._copy(number), session=self._session.folder)
+                self._serving.append(serving)
+            except Exception as error:
+                self.failures.append(error)
+
+        return threading.Thread(target=get)
+
+    def _copy(self, number: int) -> Path:
+        return self._folder / f"copy-{number}"
+
+
+@pytest.fixture
+def starters(packages: dict[str, object], session: Session, tmp_path: Path) -> Iterator[Starters]:
+    made = Starters(packages, session, tmp_path)
+    yield made
+    made.close()
+
+
+def test_many_that_start_at_once_read_the_seed_about_once(session, slow_host, starters: Starters) -> None:
+    starters.start(12)
+    starters.wait()
+    assert SIZE <= session.seed.sent_bytes <= 1.5 * SIZE
+
+
+def test_those_that_start_while_others_do_add_little(session, slow_host, starters: Starters) -> None:
+    starters.start(4)
+    until(lambda: session.seed.sent_bytes > SIZE / 3, what="the first ones being served")
+    starters.start(8)
+    starters.wait()
+    assert SIZE <= session.seed.sent_bytes <= 1.5 * SIZE
+
+
+def test_one_that_starts_alone_gets_every_part_without_waiting(
+    session, slow_host, starters: Starters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starters.start(1)
+    starters.wait()
+    starters.close()
+    monkeypatch.setattr(meeting, "FORGOTTEN", 0.0)
+    starters.start(1)  # those parts were given away before, to one who is gone
+    starters.wait()
+    assert session.seed.sent_bytes == 2 * SIZE
 
 
 def test_a_wrong_archive_at_the_source_is_not_taken(tmp_path: Path, packages) -> None:
@@ -85,6 +169,22 @@ def test_a_source_that_is_seen_serves_without_a_seed(tmp_path: Path, packages) -
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "archive").read_bytes()
 
 
+def test_who_reaches_nobody_gets_it_from_the_seed(session, packages, starters: Starters) -> None:
+    """Those that were given every part before him are named to him, and do not answer."""
+    starters.start(1)
+    starters.wait()
+    for port in (1, 2, 3):
+        meeting.meet(
+            packages["name"], f"127.0.0.1:{port}", have=b"\xff", again_s=60.0, seed=session.seed.address, key=KEY
+        )
+    starters.close()
+    starters.start(1)
+    began = time.monotonic()
+    starters.wait()
+    assert time.monotonic() - began < meeting.HELD_S
+    assert session.seed.sent_bytes == 2 * SIZE
+
+
 def test_those_who_meet_are_told_of_each_other(session: Session) -> None:
     def meet(address: str) -> set[str]:
         return set(meeting.meet("one", address, seed=session.seed.address, key=KEY))
@@ -95,8 +195,69 @@ def test_those_who_meet_are_told_of_each_other(session: Session) -> None:
     assert meeting.meet("other", "10.0.0.3:5", seed=session.seed.address, key=KEY) == []
 
 
-def test_who_is_silent_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+# ---- whom the seed names
+
+
+def crowd(meetings: Meetings, count: int) -> dict[str, list[str]]:
+    """So many that say again and again that they are here; whom each was told of last."""
+    addresses = [f"10.0.0.{number}:5" for number in range(count)]
+    return {address: meetings.meet("one", address) for _ in range(3) for address in addresses}
+
+
+def test_nobody_is_named_to_more_than_he_has_places_for() -> None:
     meetings = Meetings()
-    meetings.meet("one", "10.0.0.1:5")
-    monkeypatch.setattr(meeting, "FORGOTTEN_S", -1.0)
+    told = crowd(meetings, 50)
+    assert all(len(others) == meeting.SOURCES and address not in others for address, others in told.items())
+    named = Counter(one for others in told.values() for one in others)
+    assert max(named.values()) <= MOST
+
+
+def test_the_same_ones_are_named_as_long_as_they_are_of_use() -> None:
+    meetings = Meetings()
+    told = crowd(meetings, 20)
+    for address, others in told.items():
+        assert meetings.meet("one", address) == others
+    address, (first, *rest) = next(iter(told.items()))
+    others = meetings.meet("one", address, lost=[first])
+    assert first not in others
+    assert set(rest) < set(others)
+    assert meetings.meet("one", address, wants=False) == []  # it has all of it
+
+
+def test_a_few_that_have_only_each_other_are_told_of_who_has_more() -> None:
+    meetings = Meetings()
+    first = [f"10.0.0.{number}:5" for number in range(4)]
+    for _ in range(2):
+        for address in first:
+            meetings.meet("one", address, have=b"\x01")
+    assert all(set(meetings.meet("one", address, have=b"\x01")) == set(first) - {address} for address in first)
+    meetings.meet("one", "10.0.0.9:5", have=b"\x03")
+    assert "10.0.0.9:5" in meetings.meet("one", first[0], have=b"\x01")
+    assert "10.0.0.9:5" not in meetings.meet("one", first[1], have=b"\x03")
+
+
+def test_a_part_that_another_was_given_is_kept_back_while_he_is_there() -> None:
+    meetings = Meetings()
+    meetings.meet("one", "10.0.0.1:5", have=b"\x02")
+    assert meetings.spared_s("one", 1, "10.0.0.1") == 0.0  # there is nobody else to have it from
+    meetings.meet("one", "10.0.0.2:5")
+    spared = [meetings.spared_s("one", index, "10.0.0.2") for index in (0, 1)]
+    assert spared == [meeting.UNHEARD_S, meeting.HELD_S]
+    assert meetings.spared_s("other", 1, "10.0.0.2") == 0.0
+
+
+def test_who_can_reach_nobody_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_LOOK_S", 0.0)
+    meetings = Meetings()
+    meetings.meet("one", "10.0.0.1:5", have=b"\x02")
+    meetings.meet("one", "10.0.0.2:5", lost=["10.0.0.1:5"], alone=True)
+    assert meetings.spared_s("one", 1, "10.0.0.2") == 0.0
+    assert meetings.spared_s("one", 1, "10.0.0.1") == meeting.HELD_S
+
+
+def test_who_is_silent_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_LOOK_S", 0.0)
+    meetings = Meetings()
+    meetings.meet("one", "10.0.0.1:5", have=b"\x02", again_s=-1.0)
     assert meetings.meet("one", "10.0.0.2:5") == []
+    assert meetings.spared_s("one", 1, "10.0.0.2") == 0.0
