@@ -24,6 +24,7 @@ The plan is a graph of edges (from whom a pilot gets an object), kept by these r
   another peer. Where places are few, the object with the fewest holders goes first.
 - *Unreachable peers*: a pilot tells which peers failed it and gets others. When several have, or none is left, it is
   let to the origin, a few such pilots at a time. Where no peer has ever reached another, one failure is enough.
+- *Handed on*: what only a leaving pilot has, and calls need, goes to another first (`handing_on`).
 - *Bad peers*: a peer that fails pilots which others serve well is given to nobody until it says hello again.
 
 An event changes facts (`Transfers`) and lists whom it concerns; `settle` plans once, at the end of the event, and says
@@ -38,7 +39,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import object_report
+from stoker.manager.core import handing_on, object_report
 from stoker.manager.core.peers import Fetch, Object, Peer, Way
 from stoker.manager.core.state import Pilot, PilotState
 from stoker.manager.core.transfers import Transfers
@@ -66,6 +67,7 @@ def pilot_came(core: Core, pilot: Pilot, hello: PilotHello) -> None:
     elif peer.here:
         pilot_cut(core, pilot)
     peer.here, peer.draining, peer.address = True, pilot.state is PilotState.DRAINING, hello.peer
+    peer.hands_on.clear()
     peer.blamed = peer.served = 0
     peer.cache = hello.cache or pilot.id
     transfers.caches.setdefault(peer.cache, {})[peer.id] = peer
@@ -90,6 +92,7 @@ def pilot_cut(core: Core, pilot: Pilot) -> None:
         transfers.end(fetch)
     for object in list(peer.has.values()):
         transfers.release(peer, object)
+    transfers.leaving.pop(peer.id, None)
     _leave_cache(transfers, peer)
 
 
@@ -106,17 +109,20 @@ def pilot_left(core: Core, pilot: Pilot) -> None:
     core.state.transfers.peers.pop(pilot.id, None)
 
 
-def pilot_drains(core: Core, pilot: Pilot) -> None:
-    """A pilot is about to leave: it goes on with what it serves, and gets nothing more to serve while others can."""
+def pilot_drains(core: Core, pilot: Pilot) -> float:
+    """A pilot is about to leave: it goes on with what it serves, and gets nothing more to serve while others can. For
+    how many seconds it should stay so that others get what only it has."""
     transfers = core.state.transfers
     peer = transfers.peers.get(pilot.id)
-    if peer is not None:
-        peer.draining = True
-        peer.parked.clear()
-        for fetch in peer.fetches.values():
-            fetch.object.able.pop(peer.id, None)
-        for object in peer.has.values():
-            object.open.pop(peer.id, None)
+    if peer is None:
+        return 0.0
+    peer.draining = True
+    peer.parked.clear()
+    for fetch in peer.fetches.values():
+        fetch.object.able.pop(peer.id, None)
+    for object in peer.has.values():
+        object.open.pop(peer.id, None)
+    return handing_on.begin(core, peer)
 
 
 # ---- what pilots and clients say
@@ -249,6 +255,8 @@ def failed(core: Core, pilot: Pilot, message: FetchFailed) -> None:
 def settle(core: Core) -> None:
     """Plan what the event has changed, and tell the pilots that it concerns."""
     transfers = core.state.transfers
+    if transfers.leaving:
+        handing_on.look(core)
     while transfers.unsettled or transfers.freed:
         if transfers.unsettled:
             batch, transfers.unsettled = transfers.unsettled, {}
@@ -386,7 +394,7 @@ def _say(core: Core) -> None:
         if before is None:
             object_report.note(core.state, pilot, fetch)
         peers = tuple(to_pilot.Peer(source.id, source.address) for source in sources)
-        core.say(pilot, to_pilot.FetchObject(object.ref, peers, origin, manifest))
+        core.say(pilot, to_pilot.FetchObject(object.ref, peers, origin, manifest, fetch.kept))
 
 
 def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:

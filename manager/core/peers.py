@@ -62,7 +62,7 @@ class Way(enum.Enum):
 class Fetch:
     """An object on its way to a pilot. `number` counts all fetches, in the order in which they were asked for."""
 
-    __slots__ = ("failed", "leader", "number", "object", "peer", "said", "sources", "unreadable", "way")
+    __slots__ = ("failed", "kept", "leader", "number", "object", "peer", "said", "sources", "unreadable", "way")
 
     def __init__(self, object: Object, peer: Peer, number: int) -> None:
         self.object = object
@@ -78,6 +78,8 @@ class Fetch:
         """The origin could not be read by this pilot."""
         self.said: tuple[tuple[PilotId, ...], bool] | None = None
         """What the pilot was told last: from whom, and whether it reads the origin."""
+        self.kept = False
+        """Nobody there has asked for it: it is handed on by one that leaves (`handing_on`)."""
 
     @property
     def able(self) -> bool:
@@ -94,7 +96,8 @@ class Peer:
     """A pilot, as far as objects go. It serves others if it has an address."""
 
     __slots__ = (
-        "address", "blamed", "cache", "draining", "fetches", "has", "here", "id", "parked", "served", "serves", "wants",
+        "address", "blamed", "cache", "draining", "fetches", "hands_on", "has", "here", "id", "parked", "served",
+        "serves", "wants",
     )  # fmt: skip
 
     def __init__(self, id: PilotId) -> None:
@@ -110,6 +113,8 @@ class Peer:
         """Objects that it could serve, had it a place free."""
         self.wants: dict[str, ObjectRef] = {}
         """What it was getting when its connection broke."""
+        self.hands_on: dict[str, dict[PilotId, None]] = {}
+        """Objects for which it stays, though it is to leave, and who was told to get each."""
         self.blamed = 0
         """Pilots that it failed although others served them."""
         self.served = 0

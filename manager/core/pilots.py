@@ -236,11 +236,11 @@ def release(core: Core, pilot: Pilot, reason: str) -> None:
         return
     pilot.state = PilotState.DRAINING
     pilot.notes.append((core.state.now, f"draining: {reason}"))
-    objects.pilot_drains(core, pilot)
+    hand_on_s = objects.pilot_drains(core, pilot)
     for library in pilot.libraries.values():
         feeding.unsend(core, library, why=f"back in the queue: {pilot.id} is to end")
         feeding.reclass(core, library)
-    core.say(pilot, to_pilot.Exit(reason, drain=True))
+    core.say(pilot, to_pilot.Exit(reason, drain=True, hand_on_s=hand_on_s))
     _supply(core, pilot)
 
 

@@ -23,6 +23,8 @@ class Transfers:
         """Pilots that are here, by the cache that they use."""
         self.needy: dict[str, Object] = {}
         """Objects that somebody waits for, or could get from more peers."""
+        self.leaving: dict[PilotId, Peer] = {}
+        """Pilots that stay until others have what only they had (see `handing_on`)."""
         self.unsettled: dict[Fetch, None] = {}
         """Fetches that need to be planned."""
         self.freed: dict[Peer, None] = {}

@@ -120,13 +120,15 @@ class FetchObject(_Message, frozen=True, tag="fetch"):
 
     `origin`: it may read the place that the object comes from, of which it is the one reader. Neither peers nor origin:
     nobody can give it. `manifest`: the digests of its parts, where the manager has them (else peers tell them; they are
-    proven by the object's name); it comes along once.
+    proven by the object's name); it comes along once. `keep`: it is to get it even if nothing there wants it, because
+    only a pilot that is about to leave has it.
     """
 
     object: ObjectRef
     peers: tuple[Peer, ...] = ()
     origin: bool = False
     manifest: bytes = b""
+    keep: bool = False
 
 
 class Ack(_Message, frozen=True, tag="ack"):
@@ -136,10 +138,12 @@ class Ack(_Message, frozen=True, tag="ack"):
 
 
 class Exit(_Message, frozen=True, tag="exit"):
-    """End everything and exit. With `drain`, running calls finish first and others are given back."""
+    """End everything and exit. With `drain`, running calls finish first and others are given back. Then the pilot stays
+    for `hand_on_s` at most, while others get what only it has; said again without, it need not stay any longer."""
 
     reason: str
     drain: bool = False
+    hand_on_s: float = 0.0
 
 
 ToPilot = (

@@ -108,6 +108,7 @@ class Objects:
         self._session = session
         self.server = _serve(self.shelf, session, self.key)
         self._stays_until = 0.0
+        self._held_until = 0.0
 
     @property
     def peer(self) -> str:
@@ -126,8 +127,14 @@ class Objects:
         self.told = set(self.cache.sizes())
         return tuple(sorted(self.told))
 
+    def stay(self, *, until: float) -> None:
+        """The manager has others get what only this pilot has, and says so again when they have it."""
+        self._held_until = until
+
     def hands_on(self, now: float) -> bool:
         """Whether a pilot that has nothing else to do had better stay a little: others are getting objects from it."""
+        if now < self._held_until:
+            return True
         if self.server is None or not self.server.serving:
             return False
         self._stays_until = self._stays_until or now + HAND_ON_S
@@ -166,6 +173,9 @@ def told_sources(agent: Agent, order: FetchObject) -> None:
     """The manager says where an object may be had."""
     objects, name = agent.objects, order.object.name
     want = objects.wants.get(name)
+    if want is None and order.keep and name not in objects.told:
+        want = objects.wants[name] = Want(order.object)
+        objects.shelf.expect(name)
     if want is None:  # it came meanwhile, or nobody here wants it any more
         if name in objects.told:
             agent.link.post(ObjectsHere((ObjectArrival(name, order.object.size_bytes),)))

@@ -69,7 +69,8 @@ def handle(agent: Agent, message: ToPilot) -> None:
         case PilotRefused(reason=reason):
             agent.farewell = False
             agent.leave(f"the manager refused this pilot: {reason}", within_s=0.0, code=3)
-        case Exit(reason=reason, drain=drain):
+        case Exit(reason=reason, drain=drain, hand_on_s=hand_on_s):
+            agent.objects.stay(until=time.monotonic() + hand_on_s)
             drain_all(agent, reason, within_s=float("inf") if drain else 0.0)
         case _:
             assert_never(message)

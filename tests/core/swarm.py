@@ -18,9 +18,10 @@ from core.desk import Desk
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.commands import Command, ToPilot
-from stoker.manager.core.events import FromPilot, PilotCut, PilotLost
+from stoker.manager.core.events import FromClient, FromPilot, PilotCut, PilotLost
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot, wire
+from stoker.manager.protocol.ids import BlockId, ClientId
 
 PART_BYTES = 4 << 20
 ORIGIN = "origin"
@@ -91,7 +92,7 @@ class Swarm(Desk):
             address = f"{name}:1" if pilot.serves else ""
             unsaid = self.unsaid.pop(name, [])
             hello = say.PilotHello(
-                wire.VERSION, SESSION, name, 7, devices(1), objects=has, peer=address, cache=pilot.cache
+                wire.VERSION, SESSION, name, 7, devices(1), name, objects=has, peer=address, cache=pilot.cache
             )
             self.report(name, hello)
             self.report(name, *unsaid)
@@ -112,6 +113,17 @@ class Swarm(Desk):
             self.unsaid[name] += messages
         else:
             self._carry_out(self.give(FromPilot(name, 0, list(messages))))  # type: ignore[arg-type]
+
+    def drain(self, name: str) -> Swarm:
+        """It is to leave; it does when it is told that it need not stay, or when its time is up."""
+        hello = say.ClientHello(wire.VERSION, SESSION)
+        release = say.ReleaseBlock(BlockId(name))
+        self._carry_out(self.give(FromClient(ClientId("ana"), 0, [hello, release])))
+        return self
+
+    def _leave(self, name: str) -> None:
+        if name in self.pilots and name not in self.unsaid:
+            self.kill(name)
 
     def kill(self, name: str) -> Swarm:
         del self.pilots[name]
@@ -160,6 +172,8 @@ class Swarm(Desk):
             match command:
                 case ToPilot(name, to_pilot.FetchObject() as order) if name in self.pilots:
                     self._hear(self.pilots[name], order)
+                case ToPilot(name, to_pilot.Exit(hand_on_s=hand_on_s)) if name in self.pilots:
+                    self.after(hand_on_s, lambda name=name: self._leave(name))
 
     def _hear(self, pilot: SwarmPilot, order: to_pilot.FetchObject) -> None:
         ref = order.object
@@ -171,6 +185,8 @@ class Swarm(Desk):
             readers.discard(pilot.name)
             return
         getting = pilot.getting.get(ref.name)
+        if getting is None and order.keep and not pilot.complete(ref):
+            getting = pilot.getting[ref.name] = Getting(ref)
         if getting is None:  # it is not wanted any more
             self.report(pilot.name, say.ObjectsGone((ref.name,)))
             return

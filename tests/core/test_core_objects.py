@@ -211,6 +211,86 @@ def test_a_pilot_that_drains_serves_only_where_nobody_else_does(peers: Peers) ->
     assert peers.told("p5") == (("p1",), False)
 
 
+# ---- what only a leaving pilot has
+
+
+def leave(peers: Peers, name: str) -> to_pilot.Exit:
+    """A pilot's block is let go; what it is told."""
+    peers.core.state.pilots[name].block = "b1"  # type: ignore[index]
+    peers.by_hand = True
+    peers.tell("ana", say.ReleaseBlock("b1"))
+    return exits(peers, name)[-1]
+
+
+def exits(peers: Peers, name: str) -> list[to_pilot.Exit]:
+    return [message for message in peers.mail.get(name, ()) if isinstance(message, to_pilot.Exit)]
+
+
+def needing(peers: Peers) -> Peers:
+    """A call waits for a context with the big object, and no device is free for it."""
+    return peers.define(library(peers)).call("1", context="llm")
+
+
+def test_what_only_a_leaving_pilot_has_goes_to_another_first(peers: Peers) -> None:
+    needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").forget()
+    assert leave(peers, "p1").hand_on_s > 60
+    heir = next(name for name in ("p2", "p3") if any(order.keep for order in peers.orders(name)))
+    assert "nobody else has" in peers.story("p1")
+    peers.arrive(heir, peer=BIG.size_bytes)
+    assert [order.hand_on_s for order in exits(peers, "p1")][1:] == [0.0]  # it may go now
+
+
+def test_what_another_has_or_nobody_needs_holds_no_pilot_up(peers: Peers) -> None:
+    peers.here("p1", has=(SMALL,)).here("p2")
+    assert leave(peers, "p1").hand_on_s == 0.0
+    assert peers.orders("p2") == []
+    peers.here("q1", "q2", has=(BIG,))
+    needing(peers)
+    assert leave(peers, "q1").hand_on_s == 0.0
+
+
+def test_the_last_pilot_has_nobody_to_hand_on_to(peers: Peers) -> None:
+    needing(peers).here("p1", has=(BIG,)).call("2", context="llm")
+    assert leave(peers, "p1").hand_on_s == 0.0
+
+
+def test_a_leaving_pilot_stays_for_those_who_are_getting_it(peers: Peers) -> None:
+    peers.here("p1", has=(BIG,)).here("p2").want("p2")
+    assert leave(peers, "p1").hand_on_s > 0.0
+    assert not any(order.keep for order in peers.orders("p2"))  # it has asked for it itself
+    peers.arrive("p2", peer=BIG.size_bytes)
+    assert exits(peers, "p1")[-1].hand_on_s == 0.0
+
+
+def test_another_is_told_when_the_first_heir_fails_and_at_last_nobody(peers: Peers) -> None:
+    needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").forget()
+    leave(peers, "p1")
+    first = next(name for name in ("p2", "p3") if peers.orders(name))
+    second = "p3" if first == "p2" else "p2"
+    peers.report(first, say.ObjectsGone((BIG.name,)))  # its disk is full
+    assert any(order.keep for order in peers.orders(second))
+    assert len(exits(peers, "p1")) == 1
+    peers.lose(second)
+    assert exits(peers, "p1")[-1].hand_on_s == 0.0
+
+
+def test_its_walltime_bounds_how_long_a_pilot_stays(peers: Peers) -> None:
+    needing(peers).here("p1", has=(BIG,)).here("p2").call("2", "3", context="llm")
+    peers.core.state.pilots["p1"].ends_at = peers.now + 20.0  # type: ignore[index]
+    assert 0 < leave(peers, "p1").hand_on_s < 20
+    peers.here("q1", has=(SMALL,))
+    peers.core.state.pilots["q1"].ends_at = peers.now + 2.0  # type: ignore[index]
+    assert leave(peers, "q1").hand_on_s == 0.0
+
+
+def test_who_has_time_left_gets_it(peers: Peers) -> None:
+    needing(peers).here("p1", has=(BIG,)).here("p2", "p3", "p4").call("2", "3", "4", "5", context="llm").forget()
+    for name, ends_at in (("p2", 100.0), ("p3", 900.0), ("p4", 300.0)):
+        peers.core.state.pilots[name].ends_at = peers.now + ends_at  # type: ignore[index]
+    leave(peers, "p1")
+    assert [name for name in ("p2", "p3", "p4") if peers.orders(name)] == ["p3"]
+
+
 def test_after_a_restart_nobody_is_told_anything_until_they_are_back(peers: Peers) -> None:
     peers.here("p1", "p2").want("p1", "p2").forget().event(ManagerRestarted())
     peers.nothing_else_was_said()

@@ -55,6 +55,16 @@ def test_pilots_that_come_while_others_fetch_need_no_longer() -> None:
     assert copies(swarm) == 1.0
 
 
+def test_one_that_leaves_stays_until_those_who_get_it_have_it() -> None:
+    swarm = Swarm().join("p0").want("p0", refs=[MODEL]).run()
+    swarm.join("p1", "p2").want("p1", "p2", refs=[MODEL]).run(until=swarm.now + ONE_COPY_S / 2)
+    assert not swarm.drain("p0").pilots["p1"].done
+    swarm.run()
+    assert set(swarm.pilots) == {"p1", "p2"}
+    assert copies(swarm) == 1.0
+    swarm.check()
+
+
 def test_several_objects_come_side_by_side() -> None:
     refs = [ObjectRef(f"file-{n}", (8 << n) * PART_BYTES, f"/m/{n}") for n in range(4)]
     swarm = Swarm().join(*names(12)).want(*names(12), refs=refs).run()

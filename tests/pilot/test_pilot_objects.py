@@ -201,6 +201,31 @@ def test_one_that_leaves_hands_on_what_it_is_serving(keyed: FakeManager, other: 
     other.manager.wait_for(PilotLeaving)
 
 
+def test_one_that_leaves_stays_for_what_only_it_has_until_another_has_it(
+    keyed: FakeManager, other: Other, big: ObjectRef
+) -> None:
+    """The manager lets the first go, and tells the other to get what it has, although nothing there wants it."""
+    have(other.manager, big)
+    other.manager.send(Exit(reason="drained", drain=True, hand_on_s=300.0))
+    other.manager.until(lambda: "leaving" in other.manager.logs())
+    keyed.start_pilot()
+    keyed.hello()
+    keyed.send(FetchObject(gone_from_here(big), peers=(other.peer,), keep=True))
+    (arrival,) = keyed.wait_for(ObjectsHere).arrivals
+    assert (arrival.name, arrival.peer_bytes) == (big.name, big.size_bytes)
+    assert other.pilot.poll() is None
+    other.manager.send(Exit(reason="others have it", drain=True))
+    other.manager.wait_for(PilotLeaving)
+    keyed.send(FetchObject(gone_from_here(big), peers=(other.peer,), keep=True))  # said twice
+    keyed.until(lambda: len([one for one in keyed.said if isinstance(one, ObjectsHere)]) > 1)
+
+
+def test_one_that_was_to_stay_leaves_when_the_time_for_it_is_up(other: Other, big: ObjectRef) -> None:
+    have(other.manager, big)
+    other.manager.send(Exit(reason="drained", drain=True, hand_on_s=0.5))
+    other.manager.wait_for(PilotLeaving)
+
+
 # ---- without shared files
 
 

@@ -66,6 +66,11 @@ class Transfers(RuleBasedStateMachine):
     def pilot_dies(self, chance: Any) -> None:
         self.swarm.kill(chance.choice(self.here()))
 
+    @precondition(lambda self: len(self.here()) > 1)
+    @rule(chance=chances)
+    def pilot_leaves(self, chance: Any) -> None:
+        self.swarm.drain(chance.choice(self.here()))
+
     @precondition(lambda self: self.here())
     @rule(chance=chances)
     def pilot_is_cut(self, chance: Any) -> None:
