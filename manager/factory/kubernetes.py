@@ -8,7 +8,9 @@ again what has ended, for ever: a pod whose pilot has ended once is over here, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from parsl.errors import OptionalModuleMissing
@@ -20,6 +22,8 @@ from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 from stoker.site import Provider, Site
 
+_GPU_LABEL = "nvidia.com/gpu.product"
+"""What NVIDIA's feature discovery calls the kind of a node's GPUs."""
 _PHASES = {"Pending": BlockPhase.PENDING, "Running": BlockPhase.RUNNING}
 
 
@@ -29,8 +33,8 @@ class KubernetesBatch:
     def __init__(self, site: Site, *, session: str, command: Callable[[BlockId], str]) -> None:
         self._session = session
         self._command = command
-        self._limit_s = site.provider.command_limit_s
         self._provider = _provider_of(site.provider)
+        self._provider.kube_client = Client(self._provider.kube_client, site.provider)
 
     def submit(self, block: BlockId) -> str:
         """Make the pod of a block; its name. Raises SubmissionRefused, BatchTrouble."""
@@ -62,11 +66,7 @@ class KubernetesBatch:
         return found
 
     def _pods(self) -> dict[str, Any]:
-        listed = self._ask(
-            self._provider.kube_client.list_namespaced_pod,
-            namespace=self._provider.namespace,
-            _request_timeout=self._limit_s,
-        )
+        listed = self._ask(self._provider.kube_client.list_namespaced_pod, namespace=self._provider.namespace)
         return {pod.metadata.name: pod for pod in listed.items}
 
     def _ask(self, what: Callable[..., Any], *args: Any, **more: Any) -> Any:
@@ -78,6 +78,25 @@ class KubernetesBatch:
             if status and 400 <= status < 500 and status not in (408, 429):
                 raise SubmissionRefused(words) from error
             raise BatchTrouble(words) from error
+
+
+class Client:
+    """Kubernetes' client, as Parsl's provider calls it: with a time limit for each request, and with what the provider
+    leaves out of a pod, its walltime and the kind of its GPUs."""
+
+    def __init__(self, client: Any, given: Provider) -> None:
+        self._client = client
+        self._given = given
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(getattr(self._client, name), _request_timeout=float(self._given.command_limit_s))
+
+    def create_namespaced_pod(self, *, namespace: str, body: Any) -> Any:
+        """Make a pod."""
+        body.spec.active_deadline_seconds = math.ceil(self._given.walltime_s)
+        if self._given.gpu_type:
+            body.spec.node_selector = {_GPU_LABEL: self._given.gpu_type}
+        return self.__getattr__("create_namespaced_pod")(namespace=namespace, body=body)
 
 
 def _provider_of(given: Provider) -> Any:

@@ -30,6 +30,7 @@ def test_a_block_is_a_pod(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout.splitlines()[-1]) == {
         "pod": ["stoker-k3v9-b7", "registry/stoker:1", "2"],
+        "walltime and kind of GPU": [5400, {"nvidia.com/gpu.product": "NVIDIA-A10"}],
         "runs a pilot": True,
         "found": "b7",
         "waits": ["pending", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."],
@@ -41,6 +42,7 @@ def test_a_block_is_a_pod(tmp_path: Path) -> None:
         "Kubernetes: Forbidden": "SubmissionRefused",
         "Kubernetes: Service Unavailable": "BatchTrouble",
         "Kubernetes: no route": "BatchTrouble",
+        "time limits": [30.0],
     }
 
 

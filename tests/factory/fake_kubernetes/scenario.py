@@ -10,10 +10,19 @@ from kubernetes import client
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused
 from stoker.manager.factory.batches import make_batch
 from stoker.manager.protocol.session import SessionFolder
-from stoker.site import Provider, ProviderKind, Site
+from stoker.site import Duration, Provider, ProviderKind, Site
 
 said = {}
-site = Site(name="lab", provider=Provider(kind=ProviderKind.KUBERNETES, image="registry/stoker:1", gpus="2", cores=4))
+site = Site(
+    name="lab",
+    provider=Provider(
+        kind=ProviderKind.KUBERNETES,
+        image="registry/stoker:1",
+        gpus="NVIDIA-A10:2",
+        cores=4,
+        walltime_s=Duration(5400.0),
+    ),
+)
 batch = make_batch(site, session="k3v9", folder=SessionFolder(Path(sys.argv[1])))
 
 
@@ -26,6 +35,7 @@ job = batch.submit("b7")
 pod = client.PODS[job]
 [container] = pod.spec.containers
 said["pod"] = [pod.metadata.name.rpartition(".")[0], container.image, container.resources.limits["nvidia.com/gpu"]]
+said["walltime and kind of GPU"] = [pod.spec.active_deadline_seconds, pod.spec.node_selector]
 said["runs a pilot"] = "stoker.pilot.main" in container.args[1]
 said["found"] = batch.find()[job]
 
@@ -55,4 +65,5 @@ for error in (
         batch.submit("b9")
     except (BatchTrouble, SubmissionRefused) as caught:
         said[str(caught)] = type(caught).__name__
+said["time limits"] = sorted(client.LIMITS)
 print(json.dumps(said))

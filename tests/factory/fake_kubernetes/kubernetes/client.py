@@ -2,6 +2,7 @@ from types import SimpleNamespace
 
 PODS = {}
 TROUBLE = []
+LIMITS = set()
 
 
 class ApiException(Exception):
@@ -19,21 +20,22 @@ V1DeleteOptions = V1SecurityContext = V1VolumeMount = V1Volume = V1LocalObjectRe
 
 
 class CoreV1Api:
-    def create_namespaced_pod(self, *, namespace, body):
-        self._answer()
+    def create_namespaced_pod(self, *, namespace, body, _request_timeout):
+        self._answer(_request_timeout)
         body.spec.node_name = ""
         body.status = SimpleNamespace(phase="Pending", reason="", conditions=[], container_statuses=None)
         PODS[body.metadata.name] = body
         return body
 
     def list_namespaced_pod(self, *, namespace, _request_timeout):
-        self._answer()
+        self._answer(_request_timeout)
         return SimpleNamespace(items=list(PODS.values()))
 
-    def delete_namespaced_pod(self, *, name, namespace, body):
-        self._answer()
+    def delete_namespaced_pod(self, *, name, namespace, body, _request_timeout):
+        self._answer(_request_timeout)
         return PODS.pop(name)
 
-    def _answer(self):
+    def _answer(self, limit_s):
+        LIMITS.add(limit_s)
         if TROUBLE:
             raise TROUBLE[0]
