@@ -1,0 +1,303 @@
+"""Which calls come, and when: the shapes of load that can be made up, and what a scenario says of a recorded one.
+
+What is drawn here depends on the seed and on the call's number alone (`stoker.chance`), under purposes of
+its own, so every policy meets the same calls. The shapes:
+
+- *sweep*: everything is there at the start, as in the evaluation of Pervasive Context Management.
+- *constant*: equal gaps.
+- *poisson*: independent callers; exponential gaps.
+- *bursts*: a Poisson process whose rate jumps between two values, each kept for an exponential time. Known as MMPP-2;
+  see Fischer and Meier-Hellstern, "The Markov-modulated Poisson process (MMPP) cookbook", Performance Evaluation 18(2),
+  1993. It begins in either state as often as it is in it. After a jump the gap is drawn anew: exponential gaps have no
+  memory.
+- *diurnal*: a Poisson process whose rate follows a cosine. It is made by thinning: candidates come at the highest rate,
+  and each stays with the share that the rate of its moment is of the highest (Lewis and Shedler, "Simulation of
+  nonhomogeneous Poisson processes by thinning", Naval Research Logistics Quarterly 26(3), 1979).
+
+Times are added up in whole nanoseconds: a last bit of another machine's logarithm does not grow over a million gaps.
+Traces are files, so they are read elsewhere (`stoker.manager.study.traces`); here is only what a scenario says of one.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from bisect import bisect
+from collections.abc import Iterator
+from itertools import accumulate, count, islice, takewhile
+from typing import Annotated, assert_never
+
+import msgspec
+
+from stoker.chance import Stream
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.world import NO_TIME, Count, Positive, Share
+from stoker.site import Duration
+
+Many = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
+AsMany = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+PerSecond = Annotated[float, msgspec.Meta(gt=0.0, le=10_000_000.0)]
+Weight = Annotated[float, msgspec.Meta(gt=0.0, le=1_000_000.0)]
+Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
+
+_NANO = 1_000_000_000
+
+
+class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
+    """What each call is. `context`: one, or several by their weights (`{small = 3, large = 1}`). Lengths are means in
+    tokens, lognormal with their `_cv`. `deadline` counts from when the call comes; 0 = none."""
+
+    context: str | dict[str, Weight]
+    items: Positive = 1
+    input_length: Count = 0
+    input_cv: Share = 0.0
+    expected_output: Count = 0
+    output_cv: Share = 0.0
+    priority: Priority = 0
+    deadline_s: Duration = msgspec.field(default=NO_TIME, name="deadline")
+
+    def __post_init__(self) -> None:
+        if not self.context:
+            raise ValueError("context: name the context that the calls want")
+
+
+class Sweep(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="sweep"):
+    """All at once: `inputs` in all, `items` to a call; the last call has what is left."""
+
+    inputs: Many
+
+
+class _Stretch(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Calls that come one by one, for a time, or until there were so many of them."""
+
+    for_s: Duration = msgspec.field(default=NO_TIME, name="for")
+    count: AsMany = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.for_s and not self.count:
+            raise ValueError('count: say how many calls come, or with for = "10 min" how long they come')
+
+
+class Constant(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="constant"):
+    """Calls at equal gaps, the first at once. `rate`: calls a second."""
+
+    rate_per_s: PerSecond = msgspec.field(name="rate")
+
+
+class Poisson(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="poisson"):
+    """Calls that know nothing of each other. `rate`: calls a second."""
+
+    rate_per_s: PerSecond = msgspec.field(name="rate")
+
+
+class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="bursts"):
+    """Calm and bursts by turns. `rate` and `burst_rate`: calls a second in each; `calm` and `burst`: the mean times
+    that they last."""
+
+    rate_per_s: Annotated[float, msgspec.Meta(ge=0.0, le=10_000_000.0)] = msgspec.field(name="rate")
+    burst_rate_per_s: PerSecond = msgspec.field(name="burst_rate")
+    calm_s: Duration = msgspec.field(name="calm")
+    burst_s: Duration = msgspec.field(name="burst")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for setting, mean_s in (("calm", self.calm_s), ("burst", self.burst_s)):
+            if not mean_s >= 0.001:
+                raise ValueError(f"{setting}: a mean time of at least 1 ms, not {mean_s:g} s")
+
+
+class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
+    """A load with a day. `rate`: calls a second on the mean; `swing`: how far the peak is above it, as a share of it;
+    `peak`: when in each `period` the peak is."""
+
+    rate_per_s: PerSecond = msgspec.field(name="rate")
+    swing: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
+    period_s: Duration = msgspec.field(default=Duration(86_400.0), name="period")
+    peak_s: Duration = msgspec.field(default=NO_TIME, name="peak")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.period_s > 0:
+            raise ValueError("period: a day of no length")
+
+
+class TraceFormat(enum.Enum):
+    """Who wrote a trace, and so what its columns are."""
+
+    PHILLY = "philly"
+    """Jobs of Microsoft's Philly clusters, as the Sia artifact has them: time, duration, GPUs, cluster."""
+    ELASTICFLOW = "elasticflow"
+    """Jobs of the ElasticFlow simulator: time, duration, GPUs, model, deadline."""
+    AZURE_LLM = "azure_llm"
+    """Requests to Azure's language models: time, prompt and output lengths."""
+    SLINFER = "slinfer"
+    """Requests to many functions, as the SLINFER authors have them (JSON): times and both lengths of each function."""
+    CSV = "csv"
+    """A table with a header; its columns are the fields of `stoker.manager.sim.client.Arrival`, `at_s` at least."""
+
+
+_JOBS = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW})
+_NAMED = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW, TraceFormat.SLINFER})
+
+
+class Trace(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="trace"
+):  # fmt: skip
+    """Calls that were recorded. `file` counts from the scenario's folder, and may be gzipped.
+
+    `context`: what all calls want, or several, which the trace's models (ElasticFlow), functions (SLINFER) or clusters
+    (Philly) take in turn, in the order in which they first come; `contexts` gives one by name, `{bert = "encoder"}`.
+    `cluster`: Philly's, empty for all. `item`: so much of a job's duration is one item. `speedup`: times are divided by
+    it. Calls from `start` on, `for` so long, `count` at most (0 = all), both times by the trace's own clock.
+    """
+
+    format: TraceFormat
+    file: str
+    context: str | tuple[str, ...] = ""
+    contexts: dict[str, str] = {}
+    cluster: str = ""
+    item_s: Duration = msgspec.field(default=NO_TIME, name="item")
+    items: Positive = 1
+    priority: Priority = 0
+    deadline_s: Duration = msgspec.field(default=NO_TIME, name="deadline")
+    speedup: Annotated[float, msgspec.Meta(gt=0.0, le=1_000_000.0)] = 1.0
+    start_s: Duration = msgspec.field(default=NO_TIME, name="start")
+    for_s: Duration = msgspec.field(default=NO_TIME, name="for")
+    count: AsMany = 0
+
+    def __post_init__(self) -> None:
+        written = f"a trace of format {self.format.value!r}"
+        if not self.file:
+            raise ValueError("file: name the file of the trace")
+        if not self.context and not self.contexts and self.format is not TraceFormat.CSV:
+            raise ValueError(f"context: {written} does not say which context its calls want")
+        if not isinstance(self.context, str) and self.format not in _NAMED:
+            raise ValueError(f"context: {written} has one kind of calls: name one context")
+        if self.contexts and self.format not in _NAMED:
+            raise ValueError(f"contexts: {written} has no names that contexts could be given to")
+        if self.cluster and self.format is not TraceFormat.PHILLY:
+            raise ValueError(f"cluster: {written} has no clusters")
+        if bool(self.item_s) != (self.format in _JOBS):
+            has = "has no durations" if self.item_s else 'has jobs: say how much of one is an item, item = "1 s"'
+            raise ValueError(f"item: {written} {has}")
+        if self.items != 1 and self.format in _JOBS:
+            raise ValueError(f"items: {written} has durations: say how much of one is an item, with item")
+        if self.deadline_s and self.format is TraceFormat.ELASTICFLOW:
+            raise ValueError(f"deadline: {written} has the deadline of each job")
+
+
+Generated = Sweep | Constant | Poisson | Bursts | Diurnal
+Workload = Sweep | Constant | Poisson | Bursts | Diurnal | Trace
+"""What a scenario's [workload] may be; `kind` says which."""
+
+
+def contexts_of(workload: Workload) -> tuple[str, ...]:
+    """The contexts that the settings name, each once. The rows of a plain CSV may name more."""
+    context = workload.context
+    named: list[str] = [context] if isinstance(context, str) else list(context)
+    if isinstance(workload, Trace):
+        named += workload.contexts.values()
+    return tuple(dict.fromkeys(filter(None, named)))
+
+
+def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
+    """The calls, in order of time. The same seed gives the same calls, to every policy and on every machine."""
+    dress = _Dress(workload, seed)
+    if isinstance(workload, Sweep):
+        whole, rest = divmod(workload.inputs, workload.items)
+        for number in range(whole):
+            yield dress.call(number, at_s=0.0, items=workload.items)
+        if rest:
+            yield dress.call(whole, at_s=0.0, items=rest)
+        return
+    times = _times(workload, seed)
+    if workload.for_s:
+        end_ns = _ns(workload.for_s)
+        times = takewhile(lambda at_ns: at_ns < end_ns, times)
+    if workload.count:
+        times = islice(times, workload.count)
+    for number, at_ns in enumerate(times):
+        yield dress.call(number, at_s=at_ns / _NANO, items=workload.items)
+
+
+class _Dress:
+    """Makes calls of times: whom they want, and how long they are."""
+
+    def __init__(self, workload: Generated, seed: int) -> None:
+        self._of = workload
+        self._which = Stream(seed, "arrivals/contexts")
+        self._inputs, self._outputs = Stream(seed, "arrivals/inputs"), Stream(seed, "arrivals/outputs")
+        weights = {workload.context: 1.0} if isinstance(workload.context, str) else workload.context
+        self._names = tuple(weights)
+        self._up_to = tuple(accumulate(weights.values()))
+
+    def call(self, number: int, *, at_s: float, items: int) -> Arrival:
+        """The call of this number."""
+        of = self._of
+        return Arrival(
+            at_s,
+            self._context(number),
+            items,
+            _length(of.input_length, self._inputs, number, cv=of.input_cv),
+            _length(of.expected_output, self._outputs, number, cv=of.output_cv),
+            of.priority,
+            float(of.deadline_s),
+        )
+
+    def _context(self, number: int) -> str:
+        if len(self._names) == 1:
+            return self._names[0]
+        drawn = self._which.uniform(number) * self._up_to[-1]
+        return self._names[bisect(self._up_to, drawn, hi=len(self._names) - 1)]
+
+
+def _length(mean: int, stream: Stream, number: int, *, cv: float) -> int:
+    """Tokens: at least one where there are any."""
+    return max(1, round(mean * stream.factor(number, cv=cv))) if mean and cv else mean
+
+
+def _times(workload: Constant | Poisson | Bursts | Diurnal, seed: int) -> Iterator[int]:
+    """When calls come, in nanoseconds, without an end."""
+    gaps = Stream(seed, "arrivals/gaps")
+    match workload:
+        case Constant(rate_per_s=rate):
+            return (round(number * _NANO / rate) for number in count())
+        case Poisson(rate_per_s=rate):
+            return accumulate(_ns(gaps.exponential(number, mean=1.0 / rate)) for number in count())
+        case Bursts():
+            return _bursts(workload, gaps, Stream(seed, "arrivals/stays"))
+        case Diurnal():
+            return _diurnal(workload, gaps, Stream(seed, "arrivals/thinning"))
+        case _:
+            assert_never(workload)
+
+
+def _bursts(workload: Bursts, gaps: Stream, stays: Stream) -> Iterator[int]:
+    bursting = stays.uniform(0) < workload.burst_s / (workload.burst_s + workload.calm_s)
+    now_ns, drawn = 0, count()
+    for stay in count(1):
+        rate, mean_s = (
+            (workload.burst_rate_per_s, workload.burst_s) if bursting else (workload.rate_per_s, workload.calm_s)
+        )
+        ends_ns = now_ns + _ns(stays.exponential(stay, mean=mean_s))
+        while rate:
+            now_ns += _ns(gaps.exponential(next(drawn), mean=1.0 / rate))
+            if now_ns >= ends_ns:
+                break
+            yield now_ns
+        now_ns, bursting = ends_ns, not bursting
+
+
+def _diurnal(workload: Diurnal, gaps: Stream, thinning: Stream) -> Iterator[int]:
+    swing, turn = workload.swing, 2.0 * math.pi / (workload.period_s * _NANO)
+    peak_ns, now_ns = _ns(workload.peak_s), 0
+    for number in count():
+        now_ns += _ns(gaps.exponential(number, mean=1.0 / (workload.rate_per_s * (1.0 + swing))))
+        rate = 1.0 + swing * math.cos((now_ns - peak_ns) * turn)
+        if thinning.uniform(number) * (1.0 + swing) < rate:
+            yield now_ns
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * _NANO)
