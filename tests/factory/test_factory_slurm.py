@@ -128,8 +128,8 @@ def test_a_controller_that_is_away_refuses_nothing(batch: SlurmBatch, slurm: Fak
 
 def test_a_host_that_is_told_no_slurm_conf_refuses_nothing(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     """Where Slurm's commands fetch their configuration from a slurmctld that is away."""
-    err = "sbatch: error: fetch_config: DNS SRV lookup failed\nsbatch: fatal: Could not establish a configuration source"
-    slurm.fault("sbatch", code=1, err=err)
+    lines = ["error: fetch_config: DNS SRV lookup failed", "fatal: Could not establish a configuration source"]
+    slurm.fault("sbatch", code=1, err="\n".join(f"sbatch: {line}" for line in lines))
     with pytest.raises(BatchTrouble, match="Could not establish a configuration source"):
         batch.submit(B7)
 
