@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import click
 
@@ -12,6 +13,7 @@ from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.executor import detached
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
+from stoker.site import Site
 
 _BACK_WITHIN_S = 10.0
 """A manager that dies is started again by its parent: so long nobody else tries."""
@@ -43,8 +45,24 @@ def revive(folder: SessionFolder) -> None:
         return
     if why := detached.over(folder):
         raise SessionEndedError(f"session {folder.read().session} is over: {why}; stoker status tells how it went")
+    before = folder.read().address
     holder = detached.start(folder, waiting=console.note)
     console.note(f"its manager was gone: it is started again here (pid {holder.pid}), and goes on from its journal")
+    if lost := out_of_sight(detached.sites_of(folder).values(), before=before, now=folder.read().address):
+        console.note(lost)
+
+
+def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
+    """Which pilots do not find a manager that has moved, in words; empty if all do. They look in the session's folder:
+    those without shared files have but the copy that came with them."""
+    blind = [site.name for site in sites if not site.provider.shared_files]
+    if before == now or not blind:
+        return ""
+    return (
+        f"it listens on {now} now, and pilots of {' and '.join(blind)} share no files with this host: those that run go "
+        f"on looking at {before}, and end after their lease; their calls run again on new ones. To keep them, end the "
+        "manager here and attach from the host where it was"
+    )
 
 
 class Watch:

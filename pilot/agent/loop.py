@@ -136,7 +136,8 @@ class Loop:
         if link.dealer.failed_handshakes >= 10 and not agent.welcomed_at:
             agent.leave("the manager does not accept this pilot's key", within_s=0.0, code=2)
         elif now - link.dealer.lost_at > lease_s:
-            agent.leave(f"the manager was away for {lease_s:g} s", within_s=0.0, code=2)
+            moved = ", or has moved, which a pilot without shared files cannot see" if agent.objects.carried else ""
+            agent.leave(f"the manager was away for {lease_s:g} s{moved}", within_s=0.0, code=2)
         elif now >= self._next_search:
             self._next_search = now + 1.0
             link.look_again()
