@@ -1,0 +1,212 @@
+"""Workloads that are made up: the same for every policy, and of the shape that was asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import islice, pairwise
+from pathlib import Path
+from statistics import fmean, pvariance
+from typing import Any
+
+import msgspec
+import pytest
+
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.workload import (
+    Bursts,
+    Constant,
+    Diurnal,
+    Generated,
+    Poisson,
+    Sweep,
+    Trace,
+    TraceFormat,
+    Workload,
+    arrivals,
+    contexts_of,
+)
+from stoker.site import Duration
+
+BURSTS = Bursts(
+    context="llm", rate_per_s=1.0, burst_rate_per_s=20.0, calm_s=Duration(40.0), burst_s=Duration(10.0), count=40_000
+)
+DAY = Diurnal(
+    context="llm", rate_per_s=10.0, swing=0.8, period_s=Duration(600.0), peak_s=Duration(150.0), for_s=Duration(6000.0)
+)
+SHAPES: tuple[Generated, ...] = (
+    Sweep(context="llm", inputs=1_000, items=10),
+    Constant(context="llm", rate_per_s=7.0, count=100),
+    Poisson(context="llm", rate_per_s=7.0, count=100),
+    Bursts(context="llm", rate_per_s=1.0, burst_rate_per_s=9.0, calm_s=Duration(5.0), burst_s=Duration(5.0), count=100),
+    Diurnal(context="llm", rate_per_s=7.0, count=100),
+)
+
+
+def read(settings: dict[str, Any]) -> Workload:
+    """A workload from what a scenario file says."""
+    kind: Any = Workload
+    workload: Workload = msgspec.convert(settings, kind, dec_hook=lambda unit, value: unit(value))
+    return workload
+
+
+def digest_of(shapes: tuple[Generated, ...]) -> str:
+    return hashlib.sha256(msgspec.json.encode([list(arrivals(shape, seed=3)) for shape in shapes])).hexdigest()
+
+
+def test_a_sweep_is_there_at_once_and_its_last_call_has_what_is_left() -> None:
+    calls = list(arrivals(Sweep(context="llm", inputs=250, items=100), seed=1))
+    assert calls == [Arrival(0.0, "llm", 100), Arrival(0.0, "llm", 100), Arrival(0.0, "llm", 50)]
+    assert len(list(arrivals(Sweep(context="llm", inputs=300, items=100), seed=1))) == 3
+
+
+def test_a_constant_rate_has_equal_gaps_and_no_drift() -> None:
+    calls = list(arrivals(Constant(context="llm", rate_per_s=3.0, for_s=Duration(1000.0)), seed=1))
+    assert len(calls) == 3000
+    assert (calls[0].at_s, calls[2997].at_s) == (0.0, 999.0)
+
+
+@pytest.mark.parametrize("workload", SHAPES, ids=lambda shape: type(shape).__name__)
+def test_calls_are_a_function_of_the_seed(workload: Generated) -> None:
+    calls = list(arrivals(workload, seed=5))
+    assert len(calls) == 100
+    assert calls == list(arrivals(workload, seed=5))
+    assert all(before.at_s <= after.at_s for before, after in pairwise(calls))
+    if not isinstance(workload, Sweep | Constant):
+        assert calls != list(arrivals(workload, seed=6))
+
+
+def test_they_do_not_depend_on_how_many_were_asked_for_before() -> None:
+    many = Poisson(context={"a": 1.0, "b": 2.0}, rate_per_s=7.0, input_length=300, input_cv=1.0, count=500)
+    few = msgspec.structs.replace(many, count=20)
+    assert list(islice(arrivals(many, seed=5), 20)) == list(arrivals(few, seed=5))
+
+
+def test_another_process_makes_the_same_calls() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "from sim import test_sim_workload as t; print(t.digest_of(t.SHAPES))"],
+        capture_output=True, text=True, check=True, timeout=60,
+        env=os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[1])},
+    ).stdout  # fmt: skip
+    assert said.strip() == digest_of(SHAPES)
+
+
+def test_poisson_gaps_are_exponential() -> None:
+    calls = arrivals(Poisson(context="llm", rate_per_s=50.0, count=40_000), seed=2)
+    gaps = [after.at_s - before.at_s for before, after in pairwise(calls)]
+    assert fmean(gaps) == pytest.approx(1 / 50, rel=0.02)
+    assert sum(gap > 1 / 50 for gap in gaps) / len(gaps) == pytest.approx(0.3679, abs=0.01)  # 1/e of them, at any rate
+
+
+def test_a_time_ends_a_workload_and_a_number_ends_it_sooner() -> None:
+    both = Poisson(context="llm", rate_per_s=10.0, for_s=Duration(100.0), count=50)
+    assert len(list(arrivals(both, seed=2))) == 50
+    timed = list(arrivals(msgspec.structs.replace(both, count=0), seed=2))
+    assert len(timed) == pytest.approx(1000, rel=0.15)
+    assert 90.0 < timed[-1].at_s < 100.0
+
+
+def test_bursts_have_the_mean_rate_of_both_states_and_come_in_clumps() -> None:
+    calls = list(arrivals(BURSTS, seed=3))
+    assert len(calls) / calls[-1].at_s == pytest.approx((40 * 1.0 + 10 * 20.0) / 50, rel=0.1)
+    # In windows of five seconds the variance of a Poisson process is its mean; here it is many times that.
+    assert _dispersion(calls, window_s=5.0) > 10.0
+    steady = list(arrivals(Poisson(context="llm", rate_per_s=4.8, count=40_000), seed=3))
+    assert _dispersion(steady, window_s=5.0) == pytest.approx(1.0, abs=0.1)
+
+
+def test_bursts_begin_in_either_state_as_often_as_they_are_in_it() -> None:
+    silent = msgspec.structs.replace(BURSTS, rate_per_s=0.0, count=1)
+    at_once = sum(next(arrivals(silent, seed=seed)).at_s < 0.5 for seed in range(1000))
+    assert at_once / 1000 == pytest.approx(10 / 50, abs=0.05)
+
+
+def test_a_day_peaks_when_it_was_told_to() -> None:
+    calls = list(arrivals(DAY, seed=4))
+    assert len(calls) == pytest.approx(60_000, rel=0.02)
+    by_quarter = Counter(int(call.at_s % 600.0 // 150.0) for call in calls)  # the peak stands between the first two
+    assert by_quarter[0] == pytest.approx(by_quarter[1], rel=0.05)
+    # A quarter beside the peak has 1 + swing * 2/pi of the mean, one beside the trough 1 - swing * 2/pi.
+    assert by_quarter[0] / by_quarter[3] == pytest.approx((1 + 0.8 * 0.6366) / (1 - 0.8 * 0.6366), rel=0.08)
+
+
+def test_several_contexts_come_by_their_weights() -> None:
+    mixed = Poisson(context={"small": 3.0, "large": 1.0}, rate_per_s=100.0, count=10_000)
+    counted = Counter(call.context for call in arrivals(mixed, seed=1))
+    assert counted["small"] / counted["large"] == pytest.approx(3.0, rel=0.1)
+    assert contexts_of(mixed) == ("small", "large")
+
+
+def test_lengths_have_the_mean_and_the_spread_that_were_asked_for() -> None:
+    spread = Poisson(
+        context="llm", rate_per_s=100.0, count=20_000, input_length=800, input_cv=0.5, expected_output=3, output_cv=2.0,
+        priority=2, deadline_s=Duration(9.0),
+    )  # fmt: skip
+    calls = list(arrivals(spread, seed=1))
+    inputs = [call.input_length for call in calls]
+    assert fmean(inputs) == pytest.approx(800, rel=0.02)
+    assert pvariance(inputs) ** 0.5 == pytest.approx(400, rel=0.05)
+    assert min(call.expected_output for call in calls) == 1  # what is said to be there is never nothing
+    assert {(call.priority, call.deadline_s) for call in calls} == {(2, 9.0)}
+    assert {call.input_length for call in arrivals(SHAPES[2], seed=1)} == {0}
+
+
+def test_settings_are_read_by_their_kind() -> None:
+    read_back = read(
+        {"kind": "bursts", "context": "a", "rate": 1.0, "burst_rate": 5, "calm": 30, "burst": 9, "for": 60}
+    )
+    assert isinstance(read_back, Bursts)
+    assert (read_back.burst_rate_per_s, read_back.burst_s, read_back.for_s) == (5.0, 9.0, 60.0)
+    trace = read(
+        {"kind": "trace", "format": "slinfer", "file": "x.json", "context": ["a", "b"], "contexts": {"f": "c"}}
+    )
+    assert isinstance(trace, Trace)
+    assert trace.format is TraceFormat.SLINFER
+    assert contexts_of(trace) == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"kind": "poisson", "context": "a", "rate": 5.0}, "^count: say how many calls come"),
+        ({"kind": "poisson", "context": "", "rate": 5.0, "count": 1}, "^context: name the context"),
+        ({"kind": "poisson", "context": {"a": 0.0}, "rate": 5.0, "count": 1}, "> 0.0"),
+        ({"kind": "poisson", "context": "a", "rate": 0.0, "count": 1}, "> 0.0"),
+        ({"kind": "poisson", "context": "a", "rate": 5.0, "count": 1, "burst": 3}, "unknown field `burst`"),
+        ({"kind": "sweep", "context": "a"}, "missing required field `inputs`"),
+        ({"kind": "diurnal", "context": "a", "rate": 5.0, "count": 1, "swing": 1.5}, "<= 1.0"),
+        ({"kind": "diurnal", "context": "a", "rate": 5.0, "count": 1, "period": 0}, "^period: a day of no length"),
+        (
+            {"kind": "bursts", "context": "a", "rate": 1.0, "burst_rate": 5.0, "calm": 0, "burst": 9, "count": 1},
+            "^calm: a mean time of at least 1 ms",
+        ),
+        ({"kind": "trace", "format": "azure_llm", "context": "a"}, "missing required field `file`"),
+        ({"kind": "trace", "format": "azure_llm", "file": "f"}, "^context: .*'azure_llm' does not say which context"),
+        ({"kind": "trace", "format": "azure_llm", "file": "f", "context": ["a", "b"]}, "^context: .*name one context"),
+        ({"kind": "trace", "format": "csv", "file": "f", "contexts": {"a": "b"}}, "^contexts: .*no names"),
+        ({"kind": "trace", "format": "csv", "file": "f", "cluster": "a"}, "^cluster: .*no clusters"),
+        ({"kind": "trace", "format": "csv", "file": "f", "item": 2}, "^item: .*no durations"),
+        ({"kind": "trace", "format": "philly", "file": "f", "context": "a"}, "^item: .*how much of one is an item"),
+        (
+            {"kind": "trace", "format": "elasticflow", "file": "f", "context": "a", "item": 1, "deadline": 5},
+            "^deadline: .*has the deadline of each job",
+        ),
+        (
+            {"kind": "trace", "format": "philly", "file": "f", "context": "a", "item": 1, "items": 5},
+            "^items: .*has durations",
+        ),
+    ],
+)
+def test_a_workload_that_cannot_be_is_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=problem):
+        read(settings)
+
+
+def _dispersion(calls: list[Arrival], *, window_s: float) -> float:
+    """Variance over mean of the numbers of calls in windows of time."""
+    counted = Counter(int(call.at_s / window_s) for call in calls)
+    numbers = [counted[window] for window in range(int(calls[-1].at_s / window_s))]
+    return pvariance(numbers) / fmean(numbers)
