@@ -17,6 +17,7 @@ from stoker.manager.cli.surroundings import Surroundings, look
 from stoker.manager.executor import detached
 from stoker.manager.live import interfaces
 from stoker.manager.protocol import show_blocks
+from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
 from stoker.pilot.taskvine import finding
@@ -147,7 +148,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
                 topic, Level.OK, f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})"
             )
         else:
-            yield Finding(topic, Level.WARN, *_no_pilot(status, folder, address=address, took=took))
+            yield Finding(topic, Level.NEED, *_no_pilot(status, folder, address=address, took=took))
     finally:
         before = down.end(folder)
         remains = down.wait_until_gone(folder, before, wait_s=60.0, waiting=say)
@@ -192,6 +193,8 @@ def _no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str)
     if status.trouble or status.ended_blocks:
         said = [*status.trouble.values(), *show_blocks.ended(status.ended_blocks)]
         return f"the probe brought no pilot: {'; '.join(said)}", f"its scripts and output: {folder.path / 'submit'}"
+    if all(job.phase == BlockPhase.ASKED.value for job in status.jobs):
+        return f"the probe was not submitted within {took}", f"what its factory did: {folder.path / 'factory.log'}"
     fix = (
         "a firewall between them? name the network that they share: [session] interface, ports; what the job printed: "
         f"{folder.path / 'submit'}"

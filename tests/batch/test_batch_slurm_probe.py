@@ -1,0 +1,46 @@
+"""`stoker doctor --probe` when no pilot comes: it says why, fails, and leaves nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+from batch.lab.commands import until
+from batch.lab.shape import Shape
+from batch.sessions import write_site
+from faults.world import World
+
+
+def probe(world: World, command: list[str], *, wait_s: int) -> subprocess.CompletedProcess[str]:
+    words = [*command, sys.executable, "-m", "stoker.manager.cli.entry", "doctor", "lab.toml"]
+    process = world.spawn([*words, "--probe", "--wait", str(wait_s)], folder=world.path)
+    out, err = process.communicate(timeout=180)
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def test_a_pilot_that_waits_in_the_queue_proves_nothing(slurm, world):
+    write_site(world.path)
+    for node in slurm.shape.nodes:
+        slurm.submit("sleep 600", "--partition=main", f"--nodelist={node}", "--exclusive")
+    until(lambda: set(slurm.nodes().values()) == {"allocated"}, what="every node in use")
+    said = probe(world, [], wait_s=25)
+    assert said.returncode == 1, said.stdout
+    assert re.search(r"the probe still waits in the queue after .*: (Resources|Priority|Nodes)", said.stdout), (
+        said.stdout
+    )
+    assert "try again when the cluster is less busy" in said.stdout
+    until(lambda: not [job for job in slurm.queue() if "stoker" in job[1]], what="the probe's job is cancelled")
+    assert world.left() == []
+
+
+def test_a_pilot_that_runs_and_reaches_nobody(make_cluster, world, monkeypatch):
+    monkeypatch.chdir(world.path)  # commands on the head begin where this process is
+    cluster = make_cluster(Shape(gpus=("a10:1",), namespaces=True))
+    write_site(world.path, session={"interface": "127.0.0.1"})  # of the head: a node has its own
+    said = probe(world, cluster.on_head(), wait_s=15)
+    assert said.returncode == 1, said.stdout
+    assert "the probe runs, and its pilot has not reached 127.0.0.1:" in said.stdout
+    assert "name the network that they share: [session] interface" in said.stdout
+    until(lambda: not [job for job in cluster.queue() if "stoker" in job[1]], what="the probe's job is cancelled")
+    until(lambda: world.left() == [], what="nothing left")
