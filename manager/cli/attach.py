@@ -59,9 +59,9 @@ def out_of_sight(sites: Iterable[Site], *, before: str, now: str) -> str:
     if before == now or not blind:
         return ""
     return (
-        f"it listens on {now} now, and pilots of {' and '.join(blind)} share no files with this host: those that run go "
-        f"on looking at {before}, and end after their lease; their calls run again on new ones. To keep them, end the "
-        "manager here and attach from the host where it was"
+        f"it listens on {now} now, and pilots of {' and '.join(blind)} share no files with this host: those that run "
+        f"go on looking at {before}, and end after their lease; their calls run again on new ones. To keep them, end "
+        "the manager here and attach from the host where it was"
     )
 
 

@@ -128,8 +128,8 @@ class ManagerLink:
         return known
 
     def look_again(self) -> None:
-        """While the manager is away: a manager that was started again may listen elsewhere. A pilot without shared files
-        has but a copy of that file: it finds one that comes back where it was, and no other."""
+        """While the manager is away: a manager that was started again may listen elsewhere. A pilot without shared
+        files has but a copy of the session's: it finds one that comes back where it was, and no other."""
         try:
             address = self._folder.read().address
         except Exception as error:  # the file is being replaced, or the file system is away: look again later
