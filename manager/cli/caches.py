@@ -15,7 +15,7 @@ import msgspec
 from stoker.manager.cli import console
 from stoker.manager.cli.prune import size_bytes
 from stoker.pilot.agent.scratch import base_folder
-from stoker.pilot.cache import ObjectCache
+from stoker.pilot.cache import ObjectCache, snapshot_names
 from stoker.pilot.starter.place import Environments
 from stoker.site import Site
 from stoker.units import show_bytes, show_seconds
@@ -56,7 +56,7 @@ def look(scratch: str = "", *, clear: bool = False) -> Kept:
     before = size_bytes(base)
     kept_s = 0.0 if clear else float("inf")
     if (base / "cache").is_dir():
-        ObjectCache(base / "cache", bound_bytes=0, kept_s=kept_s)  # what it does first
+        snapshot_names.tidy(ObjectCache(base / "cache", bound_bytes=0, kept_s=kept_s))  # what a pilot does first
     if (base / "environments").is_dir():
         Environments(base, kept_s=kept_s).expire()
     after = size_bytes(base)

@@ -57,12 +57,13 @@ def prune(folder: SessionFolder, session: str) -> Pruned:
 
 
 def size_bytes(folder: Path) -> int:
-    """What the files below a folder take."""
-    total = 0
+    """What the files below a folder take; one of two names takes it once."""
+    sizes: dict[tuple[int, int], int] = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
-            total += path.lstat().st_size
-    return total
+            facts = path.lstat()
+            sizes[facts.st_dev, facts.st_ino] = facts.st_size
+    return sum(sizes.values())
 
 
 def _objections(folder: SessionFolder) -> Iterator[str]:

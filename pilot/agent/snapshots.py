@@ -35,8 +35,9 @@ log = logging.getLogger("stoker.pilot")
 
 
 def offered(agent: Agent, library: Library, message: SnapshotMade) -> None:
-    """A library has, or has made, a snapshot: make an object of it, in a thread, and tell the manager. Once a form."""
-    if message.form in agent.snapshots or not agent.objects.peer:  # told already, or it serves nobody
+    """A library has, or has made, a snapshot: make an object of it, in a thread, and tell the manager if other pilots
+    reach this one. Once a form."""
+    if message.form in agent.snapshots:
         return
     agent.snapshots.add(message.form)
     recipe = RecipeKey(library.state.recipe.key)
@@ -51,7 +52,8 @@ def offered(agent: Agent, library: Library, message: SnapshotMade) -> None:
             log.warning("the snapshot %s is not offered to other pilots: %s", message.folder, error)
             return
         here = SnapshotHere(recipe, message.form, ref, manifest, message.made_s)
-        agent.later(lambda: _tell(agent, here))
+        if agent.objects.peer:
+            agent.later(lambda: _tell(agent, here))
 
     threading.Thread(target=run, name="snapshot-offer", daemon=True).start()
 

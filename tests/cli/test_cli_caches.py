@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from stoker.contexts.objects import object_of
 from stoker.manager.cli.caches import stays
 from stoker.manager.cli.main import cli
-from stoker.pilot.cache import Bringing, ObjectCache, Pin
+from stoker.pilot.cache import Bringing, ObjectCache, Pin, snapshot_names
 from stoker.pilot.transfer.board import Source
 from stoker.site import Duration, Pilot, Site
 
@@ -68,6 +68,22 @@ def test_what_pilots_use_stays_and_the_rest_goes_when_it_is_told_to(scratch: Pat
     assert not (environments / "old").exists()
     assert Path(used.path).stat().st_size == SIZE
     assert (environments / "mine" / "python").stat().st_size == SIZE
+
+
+def test_a_snapshot_counts_once_and_goes_with_its_object(scratch: Path) -> None:
+    pin = keep(scratch, "snapshot")
+    cache = ObjectCache(scratch / "cache", bound_bytes=10**9)
+    snapshot = snapshot_names.folder_beside(cache) / "file-abc-float32-1"
+    snapshot.mkdir(parents=True)
+    os.link(pin.path, snapshot / "model.safetensors")
+    (name,) = cache.sizes()
+    snapshot_names.note(cache, snapshot, name=name)
+    assert SIZE <= json.loads(said("--json"))["bytes"] < 2 * SIZE
+    said("--clear")
+    assert snapshot.exists()  # a pilot uses it
+    pin.release()
+    assert json.loads(said("--clear", "--json"))["removed_bytes"] >= SIZE
+    assert not snapshot.exists()
 
 
 def test_who_ends_a_session_hears_what_stays_where_and_for_how_long() -> None:

@@ -257,7 +257,7 @@ class FakeManager:
         draft = self.folder.objects / f"draft-{self._calls}"
         draft.write_bytes(data)
         ref = object_of(draft, memo=self.base / "memo")
-        path = draft.rename(self.folder.objects / ref.name)
+        path = draft.rename(self.folder.objects / f"{ref.name}~ana")  # as a client names it
         return ObjectRef(name=ref.name, size_bytes=ref.size_bytes, source=str(path))
 
     def ends(self) -> dict[int, CallEnd]:
