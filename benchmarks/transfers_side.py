@@ -2,7 +2,8 @@
 
 A real manager, a real seed and real pilots that see no file of the session; the calls of a real client want a context
 with one file. The last line of output is a JSON object: seconds from the first byte asked for to the last arrival,
-bytes that pilots read from the seed, and bytes that left the link of the host where manager and seed are.
+bytes that pilots read from the seed, bytes that left the link of the host where manager and seed are, and what `stoker
+status` says at the end. With `--parted` the pilots reach manager and seed, but not each other.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from stoker.contexts import payloads
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Recipe
+from stoker.manager.cli.ask import Observer
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Job
 from stoker.manager.executor.processes import make_folder
+from stoker.manager.protocol import show_status
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress
 from stoker.manager.protocol.ids import CallId, FunctionKey
 from stoker.manager.protocol.session import SessionFolder
@@ -70,6 +73,7 @@ def main() -> None:
     parser.add_argument("--pilots", type=int, default=16)
     parser.add_argument("--bytes", type=int, default=256_000_000)
     parser.add_argument("--rate", default="100mbit")
+    parser.add_argument("--parted", action="store_true")
     parser.add_argument("--limit-s", type=float, default=300.0)
     given = parser.parse_args()
     os.umask(0o077)
@@ -80,6 +84,8 @@ def main() -> None:
         os.environ["STOKER_HOME"] = f"{place}/home"
         network.enter(HEAD)
         started: list[subprocess.Popen[bytes]] = []
+        if given.parted:
+            network.part(*range(1, given.pilots + 1))
         try:
             print(json.dumps(_measure(Path(place), network, given, started)))
         finally:
@@ -94,7 +100,7 @@ def main() -> None:
 
 def _measure(
     place: Path, network: Network, given: argparse.Namespace, started: list[subprocess.Popen[bytes]]
-) -> dict[str, float]:
+) -> dict[str, object]:
     folder = SessionFolder(place / "session")
     (place / "files").mkdir()
     make_folder(folder)
@@ -116,6 +122,8 @@ def _measure(
             link.submit(job, arguments, Ends())
         arrivals = _until(lambda: _arrivals(homes), given.limit_s)
         sent = network.sent_bytes(HEAD) - before
+        with Observer(folder) as observer:
+            status = observer.status()
     finally:
         link.close()
     return {
@@ -123,6 +131,7 @@ def _measure(
         "origin_bytes": sum(origin for _, origin, _, _ in arrivals),
         "peer_bytes": sum(peers for _, _, peers, _ in arrivals),
         "link_bytes": sent,
+        "status": "\n".join(show_status.render(status)),
     }
 
 

@@ -10,14 +10,31 @@ from benchmarks.paired import run_side
 SIZE = 12_000_000
 
 
-@pytest.mark.slow
-def test_an_object_leaves_its_host_once() -> None:
+@pytest.fixture(autouse=True)
+def _network() -> None:
     reason = why_not()
     if reason:
         pytest.skip(reason)
+
+
+@pytest.mark.slow
+def test_an_object_leaves_its_host_once() -> None:
     found = run_side(
         "benchmarks.transfers_side", "--pilots", "3", "--bytes", str(SIZE), "--rate", "100mbit", timeout_s=300
     )
     assert SIZE <= found["origin_bytes"] <= 1.1 * SIZE
     assert found["origin_bytes"] + found["peer_bytes"] >= 3 * SIZE
     assert found["link_bytes"] <= 1.25 * SIZE  # with all that manager and pilots say to each other
+
+
+def test_pilots_that_cannot_reach_each_other_go_to_the_source_and_status_says_so() -> None:
+    """Two hosts that reach manager and seed; what one sends to the other is lost without a word."""
+    found = run_side(
+        "benchmarks.transfers_side", "--pilots", "2", "--bytes", str(SIZE), "--rate", "1gbit", "--parted", timeout_s=200
+    )
+    assert found["origin_bytes"] == 2 * SIZE
+    assert found["peer_bytes"] == 0
+    said = " ".join(found["status"].split())
+    assert "Pilots cannot reach each other" in said
+    assert "cannot be reached" in said
+    assert "[session] interface" in said  # what to do
