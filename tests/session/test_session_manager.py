@@ -158,13 +158,36 @@ def test_a_manager_whose_port_is_taken_listens_elsewhere_and_everybody_finds_it(
             link.close()
 
 
+def two_ports() -> tuple[socket.socket, int]:
+    """A port that is taken, by the socket, and the one below it, which is free."""
+    while True:
+        taken = socket.create_server(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        try:
+            socket.create_server(("127.0.0.1", port - 1)).close()
+        except OSError:
+            taken.close()
+        else:
+            return taken, port - 1
+
+
 def test_ports_and_interface_are_kept_to(managers: Managers) -> None:
+    taken, free = two_ports()
+    with taken:
+        manager = managers.start("--ports", f"{free}-{free + 1}", "--interface", "lo")
+        assert manager.poll() is None, managers.folder.manager_log.read_text()
+        assert managers.folder.read().address == f"tcp://127.0.0.1:{free}"
+        listening = [one for one in psutil.Process(manager.pid).net_connections() if one.status == psutil.CONN_LISTEN]
+        assert [one.laddr for one in listening] == [("127.0.0.1", free)]
+
+
+def test_ports_that_are_all_taken_are_named(managers: Managers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        managers.start("--ports", f"{port - 1}-{port}", "--interface", "lo")
-    address = managers.folder.read().address if managers.folder.file.exists() else ""
-    log = managers.folder.manager_log.read_text()
-    assert address == f"tcp://127.0.0.1:{port - 1}" or f"ports {port - 1}-{port} are all taken" in log
+        manager = managers.start("--ports", f"{port}-{port}", "--interface", "lo")
+        assert manager.wait(20) == 1
+    assert not managers.folder.file.exists()
+    assert f"ports {port}-{port} are all taken" in managers.folder.manager_log.read_text()
 
 
 def test_a_kept_session_outlives_its_clients_and_their_calls_do_not(managers: Managers) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from faults.world import World, command_of, count_lines, kill, until
 
@@ -257,20 +258,40 @@ def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> No
     assert world.left() == []
 
 
-def test_ctrl_c_while_it_comes_up_leaves_nothing_that_is_not_said(world: World) -> None:
+def coming_up(world: World, *, held: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """`stoker up`, and processes of a module that are stopped as soon as they are there: it waits for them."""
     (world.path / "one.toml").write_text(SITE)
-    command = [sys.executable, "-m", "stoker.manager.cli.entry", "up", "one.toml"]
-    coming = world.spawn(command, folder=world.path)
-    until(lambda: list(world.home.glob("sessions.d/*/manager.log")), limit_s=60)
+    coming = world.spawn([sys.executable, "-m", "stoker.manager.cli.entry", "up", "one.toml"], folder=world.path)
+    pids = until(lambda: world.of(held), limit_s=60)
+    kill(pids, signal.SIGSTOP)
+    return coming, pids
+
+
+def test_ctrl_c_before_the_manager_listens_leaves_nothing(world: World) -> None:
+    coming, pids = coming_up(world, held="stoker.manager.main")
     coming.send_signal(signal.SIGINT)
     _, err = coming.communicate(timeout=60)
     assert coming.returncode == 130, err
     assert "Traceback" not in err
-    if "is up; what is queued" in err:
-        assert stoker(world, "down").returncode == 0
-    else:
-        world.empty()
-        assert not list(world.home.glob("sessions.d/*"))
+    kill(pids, signal.SIGCONT)
+    world.empty()
+    assert not list(world.home.glob("sessions.d/*"))
+    assert not list(world.home.glob("sessions/*"))
+
+
+def test_ctrl_c_while_the_first_block_is_waited_for_says_that_the_session_is_up(world: World) -> None:
+    coming, pids = coming_up(world, held="stoker.manager.factory.main")
+    [link] = until(lambda: list(world.home.glob("sessions/*")), limit_s=60)
+    up = psutil.Process(coming.pid)
+    until(lambda: any(one.status == psutil.CONN_ESTABLISHED for one in up.net_connections()), why="it asks the manager")
+    coming.send_signal(signal.SIGINT)
+    _, err = coming.communicate(timeout=60)
+    assert coming.returncode == 130, err
+    assert "Traceback" not in err
+    assert f"session {link.name} is up; what is queued: stoker status {link.name}" in err
+    kill(pids, signal.SIGCONT)
+    assert stoker(world, "down", link.name).returncode == 0
+    world.empty()
 
 
 def test_a_session_that_is_idle_ends_and_leaves_nothing(world: World) -> None:
