@@ -136,15 +136,18 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Hol
             f"the manager of session {launch.session} was {before}; it is started here if that one gives no sign of "
             f"life for {lease.PATIENCE_S:.0f} s"
         )
-    process = _spawn(folder, launch)
+    process, again = _spawn(folder, launch), False
     until = time.monotonic() + patience_s
     try:
         while _written_at(folder) == said_before or (holder := lease.read(path)) is None:
             if process.poll() is not None:
                 other = lease.read(path)
                 if other is None or not lease.is_alive(other):
-                    raise _failed(folder, f"the manager ended with exit code {process.returncode} before it listened")
-                if is_up(folder):  # somebody else, or its keeper, was quicker
+                    if process.returncode >= 0 or again:
+                        what = f"the manager ended with exit code {process.returncode} before it listened"
+                        raise _failed(folder, what)
+                    process, again = _spawn(folder, launch), True  # somebody has killed it: once more
+                elif is_up(folder):  # somebody else, or its keeper, was quicker
                     register(folder)
                     return other
             if time.monotonic() > until:

@@ -214,6 +214,15 @@ def test_those_who_bring_it_back_at_the_same_time_find_the_one_that_came(up: Up)
     assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
 
 
+def test_one_that_is_killed_while_it_comes_back_is_started_once_more(up: Up) -> None:
+    up.kill_managers()
+    with ThreadPoolExecutor(1) as aside:
+        coming = aside.submit(detached.start, up.folder, waiting=lambda _: None)
+        kill(until(lambda: up.world.of("stoker.manager.main"), limit_s=60))
+        assert coming.result(90).token == up.holder().token
+    assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
+
+
 def test_joining_brings_it_back_as_well(up: Up) -> None:
     up.kill_managers()
     assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
