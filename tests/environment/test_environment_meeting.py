@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from transfer.hosts import Between, until
+from transfer.hosts import Between, Link, until
 
 from stoker.contexts.objects import object_of
 from stoker.contexts.published import publish
@@ -53,30 +53,13 @@ def packages(session: Session, tmp_path: Path) -> dict[str, object]:
     return {"name": ref.name, "size_bytes": ref.size_bytes, "source": str(tmp_path / "nowhere")}
 
 
-class SlowHost:
-    """The seed's host as those that start see it: behind a link that carries so many bytes a second, for all of
-    them."""
-
-    def __init__(self, session: Session, *, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._lock = threading.Lock()
-        self._free_at = 0.0
-        self.relay = Between(session.seed.address, spoil=self._carry)
-        (session.folder / "seed.address").write_text(self.relay.source.address)
-
-    def _carry(self, chunk: bytes, _before: int) -> bytes:
-        with self._lock:
-            self._free_at = max(self._free_at, time.monotonic()) + len(chunk) / self._bytes_per_s
-            free_at = self._free_at
-        time.sleep(max(0.0, free_at - time.monotonic()))
-        return chunk
-
-
 @pytest.fixture
-def slow_host(session: Session):
-    made = SlowHost(session, bytes_per_s=24e6)
-    yield made
-    made.relay.close()
+def slow_host(session: Session) -> Iterator[None]:
+    """The session's host is behind a slow link, as those that start see it."""
+    relay = Between(session.seed.address, spoil=Link(bytes_per_s=24e6).carry)
+    (session.folder / "seed.address").write_text(relay.source.address)
+    yield
+    relay.close()
 
 
 class Starters:

@@ -174,6 +174,23 @@ class Between:
         _shut(target)
 
 
+class Link:
+    """A link of a given speed for all who share it: `carry` is what a relay does to each chunk (see `Between`)."""
+
+    def __init__(self, *, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def carry(self, chunk: bytes, _before: int) -> bytes:
+        """Let a chunk through when the link has carried it."""
+        with self._lock:
+            self._free_at = max(self._free_at, time.monotonic()) + len(chunk) / self._bytes_per_s
+            free_at = self._free_at
+        time.sleep(max(0.0, free_at - time.monotonic()))
+        return chunk
+
+
 def _shut(one: socket.socket) -> None:
     try:
         one.shutdown(socket.SHUT_RDWR)
