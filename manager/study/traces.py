@@ -1,0 +1,269 @@
+"""Recorded workloads: who wrote a trace decides what a row of it means.
+
+Rows become calls as they are read, so a trace may be larger than memory. Times count from the first row where the file
+has dates or a clock of its own (Philly, ElasticFlow, Azure), and are taken as they stand elsewhere. A row that comes
+before the one above it is refused, with one exception: the published Philly trace is in no order at all, and is read
+whole and sorted.
+
+What the formats lack:
+
+- Jobs (Philly, ElasticFlow) name no context and no calls. A job on n GPUs becomes n calls, each as long as the job: the
+  GPU-seconds are the job's, but nothing keeps the n together.
+- Requests (Azure, SLINFER) are one item each; their lengths are the call's.
+- Philly's times are local ones without an offset. They are taken as they stand, so the end of summer time moves what
+  follows it by an hour.
+"""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+import math
+import re
+import zlib
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, cycle, islice
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+
+from stoker.errors import ConfigError
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.workload import Trace, TraceFormat, Workload, arrivals
+from stoker.manager.study.tables import Row, open_bytes, read_table, unreadable, wrong
+
+_MOST_GPUS = 10_000
+_MOST_ITEMS = 1_000_000_000
+
+
+def arrivals_of(
+    workload: Workload, *, seed: int, folder: Path, contexts: Collection[str] = ()
+) -> Iterator[Arrival]:  # fmt: skip
+    """The calls of any workload: drawn under `seed`, or read from a trace. See `read_trace` for the rest."""
+    if isinstance(workload, Trace):
+        return read_trace(workload, folder=folder, contexts=contexts)
+    return arrivals(workload, seed=seed)
+
+
+def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) -> Iterator[Arrival]:
+    """The calls of a trace, in order of time, as they are read. Its file counts from `folder`; `contexts` are those
+    that there are (empty: any), which matters to a file that names them itself.
+
+    The first call is read at once. Raises ConfigError with facts `file`, `line` and `key`, where known: here for a file
+    that cannot be read, has no call or another header, later for a bad row.
+    """
+    path = (folder / Path(trace.file).expanduser()).absolute()
+    calls = _cut(_calls(path, trace, contexts), trace)
+    first = next(calls, None)
+    if first is None:
+        cut = trace.start_s or trace.for_s or trace.cluster
+        raise ConfigError(f"{path}: {'no call is left of it' if cut else 'it holds no calls'}", file=str(path))
+    return chain((first,), calls)
+
+
+def _calls(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arrival]:
+    names = _Names(trace)
+    match trace.format:
+        case TraceFormat.PHILLY:
+            return _philly(path, trace, names)
+        case TraceFormat.ELASTICFLOW:
+            return _elasticflow(path, trace, names)
+        case TraceFormat.AZURE_LLM:
+            return _azure_llm(path, trace, names)
+        case TraceFormat.SLINFER:
+            return _slinfer(path, trace, names)
+        case TraceFormat.CSV:
+            return _plain(path, trace, contexts)
+        case _:
+            assert_never(trace.format)
+
+
+def _cut(calls: Iterable[Arrival], trace: Trace) -> Iterator[Arrival]:
+    """What the scenario wants of them, with its clock."""
+    start_s, end_s = float(trace.start_s), trace.start_s + trace.for_s if trace.for_s else math.inf
+
+    def wanted() -> Iterator[Arrival]:
+        for call in calls:
+            if call.at_s >= end_s:
+                return
+            if call.at_s >= start_s:
+                yield msgspec.structs.replace(call, at_s=(call.at_s - start_s) / trace.speedup)
+
+    return islice(wanted(), trace.count or None)
+
+
+class _Names:
+    """Which context stands for a name of the trace's."""
+
+    def __init__(self, trace: Trace) -> None:
+        given = (trace.context,) if isinstance(trace.context, str) else trace.context
+        self._turns = cycle(given) if all(given) else None
+        self._known = dict(trace.contexts)
+
+    def context(self, name: str) -> str | None:
+        """The context; None where the scenario gives none."""
+        known = self._known.get(name)
+        if known is None and self._turns is not None:
+            known = self._known[name] = next(self._turns)
+        return known
+
+    def of(self, row: Row, field: str) -> str:
+        """The context for what stands in a field."""
+        name = row.text(field)
+        context = self.context(name)
+        if context is None:
+            raise row.wrong(field, f"{name!r} has no context; give it one in contexts, or all others one in context")
+        return context
+
+
+class _Clock:
+    """Seconds since the first row; refuses to go back."""
+
+    def __init__(self, field: str) -> None:
+        self._field = field
+        self._first: float | None = None
+        self._last = -math.inf
+
+    def at(self, row: Row, time_s: float, *, since_first: bool = True) -> float:
+        """When a row comes."""
+        if time_s < self._last:
+            raise row.wrong(self._field, f"the time goes back, by {self._last - time_s:g} s from the row before")
+        self._last = time_s
+        if self._first is None:
+            self._first = time_s if since_first else 0.0
+        return round(time_s - self._first, 6)
+
+
+def _philly(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
+    rows = read_table(path, needs=("timestamp", "duration", "num_gpus", "cluster"))
+    wanted = (row for row in rows if trace.cluster in ("", row.text("cluster")))
+    clock = _Clock("timestamp")
+    for time_s, row in sorted(((row.date("timestamp"), row) for row in wanted), key=lambda each: each[0]):
+        yield from _job(row, trace, at_s=clock.at(row, time_s), context=names.of(row, "cluster"))
+
+
+def _elasticflow(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
+    clock = _Clock("submission_time")
+    needs = ("submission_time", "model_name", "deadline", "num_gpu", "duration")
+    for row in read_table(path, needs=needs):
+        submitted_s, deadline_s = row.number("submission_time"), row.number("deadline")
+        if deadline_s <= submitted_s:
+            raise row.wrong("deadline", f"{deadline_s:g} s is not after the submission at {submitted_s:g} s")
+        yield from _job(
+            row, trace, at_s=clock.at(row, submitted_s), context=names.of(row, "model_name"), gpus="num_gpu",
+            deadline_s=deadline_s - submitted_s,
+        )  # fmt: skip
+
+
+def _job(
+    row: Row, trace: Trace, *, at_s: float, context: str, gpus: str = "num_gpus", deadline_s: float = 0.0
+) -> Iterator[Arrival]:
+    """A job as calls, one a GPU."""
+    duration_s, number = row.number("duration"), row.whole(gpus, least=1, most=_MOST_GPUS)
+    items = math.ceil(duration_s / trace.item_s)
+    if not 1 <= items <= _MOST_ITEMS:
+        raise row.wrong("duration", f"{duration_s:g} s is {items} items of {trace.item_s:g} s, not 1 to {_MOST_ITEMS}")
+    deadline_s = deadline_s or float(trace.deadline_s)
+    for _ in range(number):
+        yield Arrival(at_s, context, items, priority=trace.priority, deadline_s=deadline_s)
+
+
+def _azure_llm(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
+    context, clock = names.context("") or "", _Clock("TIMESTAMP")
+    for row in read_table(path, needs=("TIMESTAMP", "ContextTokens", "GeneratedTokens")):
+        at_s = clock.at(row, row.date("TIMESTAMP"))
+        yield _request(trace, at_s, context, row.whole("ContextTokens"), row.whole("GeneratedTokens"))
+
+
+def _request(trace: Trace, at_s: float, context: str, input_length: int, expected_output: int) -> Arrival:
+    return Arrival(
+        at_s, context, trace.items, input_length, expected_output, trace.priority, float(trace.deadline_s)
+    )  # fmt: skip
+
+
+def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arrival]:
+    clock = _Clock("at_s")
+    context = trace.context if isinstance(trace.context, str) else ""
+    for row in read_table(path, needs=("at_s",), knows=Arrival.__struct_fields__):
+        if "context" in row:
+            context = row.text("context")
+            if contexts and context not in contexts:
+                close = difflib.get_close_matches(context, contexts, n=1, cutoff=0.6)
+                meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(contexts))}"
+                raise row.wrong("context", f"{context!r} is not a context of this scenario; {meant}")
+        elif not context:
+            raise row.wrong("context", "neither the header has this column, nor does the scenario name a context")
+        yield Arrival(
+            clock.at(row, row.number("at_s"), since_first=False),
+            context,
+            row.whole("items", least=1) if "items" in row else trace.items,
+            row.whole("input_length") if "input_length" in row else 0,
+            row.whole("expected_output") if "expected_output" in row else 0,
+            row.whole("priority", least=-1_000_000, most=1_000_000) if "priority" in row else trace.priority,
+            row.number("deadline_s") if "deadline_s" in row else float(trace.deadline_s),
+        )
+
+
+# ---- SLINFER's JSON
+
+
+class _Function(msgspec.Struct, frozen=True):
+    """One function: when its requests come, and how long they are."""
+
+    name: str = msgspec.field(name="HashFunction")
+    timestamps: tuple[float, ...]
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+
+
+def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
+    functions = _functions(path)
+    taken = {function.name: names.context(function.name) for function in sorted(functions, key=_first)}
+
+    def requests(place: int, function: _Function) -> Iterator[Arrival]:
+        context, last_s = taken[function.name], 0.0
+        for number, at_s in enumerate(function.timestamps):
+            field, sizes = f"timestamps[{number}]", (function.input[number], function.output[number])
+            if context is None:
+                raise _in_function(path, place, function, "HashFunction", "it has no context; give it one in contexts")
+            if not last_s <= at_s < math.inf:
+                raise _in_function(path, place, function, field, f"the time goes back, from {last_s:g} s to {at_s:g} s")
+            if not all(0 <= size <= _MOST_ITEMS for size in sizes):
+                raise _in_function(path, place, function, f"input[{number}]", f"{sizes} are not lengths in tokens")
+            last_s = at_s
+            yield _request(trace, at_s, context, *sizes)
+
+    streams = [requests(place, function) for place, function in enumerate(functions)]
+    return heapq.merge(*streams, key=lambda call: call.at_s)
+
+
+def _first(function: _Function) -> float:
+    return function.timestamps[0] if function.timestamps else math.inf
+
+
+def _functions(path: Path) -> list[_Function]:
+    try:
+        with open_bytes(path) as file:
+            text = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise unreadable(path, error) from None
+    try:
+        functions = msgspec.json.decode(text, type=list[_Function])
+    except msgspec.ValidationError as error:
+        problem, _, where = str(error).partition(" - at `$")
+        raise ConfigError(f"{path}: {where.rstrip('`') or 'the file'}: {problem}", file=str(path)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        found = re.search(r"\(byte (\d+)\)", str(error))
+        line = text.count(b"\n", 0, int(found[1])) + 1 if found else 1
+        raise wrong(path, line, "", f"is not JSON: {error}") from None
+    for place, function in enumerate(functions):
+        lengths = {len(function.timestamps), len(function.input), len(function.output)}
+        if len(lengths) > 1:
+            raise _in_function(path, place, function, "timestamps", f"as many as input and output, not {lengths}")
+    return functions
+
+
+def _in_function(path: Path, place: int, function: _Function, field: str, what: str) -> ConfigError:
+    """JSON has all of it in one line: the function and the place in its list say where."""
+    return ConfigError(f"{path}: function {place} ({function.name[:12]}): {field}: {what}", file=str(path), key=field)

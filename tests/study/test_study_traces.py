@@ -1,0 +1,259 @@
+"""Recorded workloads: small files of each format, rows that are wrong, and the real ones where they are at hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.workload import Poisson, Trace, TraceFormat
+from stoker.manager.study.traces import arrivals_of, read_trace
+from stoker.site import Duration
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+real = pytest.mark.skipif(not DATA.is_dir(), reason=f"the published traces are not at {DATA}")
+
+PHILLY = """timestamp,duration,num_gpus,gpu_time,cluster
+2017-10-09 07:01:55,66.0,1,66.0,11cb48
+2017-10-09 06:13:03,2951.0,2,5902.0,6214e9
+2017-10-09 06:13:33,0.5,1,0.5,11cb48
+"""
+ELASTICFLOW = """job_id,submission_time,num_iteration,model_name,deadline,batch_size,num_gpu,duration
+a,5010,7628,bert,5985,64,1,1265
+b,5016,14137,resnet50,6955,64,2,2066
+c,5016,14137,bert,6955,64,1,10
+"""
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+"""
+SLINFER: list[dict[str, Any]] = [
+    {"HashFunction": "late", "timestamps": [4.0, 9.5], "input": [10, 20], "output": [1, 2], "total_cnt": 2},
+    {"HashFunction": "never", "timestamps": [], "input": [], "output": []},
+    {"HashFunction": "early", "timestamps": [2.5, 9.0], "input": [30, 40], "output": [3, 4]},
+]
+PLAIN = "at_s,context,items\n0,llm,5\n0.5,llm,6\n0.5,encoder,7\n"
+
+JOBS = {TraceFormat.PHILLY, TraceFormat.ELASTICFLOW}
+Write = Callable[..., Trace]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """A trace of a text that is written to a file."""
+
+    def trace(format: TraceFormat, text: str | bytes, **settings: Any) -> Trace:
+        raw = text if isinstance(text, bytes) else text.encode()
+        (tmp_path / "trace").write_bytes(raw)
+        if format in JOBS:
+            settings = {"item_s": Duration(10.0)} | settings
+        if format is not TraceFormat.CSV and "contexts" not in settings:
+            settings = {"context": "llm"} | settings
+        return Trace(format=format, file="trace", **settings)
+
+    return trace
+
+
+def test_philly_jobs_are_sorted_and_become_a_call_a_gpu(tmp_path: Path, write: Write) -> None:
+    calls = list(read_trace(write(TraceFormat.PHILLY, PHILLY), folder=tmp_path))
+    assert calls == [
+        Arrival(0.0, "llm", 296), Arrival(0.0, "llm", 296), Arrival(30.0, "llm", 1), Arrival(2932.0, "llm", 7)
+    ]  # fmt: skip
+
+
+def test_one_of_phillys_clusters_is_read_alone(tmp_path: Path, write: Write) -> None:
+    trace = write(TraceFormat.PHILLY, PHILLY, cluster="11cb48")
+    assert [call.at_s for call in read_trace(trace, folder=tmp_path)] == [0.0, 2902.0]
+    with pytest.raises(ConfigError, match="no call is left of it"):
+        read_trace(write(TraceFormat.PHILLY, PHILLY, cluster="another"), folder=tmp_path)
+
+
+def test_elasticflow_jobs_keep_their_deadlines_and_models(tmp_path: Path, write: Write) -> None:
+    trace = write(TraceFormat.ELASTICFLOW, ELASTICFLOW, contexts={"resnet50": "vision"}, context="text", priority=3)
+    assert list(read_trace(trace, folder=tmp_path)) == [
+        Arrival(0.0, "text", 127, priority=3, deadline_s=975.0),
+        Arrival(6.0, "vision", 207, priority=3, deadline_s=1939.0),
+        Arrival(6.0, "vision", 207, priority=3, deadline_s=1939.0),
+        Arrival(6.0, "text", 1, priority=3, deadline_s=1939.0),
+    ]
+    trace = write(TraceFormat.ELASTICFLOW, ELASTICFLOW, contexts={"bert": "text"})
+    with pytest.raises(ConfigError, match=r"trace: line 3: model_name: 'resnet50' has no context"):
+        list(read_trace(trace, folder=tmp_path))
+
+
+def test_azure_requests_keep_their_lengths_and_their_fractions_of_seconds(tmp_path: Path, write: Write) -> None:
+    trace = write(TraceFormat.AZURE_LLM, AZURE, deadline_s=Duration(30.0))
+    assert list(read_trace(trace, folder=tmp_path)) == [
+        Arrival(0.0, "llm", 1, 374, 44, deadline_s=30.0),
+        Arrival(4.314579, "llm", 1, 396, 109, deadline_s=30.0),
+    ]
+
+
+def test_slinfers_functions_are_merged_and_take_contexts_in_turn(tmp_path: Path, write: Write) -> None:
+    trace = write(TraceFormat.SLINFER, json.dumps(SLINFER), context=("a", "b"))
+    assert list(read_trace(trace, folder=tmp_path)) == [
+        Arrival(2.5, "a", 1, 30, 3), Arrival(4.0, "b", 1, 10, 1), Arrival(9.0, "a", 1, 40, 4),
+        Arrival(9.5, "b", 1, 20, 2),
+    ]  # fmt: skip
+    named = write(TraceFormat.SLINFER, json.dumps(SLINFER), contexts={"late": "a", "early": "b"})
+    assert Counter(call.context for call in read_trace(named, folder=tmp_path)) == {"a": 2, "b": 2}
+
+
+def test_a_plain_table_has_the_fields_of_a_call(tmp_path: Path, write: Write) -> None:
+    whole = (
+        "deadline_s,at_s,items,context,input_length,expected_output,priority\n"
+        "60,1.25,2,llm,300,40,-1\n"
+        "\n"
+        '0,1.25,3,"llm",0,0,5\n'
+    )
+    assert list(read_trace(write(TraceFormat.CSV, whole), folder=tmp_path)) == [
+        Arrival(1.25, "llm", 2, 300, 40, -1, 60.0), Arrival(1.25, "llm", 3, 0, 0, 5)
+    ]  # fmt: skip
+    least = write(TraceFormat.CSV, "at_s\r\n0\r\n7.5\r\n", context="llm", items=4)
+    assert list(read_trace(least, folder=tmp_path)) == [Arrival(0.0, "llm", 4), Arrival(7.5, "llm", 4)]
+
+
+def test_packed_files_and_files_with_a_byte_order_mark_read_as_others_do(tmp_path: Path, write: Write) -> None:
+    plain = list(read_trace(write(TraceFormat.AZURE_LLM, AZURE), folder=tmp_path))
+    assert list(read_trace(write(TraceFormat.AZURE_LLM, gzip.compress(AZURE.encode())), folder=tmp_path)) == plain
+    assert list(read_trace(write(TraceFormat.AZURE_LLM, b"\xef\xbb\xbf" + AZURE.encode()), folder=tmp_path)) == plain
+    packed = gzip.compress(json.dumps(SLINFER).encode())
+    assert len(list(read_trace(write(TraceFormat.SLINFER, packed), folder=tmp_path))) == 4
+
+
+def test_a_part_of_a_trace_is_taken_by_its_own_clock(tmp_path: Path, write: Write) -> None:
+    text = "at_s\n" + "".join(f"{second}\n" for second in range(100))
+    part = write(TraceFormat.CSV, text, context="llm", start_s=Duration(10.0), for_s=Duration(20.0), speedup=2.0)
+    assert [call.at_s for call in read_trace(part, folder=tmp_path)] == [second / 2 for second in range(20)]
+    few = write(TraceFormat.CSV, text, context="llm", count=3)
+    assert len(list(read_trace(few, folder=tmp_path))) == 3
+
+
+def test_a_trace_is_read_as_it_is_used(tmp_path: Path, write: Write) -> None:
+    text = "at_s\n" + "".join(f"{second}\n" for second in range(20_000)) + "nonsense\n"
+    calls = read_trace(write(TraceFormat.CSV, text, context="llm"), folder=tmp_path)
+    assert len(list(islice(calls, 5))) == 5
+    with pytest.raises(ConfigError, match=r"line 20002: at_s: 'nonsense' is not a number"):
+        list(calls)
+
+
+def test_any_workload_is_opened_alike(tmp_path: Path, write: Write) -> None:
+    drawn = Poisson(context="llm", rate_per_s=1.0, count=3)
+    assert len(list(arrivals_of(drawn, seed=1, folder=tmp_path))) == 3
+    assert len(list(arrivals_of(write(TraceFormat.CSV, PLAIN), seed=1, folder=tmp_path))) == 3
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "problem"),
+    [
+        (TraceFormat.PHILLY, "", "trace: the file is empty"),
+        (TraceFormat.PHILLY, PHILLY.splitlines()[0], "trace: it holds no calls"),
+        (TraceFormat.PHILLY, PHILLY.replace("duration", "time", 1), r"line 1: duration: the header lacks this column"),
+        (TraceFormat.PHILLY, PHILLY.replace(",66.0,1", ",-66.0,1"), r"line 2: duration: '-66\.0' is not a number of"),
+        (TraceFormat.PHILLY, PHILLY.replace(",66.0,1", ",0,1"), r"line 2: duration: 0 s is 0 items"),
+        (TraceFormat.PHILLY, PHILLY.replace(",2,", ",0,"), r"line 3: num_gpus: '0' is not a whole number from 1"),
+        (
+            TraceFormat.PHILLY,
+            PHILLY.replace("2017-10-09 06:13:33", "at noon"),
+            r"line 4: timestamp: 'at noon' is not a",
+        ),
+        (TraceFormat.PHILLY, PHILLY.replace(",6214e9", ""), "line 3: has 4 fields where the header has 5"),
+        (TraceFormat.PHILLY, PHILLY.replace(",6214e9", ","), "line 3: cluster: is empty"),
+        (TraceFormat.ELASTICFLOW, ELASTICFLOW.replace(",5985,", ",5009,"), r"line 2: deadline: 5009 s is not after"),
+        (
+            TraceFormat.ELASTICFLOW,
+            ELASTICFLOW.replace("b,5016", "b,5000"),
+            r"line 3: submission_time: the time goes back, by 10 s",
+        ),
+        (
+            TraceFormat.AZURE_LLM,
+            AZURE.replace(",374,", ",3.5,"),
+            r"line 2: ContextTokens: '3\.5' is not a whole number",
+        ),
+        (TraceFormat.AZURE_LLM, AZURE.replace("15:50", "15:40"), r"line 3: TIMESTAMP: the time goes back, by 5\.68542"),
+        (TraceFormat.AZURE_LLM, AZURE.replace(",109", ",1_0"), r"line 3: GeneratedTokens: '1_0' is not a whole number"),
+        (TraceFormat.AZURE_LLM, AZURE.encode() + b"\xff,1,1\n", "line 4: is not UTF-8 text"),
+        (TraceFormat.AZURE_LLM, gzip.compress(AZURE.encode())[:-20], "cannot be read"),
+        (TraceFormat.AZURE_LLM, AZURE + '"open', r"line 4: is not CSV: unexpected end of data"),
+        (
+            TraceFormat.CSV,
+            "at_s,contxt\n0,llm\n",
+            "line 1: contxt: is not a column that is known; did you mean context?",
+        ),
+        (TraceFormat.CSV, "at_s,context,at_s\n0,llm,0\n", "line 1: at_s: stands twice in the header"),
+        (TraceFormat.CSV, "at_s\n0\n", "line 2: context: neither the header has this column"),
+        (TraceFormat.CSV, PLAIN.replace("0.5,llm", "nan,llm"), "line 3: at_s: 'nan' is not a number"),
+        (TraceFormat.CSV, PLAIN.replace("0.5,encoder", "0.4,encoder"), r"line 4: at_s: the time goes back, by 0\.1 s"),
+        (
+            TraceFormat.CSV,
+            PLAIN.replace("encoder", "encodr"),
+            "line 4: context: 'encodr' is not a context of this scen",
+        ),
+        (TraceFormat.CSV, PLAIN + "9,llm,1e3\n", "line 5: items: '1e3' is not a whole number from 1 to"),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_file_line_and_field(
+    tmp_path: Path, write: Write, format: TraceFormat, text: str | bytes, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem) as refused:
+        list(read_trace(write(format, text), folder=tmp_path, contexts=("llm", "encoder")))
+    assert refused.value.file == str(tmp_path / "trace")
+    assert str(refused.value).startswith(f"{tmp_path / 'trace'}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('[{"HashFunction": "f",\n"timestamps": [1.0,],', r"trace: line 2: is not JSON"),
+        ("{}", r"trace: the file: Expected `array`, got `object`"),
+        ('[{"HashFunction": "f", "timestamps": [1.0], "input": ["x"], "output": [1]}]', r"\[0\]\.input\[0\]: Expected"),
+        (
+            '[{"HashFunction": "f", "timestamps": [1.0], "input": [], "output": [1]}]',
+            r"function 0 \(f\): timestamps: as",
+        ),
+        (
+            '[{"HashFunction": "f", "timestamps": [2.0, 1.5], "input": [1, 1], "output": [1, 1]}]',
+            r"function 0 \(f\): timestamps\[1\]: the time goes back, from 2 s to 1\.5 s",
+        ),
+        ('[{"HashFunction": "f", "timestamps": [1.0], "input": [-4], "output": [1]}]', r"input\[0\]: .* not lengths"),
+    ],
+)
+def test_json_that_is_wrong_is_refused_with_its_place(tmp_path: Path, write: Write, text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        list(read_trace(write(TraceFormat.SLINFER, text), folder=tmp_path))
+
+
+def test_a_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"away\.csv: no such file"):
+        read_trace(Trace(format=TraceFormat.CSV, file="away.csv", context="llm"), folder=tmp_path)
+
+
+@real
+@pytest.mark.parametrize(
+    ("format", "file", "settings", "number"),
+    [
+        (TraceFormat.PHILLY, "philly/philly.csv.gz", {"item_s": Duration(60.0), "cluster": "103959"}, 1701),
+        (TraceFormat.ELASTICFLOW, "elasticflow/sim/cluster01.csv.gz", {"item_s": Duration(60.0)}, 1595),
+        (TraceFormat.AZURE_LLM, "azure_llm/code.csv", {}, 7621),
+        (TraceFormat.SLINFER, "slinfer/AzureConv.json", {}, 9266),
+        (TraceFormat.SLINFER, "slinfer/BurstGPT2.json", {}, 1199),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_published_traces_are_read_whole(
+    format: TraceFormat, file: str, settings: dict[str, Any], number: int
+) -> None:  # fmt: skip
+    calls = list(read_trace(Trace(format=format, file=file, context="llm", **settings), folder=DATA))
+    assert len(calls) >= number
+    assert all(before.at_s <= after.at_s for before, after in pairwise(calls))
+    if format not in JOBS:
+        assert len(calls) == number
+        assert all(call.input_length > 0 for call in calls)
