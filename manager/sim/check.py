@@ -1,0 +1,247 @@
+"""Worlds in which nothing could ever happen, or in which something would never end, refused before they are run.
+
+Each part of a world checks itself when it is made (`stoker.manager.sim.world`); here is what concerns several parts,
+and the calls. A world that passes may still be a bad one: a policy can fail in it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from stoker.contexts.recipe import Awareness
+from stoker.errors import ConfigError
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.world import ContextModel, DeviceKind, SourceModel, World
+from stoker.units import show_bytes, show_seconds
+
+
+class Impossible(NamedTuple):
+    """What cannot be. `at` is the path of a setting of the world, as its file has it; `problem` begins with its last
+    part. `named`: the same path with sources by name."""
+
+    at: tuple[str, ...]
+    problem: str
+    named: tuple[str, ...] = ()
+
+
+def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
+    """Raise ConfigError with the first thing that `impossible` finds."""
+    for at, problem, named in impossible(world, wanted=wanted, until_s=until_s):
+        table = ".".join(named[:-1])
+        raise ConfigError(f"an impossible world: {f'[{table}] ' if table else ''}{problem}", key=at[-1])
+
+
+def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> Iterator[Impossible]:
+    """What cannot be in a world. `wanted`: contexts of its calls. `until_s`: when a run is cut off; 0 = never, and then
+    a run must be able to end."""
+    for at, problem, _ in _impossible(world, wanted, until_s):
+        named = (at[0], world.sources[int(at[1])].name, *at[2:]) if at[0] == "sources" and len(at) > 1 else at
+        yield Impossible(at, problem, named)
+
+
+def _impossible(world: World, wanted: Iterable[str], until_s: float) -> Iterator[Impossible]:
+    yield from _nothing_there(world)
+    yield from _unknown_names(world)
+    yield from _sources(world)
+    yield from _numbers(world)
+    for name in wanted:
+        if name not in world.contexts:
+            yield Impossible(("contexts",), f"contexts: calls want {name}, {nearest(name, world.contexts)}")
+            return
+        yield from _never_held(world, name)
+        yield from _never_done(world, name, until_s=until_s)
+
+
+def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    """The same calls; raises ConfigError at the first that cannot be: it comes before the one before it, it has no
+    items, its context is not in the world, or no block lives long enough for it."""
+    before_s = 0.0
+    seen: set[tuple[str, int]] = set()
+    for number, arrival in enumerate(arrivals):
+        if not before_s <= arrival.at_s < math.inf:
+            raise ConfigError(f"call {number} comes at {arrival.at_s:g} s, the one before it at {before_s:g} s")
+        before_s = arrival.at_s
+        kind = arrival.context, arrival.items
+        if kind not in seen:
+            seen.add(kind)
+            _refuse_call(world, arrival, number=number)
+        yield arrival
+
+
+def _refuse_call(world: World, arrival: Arrival, *, number: int) -> None:
+    if arrival.items < 1:
+        raise ConfigError(f"call {number} has {arrival.items} items; a call has at least one")
+    if arrival.context not in world.contexts:
+        raise ConfigError(f"call {number} wants {arrival.context}, {nearest(arrival.context, world.contexts)}")
+    model = world.contexts[arrival.context]
+    spare = {
+        source.name: (source, source.walltime_s - _load_s(world, model, source) - _call_s(world, arrival, source))
+        for source in _of_use(world, model)
+    }
+    if spare and not model.item_cv and all(source.walltime_s and left <= 0 for source, left in spare.values()):
+        source = max(spare.values(), key=lambda each: each[1])[0]
+        raise ConfigError(
+            f"call {number} of {arrival.context} can never end: {arrival.items} items take "
+            f"{show_seconds(_call_s(world, arrival, source))} after a load of "
+            f"{show_seconds(_load_s(world, model, source))}, and a block of {source.name} lasts "
+            f"{show_seconds(source.walltime_s)}; raise its walltime, or give calls fewer items"
+        )
+
+
+# ---- parts that do not fit together
+
+
+def _nothing_there(world: World) -> Iterator[Impossible]:
+    if not world.sources:
+        yield Impossible(("sources",), "sources: there are none, so no pilot can ever come; write [[world.sources]]")
+    if not world.contexts:
+        yield Impossible(("contexts",), "contexts: there are none, so no call can be; write [world.contexts.NAME]")
+
+
+def _unknown_names(world: World) -> Iterator[Impossible]:
+    devices = world.devices
+    for number, source in enumerate(world.sources):
+        if source.kind not in devices:
+            problem = f"kind = {source.kind!r} is no device of this world; {nearest(source.kind, devices)}"
+            yield Impossible(("sources", str(number), "kind"), problem)
+    words = {name.partition(" ")[0] for name in devices}
+    for name, model in world.contexts.items():
+        for kind in model.kinds:
+            if kind not in devices and kind not in words:
+                problem = f"kinds has {kind!r}, which is no device of this world; {nearest(kind, devices)}"
+                yield Impossible(("contexts", name, "kinds"), problem)
+        for setting, times in (("load", model.load_s), ("call", model.call_s), ("item", model.item_s)):
+            for kind in times:
+                if kind and kind not in devices:
+                    problem = f"{setting} has a time for {kind!r}, which is no device; {nearest(kind, devices)}"
+                    yield Impossible(("contexts", name, setting), problem)
+    sizes: dict[str, int] = {}
+    for name, model in world.contexts.items():
+        for files in model.files:
+            if sizes.setdefault(files.name, files.size_bytes) != files.size_bytes:
+                problem = (
+                    f"files: {files.name} is {show_bytes(files.size_bytes)} here and "
+                    f"{show_bytes(sizes[files.name])} elsewhere; files of one name are the same files"
+                )
+                yield Impossible(("contexts", name, "files"), problem)
+
+
+def _sources(world: World) -> Iterator[Impossible]:
+    names: set[str] = set()
+    for number, source in enumerate(world.sources):
+        at = ("sources", str(number))
+        if source.name in names:
+            yield Impossible((*at, "name"), f"name = {source.name!r}: another source is called so too")
+        names.add(source.name)
+        for setting in ("min_blocks", "init_blocks"):
+            value = getattr(source, setting)
+            if value > source.max_blocks:
+                problem = f"{setting} = {value} is more than max_blocks = {source.max_blocks}"
+                yield Impossible((*at, setting), problem)
+
+
+def _numbers(world: World) -> Iterator[Impossible]:
+    """Numbers that have no bounds in their types."""
+    operations = world.links.shared_operations
+    if not 0 <= operations < math.inf:
+        problem = f"shared_operations = {operations:g} a second cannot be; 0 means that there is no limit"
+        yield Impossible(("links", "shared_operations"), problem)
+
+
+# ---- calls that could never run
+
+
+def _never_held(world: World, name: str) -> Iterator[Impossible]:
+    model = world.contexts[name]
+    at = ("contexts", name, "device_memory")
+    usable = [source for source in world.sources if source.kind in world.devices]
+    for source in usable:
+        if _may_be_on(model, source.kind) and _fits(model, world.devices[source.kind]):
+            return
+    if not usable:
+        return
+    kinds = dict.fromkeys(source.kind for source in usable)
+    seen = ", ".join(f"{kind} {show_bytes(world.devices[kind].memory_bytes)}" for kind in kinds)
+    if not any(_may_be_on(model, kind) for kind in kinds):
+        problem = f"kinds: no source has a device that {name} may be on ({', '.join(model.kinds)}); there are {seen}"
+        yield Impossible((*at[:-1], "kinds"), problem)
+    else:
+        on = f" on {' or '.join(model.kinds)}" if model.kinds else ""
+        problem = (
+            f"device_memory: no device can hold {name}: it needs {show_bytes(model.device_memory_bytes)}{on}; "
+            f"devices: {seen}"
+        )
+        yield Impossible(at, problem)
+
+
+def _never_done(world: World, name: str, *, until_s: float) -> Iterator[Impossible]:
+    model = world.contexts[name]
+    of_use = list(_of_use(world, model))
+    if not of_use:
+        return
+    number = str(world.sources.index(of_use[0]))
+    if not any(blocks for source in of_use for _, blocks in source.steps):
+        problem = f"capacity: no source that could serve {name} ever has any; nothing would ever run"
+        yield Impossible(("sources", number, "capacity"), problem)
+        return
+    if not until_s and not any(source.steps[-1][1] for source in of_use):
+        gone = max(source.steps[-1][0] for source in of_use)
+        problem = (
+            f"capacity: from {gone:g} s on no source that could serve {name} has any; a run that is not done by then "
+            'would never end: write until = "…" at the top of the file'
+        )
+        yield Impossible(("sources", number, "capacity"), problem)
+    if all(source.walltime_s and _load_s(world, model, source) >= source.walltime_s for source in of_use):
+        source = max(of_use, key=lambda each: each.walltime_s - _load_s(world, model, each))
+        problem = (
+            f"walltime: a block lasts {show_seconds(source.walltime_s)}, and {name} takes "
+            f"{show_seconds(_load_s(world, model, source))} until it is loaded there; no call could ever run"
+        )
+        yield Impossible(("sources", str(world.sources.index(source)), "walltime"), problem)
+
+
+def _of_use(world: World, model: ContextModel) -> Iterator[SourceModel]:
+    """Sources with devices that can hold a context."""
+    for source in world.sources:
+        kind = world.devices.get(source.kind)
+        if kind is not None and _may_be_on(model, source.kind) and _fits(model, kind):
+            yield source
+
+
+def _may_be_on(model: ContextModel, kind: str) -> bool:
+    """As `stoker.manager.policies.sizes.is_of_kind`: by a kind's whole name or its first word."""
+    return not model.kinds or kind in model.kinds or kind.partition(" ")[0] in model.kinds
+
+
+def _fits(model: ContextModel, kind: DeviceKind) -> bool:
+    return model.device_memory_bytes <= kind.memory_bytes
+
+
+def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:
+    """The least time from the start of a block until its context is loaded; spreads are left out."""
+    links = world.links
+    size = sum(files.size_bytes for files in model.files)
+    if model.awareness is Awareness.NONE:
+        seconds = size / min(links.shared, links.shared_node, links.network)
+    else:
+        seconds = size / links.network + size / (links.memory if model.page_cache else links.disk)
+    seconds += model.device_memory_bytes / links.bus
+    return source.boot_s + model.start_s + model.of_kind(model.load_s, source.kind) + seconds
+
+
+def _call_s(world: World, arrival: Arrival, source: SourceModel) -> float:
+    model = world.contexts[arrival.context]
+    seconds = model.of_kind(model.call_s, source.kind) + arrival.items * model.of_kind(model.item_s, source.kind)
+    return seconds / world.devices[source.kind].speed
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What may have been meant by a name that is not there: the one that is nearly it, or all that there are."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names) or 'none'}"

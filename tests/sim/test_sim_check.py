@@ -1,0 +1,66 @@
+"""Worlds and calls that cannot be are refused with the reason."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from sim.worlds import calls, model, source, world
+
+from stoker.contexts.recipe import Awareness
+from stoker.errors import ConfigError
+from stoker.manager.sim.check import impossible, in_order, refuse_impossible
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.world import Files, Links, Rate, World
+from stoker.site import Duration, Size
+
+GB = 1_000_000_000
+
+
+def test_a_world_in_which_calls_can_run_passes() -> None:
+    refuse_impossible(world(source([(0.0, 2), (60.0, 1)]), model()), wanted=["llm"])
+
+
+def test_an_empty_world_is_refused() -> None:
+    assert [each.at for each in impossible(World({}, (), {}))] == [("sources",), ("contexts",)]
+
+
+def test_a_context_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^an impossible world: contexts: calls want llms, did you mean llm\?$"):
+        refuse_impossible(world(source(1), model()), wanted=["llms"])
+
+
+def test_loads_are_counted_with_everything_that_they_wait_for() -> None:
+    files = (Files("weights", Size(10 * GB)),)
+    pool = source(1, walltime_s=Duration(25.0), boot_s=Duration(3.0))
+    links = Links(shared=Rate(1.0 * GB), network=Rate(2.0 * GB), bus=Rate(8.0 * GB))
+    for awareness, seconds in ((Awareness.FULL, "19 s"), (Awareness.NONE, "24 s")):  # 3 + 10 + 1 + 5, or 10 if shared
+        context = model(files=files, awareness=awareness)
+        refuse_impossible(world(pool, context, links=links), wanted=["llm"])
+        short = source(1, walltime_s=Duration(15.0), boot_s=Duration(3.0))
+        with pytest.raises(ConfigError, match=f"lasts 15 s, and llm takes {seconds} until it is loaded"):
+            refuse_impossible(world(short, context, links=links), wanted=["llm"])
+
+
+@pytest.mark.parametrize("at_s", [[0.0, 5.0, 4.0], [0.0, 3.0, math.nan], [0.0, 0.0, math.inf], [0.0, 9.0, -1.0]])
+def test_calls_that_go_back_in_time_are_refused(at_s: list[float]) -> None:
+    arrivals = in_order(world(source(1), model()), [Arrival(at, "llm") for at in at_s])
+    with pytest.raises(ConfigError, match=r"^call 2 comes at .* s, the one before it at"):
+        list(arrivals)
+
+
+def test_calls_that_cannot_be_are_refused() -> None:
+    here = world(source(1), model())
+    with pytest.raises(ConfigError, match=r"^call 0 wants lm, did you mean llm\?"):
+        list(in_order(here, [Arrival(0.0, "lm")]))
+    with pytest.raises(ConfigError, match=r"^call 1 has 0 items"):
+        list(in_order(here, [Arrival(0.0, "llm"), Arrival(0.0, "llm", items=0)]))
+    assert list(in_order(here, calls(3))) == calls(3)
+
+
+def test_a_call_that_no_block_lives_long_enough_for_is_refused() -> None:
+    here = world(source(1, walltime_s=Duration(60.0)), model())
+    assert len(list(in_order(here, calls(2, items=49)))) == 2
+    with pytest.raises(ConfigError, match=r"call 0 of llm can never end: 60 items take 1 min after a load of 10 s"):
+        list(in_order(here, calls(2, items=60)))
+    assert list(in_order(world(source(1), model()), calls(1, items=60)))

@@ -1,0 +1,238 @@
+"""Scenario files: the shipped ones are read; each fault is one line that says where it stands and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.manager.sim.workload import Poisson, Sweep, Trace
+from stoker.manager.study.scenario import Scenario, find_scenario, load_scenario, parse_scenario, shipped
+from stoker.manager.study.scenario_text import scenario_text
+
+TEXT = """\
+name = "small"
+
+[workload]
+kind = "sweep"
+context = "llm"
+inputs = 100
+
+[world.devices.a10]
+memory = "24 GB"
+
+[world.devices."NVIDIA TITAN X"]
+memory = "12 GB"
+
+[[world.sources]]
+name = "new"
+kind = "a10"
+capacity = 4
+max_blocks = 4
+
+[[world.sources]]
+name = "old"
+kind = "NVIDIA TITAN X"
+capacity = [[0, 2], [900.5, 1]]
+preempt = "oldest"
+
+[world.contexts.llm]
+device_memory = "7 GB"
+load = { "" = "20 s", a10 = "10 s" }
+files = [{ name = "weights", size = "3.4 GB" }]
+
+[world.contexts.other]
+
+[world.links]
+shared = "1.2 GB/s"
+network = "10 Gbit/s"
+"""
+
+
+def parse(text: str = TEXT, *changes: str) -> Scenario:
+    return parse_scenario(text, file="s.toml", folder=Path("/folder"), changes=changes)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_each_shipped_scenario_is_read_and_called_like_its_file(name: str) -> None:
+    scenario = load_scenario(find_scenario(name))
+    assert scenario.name == name
+    assert scenario.about
+
+
+def test_a_scenario_says_what_its_file_says() -> None:
+    scenario = parse()
+    new, old = scenario.world.sources
+    assert (new.steps, old.steps) == (((0.0, 4),), ((0.0, 2), (900.5, 1)))
+    assert scenario.world.links.shared == 1.2e9
+    assert scenario.world.links.network == 1.25e9
+    assert scenario.world.contexts["llm"].load_s == {"": 20.0, "a10": 10.0}
+    assert scenario.world.contexts["llm"].files[0].size_bytes == 3_400_000_000
+    assert scenario.workload == Sweep(context="llm", inputs=100)
+    assert (scenario.policies, scenario.seeds, scenario.until_s) == (("default",), 10, 0.0)
+
+
+@pytest.mark.parametrize("name", [*shipped(), ""])
+def test_a_scenario_written_as_text_reads_back_as_itself(name: str) -> None:
+    scenario = load_scenario(find_scenario(name)) if name else parse(TEXT, "until=1h30m", 'policies=["a", "b:C"]')
+    assert parse(scenario_text(scenario)) == scenario
+
+
+def test_the_file_of_a_trace_counts_from_the_scenarios_folder() -> None:
+    trace = ("workload.kind=trace", "workload.format=csv", "workload.file=day/trace.csv")
+    changed = TEXT.replace("inputs = 100", "")
+    scenario = parse(changed, *trace)
+    assert isinstance(scenario.workload, Trace)
+    assert scenario.workload.file == "/folder/day/trace.csv"
+    absolute = parse(changed, *trace[:2], "workload.file=/data/trace.csv").workload
+    assert isinstance(absolute, Trace)
+    assert absolute.file == "/data/trace.csv"
+
+
+# ---- faults
+
+_DEVICES = 'kind = "a10"\n'
+FAULTS = {
+    ("shared =", "shred ="): "line 34: [world.links] shred is not a setting; did you mean shared?",
+    ('"1.2 GB/s"', '"1.2 Gb/s"'): "line 34: [world.links] shared: '1.2 Gb/s' is not a rate; write a number and a unit,"
+    " as in 1.2 GB/s or 10 Gbit/s",
+    ('"1.2 GB/s"', '"0 GB/s"'): "line 34: [world.links] shared: a link of no bandwidth moves nothing",
+    ('memory = "12 GB"', 'memory = "12 GX"'): "line 12: [world.devices.NVIDIA TITAN X] memory: '12 GX' is not a size;"
+    " write a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
+    ('memory = "12 GB"', ""): "line 11: [world.devices.NVIDIA TITAN X] memory is missing",
+    ('memory = "12 GB"', 'capacity = "12 GB"'): "line 12: [world.devices.NVIDIA TITAN X] capacity is not a setting;"
+    " did you mean capacity in [world.sources]?",
+    ("[world.devices.a10]\n", "[world.devices.a10]\nspeed = 0.0\n"): "line 9: [world.devices.a10] speed = 0.0: a device"
+    " that never ends a call",
+    ("[900.5, 1]", "[0, 1]"): "line 23: [world.sources.old] capacity: 0 s does not come after 0 s",
+    ("[900.5, 1]", "[900.5, -1]"): "line 23: [world.sources.old] capacity[1][1] must be a whole number of at least 0",
+    ('"oldest"', '"oldes"'): "line 24: [world.sources.old] preempt = 'oldes' is not available; did you mean 'oldest'?",
+    ("max_blocks = 4", 'max_blocks = "4"'): "line 18: [world.sources.new] max_blocks must be a whole number, not text"
+    " in quotes",
+    ('size = "3.4 GB"', "size = -1"): "line 29: [world.contexts.llm.files.weights] size: -1 is not a size: it is"
+    " negative",
+    ('"sweep"', '"sweet"'): "line 4: [workload] kind = 'sweet' is not available; did you mean 'sweep'?",
+    ('kind = "sweep"\n', ""): "line 3: [workload] kind is missing; there are 'sweep', 'constant', 'poisson', 'bursts',"
+    " 'diurnal', 'trace'",
+    ("inputs =", "input ="): "line 6: [workload] input is not a setting; did you mean inputs?",
+    ("inputs = 100\n", ""): "line 3: [workload] inputs is missing",
+    ("[workload]", "[work_load]"): "line 3: work_load is not a setting; did you mean workload?",
+    ('name = "small"\n', 'name = "small"\nseeds = 0\n'): "line 2: seeds must be a whole number of at least 1",
+    ('name = "small"\n', 'name = "small"\npolicies = []\n'): "line 2: policies: name at least one",
+    ('name = "small"\n', 'name = "small\n'): "line 1: not TOML: Illegal character '\\n'",
+    ('kind = "a10"', 'kind = "a100"'): "line 16: [world.sources.new] kind = 'a100' is no device of this world; did you"
+    " mean a10?",
+    ('"new"', '"old"'): "line 21: [world.sources.old] name = 'old': another source is called so too",
+    ("max_blocks = 4", "max_blocks = 4\ninit_blocks = 5"): "line 19: [world.sources.new] init_blocks = 5 is more than"
+    " max_blocks = 4",
+    ('context = "llm"', 'context = "lm"'): "line 5: [workload] context: lm is no context of this world; did you mean"
+    " llm?",
+    ("a10 =", "a11 ="): "line 28: [world.contexts.llm] load has a time for 'a11', which is no device; did you"
+    " mean a10?",
+    ('device_memory = "7 GB"', 'device_memory = "70 GB"'): "line 27: [world.contexts.llm] device_memory: no device can"
+    " hold llm: it needs 70.0 GB; devices: a10 24.0 GB, NVIDIA TITAN X 12.0 GB",
+    ('device_memory = "7 GB"', 'device_memory = "14 GB"\nkinds = ["NVIDIA"]'): "line 27: [world.contexts.llm]"
+    " device_memory: no device can hold llm: it needs 14.0 GB on NVIDIA; devices: a10 24.0 GB, NVIDIA TITAN X 12.0 GB",
+    ('device_memory = "7 GB"', 'kinds = ["h100"]'): "line 27: [world.contexts.llm] kinds has 'h100', which is no device"
+    " of this world; there are a10, NVIDIA TITAN X",
+    ("[world.links]", "[world.links]\nshared_operations = -1"): "line 34: [world.links] shared_operations = -1 a second"
+    " cannot be; 0 means that there is no limit",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", FAULTS, ids=lambda change: change[1][:30])
+def test_a_fault_is_one_line_that_names_the_place_and_what_to_do(change: tuple[str, str]) -> None:
+    assert TEXT.count(change[0]) >= 1
+    with pytest.raises(ConfigError) as caught:
+        parse(TEXT.replace(*change, 1))
+    assert str(caught.value) == f"s.toml: {FAULTS[change]}"
+    assert f"line {caught.value.line}:" in str(caught.value)
+    assert caught.value.file == "s.toml"
+
+
+def test_sources_that_run_dry_need_an_end() -> None:
+    dry = TEXT.replace("capacity = 4", "capacity = [[0, 4], [60, 0]]").replace("[900.5, 1]", "[900.5, 0]")
+    with pytest.raises(
+        ConfigError, match=r"^s\.toml: line 17: \[world\.sources\.new\] capacity: from 900\.5 s on .*until"
+    ):
+        parse(dry)
+    assert parse(dry, "until=2 h").until_s == 7200
+    with pytest.raises(ConfigError, match="nothing would ever run"):
+        parse(TEXT, "sources.new.capacity=0", "sources.old.capacity=0")
+
+
+def test_a_walltime_that_no_load_fits_in_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"walltime: a block lasts 10 s, and llm takes 13 s until it is loaded"):
+        parse(TEXT, "sources.new.walltime=10 s", "sources.old.walltime=10 s")
+    assert parse(TEXT, "sources.new.walltime=10 s").world.sources[0].walltime_s == 10  # the other source has none
+
+
+def test_files_of_one_name_are_the_same_files() -> None:
+    with pytest.raises(
+        ConfigError, match=r"line 32: \[world\.contexts\.other\] files: weights is 1\.0 GB here and 3\.4"
+    ):
+        parse(TEXT.replace("[world.contexts.other]", '[world.contexts.other]\nfiles = [{name="weights", size="1 GB"}]'))
+
+
+# ---- settings that are changed
+
+
+def test_settings_are_changed_by_path() -> None:
+    scenario = parse(
+        TEXT, "workload.inputs=5", "links.shared=2 GB/s", "world.sources.old.capacity=[[0, 1]]", "sources.0.nodes=2",
+        "seeds=3", "contexts.llm.load.a10='1 s'", 'about=it is "so"', "delays.poll=1 s",
+    )  # fmt: skip
+    new, old = scenario.world.sources
+    assert scenario.workload == Sweep(context="llm", inputs=5)
+    assert (scenario.world.links.shared, scenario.seeds, scenario.about) == (2e9, 3, 'it is "so"')
+    assert (new.nodes, old.steps) == (2, ((0.0, 1),))
+    assert scenario.world.contexts["llm"].load_s == {"": 20.0, "a10": 1.0}
+    assert scenario.world.delays.poll_s == 1.0
+
+
+def test_a_workload_is_changed_to_another_kind() -> None:
+    text = TEXT.replace("inputs = 100", "rate = 3\ncount = 7").replace('"sweep"', '"constant"')
+    assert parse(text, "workload.kind=poisson").workload == Poisson(context="llm", rate_per_s=3, count=7)
+
+
+CHANGES = {
+    "links.shred=1 GB/s": "--set links.shred=1 GB/s: [world.links] shred is not a setting; did you mean shared?",
+    "sources.nw.nodes=1": "--set sources.nw.nodes=1: there is no nw; did you mean new?",
+    "sources.7.nodes=1": "--set sources.7.nodes=1: there is no 7; there are new, old",
+    "sources.new.kind=b": "--set sources.new.kind=b: [world.sources.new] kind = 'b' is no device of this world; there"
+    " are a10, NVIDIA TITAN X",
+    "workload.context=lm": "--set workload.context=lm: [workload] context: lm is no context of this world; did you mean"
+    " llm?",
+    "name.x=1": "--set name.x=1: name is no table",
+    "name.x.y=1": "--set name.x.y=1: there is no table above x",
+    "seeds": "--set seeds: write key=value, as in --set world.links.shared='2 GB/s'",
+    "seeds=many": "--set seeds=many: seeds must be a whole number, not text in quotes",
+    "sources.old.capacity=[[5,1],[3,1]]": "--set sources.old.capacity=[[5,1],[3,1]]: [world.sources.old] capacity: 3 s"
+    " does not come after 5 s",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_that_is_wrong_is_named(change: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(TEXT, "seeds=2", change)
+    assert str(caught.value) == CHANGES[change]
+
+
+def test_a_fault_elsewhere_says_what_was_changed() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^s\.toml: line 16: \[world\.sources\.new\] kind = .* \(with --set seeds=2\)$"
+    ):
+        parse(TEXT.replace('kind = "a10"', 'kind = "b"'), "seeds=2")
+
+
+def test_a_scenario_is_found_by_its_name_or_by_the_nearest(tmp_path: Path) -> None:
+    assert find_scenario("static-pool").name == "static-pool.toml"
+    mine = tmp_path / "static-pool"
+    mine.write_text(TEXT)
+    assert find_scenario(mine) == mine
+    with pytest.raises(ConfigError, match=r"^statik-pool: no such file, .*; did you mean static-pool\?$"):
+        find_scenario("statik-pool")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_scenario(tmp_path)
