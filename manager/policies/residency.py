@@ -67,11 +67,11 @@ class LoadWhereWanted(Quiet):
         key = RecipeKey(context.recipe.key)
         plan: list[Action] = [Timer(view.now + self.ask_again_s, key)]
         alive = [x for x in context.libraries.values() if self._counts(view, x)]
-        more = self._worth_loading(context, alive)
+        more = self.worth_loading(context, alive)
         if more <= 0:
             return plan
         loads = [
-            Load(key, devices[0].pilot.id, tuple(d.id for d in devices), self._reservation(context, devices))
+            Load(key, devices[0].pilot.id, tuple(d.id for d in devices), self.reservation(context, devices))
             for devices in islice(self._places(view, context, desperate=not alive), more)
         ]
         if loads:
@@ -107,8 +107,8 @@ class LoadWhereWanted(Quiet):
         blip = library.pilot.state is PilotState.CUT and (since is None or view.now - since < self.cut_s)
         return blip or library.pilot.state is PilotState.HERE
 
-    def _worth_loading(self, context: Context, alive: list[Library]) -> int:
-        """How many more libraries pay."""
+    def worth_loading(self, context: Context, alive: list[Library]) -> int:
+        """How many more libraries pay, beside those that are hot or on their way."""
         slots, waiting = context.recipe.slots, context.queue.count
         head = context.queue.head()
         gang = head.group.options.gang[0] if head is not None else 1
@@ -120,6 +120,8 @@ class LoadWhereWanted(Quiet):
             return 0 if loading else min(most, 1)
         if not context.runs and not context.run_s:
             return most
+        if context.recipe.calls_per_library:
+            least = min(most, max(least, _successors(context, alive)))
         load_s = context.load_s or UNKNOWN_LOAD_S
         more, ready = least, (len(alive) + least) * slots
         while more < most and waiting * context.run_s / ready > load_s:
@@ -130,7 +132,7 @@ class LoadWhereWanted(Quiet):
     # ---- where
 
     def _places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
-        """Device sets with room for the context and without it, the least busy first. Those of pilots where it failed
+        """Device sets with room for the context and without it, in order of preference. Those of pilots where it failed
         to load twice are left out, unless `desperate`."""
         needs, failed_on = context.recipe.needs, context.failed_on
         open_devices = [
@@ -142,7 +144,7 @@ class LoadWhereWanted(Quiet):
             and not unfit(d.pilot, context.recipe.key, view.now)
             and (desperate or failed_on.get(d.pilot.id, 0) < GIVE_UP_ON_PILOT)
         ]
-        open_devices.sort(key=lambda d: (failed_on.get(d.pilot.id, 0), _busy(d), -d.free_bytes, d.pilot.id, d.id))
+        open_devices.sort(key=lambda d: (failed_on.get(d.pilot.id, 0), *self.preference(context, d), d.pilot.id, d.id))
         if needs.devices == 1:
             for device in open_devices:
                 yield (device,)
@@ -154,20 +156,24 @@ class LoadWhereWanted(Quiet):
             if len(together) == needs.devices:
                 yield tuple(by_pilot.pop(device.pilot.id))
 
+    def preference(self, context: Context, device: Device) -> tuple[float, ...]:  # noqa: ARG002
+        """Which of the devices with room is taken: the one with the least of this. Here the least busy."""
+        return _busy(device), -device.free_bytes
+
     def _fits(self, context: Context, device: Device) -> bool:
-        return self._suits(context, device) and device.free_bytes >= self._minimum(context, device) > 0
+        return self._suits(context, device) and device.free_bytes >= self.minimum(context, device) > 0
 
     def _suits(self, context: Context, device: Device) -> bool:
         return not device.fault and is_of_kind(context, device.facts)
 
-    def _reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
+    def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
         """What to promise on each device while it loads."""
         known = max(known_bytes(context, device.facts) for device in devices)
         if known:
             return min(known, *(d.free_bytes for d in devices)) if len(devices) > 1 else known
         return min(d.free_bytes - _corner(d) for d in devices)
 
-    def _minimum(self, context: Context, device: Device) -> int:
+    def minimum(self, context: Context, device: Device) -> int:
         """Free bytes without which it is not tried. An unknown context wants a third of the device, at least."""
         return known_bytes(context, device.facts) or device.facts.memory_bytes // 3
 
@@ -226,7 +232,7 @@ class LoadWhereWanted(Quiet):
         """Libraries to end so that the context fits on this device, after the highest rank among them; or None."""
         if not self._suits(context, device) or _holds(device, context):
             return None
-        short = self._minimum(context, device) - device.free_bytes
+        short = self.minimum(context, device) - device.free_bytes
         short -= sum(x.promised_bytes for x in device.libraries.values() if x.state is LibraryState.STOPPING)
         candidates = sorted((x for x in device.libraries.values() if may_go(x)), key=rank, reverse=True)
         worst: tuple[float, ...] = (-math.inf,)
@@ -270,7 +276,7 @@ class LoadWhereWanted(Quiet):
         able = [
             device
             for device in pilot.devices.values()
-            if self._suits(context, device) and self._minimum(context, device) <= device.facts.memory_bytes
+            if self._suits(context, device) and self.minimum(context, device) <= device.facts.memory_bytes
         ]
         return len(able) >= context.recipe.needs.devices
 
@@ -287,6 +293,14 @@ class LoadWhereWanted(Quiet):
         if len(said) > _SHOWN_LINES:
             said[_SHOWN_LINES:] = [f"and {len(said) - _SHOWN_LINES} more like these"]
         return Failure(FailureKind.PILOT, "\n  ".join(said))
+
+
+def _successors(context: Context, alive: list[Library]) -> int:
+    """Libraries that must be loaded in any case, because those that are there retire before all calls are done. To
+    load them on devices that are free costs nothing more than to load them later."""
+    most = context.recipe.calls_per_library
+    served_here = sum(max(0, most - library.served - library.load) for library in alive)
+    return -(-(context.queue.count - served_here) // most)
 
 
 def _corner(device: Device) -> int:

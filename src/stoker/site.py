@@ -7,8 +7,10 @@ of the setting that is wrong.
 
 from __future__ import annotations
 
+import difflib
 import enum
 import os
+import re
 from typing import Annotated
 
 import msgspec
@@ -48,11 +50,11 @@ class ProviderKind(enum.Enum):
     KUBERNETES = "kubernetes"
 
 
-class PolicyName(enum.Enum):
-    """Policies that ship with Stoker."""
+POLICY_NAMES = ("default", "disk-only", "no-awareness", "random", "exclusive")
+"""Policies that ship with Stoker (`stoker.manager.policies.named` says what each does)."""
 
-    DEFAULT = "default"
-    """Context affinity: Pervasive Context Management, with load times that were measured."""
+OWN_POLICY = re.compile(r"(?P<place>[^:\s][^:]*):(?P<name>[A-Za-z_]\w*)")
+"""A policy of the user's own: a class of a module, or of a Python file. `docs/policies.md` says what it answers."""
 
 
 class ProvisioningName(enum.Enum):
@@ -242,23 +244,42 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which policy decides at each seam, and what provisioning is told.
+    """Which policy decides, and what provisioning is told.
 
+    `name` answers at every seam; `dispatch` and `residency`, where they are given, at theirs. Each is the name of one
+    that ships, or one's own as "module:Class" or "path.py:Class". `provisioning` is the rule for this site's blocks.
     `keep_pending`: blocks that wait in the queue while there is work (opportunistic). `idle_s`: a block whose pilots
     have had nothing to do for so long is let go (0 = as long as suits the session, see `let_go_after_s`).
     `finish_within_s`: how soon waiting calls should be done (demand).
     """
 
-    dispatch: PolicyName = PolicyName.DEFAULT
-    residency: PolicyName = PolicyName.DEFAULT
+    name: str = "default"
+    dispatch: str = ""
+    residency: str = ""
     provisioning: ProvisioningName = ProvisioningName.DEFAULT
     keep_pending: Positive = 2
     idle_s: Duration = msgspec.field(default=Duration(0.0), name="idle")
     finish_within_s: Duration = msgspec.field(default=Duration(600.0), name="finish_within")
 
+    def __post_init__(self) -> None:
+        for setting, value in (("name", self.name), ("dispatch", self.dispatch), ("residency", self.residency)):
+            if value or setting == "name":
+                check_policy_name(value, setting=setting)
+
     def let_go_after_s(self, *, kept: bool) -> float:
         """How long a block may be idle. One of a session that outlives programs (`kept`) waits hot for the next."""
         return float(self.idle_s) or (1800.0 if kept else 120.0)
+
+
+def check_policy_name(name: str, *, setting: str) -> None:
+    """Raise ValueError for what is neither the name of a policy that ships, nor of the shape of one's own."""
+    if name in POLICY_NAMES or OWN_POLICY.fullmatch(name):
+        return
+    if ":" in name:
+        raise ValueError(f'{setting} = {name!r}: a policy of your own is "module:Class" or "path.py:Class"')
+    close = difflib.get_close_matches(name, POLICY_NAMES, n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(POLICY_NAMES)}"
+    raise ValueError(f'{setting} = {name!r} is no policy; {hint} (one of your own: "module:Class" or "path.py:Class")')
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,175 @@
+"""Every policy that ships: what it does differently, in small simulated worlds with known answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from core.builders import Cluster, recipe
+from sim.worlds import calls, model, source, world
+
+from stoker.contexts.recipe import Awareness
+from stoker.errors import ConfigError
+from stoker.manager.policies import SHIPPED, named
+from stoker.manager.sim.awareness import limited
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.log import Happened
+from stoker.manager.sim.run import Outcome, Simulation
+from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World
+from stoker.site import POLICY_NAMES, Duration, Size
+
+Make = Callable[..., Cluster]
+GB = 1_000_000_000
+
+
+def simulate(name: str, small: World, arrivals: list[Arrival]) -> tuple[Simulation, Outcome]:
+    policy = named(name)
+    run = Simulation(limited(small, policy.awareness), arrivals, policy.make())
+    return run, run.run()
+
+
+def test_a_site_file_knows_their_names() -> None:
+    assert tuple(SHIPPED) == POLICY_NAMES
+    assert all(policy.about.endswith(".") and policy.name == name for name, policy in SHIPPED.items())
+
+
+def test_each_time_they_are_fresh() -> None:
+    for policy in SHIPPED.values():
+        first, second = policy.make(), policy.make()
+        assert first.residency is not second.residency
+        assert first.residency.provisioning is first.provisioning  # type: ignore[attr-defined]
+
+
+def test_a_name_that_is_none_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r'no policy exclusiv; did you mean exclusive\? .* "module:Class"'):
+        named("exclusiv")
+    with pytest.raises(ConfigError, match=r"there are default, disk-only, no-awareness, random, exclusive"):
+        named("qqq")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_each_ends_every_call_once_while_devices_come_and_go(name: str) -> None:
+    pool = source([(0.0, 3), (35.0, 1), (60.0, 4)])
+    run, outcome = simulate(name, world(pool, model(item_cv=0.5)), calls(60, every_s=0.7))
+    ended = Counter(call for call, what in zip(run.log.call, run.log.what, strict=True) if what == Happened.CALL_ENDED)
+    assert (outcome.complete, outcome.calls, outcome.failed) == (True, 60, {})
+    assert set(ended.values()) == {1}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_each_decides_the_same_again(name: str) -> None:
+    pool = source([(0.0, 4), (40.0, 2)])
+    logs = {simulate(name, world(pool, model(item_cv=0.5)), calls(80))[0].log.digest() for _ in range(2)}
+    assert len(logs) == 1
+
+
+# ---- nothing is kept
+
+
+def loaded_from(name: str, shared: float, disk: float) -> Outcome:
+    """Four calls of one second on one device, with 10 GB of files and no other costs."""
+    context = model(load_s=0.0, files=(Files("weights", Size(10 * GB)),), page_cache=False)
+    links = Links(shared=Rate(shared * GB), disk=Rate(disk * GB))
+    return simulate(name, world(source(1), context, links=links), calls(4))[1]
+
+
+def test_what_each_level_of_awareness_reads_again() -> None:
+    # The shared storage takes 10 s to give the files, the disk 2 s.
+    assert loaded_from("default", 1.0, 5.0).ended_at == pytest.approx(10.0 + 2.0 + 4 * 1.0)
+    assert loaded_from("disk-only", 1.0, 5.0).ended_at == pytest.approx(10.0 + 4 * (2.0 + 1.0))
+    assert loaded_from("no-awareness", 1.0, 5.0).ended_at == pytest.approx(4 * (10.0 + 1.0))
+
+
+def test_a_context_is_never_made_more_aware_than_it_is() -> None:
+    forgetful = world(source(1), model(awareness=Awareness.NONE))
+    assert limited(forgetful, Awareness.DISK) == forgetful
+    assert limited(forgetful, None) is forgetful
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_libraries_that_would_stay_are_unloaded_after_their_call(slots: int) -> None:
+    policy = named("no-awareness")
+    run = Simulation(world(source(1), model(slots=slots)), calls(5), policy.make())
+    assert run.run().ended_at == pytest.approx(5 * 11.0)
+    assert Counter(run.log.what)[Happened.LIBRARY_ENDED] == 5
+
+
+def test_without_contexts_every_device_works_as_long_as_calls_wait() -> None:
+    # Ten loads at once, although one library would have had them all done before the second was hot.
+    _, outcome = simulate("no-awareness", world(source(10), model(load_s=100.0)), calls(30))
+    assert outcome.ended_at == pytest.approx(3 * 101.0)
+
+
+def test_recipes_whose_libraries_retire_are_loaded_where_there_is_room() -> None:
+    context = model(load_s=100.0, awareness=Awareness.DISK)
+    _, outcome = simulate("default", world(source(10), context), calls(30))
+    assert outcome.ended_at == pytest.approx(3 * 101.0)
+
+
+# ---- whole devices
+
+
+def two_contexts(memory_bytes: int = 8 * GB) -> World:
+    context = ContextModel(
+        device_memory_bytes=Size(memory_bytes), load_s={"": Duration(10.0)}, item_s={"": Duration(1.0)}
+    )
+    pool = SourceModel("pool", "gpu", capacity=1, max_blocks=1)
+    return World(
+        devices={"gpu": DeviceKind(Size(24 * GB))}, sources=(pool,), contexts={"a": context, "b": context},
+        delays=world(pool, context).delays,
+    )  # fmt: skip
+
+
+def test_exclusive_gives_a_device_to_one_context_at_a_time() -> None:
+    both = [Arrival(0.0, name) for name in "ab" for _ in range(5)]
+    shared, exclusive = (simulate(name, two_contexts(), both)[1] for name in ("default", "exclusive"))
+    assert shared.ended_at == pytest.approx(10.0 + 5.0)
+    assert exclusive.ended_at >= 2 * (10.0 + 5.0)
+    assert exclusive.ended_at < 2 * (10.0 + 5.0) + 5.0  # it is asked again every second, and when one falls idle
+
+
+def test_exclusive_says_so_when_a_context_is_larger_than_any_device() -> None:
+    _, outcome = simulate("exclusive", two_contexts(30 * GB), [Arrival(0.0, "a")])
+    (why,) = outcome.failed
+    assert "can be loaded nowhere: it needs 30.0 GB of memory" in why
+
+
+# ---- chance
+
+
+def test_random_sends_calls_to_libraries_all_over() -> None:
+    few_at_a_time = calls(8) + [Arrival(20.0 + 0.6 * n, "llm") for n in range(200)]
+
+    def used(name: str) -> list[int]:
+        run, _ = simulate(name, world(source(8, init_blocks=8), model(load_s=1.0)), few_at_a_time)
+        began = (p for p, what in zip(run.log.pilot, run.log.what, strict=True) if what == Happened.CALL_BEGAN)
+        return sorted(Counter(began).values(), reverse=True)
+
+    hottest, random = used("default"), used("random")
+    assert len(hottest) == len(random) == 8
+    assert sum(hottest[:2]) > 0.9 * 200  # two at work are enough, so two stay hot
+    assert max(random) < 0.3 * 200
+
+
+def test_random_loads_on_devices_all_over() -> None:
+    """One context, one call: which of ten devices it is loaded on depends on nothing but chance."""
+    chosen = set()
+    for name in "abcdef":
+        pool = SourceModel("pool", "gpu", capacity=10, max_blocks=10, init_blocks=10, keep_pending=10)
+        context = model()
+        small = World(
+            devices={"gpu": DeviceKind(Size(24 * GB))}, sources=(pool,), contexts={name: context},
+            delays=world(pool, context).delays,
+        )  # fmt: skip
+        run, _ = simulate("random", small, [Arrival(5.0, name)])
+        started = zip(run.log.pilot, run.log.what, strict=True)
+        chosen |= {pilot for pilot, what in started if what == Happened.LIBRARY_STARTED}
+    assert len(chosen) >= 3
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_events_lead_to_the_same_decisions_when_they_are_replayed(cluster: Make, name: str) -> None:
+    here = cluster(policies=SHIPPED[name].make).define(recipe("a", memory="3 GB"), recipe("b", memory="5 GB"))
+    here.join("p1", "p2", "p3").calls(6, context="a").calls(3, context="b").lose("p2").join("p4")
+    assert here.core.state.libraries  # what it did is replayed when the test is over
