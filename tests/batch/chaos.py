@@ -149,7 +149,8 @@ class Chaos:
         return name if self._end_if_innocent([pid], victim=pid) else ""
 
     def _kill_zygote(self, step: Step) -> str:
-        candidates = self._victims.zygotes()
+        """Only where none of its libraries is loading: a context that dies twice on its way is given up."""
+        candidates = [(name, pid) for name, pid in self._victims.zygotes() if self._victims.libraries_of(pid)]
         if not candidates:
             return ""
         name, pid = _of_rank(candidates, step.rank)
@@ -178,7 +179,9 @@ class Chaos:
         """A node that is made anew: what pilots kept on its disk is gone, and comes from others again."""
         name = self._kill(self._victims.pilots(), step)
         if name:
-            shutil.rmtree(self._scratch / name, ignore_errors=True)
+            gone = self._scratch / f"{name}-{len(self.log)}"
+            (self._scratch / name).rename(gone)  # at once: the next pilot may be coming
+            shutil.rmtree(gone, ignore_errors=True)
         return name
 
     def _kill_manager(self, step: Step) -> str:
