@@ -1,0 +1,256 @@
+"""What a run's event log says of it: one pass, curves over time and sums.
+
+Times are seconds of virtual time, sums of devices are device-seconds. A call waits from when it comes until it first
+begins; what a lost library ran waits again and counts in the queue, but not in the waits. An end that was lost with its
+pilot before the manager heard of it is followed by another one: the first counts, the rest is lost work. The log is
+silent when a call is evicted; until it begins elsewhere it counts as running.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from stoker.manager.sim.log import Happened, Log
+
+
+class Steps:
+    """A number that changes at moments and is constant between them; 0 before the first."""
+
+    __slots__ = ("at_s", "values")
+
+    def __init__(self, steps: Iterable[tuple[float, float]] = ()) -> None:
+        self.at_s = array("d")
+        self.values = array("d")
+        for at_s, value in steps:
+            self.set(at_s, value)
+
+    def set(self, at_s: float, value: float) -> None:
+        """The value from now on; at one moment the last one stands."""
+        if self.at_s and self.at_s[-1] == at_s:
+            self.values[-1] = value
+        else:
+            self.at_s.append(at_s)
+            self.values.append(value)
+
+    def value(self, at_s: float) -> float:
+        """The value at a time."""
+        place = bisect_right(self.at_s, at_s)
+        return self.values[place - 1] if place else 0.0
+
+    def integral(self, *, from_s: float = 0.0, until_s: float) -> float:
+        """Value times seconds between two times."""
+        total, before, value = 0.0, from_s, self.value(from_s)
+        for place in range(bisect_right(self.at_s, from_s), bisect_right(self.at_s, until_s)):
+            total += value * (self.at_s[place] - before)
+            before, value = self.at_s[place], self.values[place]
+        return total + value * max(0.0, until_s - before)
+
+    @property
+    def highest(self) -> float:
+        """The largest value; 0 where there is none."""
+        return max(self.values, default=0.0)
+
+
+class Measures(msgspec.Struct, frozen=True):
+    """A run in numbers. `completed`: items done, over time; `devices`: those of pilots that are there; `queue`: calls
+    that have come and do not run; `capacity`: blocks that the sources may have in all.
+
+    `ended_at`: when the last call ended, or the end of the log where calls were left (`unfinished`). `waits_s` and
+    `turnarounds_s` are sorted: from a call's coming to its first beginning, and to its end. Of the device-seconds that
+    were held (`held_s`), calls used `useful_s`, `lost_s` went into calls that were cut off, `loading_s` into libraries
+    from their order until they were ready; with several slots a device calls share its seconds, and more are used than
+    held.
+    """
+
+    began_at: float
+    ended_at: float
+    calls: int
+    failed: int
+    unfinished: int
+    items: float
+    completed: Steps
+    devices: Steps
+    queue: Steps
+    capacity: Steps
+    waits_s: array[float]
+    turnarounds_s: array[float]
+    held_s: float
+    useful_s: float
+    lost_s: float
+    loading_s: float
+    shared_bytes: float
+    peer_bytes: float
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first call's coming to the last one's end."""
+        return self.ended_at - self.began_at
+
+    @property
+    def goodput(self) -> float:
+        """Items done a second, over the makespan."""
+        return self.items / self.makespan_s if self.makespan_s else 0.0
+
+    @property
+    def items_per_device_s(self) -> float:
+        """Items done for each second that a device was held."""
+        return self.items / self.held_s if self.held_s else 0.0
+
+    def share_within(self, limit_s: float) -> float:
+        """The share of all calls that ended well within so many seconds from their coming."""
+        known = len(self.turnarounds_s) + self.failed + self.unfinished
+        return bisect_right(self.turnarounds_s, limit_s) / known if known else 0.0
+
+
+def measure(log: Log, *, until_s: float | None = None) -> Measures:
+    """One pass over a log. `until_s`: when the run was cut off, where it was; else the end of the last call."""
+    return _Pass(log).result(until_s)
+
+
+class _Pass:
+    """Where a pass over the log stands."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.completed, self.devices, self.queue, self.capacity = Steps(), Steps(), Steps(), Steps()
+        self.waits_s, self.turnarounds_s = array("d"), array("d")
+        self.calls = self.failed = self.waiting = 0
+        self.began_at = self.ended_at = self.items = self.useful_s = self.lost_s = self.loading_s = 0.0
+        self.bytes: dict[int, float] = {Happened.BYTES_SHARED: 0.0, Happened.BYTES_PEER: 0.0}
+        self.open: dict[int, float] = {}
+        """Calls that have not ended, and when they came."""
+        self.begun: set[int] = set()
+        """Those of them that have run, or run."""
+        self.running: dict[int, tuple[float, int]] = {}
+        """Calls that run: since when, and in which library."""
+        self.held_by: defaultdict[int, set[int]] = defaultdict(set)
+        """The calls that each library runs."""
+        self.loading: dict[int, float] = {}
+        self.here: dict[int, float] = {}
+        """Pilots, and their devices."""
+        self.may_have: dict[int, float] = {}
+        """The capacity of each source, in blocks."""
+
+    def result(self, until_s: float | None) -> Measures:
+        """Go through it, and sum up."""
+        log = self.log
+        hears: dict[int, Callable[[float, int], None]] = {
+            Happened.CALL_CAME: self._call_came,
+            Happened.CALL_BEGAN: self._call_began,
+            Happened.CALL_ENDED: self._call_ended,
+            Happened.CALL_FAILED: self._call_failed,
+            Happened.LIBRARY_STARTED: self._library_started,
+            Happened.LIBRARY_READY: self._library_ready,
+            Happened.LIBRARY_ENDED: self._library_ended,
+            Happened.PILOT_CAME: self._pilot_came,
+            Happened.PILOT_WENT: self._pilot_went,
+            Happened.CAPACITY: self._capacity_changed,
+            Happened.BYTES_SHARED: self._bytes_moved,
+            Happened.BYTES_PEER: self._bytes_moved,
+        }
+        for row, (what, at_s) in enumerate(zip(log.what, log.at_s, strict=True)):
+            hear = hears.get(what)
+            if hear is not None:
+                hear(at_s, row)
+        if until_s is not None:
+            self.ended_at = until_s
+        elif self.open:
+            self.ended_at = log.at_s[-1]
+        return Measures(
+            self.began_at, self.ended_at, self.calls, self.failed, len(self.open), self.items, self.completed,
+            self.devices, self.queue, self.capacity, array("d", sorted(self.waits_s)),
+            array("d", sorted(self.turnarounds_s)), self.devices.integral(until_s=self.ended_at), self.useful_s,
+            self.lost_s, self.loading_s, self.bytes[Happened.BYTES_SHARED], self.bytes[Happened.BYTES_PEER],
+        )  # fmt: skip
+
+    # ---- calls
+
+    def _call_came(self, at_s: float, row: int) -> None:
+        if not self.calls:
+            self.began_at = at_s
+        self.calls += 1
+        self.open[self.log.call[row]] = at_s
+        self._waits(at_s, more=1)
+
+    def _call_began(self, at_s: float, row: int) -> None:
+        call, library = self.log.call[row], self.log.library[row]
+        came_at = self.open.get(call)
+        if came_at is not None and call not in self.running:
+            self._waits(at_s, more=-1)
+        if came_at is not None and call not in self.begun:
+            self.begun.add(call)
+            self.waits_s.append(at_s - came_at)
+        self._stops(call)
+        self.running[call] = at_s, library
+        self.held_by[library].add(call)
+
+    def _call_ended(self, at_s: float, row: int) -> None:
+        call = self.log.call[row]
+        came_at, ran_s = self.open.pop(call, None), at_s - self._stops(call, otherwise=at_s)
+        if came_at is None:
+            self.lost_s += ran_s
+            return
+        self.begun.discard(call)
+        self.useful_s += ran_s
+        self.items += self.log.value[row]
+        self.completed.set(at_s, self.items)
+        self.turnarounds_s.append(at_s - came_at)
+        self.ended_at = at_s
+
+    def _call_failed(self, at_s: float, row: int) -> None:
+        call = self.log.call[row]
+        if self.open.pop(call, None) is None:
+            return
+        if call in self.running:
+            self.lost_s += at_s - self._stops(call)
+        else:
+            self._waits(at_s, more=-1)
+        self.failed += 1
+        self.ended_at = at_s
+
+    # ---- libraries, pilots, and the rest
+
+    def _library_started(self, at_s: float, row: int) -> None:
+        self.loading[self.log.library[row]] = at_s
+
+    def _library_ready(self, at_s: float, row: int) -> None:
+        self.loading_s += at_s - self.loading.pop(self.log.library[row], at_s)
+
+    def _library_ended(self, at_s: float, row: int) -> None:
+        self._library_ready(at_s, row)
+        for call in self.held_by.pop(self.log.library[row], ()):
+            self.lost_s += at_s - self.running.pop(call)[0]
+            if call in self.open:
+                self._waits(at_s, more=1)
+
+    def _pilot_came(self, at_s: float, row: int) -> None:
+        self.here[self.log.pilot[row]] = self.log.value[row]
+        self.devices.set(at_s, sum(self.here.values()))
+
+    def _pilot_went(self, at_s: float, row: int) -> None:
+        if self.here.pop(self.log.pilot[row], None) is not None:  # None: its job ended before it had connected
+            self.devices.set(at_s, sum(self.here.values()))
+
+    def _capacity_changed(self, at_s: float, row: int) -> None:
+        self.may_have[self.log.block[row]] = self.log.value[row]
+        self.capacity.set(at_s, sum(self.may_have.values()))
+
+    def _bytes_moved(self, _: float, row: int) -> None:
+        self.bytes[self.log.what[row]] += self.log.value[row]
+
+    def _waits(self, at_s: float, *, more: int) -> None:
+        self.waiting += more
+        self.queue.set(at_s, self.waiting)
+
+    def _stops(self, call: int, *, otherwise: float = 0.0) -> float:
+        """A call does not run any more: since when it did."""
+        if call not in self.running:
+            return otherwise
+        since, library = self.running.pop(call)
+        self.held_by[library].discard(call)
+        return since

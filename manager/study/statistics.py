@@ -1,0 +1,94 @@
+"""Means with 95 % intervals over few seeds, and quantiles.
+
+Seeds are independent runs, so the mean of n of them has Student's t interval with n - 1 degrees of freedom. t's
+distribution function is a finite sum for whole degrees (Abramowitz and Stegun, "Handbook of Mathematical Functions",
+26.7.3 and 26.7.4), which is inverted here by halving: exact to the last digits, and scipy is not needed for it.
+
+Two policies see the same world under the same seed (`stoker.chance`). So the interval of their *difference*, seed by
+seed, is the one to compare them by: what the seed does to both falls out of it (common random numbers; Law,
+"Simulation Modeling and Analysis", on variance reduction).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from statistics import fmean, stdev
+
+import msgspec
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A mean over `runs` runs, and half the width of its 95 % interval (None for one run: nothing is known of it)."""
+
+    mean: float
+    half_width: float | None
+    runs: int
+
+    @property
+    def low(self) -> float:
+        """Where the interval begins; the mean where there is none."""
+        return self.mean - (self.half_width or 0.0)
+
+    @property
+    def high(self) -> float:
+        """Where it ends."""
+        return self.mean + (self.half_width or 0.0)
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean of independent runs. Raises ValueError for none, or for a value that is not a number."""
+    if not values:
+        raise ValueError("a mean of no runs")
+    if not all(map(math.isfinite, values)):
+        raise ValueError(f"a mean of {list(values)}: they are not all numbers")
+    if len(values) == 1:
+        return Estimate(float(values[0]), None, 1)
+    half_width = t_quantile(0.975, degrees=len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return Estimate(fmean(values), half_width, len(values))
+
+
+def difference(values: Sequence[float], others: Sequence[float]) -> Estimate:
+    """How much larger the first are than the others, seed by seed. Raises ValueError unless they are as many."""
+    if len(values) != len(others):
+        raise ValueError(f"{len(values)} runs and {len(others)}: a difference is taken seed by seed")
+    return estimate([value - other for value, other in zip(values, others, strict=True)])
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that this share of them does not exceed, interpolated between neighbours (as numpy does; Hyndman and
+    Fan's type 7). `values` are sorted. Raises ValueError for none."""
+    if not values or not 0.0 <= share <= 1.0:
+        raise ValueError(f"no quantile {share} of {len(values)} values")
+    place = share * (len(values) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(values) - 1)
+    return values[below] + (values[above] - values[below]) * (place - below)
+
+
+@lru_cache(maxsize=256)
+def t_quantile(share: float, *, degrees: int) -> float:
+    """The value below which this share of Student's t distribution lies; `share` between 0.5 and 1, 1 excluded."""
+    if not (0.5 <= share < 1.0 and degrees >= 1):
+        raise ValueError(f"no quantile {share} of t with {degrees} degrees of freedom")
+    low, high = 0.0, math.pi / 2
+    for _ in range(64):
+        angle = (low + high) / 2
+        if _within(angle, degrees) < 2.0 * share - 1.0:
+            low = angle
+        else:
+            high = angle
+    return math.tan(low) * math.sqrt(degrees)
+
+
+def _within(angle: float, degrees: int) -> float:
+    """The share of t between -x and x, for angle = atan(x / sqrt(degrees))."""
+    cosine, odd = math.cos(angle), degrees % 2
+    term = cosine if odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for power in range(2 + odd, degrees - 1, 2):
+        term *= cosine * cosine * (power - 1) / power
+        total += term
+    share = math.sin(angle) * total
+    return (angle + share) * 2.0 / math.pi if odd else share
