@@ -9,6 +9,7 @@ chance; it is printed).
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from batch.chaos import Chaos
+from batch.chaos import Chaos, plan
 from batch.lab.cluster import Cluster
 from batch.lab.commands import until
 from batch.lab.shape import Shape
@@ -91,6 +92,15 @@ def small(tmp_path: Path) -> SmallEnvironment:
     made = SmallEnvironment(tmp_path / "venv", tmp_path / "home")
     made.bring_all("parsl", "rich", "click")
     return made
+
+
+def test_a_seed_decides_what_is_done_and_when_and_to_whom():
+    ways = ["pilot", "cable", "seed", "manager"]
+    steps = list(itertools.islice(plan(5, ways), 40))
+    assert steps == list(itertools.islice(plan(5, ways[::-1]), 40))
+    assert steps != list(itertools.islice(plan(6, ways), 40))
+    for turn in range(0, 40, len(ways)):
+        assert sorted(step.way for step in steps[turn : turn + len(ways)]) == sorted(ways)
 
 
 @pytest.mark.slow
