@@ -49,6 +49,7 @@ from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import PilotState
 from stoker.manager.live.attendants import Attendants, sites_of, source_of
 from stoker.manager.live.clock import Clock
+from stoker.manager.live.decisions import check_of
 from stoker.manager.live.doors import PORTS, Doors, Role
 from stoker.manager.live.history import History
 from stoker.manager.live.journal import Journal
@@ -196,9 +197,13 @@ class Server:
         self._give(event, now, commands, keep=not questions)
 
     def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        if keep:
-            self.journal.write(now, event)
-        commands += self.core.handle(event, now)
+        if not keep:
+            commands += self.core.handle(event, now)
+            return
+        self.journal.write(now, event)
+        decided = self.core.handle(event, now)
+        self.journal.decided(check_of(decided))
+        commands += decided
 
     def _left(self, peer: str, now: float, commands: list[Command]) -> None:
         """A connection broke: its owner has a moment to come back."""

@@ -1,0 +1,113 @@
+"""What a core decided about an event, as a number of 32 bits: two cores that decide the same have the same number.
+
+The live shell writes these checks into the journal beside the events (`journal`), and `stoker replay` makes them again.
+What is checked is who is told what: which calls go to which library, what is loaded, stopped, fetched and asked for,
+which results go to whom, which timers are set. Left out is what decides nothing: texts for people, answers to
+questions, acknowledgements, what the shell put into a welcome (heartbeats), and measurements. Arguments, functions and
+results are named by their calls and keys, so nothing of a user's data, and no key of the session, goes into a check.
+Of many calls for one library their number counts, the last, and some between: they come from the head of one queue, so
+another one among them changes who is next, and soon a check. Results are counted, with the last of them: which they are
+is in the event that brought them. So a check costs the same for ten calls and for a thousand.
+
+CRC-32 and not a digest: nobody is to be kept from forging a journal of his own, and a digest of each event would cost
+ten times as much. A wrong decision has the same check by chance once in four thousand million.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from stoker.manager.core.commands import (
+    AskAdvice,
+    Command,
+    DiscardObject,
+    EndManager,
+    RecordLoad,
+    RecordRuns,
+    SetTimer,
+    ToClient,
+    ToPilot,
+)
+from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol.to_client import Results
+from stoker.manager.protocol.to_pilot import RunCalls
+
+_encode = msgspec.msgpack.Encoder().encode
+_Brief = Callable[[Any], tuple[object, ...]]
+_SOME = 8
+
+TO_PILOT: dict[type, _Brief] = {
+    to_pilot.StartLibrary: lambda m: (
+        m.library, m.recipe.key, m.devices, m.memory_bytes, m.device_memory_bytes,
+        [(form, ref.name) for form, ref in m.snapshots.items()], m.snapshot_wait_s,
+    ),
+    to_pilot.StopLibrary: lambda m: (m.library, m.drain),
+    to_pilot.TakeBack: lambda m: (m.library, m.count),
+    to_pilot.CancelCalls: lambda m: (m.library, m.calls, m.running),
+    to_pilot.EvictCall: lambda m: (m.library, m.call),
+    to_pilot.ResizeLibrary: lambda m: (m.library, m.device_memory_bytes),
+    to_pilot.FetchObject: lambda m: (m.object.name, [peer.pilot for peer in m.peers], m.origin, m.keep),
+    to_pilot.PilotWelcome: lambda _: ("welcome",),
+    to_pilot.PilotRefused: lambda _: ("refused",),
+    to_pilot.HelloAgain: lambda _: ("hello again",),
+    to_pilot.Exit: lambda m: ("exit", m.drain, m.hand_on_s),
+}  # fmt: skip
+"""What of a message to a pilot is a decision; of calls to run see `check_of`."""
+
+TO_CLIENT: dict[type, _Brief] = {
+    to_client.Rejected: lambda m: ("rejected", m.calls),
+    to_client.SubmitBlocks: lambda m: ("submit", [(order.block, order.source) for order in m.orders]),
+    to_client.CancelBlocks: lambda m: ("cancel", m.blocks),
+    to_client.KnownBlocks: lambda m: ("known", [(block.block, block.source, block.phase) for block in m.blocks]),
+    to_client.ClientWelcome: lambda m: ("welcome", m.number),
+    to_client.ClientRefused: lambda _: ("refused",),
+    to_client.SessionOver: lambda _: ("over",),
+}
+"""What of a message to a client is a decision; of results see `check_of`."""
+
+OF_SHELL: dict[type, _Brief] = {
+    SetTimer: lambda c: (c.at, c.key),
+    AskAdvice: lambda c: ("advice", c.recipe),
+    DiscardObject: lambda c: ("discard", c.path),
+    EndManager: lambda _: ("end",),
+}
+"""What of other commands is a decision."""
+
+NO_DECISIONS = frozenset(
+    {
+        to_pilot.Ack, to_client.Ack, to_client.Progress, to_client.Status, to_client.Story, to_client.Calls,
+        RecordLoad, RecordRuns,
+    }
+)  # fmt: skip
+
+
+def check_of(commands: Sequence[Command]) -> int:
+    """The check of what a core answered to one event; 0 = it decided nothing."""
+    said: list[object] = []
+    for command in commands:
+        if type(command) is ToPilot:
+            message = command.message
+            if type(message) is RunCalls:  # as below; this and Results are nearly all that a busy manager says
+                calls = message.calls
+                few = len(calls) <= _SOME
+                some = [spec.call for spec in (calls if few else calls[:: 1 + len(calls) // _SOME])]
+                said += command.pilot, message.library, message.function, len(calls), calls[-1].call, some
+                if message.function_blob is not None or message.gang is not None or message.offer:
+                    gang = message.gang and (message.gang.rank, message.gang.size)
+                    said.append((message.function_blob is not None, gang, message.offer))
+            elif (brief := TO_PILOT.get(type(message))) is not None:
+                said.append((command.pilot, brief(message)))
+        elif type(command) is ToClient:
+            answer = command.message
+            if type(answer) is Results:
+                ends = answer.ends
+                said += command.client, answer.first, len(ends), ends[-1].call, ends[-1].ok
+            elif (brief := TO_CLIENT.get(type(answer))) is not None:
+                said.append((command.client, brief(answer)))
+        elif (brief := OF_SHELL.get(type(command))) is not None:
+            said.append(brief(command))
+    return crc32(_encode(said)) if said else 0

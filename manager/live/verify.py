@@ -1,0 +1,157 @@
+"""Whether a journal replays: the core is given the same events, and each decision is held against the one that was made
+while the session lived.
+
+The core is a pure function of its events, so a difference means that something else went into a decision (a fault of
+the core or of a policy: a clock, chance, the order of a set), or that the code or the policies are not those that ran
+the session. After the first difference the two sessions are no longer the same one, so the replay stops there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stoker.errors import SessionError
+from stoker.manager.core.commands import Command, ToClient, ToPilot
+from stoker.manager.core.core import Core
+from stoker.manager.core.events import Event, FromClient, FromPilot, ManagerRestarted
+from stoker.manager.core.seams import Policies
+from stoker.manager.live import journal
+from stoker.manager.live.decisions import NO_DECISIONS, check_of
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.to_manager import ClientHello, PilotHello
+
+_SHOWN = 12
+"""So many commands of an event are shown, and messages of its frame."""
+_LONGEST = 200
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The first event that was decided otherwise: its number from 0, seconds after the journal's first, what happened,
+    and what is decided now (what was decided then is known by its check alone)."""
+
+    event: int
+    after_s: float
+    happened: tuple[str, ...]
+    decides: tuple[str, ...]
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """What came of a replay. `checked`: events whose decisions the journal knows; `restarts`: managers that ended,
+    and came back; `lasted_s`: from the first event to the last one that was replayed."""
+
+    session: str
+    events: int
+    checked: int
+    restarts: int
+    lasted_s: float
+    difference: Difference | None = None
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the journal knows of no decisions at all: it was written before they were."""
+        return self.events > 0 and not self.checked
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """An event that was replayed and whose check has not been met yet."""
+
+    check: int
+    now: float
+    event: Event
+    commands: Sequence[Command]
+
+
+def verify(
+    path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
+) -> Replayed:
+    """Replay a journal and compare. `tell` hears now and then how many events have been replayed, and their time in
+    seconds after the first. Raises SessionError if there is no journal, or nothing in it."""
+    core: Core | None = None
+    made: dict[int, _Made] = {}
+    events = checked = restarts = 0
+    began = last = 0.0
+    found: Difference | None = None
+    for now, record in journal.read_checked(path):
+        if isinstance(record, journal.Decided):
+            found, here = _compare(record, made, began)
+            checked += here
+            made.clear()
+            if found is not None:
+                break
+            continue
+        if core is None:
+            core, began = Core(session, policies, now=now), now
+            core.start()
+        commands = core.handle(record, now)
+        if len(made) < journal.MOST_CHECKS:
+            made[events] = _Made(check_of(commands), now, record, commands)
+        restarts += isinstance(record, ManagerRestarted)
+        events, last = events + 1, now
+        if tell is not None and not events % 10_000:
+            tell(events, now - began)
+    if core is None:
+        raise SessionError(f"the journal {path} is empty: nothing has happened in the session")
+    return Replayed(session, events, checked, restarts, last - began, found)
+
+
+def _compare(record: journal.Decided, made: dict[int, _Made], began: float) -> tuple[Difference | None, int]:
+    """The first difference, if there is one; and how many decisions are the same before it."""
+    same = 0
+    for number, check in record.numbered():
+        mine = made.get(number)
+        if mine is None:
+            continue
+        if mine.check != check:
+            decides = [_command(each) for each in mine.commands if _decides(each)]
+            return Difference(
+                number, mine.now - began, _shortened(_event(mine.event)), _shortened(decides) or ("nothing",)
+            ), same
+        same += 1
+    return None, same
+
+
+def session_in(path: Path) -> tuple[Path, str]:
+    """The journal that is meant, by its own path or its session's folder, and the session that it is of.
+
+    Raises SessionError."""
+    if path.is_dir():
+        folder = SessionFolder(path)
+        return folder.journal, folder.read().session
+    for _, event in journal.read(path):
+        if isinstance(event, FromClient | FromPilot) and event.messages:
+            hello = event.messages[0]
+            if isinstance(hello, ClientHello | PilotHello):
+                return path, hello.session
+    raise SessionError(f"the journal {path} does not tell whose it is: nobody has said hello in it")
+
+
+# ---- in words
+
+
+def _decides(command: Command) -> bool:
+    said = command.message if isinstance(command, ToPilot | ToClient) else command
+    return type(said) not in NO_DECISIONS
+
+
+def _command(command: Command) -> str:
+    match command:
+        case ToPilot(pilot=whom, message=said) | ToClient(client=whom, message=said):
+            return f"{whom}: {said}"
+        case _:
+            return str(command)
+
+
+def _event(event: Event) -> list[str]:
+    if isinstance(event, FromClient):
+        return [f"{event.client} said {message}" for message in event.messages]
+    if isinstance(event, FromPilot):
+        return [f"{event.pilot} said {message}" for message in event.messages]
+    return [str(event)]
+
+
+def _shortened(lines: Sequence[str]) -> tuple[str, ...]:
+    shown = [line if len(line) <= _LONGEST else f"{line[:_LONGEST]} …" for line in lines[:_SHOWN]]
+    return (*shown, *([f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []))

@@ -1,0 +1,206 @@
+"""What a live manager decided is decided again when its journal is replayed; where it is not, that is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from live.peers import Manager, Peer, until
+
+from stoker.contexts.recipe import BARE, Recipe
+from stoker.errors import SessionError
+from stoker.manager.core import commands
+from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
+from stoker.manager.core.events import TimerFired
+from stoker.manager.core.seams import Policies
+from stoker.manager.live import journal
+from stoker.manager.live.decisions import NO_DECISIONS, OF_SHELL, TO_CLIENT, TO_PILOT, check_of
+from stoker.manager.live.verify import Replayed, session_in, verify
+from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
+from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallSpec
+from stoker.manager.protocol.session import SessionFolder
+
+Peers = Callable[..., Peer]
+CALLS = 300
+
+
+def members(union: object) -> set[type]:
+    return set(union.__args__)  # type: ignore[attr-defined]
+
+
+def test_each_command_is_a_decision_or_none() -> None:
+    known = {to_pilot.RunCalls, to_client.Results, *TO_PILOT, *TO_CLIENT, *OF_SHELL, *NO_DECISIONS}
+    every = members(to_pilot.ToPilot) | members(to_client.ToClient) | members(commands.Command) - {ToPilot, ToClient}
+    assert known == every
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ([to_pilot.TakeBack(1, 2)], [to_pilot.TakeBack(1, 3)], False),
+        ([to_pilot.RunCalls(1, "f", [CallSpec(1, b"a")])], [to_pilot.RunCalls(1, "f", [CallSpec(2, b"a")])], False),
+        ([to_pilot.RunCalls(1, "f", [CallSpec(1, b"a")])], [to_pilot.RunCalls(1, "f", [CallSpec(1, b"b")])], True),
+        ([to_pilot.PilotWelcome("s", 5.0, 60.0)], [to_pilot.PilotWelcome("s", 1.0, 9.0)], True),
+        ([to_pilot.StopLibrary(1, "no use")], [to_pilot.StopLibrary(1, "of no use")], True),
+        ([to_pilot.StopLibrary(1, "no use")], [], False),
+        ([to_pilot.Ack(4), to_pilot.TakeBack(1, 2)], [to_pilot.TakeBack(1, 2), to_pilot.Ack(9)], True),
+    ],
+)  # fmt: skip
+def test_what_is_checked_is_what_was_decided(one: list[object], other: list[object], same: bool) -> None:
+    def check(messages: list[object]) -> int:
+        return check_of([ToPilot("p", message) for message in messages])  # type: ignore[arg-type]
+
+    assert (check(one) == check(other)) is same
+
+
+def test_who_is_told_is_part_of_the_decision() -> None:
+    said = to_pilot.TakeBack(1, 2)  # type: ignore[arg-type]
+    assert check_of([ToPilot("a", said)]) != check_of([ToPilot("b", said)])  # type: ignore[arg-type]
+    assert check_of([SetTimer(1.0, "k")]) != check_of([SetTimer(1.0 + 1e-9, "k")])
+    nothing: list[Command] = []
+    assert check_of(nothing) == 0
+
+
+# ---- a live session
+
+
+def lived(manager: Manager, peers: Peers, *, calls: int = CALLS) -> None:
+    """Two contexts, calls of both in turn, and several ends in a frame."""
+    other = Recipe("other", "other", slots=4)
+    client, pilot = peers("client"), peers("pilot")
+    client.hear(to_client.ClientWelcome)
+    pilot.hear(to_pilot.PilotWelcome)
+    client.send(say.DefineRecipe(BARE), say.DefineRecipe(other), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+    for call in range(0, calls, 2):
+        for recipe in ("bare", "other"):
+            number = call + (recipe == "other")
+            client.send(say.Submit("f", recipe, [CallSpec(number, b"arguments")]))  # type: ignore[arg-type]
+    done = 0
+    while done < calls:
+        for message in pilot.listen(0.05):
+            if isinstance(message, to_pilot.StartLibrary):
+                pilot.send(say.LibraryReady(message.library, 0.1, 0.2))
+            elif isinstance(message, to_pilot.RunCalls):
+                ends = [CallEnd(spec.call, True, b"result", 0.01) for spec in message.calls]
+                pilot.send(say.CallsEnded(message.library, ends))
+            elif isinstance(message, to_pilot.StopLibrary):
+                pilot.send(say.LibraryGone(message.library))
+        for message in client.listen():
+            done += len(message.ends) if isinstance(message, to_client.Results) else 0
+    client.send(say.EndSession("test is over"))
+
+
+def replayed(folder: SessionFolder, policies: Policies | None = None) -> Replayed:
+    path, session = session_in(folder.path)
+    return verify(path, session=session, policies=policies or default_policies())
+
+
+def test_a_session_replays_with_the_same_decisions(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
+    lived(manager, peers)
+    assert manager.ended() == 0
+    found = replayed(folder)
+    assert found.difference is None
+    assert found.checked == found.events > CALLS
+    assert session_in(folder.journal) == (folder.journal, "test")
+
+
+class Coldest(HottestFirst):
+    """Gives nobody a backlog: other decisions from the first short call on."""
+
+    def window(self, view: object, library: object) -> int:  # type: ignore[override]
+        return 1
+
+
+def test_other_policies_are_found_out_at_the_first_decision(
+    manager: Manager, peers: Peers, folder: SessionFolder
+) -> None:
+    lived(manager, peers)
+    assert manager.ended() == 0
+    blocks = KeepBlocks()
+    others = Policies(dispatch=Coldest(), residency=LoadWhereWanted(provisioning=blocks), provisioning=blocks)
+    found = replayed(folder, others).difference
+    assert found is not None
+    assert any("RunCalls" in line for line in found.decides) or found.decides == ("nothing",)
+    assert any("CallsEnded" in line or "LibraryReady" in line or "Submit" in line for line in found.happened)
+
+
+def test_a_manager_that_was_killed_goes_on_with_its_checks(
+    manager: Manager, peers: Peers, folder: SessionFolder
+) -> None:
+    client, pilot = peers("client"), peers("pilot")
+    client.hear(to_client.ClientWelcome)
+    pilot.hear(to_pilot.PilotWelcome)
+    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+    client.send(say.Submit("f", "bare", [CallSpec(n, b"") for n in range(2)]))  # type: ignore[arg-type]
+    pilot.hear(to_pilot.StartLibrary)
+    until(lambda: replayed(folder).checked, what="checks in the journal of a live manager")
+    manager.kill()
+    before = replayed(folder)
+    manager.start()
+    manager.kill()
+    manager.start()
+    found = until(lambda: (now := replayed(folder)).restarts == 2 and now, what="the second restart in the journal")
+    assert found.difference is None
+    assert found.events > before.events
+    assert found.checked >= before.checked
+
+
+def test_a_decision_that_was_another_names_its_event(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
+    lived(manager, peers, calls=100)
+    assert manager.ended() == 0
+    records = list(journal.read_checked(folder.journal))
+    checks = dict(pair for _, each in records if isinstance(each, journal.Decided) for pair in each.numbered())
+    wrong = len(checks) // 2
+    folder.journal.unlink()
+    again, number = journal.Journal(folder.journal), 0
+    for now, record in records:
+        if not isinstance(record, journal.Decided):
+            again.write(now, record)
+            again.decided(checks[number] ^ (number == wrong))
+            again.flush()
+            number += 1
+    again.close()
+    found = replayed(folder)
+    assert found.difference is not None
+    assert found.difference.event == found.checked == wrong
+
+
+def test_a_journal_without_checks_replays_with_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    book = journal.Journal(path)
+    for now in range(5):
+        book.write(float(now), TimerFired("nobody's"))
+    book.close()
+    found = verify(path, session="test", policies=default_policies())
+    assert found.is_old
+    assert (found.events, found.checked, found.difference) == (5, 0, None)
+    with pytest.raises(SessionError, match="does not tell whose"):
+        session_in(path)
+
+
+def test_an_empty_journal_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal.Journal(path).close()
+    with pytest.raises(SessionError, match="is empty"):
+        verify(path, session="test", policies=default_policies())
+
+
+def test_checks_are_of_the_events_that_they_were_made_for(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    for manager in range(3):
+        book = journal.Journal(path)
+        for number in range(200):
+            book.write(float(number), TimerFired(f"{manager}/{number}"))
+            book.decided(1000 * manager + number)
+            book.flush()
+        book.close()
+    found = dict(
+        pair
+        for _, record in journal.read_checked(path)
+        if isinstance(record, journal.Decided)
+        for pair in record.numbered()
+    )
+    assert found == {200 * manager + number: 1000 * manager + number for manager in range(3) for number in range(200)}
