@@ -1,0 +1,103 @@
+"""Runs over processes: what they find does not depend on how many there are, and what is done is kept."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.errors import ConfigError
+from stoker.manager.sim.run import SimulationError
+from stoker.manager.study.running import Finished, log_name, run_all
+from stoker.manager.study.scenario import Scenario, load_scenario, parse_scenario, shipped
+
+POLICIES = ("default", "no-awareness")
+
+
+@pytest.fixture(scope="module")
+def small() -> Scenario:
+    return load_scenario(shipped()["awareness"], changes=["workload.inputs=400", "sources.gpu.capacity=4"])
+
+
+@pytest.fixture(scope="module")
+def long() -> Scenario:
+    """Takes longer than anybody waits here."""
+    return load_scenario(shipped()["two-kinds"], changes=["workload.for=30 d"])
+
+
+@pytest.fixture(autouse=True)
+def _nobody_stays() -> Iterator[None]:
+    yield
+    assert multiprocessing.active_children() == []
+
+
+def facts(runs: list[Finished]) -> dict[tuple[str, int], tuple[object, bytes]]:
+    return {(run.policy, run.seed): (run.outcome, Path(run.log).read_bytes()) for run in runs}
+
+
+def test_the_same_is_found_whatever_the_number_of_processes(small: Scenario, tmp_path: Path) -> None:
+    found = []
+    for jobs in (1, 3):
+        folder = tmp_path / str(jobs)
+        folder.mkdir()
+        found.append(facts(list(run_all(small, policies=POLICIES, seeds=[0, 1], folder=folder, jobs=jobs))))
+    assert found[0] == found[1]
+    assert set(found[0]) == {(policy, seed) for policy in POLICIES for seed in (0, 1)}
+    assert len({log for _, log in found[0].values()}) == 4
+
+
+def test_seeds_come_first_so_that_policies_can_be_compared_early(small: Scenario, tmp_path: Path) -> None:
+    with closing(run_all(small, policies=POLICIES, seeds=[5, 6], folder=tmp_path)) as runs:
+        assert [(run.policy, run.seed) for run, _ in zip(runs, range(2), strict=False)] == [(p, 5) for p in POLICIES]
+
+
+def test_who_stops_asking_keeps_what_is_done_and_leaves_no_process(long: Scenario, tmp_path: Path) -> None:
+    short = msgspec.structs.replace(long, until_s=300.0)
+    (tmp_path / "short").mkdir()
+    runs = run_all(short, policies=POLICIES, seeds=[1], folder=tmp_path / "short", jobs=2)
+    with closing(runs):
+        first = next(runs)
+        assert len(multiprocessing.active_children()) == 2
+    assert not first.outcome.complete
+    assert [path.name for path in (tmp_path / "short").iterdir()] == [log_name(first.policy, 1)]
+
+
+def test_a_process_that_is_killed_is_told_with_what_it_did(long: Scenario, tmp_path: Path) -> None:
+    def kill(policy: str, seed: int, now_s: float, ended: int) -> None:
+        for process in multiprocessing.active_children():
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGKILL)
+
+    with pytest.raises(
+        SimulationError, match=r"^policy default, seed [34]: the process .* died \(signal 9\); .*memory"
+    ):
+        list(run_all(long, policies=["default"], seeds=[3, 4], folder=tmp_path, jobs=2, tell=kill))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_trace_that_turns_out_bad_is_refused_from_wherever_it_is_read(tmp_path: Path, jobs: int) -> None:
+    (tmp_path / "trace.csv").write_text("at_s\n0\n5\n4\n")
+    text = shipped()["static-pool"].read_text()
+    head, tail = text.split("[workload]")
+    tail = tail[tail.index("[world.devices") :]
+    trace = '[workload]\nkind = "trace"\nformat = "csv"\ncontext = "llm"\nfile = "trace.csv"\n'
+    scenario = parse_scenario(head + trace + tail, file="s.toml", folder=tmp_path)
+    with pytest.raises(ConfigError, match=r"trace\.csv.*4"):
+        list(run_all(scenario, policies=["default"], seeds=[0, 1], folder=tmp_path, jobs=jobs))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_policy_that_nobody_knows_is_refused_with_the_nearest(small: Scenario, tmp_path: Path, jobs: int) -> None:
+    with pytest.raises(ConfigError, match="did you mean default"):
+        list(run_all(small, policies=["defalt"], seeds=[0, 1], folder=tmp_path, jobs=jobs))
+
+
+def test_logs_are_called_by_policy_and_seed() -> None:
+    assert log_name("default", 3) == "default-3.parquet"
+    assert log_name("../my policies.py:Best", 0) == "my-policies.py-Best-0.parquet"
