@@ -38,12 +38,24 @@ class Stream:
         """Times between things that happen independently."""
         return -mean * math.log(self.uniform(number))
 
+    def normal(self, number: int) -> float:
+        """Standard normal: mean 0, standard deviation 1."""
+        return _quantile(self.uniform(number))
+
     def factor(self, number: int, *, cv: float) -> float:
         """Lognormal with mean 1 and this coefficient of variation: how much longer something takes than it should."""
         if not cv:
             return 1.0
         variance = math.log1p(cv * cv)
         return math.exp(math.sqrt(variance) * _quantile(self.uniform(number)) - variance / 2)
+
+
+def least_factor(*, cv: float) -> float:
+    """What `Stream.factor` never goes below, whatever the seed and the number."""
+    if not cv:
+        return 1.0
+    variance = math.log1p(cv * cv)
+    return math.exp(math.sqrt(variance) * _quantile(0.5 / (1 << 53)) - variance / 2)
 
 
 class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

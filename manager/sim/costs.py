@@ -1,0 +1,151 @@
+"""What a context costs at the least on each source of pilots, in seconds: on the way to it, and for each call.
+
+The least is taken over all that a policy may do: keep the files or read them again, load early, try until chance is
+kind. `stoker.manager.sim.bound` says what follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from stoker.chance import least_factor
+from stoker.contexts.recipe import Awareness
+from stoker.manager.sim.world import ContextModel, DeviceKind, Links, SourceModel, World
+
+TICK_S = 1e-6
+"""The agenda rounds to this: a step of a run may be shorter by as much."""
+_STEPS = 10
+"""Steps from the order to load until a context is hot, at the most."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A context on the devices of one source; see `stoker.manager.sim.library` for what a load consists of.
+
+    `source`: its number. `starts_at`, `pilot_at`: the earliest start of a block, and when its pilot can be there.
+    `known_at`: when the first call wants the context. `boot_s`: from a block's start to its pilots. `first_s`: from
+    there until a call can begin; `once_s`: of that, what no later call has to wait for again; `again_s`: what each call
+    takes up besides itself. `begins_at`: the earliest time at which a call of the context can begin here.
+    """
+
+    context: str
+    source: int
+    speed: float
+    slots: int
+    device_bytes: int
+    memory_bytes: int
+    starts_at: float
+    pilot_at: float
+    known_at: float
+    boot_s: float
+    first_s: float
+    once_s: float
+    again_s: float
+    begins_at: float
+    call_s: float
+    item_s: float
+
+    def run_s(self, items: float, factor: float) -> float:
+        """The least that a call takes here."""
+        return max(0.0, factor * (self.call_s + items * self.item_s) - TICK_S)
+
+
+class _Way(msgspec.Struct, frozen=True):
+    """The steps of a load that a world's links and a context's model determine, in seconds.
+
+    `fetch_s`: the files to a node, over its link; `copy_s`: out of the shared storage for the first time; `kept_s`: a
+    load from a node that has them; `afresh_s`: a load that reads them from the shared storage.
+    """
+
+    fetch_s: float
+    copy_s: float
+    kept_s: float
+    afresh_s: float
+
+
+def places_of(world: World, first_at: Mapping[str, float]) -> list[Place]:
+    """Where each of these contexts may be. `first_at`: when the first call of each comes."""
+    pilots_at = {number: at for number, source in enumerate(world.sources) if (at := _pilot_at(source)) < math.inf}
+    nodes = sum(source.nodes * min(source.max_blocks, max(n for _, n in source.steps)) for source in world.sources)
+    return [
+        place
+        for name, known_at in first_at.items()
+        for number in pilots_at
+        for place in _place(world, name, number, pilots_at=pilots_at, known_at=known_at, nodes=nodes)
+    ]
+
+
+def _place(
+    world: World, name: str, number: int, *, pilots_at: Mapping[int, float], known_at: float, nodes: int
+) -> Iterator[Place]:
+    source, model = world.sources[number], world.contexts[name]
+    device = world.devices[source.kind]
+    if model.device_memory_bytes > device.memory_bytes or not _may_be_on(model, source.kind):
+        return
+    way = _way(world.links, model, source.kind, nodes=nodes)
+    here_at, first_here_at = (max(at, known_at) for at in (pilots_at[number], min(pilots_at.values())))
+    begins_at = here_at + way.afresh_s
+    first_s = again_s = way.afresh_s
+    if model.awareness is not Awareness.NONE:
+        again_s = min(way.kept_s, way.afresh_s)
+        first_s = min(way.fetch_s + way.kept_s, way.afresh_s)
+        begins_at = min(begins_at, max(here_at + way.fetch_s, first_here_at + way.copy_s) + way.kept_s)
+    boot_s = _boot_s(source)
+    if source.walltime_s and boot_s + first_s >= source.walltime_s:
+        return
+    stays = model.awareness is Awareness.FULL
+    yield Place(
+        context=name, source=number, speed=device.speed, slots=model.slots if stays else 1,
+        device_bytes=device.memory_bytes, memory_bytes=model.device_memory_bytes, starts_at=_starts_at(source),
+        pilot_at=pilots_at[number], known_at=known_at, boot_s=boot_s, first_s=first_s, once_s=first_s if stays else 0.0,
+        again_s=0.0 if stays else again_s, begins_at=begins_at, **_rates(model, device, source.kind),
+    )  # fmt: skip
+
+
+def _rates(model: ContextModel, device: DeviceKind, kind: str) -> dict[str, float]:
+    call_s, item_s = model.of_kind(model.call_s, kind), model.of_kind(model.item_s, kind)
+    return {"call_s": call_s / device.speed, "item_s": item_s / device.speed}
+
+
+def _way(links: Links, model: ContextModel, kind: str, *, nodes: int) -> _Way:
+    size = sum(files.size_bytes for files in model.files)
+    operations_s = sum(files.operations for files in model.files) / (links.shared_operations or math.inf)
+    one_node = min(links.shared_node, links.network)
+    work_s = model.start_s + model.of_kind(model.load_s, kind) * least_factor(cv=model.load_cv)
+    work_s += model.device_memory_bytes / links.bus - _STEPS * TICK_S
+    read_s = size / (max(links.memory, links.disk) if model.page_cache else links.disk)
+    return _Way(
+        fetch_s=size / links.network,
+        copy_s=max(size / min(links.shared, nodes * one_node), operations_s),
+        kept_s=max(0.0, read_s + work_s),
+        afresh_s=max(0.0, max(size / min(links.shared, one_node), operations_s) + work_s),
+    )
+
+
+# ---- pilots
+
+
+def _starts_at(source: SourceModel) -> float:
+    """When a block can start, as far as the queue goes."""
+    return max(0.0, source.wait_s * least_factor(cv=source.wait_cv) - TICK_S)
+
+
+def _boot_s(source: SourceModel) -> float:
+    return max(0.0, source.boot_s * least_factor(cv=source.boot_cv) - TICK_S)
+
+
+def _pilot_at(source: SourceModel) -> float:
+    """When its first pilot can be there; infinite if it never has any."""
+    starts_at, blocks = _starts_at(source), 0
+    for at, count in (*source.steps, (math.inf, 0)):
+        if at > starts_at and blocks:
+            break
+        starts_at, blocks = max(starts_at, at), count
+    return starts_at + _boot_s(source)
+
+
+def _may_be_on(model: ContextModel, kind: str) -> bool:
+    """As `stoker.manager.policies.sizes.is_of_kind`: by a kind's whole name or its first word."""
+    return not model.kinds or kind in model.kinds or kind.partition(" ")[0] in model.kinds

@@ -1,0 +1,232 @@
+"""The clairvoyant lower bound: what it says of worlds whose optimum is known, and that nothing that ships beats it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sim.worlds import NOW, calls, model, simulate, source, world
+
+from stoker.chance import Stream
+from stoker.contexts.recipe import Awareness
+from stoker.manager.policies import SHIPPED
+from stoker.manager.protocol.ids import make_call_id
+from stoker.manager.sim.awareness import limited
+from stoker.manager.sim.bound import Limit, lower_bound
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World
+from stoker.site import Duration, Size
+
+GB = 1_000_000_000
+FILES = (Files("weights", Size(10 * GB)),)
+
+
+def several(
+    speeds: Sequence[float], contexts: dict[str, ContextModel], *, links: Links | None = None, **more: Any
+) -> World:
+    """One device of each speed, each of a source of its own."""
+    kinds = {f"gpu{n}": DeviceKind(Size(24 * GB), speed=speed) for n, speed in enumerate(speeds)}
+    sources = tuple(
+        SourceModel(kind, kind, **{"capacity": 1, "max_blocks": 1, "keep_pending": 1, "init_blocks": 1, **more})
+        for kind in kinds
+    )
+    return World(devices=kinds, sources=sources, contexts=contexts, links=links or Links(), delays=NOW)
+
+
+# ---- worlds whose optimum is known, and reached
+
+
+REACHED = {
+    "one device": (world(source(1), model()), calls(100), 10.0 + 100.0),
+    "four devices": (world(source(4), model()), calls(100), 10.0 + 25.0),
+    "a queue and a boot": (
+        world(source(1, wait_s=Duration(5.0), boot_s=Duration(3.0)), model()), calls(50), 5.0 + 3.0 + 10.0 + 50.0,
+    ),
+    "capacity that comes later": (world(source([(0.0, 0), (50.0, 2)]), model()), calls(20), 50.0 + 10.0 + 10.0),
+    "a call that comes late": (world(source(1), model()), [Arrival(0.0, "llm"), Arrival(100.0, "llm")], 101.0),
+    "a call that is long": (world(source(4), model()), [*calls(3), Arrival(0.0, "llm", items=90)], 10.0 + 90.0),
+    "calls that come faster than they are done": (
+        world(source(1), model()), calls(100, every_s=0.5), 10.0 + 100.0,
+    ),
+    "devices of several speeds": (several([1.0, 3.0], {"llm": model()}), calls(120), 10.0 + 30.0),
+    "several calls at once": (world(source(1), model(slots=4)), calls(100), 10.0 + 25.0),
+    "two contexts on a device": (
+        several([1.0], {"a": model(), "b": model()}),
+        [Arrival(0.0, name) for name in "ab" for _ in range(50)], 10.0 + 50.0,
+    ),
+    "files that come over the network": (
+        world(source(1), model(files=FILES), links=Links(network=Rate(1.0 * GB))), calls(30), 10.0 + 10.0 + 30.0,
+    ),
+    "files that leave the shared storage once": (
+        world(source(1), model(files=FILES), links=Links(shared=Rate(0.5 * GB))), calls(30), 20.0 + 10.0 + 30.0,
+    ),
+    "a load for each call": (
+        world(source(2), model(awareness=Awareness.DISK)), calls(40), 20 * (10.0 + 1.0),
+    ),
+    "nothing to do": (world(source(1), model()), [], 0.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_it_is_the_optimum_where_that_is_known_and_reached(name: str) -> None:
+    small, arrivals, optimum = REACHED[name]
+    assert lower_bound(small, arrivals).ends_at == pytest.approx(optimum, abs=1e-3)
+    if arrivals:
+        assert simulate(small, arrivals)[1].ended_at == pytest.approx(optimum, abs=1e-3)
+
+
+def test_it_knows_how_long_each_call_takes() -> None:
+    small, arrivals = world(source(1), model(item_cv=0.8)), calls(60)
+    for seed in (1, 2):
+        stream = Stream(seed, "calls")
+        optimum = 10.0 + sum(stream.factor(make_call_id(client=0, sequence=n), cv=0.8) for n in range(60))
+        assert lower_bound(small, arrivals, seed=seed).ends_at == pytest.approx(optimum, abs=1e-3)
+        assert simulate(small, arrivals, seed=seed)[1].ended_at == pytest.approx(optimum, abs=1e-3)
+
+
+# ---- worlds whose optimum is known, whoever reaches it
+
+
+def test_devices_that_are_taken_away_count_until_then() -> None:
+    pool = source([(0.0, 2), (30.5, 1)])
+    assert lower_bound(world(pool, model()), calls(100)).ends_at == pytest.approx(30.5 + 59.0, abs=1e-3)
+
+
+def test_devices_that_come_back_must_load_again() -> None:
+    pool = source([(0.0, 1), (40.0, 0), (45.0, 1)])
+    assert lower_bound(world(pool, model()), calls(50)).ends_at == pytest.approx(45.0 + 10.0 + 20.0, abs=1e-3)
+
+
+def test_blocks_that_end_at_their_walltime_lose_a_load_each() -> None:
+    pool = source(1, walltime_s=Duration(100.0), keep_pending=1)
+    bound = lower_bound(world(pool, model()), calls(150)).ends_at
+    assert bound == pytest.approx(150.0 / 0.9, abs=1e-3)  # 90 of every 100 seconds; the true optimum is 170
+    assert bound < simulate(world(pool, model()), calls(150))[1].ended_at
+
+
+@pytest.mark.parametrize(("memory_gb", "optimum"), [(16, 110.0), (8, 60.0)])
+def test_contexts_that_do_not_fit_together_take_turns(memory_gb: int, optimum: float) -> None:
+    context = ContextModel(
+        device_memory_bytes=Size(memory_gb * GB), load_s={"": Duration(10.0)}, item_s={"": Duration(1.0)}
+    )
+    both = [Arrival(0.0, name) for name in "ab" for _ in range(50)]
+    assert lower_bound(several([1.0], {"a": context, "b": context}), both).ends_at == pytest.approx(optimum, abs=1e-3)
+
+
+def test_calls_go_to_the_devices_that_are_good_at_them() -> None:
+    def good_on(kind: str) -> ContextModel:
+        times = {"": Duration(10.0), kind: Duration(1.0)}
+        return ContextModel(device_memory_bytes=Size(16 * GB), load_s={"": Duration(10.0)}, item_s=times)
+
+    small = several([1.0, 1.0], {"a": good_on("gpu0"), "b": good_on("gpu1")})
+    both = [Arrival(0.0, name) for name in "ab" for _ in range(50)]
+    assert lower_bound(small, both).ends_at == pytest.approx(10.0 + 50.0, abs=1e-3)
+
+
+def test_files_that_are_read_for_each_call_all_go_through_the_shared_storage() -> None:
+    context = model(load_s=0.0, files=FILES, awareness=Awareness.NONE)
+    bound = lower_bound(world(source(4), context, links=Links(shared=Rate(1.0 * GB))), calls(4))
+    assert (bound.limit, bound.ends_at) == (Limit.STORAGE, pytest.approx(40.0, abs=1e-3))
+
+
+def test_what_can_never_be_done_has_no_end() -> None:
+    never = [
+        (world(source([(0.0, 1), (50.0, 0)]), model()), calls(41)),
+        (world(source(0, max_blocks=1, keep_pending=1), model()), calls(1)),
+        (world(source(1), model(kinds=("other",))), calls(1)),
+        (world(source(1, walltime_s=Duration(9.0)), model()), calls(1)),
+    ]
+    for small, arrivals in never:
+        assert lower_bound(small, arrivals).ends_at == math.inf
+        assert lower_bound(small, arrivals).limit is Limit.NEVER
+    assert lower_bound(never[0][0], calls(40)).ends_at == pytest.approx(50.0, abs=1e-3)
+
+
+def test_it_says_what_holds_a_run_up() -> None:
+    assert lower_bound(world(source(1), model()), calls(100)).limit is Limit.DEVICES
+    assert lower_bound(world(source(4), model()), [*calls(9), Arrival(99.0, "llm")]).limit is Limit.CALL
+
+
+# ---- nothing that ships beats it
+
+
+def rates(*, finite: float) -> st.SearchStrategy[Rate]:
+    return st.sampled_from([Rate(math.inf), Rate(finite), Rate(3 * finite)])
+
+
+seconds = st.sampled_from([0.0, 0.5, 2.0, 7.3]).map(Duration)
+spreads = st.sampled_from([0.0, 0.0, 0.4])
+models = st.builds(
+    ContextModel,
+    files=st.sampled_from([(), FILES, (*FILES, Files("code", Size(GB), operations=50))]),
+    awareness=st.sampled_from(Awareness),
+    device_memory_bytes=st.sampled_from([0, 6, 10, 14]).map(lambda size: Size(size * GB)),
+    slots=st.integers(1, 3),
+    start_s=seconds,
+    load_s=st.dictionaries(st.sampled_from(["", "fast", "slow"]), seconds, max_size=2),
+    load_cv=spreads,
+    call_s=st.dictionaries(st.sampled_from(["", "fast"]), seconds, max_size=1),
+    item_s=st.dictionaries(st.sampled_from(["", "fast", "slow"]), seconds, min_size=1, max_size=2),
+    item_cv=spreads,
+    warm_items=st.integers(0, 2),
+    warm_item_s=seconds,
+    page_cache=st.booleans(),
+)
+links = st.builds(
+    Links,
+    shared=rates(finite=1.0 * GB),
+    shared_node=rates(finite=1.0 * GB),
+    shared_operations=st.sampled_from([0.0, 20.0]),
+    disk=rates(finite=2.0 * GB),
+    memory=rates(finite=2.0 * GB),
+    network=rates(finite=1.0 * GB),
+    bus=rates(finite=5.0 * GB),
+)
+
+
+@st.composite
+def sources(draw: st.DrawFn, name: str, kind: str) -> SourceModel:
+    """A few nodes that come and go; in the end there is one."""
+    changes = draw(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3)), max_size=3, unique_by=lambda c: c[0]))
+    steps = [(0.0, draw(st.integers(0, 3))), *((float(at), count) for at, count in sorted(changes)), (61.0, 1)]
+    return SourceModel(
+        name, kind, capacity=tuple(steps), devices=draw(st.integers(1, 2)), nodes=draw(st.integers(1, 2)),
+        wait_s=draw(seconds), wait_cv=draw(spreads), boot_s=draw(seconds), boot_cv=draw(spreads),
+        walltime_s=Duration(draw(st.sampled_from([0.0, 0.0, 150.0]))), max_blocks=draw(st.integers(1, 4)),
+        keep_pending=draw(st.integers(1, 3)),
+    )  # fmt: skip
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    kinds = {
+        "fast": DeviceKind(Size(24 * GB), speed=draw(st.sampled_from([1.0, 2.0]))),
+        "slow": DeviceKind(Size(16 * GB), speed=0.5),
+    }
+    pools = [draw(sources("a", "fast")), draw(sources("b", "slow"))][: draw(st.integers(1, 2))]
+    contexts = {name: draw(models) for name in "xy"[: draw(st.integers(1, 2))]}
+    return World(devices=kinds, sources=tuple(pools), contexts=contexts, links=draw(links), delays=NOW)
+
+
+arrivals_of = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.0, 3.0, 20.0, 70.0]), st.integers(0, 1), st.integers(1, 4)),
+    min_size=1, max_size=12,
+)  # fmt: skip
+
+
+@given(small=worlds(), some=arrivals_of, seed=st.integers(0, 3))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_policy_that_ships_ends_sooner(small: World, some: list[tuple[float, int, int]], seed: int) -> None:
+    names = list(small.contexts)
+    arrivals = [Arrival(at, names[which % len(names)], items=items) for at, which, items in sorted(some)]
+    bound = lower_bound(small, arrivals, seed=seed)
+    for policy in SHIPPED.values():
+        run = Simulation(limited(small, policy.awareness), arrivals, policy.make(), seed=seed)
+        outcome = run.run(until_s=600.0)
+        if outcome.complete and not outcome.failed:
+            assert outcome.ended_at >= bound.ends_at * (1 - 1e-12), f"{policy.name}: {bound}"
