@@ -10,7 +10,6 @@ import contextlib
 import json
 import tempfile
 import time
-from itertools import count
 from typing import Any
 
 import psutil
@@ -30,47 +29,54 @@ def main() -> None:
     ask.add_argument("--every-s", type=float, default=8.0, help="the time between two kills")
     asked = ask.parse_args()
     load_s, call_s = asked.load * asked.call_s, asked.call_s
-
-    @stoker.context(memory="200 MB", awareness=Awareness(asked.awareness))
-    def model() -> float:
-        time.sleep(load_s)
-        return call_s
-
-    @stoker.app(context=model())
-    def infer(seconds: float, _number: int) -> float:
-        time.sleep(seconds)
-        return seconds
-
     done = 0
     site = Site(pilot=Pilot(devices="cpu:1", init_blocks=asked.pilots, max_blocks=asked.pilots))
     with tempfile.TemporaryDirectory(prefix="vanishing-") as folder:
         session = stoker.load(site, run_dir=folder, strategy="none")
         try:
-            pilots = _wait_for_pilots(session, asked.pilots)
+            pilots = _wait_for_pilots(session, asked.pilots, folder)
+            device = session.status().pilots[0].devices[0]
+
+            # One at a time on a device, as on the paper's GPUs: else the next load hides behind the call that runs.
+            @stoker.context(memory=int(0.6 * device.memory_bytes), awareness=Awareness(asked.awareness))
+            def model() -> float:
+                time.sleep(load_s)
+                return call_s
+
+            @stoker.app(context=model())
+            def infer(seconds: float, _number: int) -> float:
+                time.sleep(seconds)
+                return seconds
+
             futures = [infer(number) for number in range(asked.pilots * 60)]
             began = time.monotonic()
-            for number in count():
-                due = began + asked.from_s + number * asked.every_s
-                time.sleep(max(0.0, due - time.monotonic()))
-                if number == len(pilots):
-                    break
+            for number, pilot in enumerate(pilots):
+                time.sleep(max(0.0, began + asked.from_s + number * asked.every_s - time.monotonic()))
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    pilots[number].kill()
+                    pilot.kill()
+            time.sleep(asked.every_s)
             done = sum(future.done() and future.exception() is None for future in futures)
         finally:
             session.stop()
     print(json.dumps({"calls": done}))
 
 
-def _wait_for_pilots(session: Any, number: int) -> list[psutil.Process]:
-    """The pilots' processes, once all have joined."""
+def _wait_for_pilots(session: Any, number: int, folder: str) -> list[psutil.Process]:
+    """The processes of the session in this folder that are pilots, once all have joined."""
     deadline = time.monotonic() + 120
     while len(session.status().pilots) < number:
         if time.monotonic() > deadline:
             raise SystemExit(f"{len(session.status().pilots)} of {number} pilots joined within 120 s")
         time.sleep(0.2)
-    mine = psutil.Process().children(recursive=True)
-    return [each for each in mine if "stoker.pilot.main" in each.cmdline() and "bash" not in each.cmdline()[0]]
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if "stoker.pilot.main" in words and any(word.startswith(folder) for word in words):
+                found.append(process)
+    if len(found) != number:
+        raise SystemExit(f"{number} pilots have joined, and {len(found)} processes are pilots")
+    return found
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ class Options:
         self.files = tuple(os.fspath(file) for file in ([files] if isinstance(files, str | os.PathLike) else files))
         self.preload = None if preload is None else _names("preload", preload)
         self.awareness = _awareness(awareness)
+        if self.awareness is not Awareness.FULL:  # what does not outlive a call has no second one
+            self.calls_per_library = self.calls_per_library or 1
 
 
 _OPTIONS = tuple(inspect.signature(Options).parameters)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stoker.manager.core import feeding
 from stoker.manager.core.seams import PolicyError
-from stoker.manager.core.state import Call, CallState, Context, Filling, Gang, Group, Library
+from stoker.manager.core.state import Call, CallState, Context, Gang, Group, Library
 from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, GangPlace
 from stoker.manager.protocol.to_pilot import RunCalls
 
@@ -124,12 +124,7 @@ def give(core: Core, library: Library, call: Call) -> None:
     call.holder = library
     call.sent_at = core.state.now
     core.hold(library, [call])
-    context, now = call.group.context, core.state.now
-    filling = context.filling
-    if filling is not None and filling.library is library and filling.at == now:
-        filling.calls += 1
-    else:
-        context.filling = Filling(library, now)
+    feeding.fills(library, 1, core.state.now)
     feeding.reclass(core, library)
 
 

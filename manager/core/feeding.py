@@ -9,13 +9,14 @@ bad: a library of several slots that holds such a suspect is given nothing else.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import calls
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.seams import PolicyError
-from stoker.manager.core.state import Call, CallState, Context, Gang, Group, Library, LibraryState, PilotState
+from stoker.manager.core.state import Call, CallState, Context, Filling, Gang, Group, Library, LibraryState, PilotState
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 ASK_PAUSE_S = 0.05
 """A library that falls idle is news for contexts without any; they are not asked about more often than this."""
 
+SATED = 4
+"""When so many libraries in a row take nothing of a backlog, nobody else is asked."""
+
+_LOOKED_AT = 16
 _NEW_WEIGHT = 0.2
 """A mean run time follows the last runs with at least this weight."""
 
@@ -113,15 +118,38 @@ def _give(core: Core, library: Library, head: Call, count: int) -> bool:
         call.sent_at = now
     if taken:
         core.hold(library, taken)
+        fills(library, len(taken), now)
     return bool(taken)
 
 
+def fills(library: Library, count: int, now: float) -> None:
+    """A library is given so many calls."""
+    filling = library.context.filling
+    if filling is not None and filling.library is library and filling.at == now:
+        filling.calls += count
+    else:
+        library.context.filling = Filling(library, now, count)
+
+
 def serve(core: Core, context: Context) -> None:
-    """Calls came back to the queue: give them to libraries that have room, the hottest first."""
-    for library in (*reversed(context.idle.values()), *context.roomy.values()):
-        if not context.queue.count:
-            return
+    """Calls came to the queue: give them to libraries that have room, the one that is being filled first, then the
+    hottest that are free. Those that work already take their share of a backlog; when some in a row have had it, so
+    have the others."""
+    queue, filling = context.queue, context.filling
+    if filling is not None and filling.at == core.state.now:
+        pull(core, filling.library)
+    for some in (_LOOKED_AT, len(context.idle)):  # nearly always the first few take it all
+        for library in tuple(islice(reversed(context.idle.values()), some)) if queue.count else ():
+            if not queue.count:
+                return
+            pull(core, library)
+    sated = 0
+    for library in tuple(islice(context.roomy.values(), queue.count)):
+        before = queue.count
         pull(core, library)
+        sated = sated + 1 if queue.count == before else 0
+        if not queue.count or sated >= SATED:
+            return
 
 
 def unsend(core: Core, library: Library, *, why: str) -> None:

@@ -29,6 +29,11 @@ class Overlay:
         self.pilots: Mapping[PilotId, Pilot] = {**view.pilots, **self._more}
 
     @property
+    def ends_per_s(self) -> int:
+        """As it is."""
+        return self._view.ends_per_s
+
+    @property
     def contexts(self) -> Mapping[str, Context]:
         """As they are."""
         return self._view.contexts

@@ -38,6 +38,10 @@ class View(Protocol):
         """Seconds, on the manager's clock."""
 
     @property
+    def ends_per_s(self) -> int:
+        """Calls that ended in the last whole second, of all contexts."""
+
+    @property
     def contexts(self) -> Mapping[str, Context]:
         """By recipe key."""
 

@@ -160,10 +160,10 @@ class Filling:
 
     __slots__ = ("at", "calls", "library")
 
-    def __init__(self, library: Library, at: float) -> None:
+    def __init__(self, library: Library, at: float, calls: int) -> None:
         self.library = library
         self.at = at
-        self.calls = 1
+        self.calls = calls
 
 
 class Context:
@@ -403,6 +403,15 @@ class State:
         """Why the session ends, once it does."""
         self.kept = False
         """Whether the session goes on when its clients have left."""
+
+    @property
+    def ends_per_s(self) -> int:
+        """Calls that ended in the last whole second."""
+        before = int(self.now) - 1
+        for second, count in reversed(self.rate):
+            if second <= before:
+                return count if second == before else 0
+        return 0
 
     def devices(self) -> Iterator[Device]:
         """Devices of pilots that can be given work."""

@@ -47,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 DIRECT_BELOW = 8
 """With fewer calls in flight than this, the submitting thread sends by itself."""
+MANY = 128
+GATHER_S = 0.001
+"""With many calls in flight nobody waits for one in particular: those of a millisecond travel together."""
 LOOK_EVERY_S = 1.0
 """How often a link whose manager is away looks where it is now."""
 AWAY_S = 30.0
@@ -267,6 +270,8 @@ class Link:
                 os.eventfd_read(self._wake_fd)
             except BlockingIOError:
                 pass
+        if len(self.waiting.waiters) >= MANY:
+            time.sleep(GATHER_S)
         self._woken = False  # after the read: a wake-up between the two is still in the descriptor
         if self._monitor_fd in ready:
             self._watch()

@@ -69,6 +69,8 @@ class Outgoing:
         self._known: set[str] = set()
         self._said = 0
         self._due = 0.0
+        self._taken = 0
+        """Entries that have left the queue."""
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
         """Results have come; those that were not had already. `now` is in seconds on any clock `due_in` is asked with.
@@ -89,8 +91,10 @@ class Outgoing:
         return max(0.0, self._due - now) if self.received > self._said else None
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Frames of everything that is to be said now."""
-        while self.queue:
+        """Frames of everything that is to be said now. What is put into the queue meanwhile waits for the next time:
+        each frame that leaves lets another thread go on, and chasing what that submits makes frames of a few calls."""
+        last = self._taken + len(self.queue)
+        while self.queue and self._taken < last:
             yield self._frame(self._next_batch())
         if self.due_in(now) == 0.0:
             yield self._frame([])
@@ -120,6 +124,7 @@ class Outgoing:
         queue = self.queue
         while queue and count < FRAME_CALLS and size < FRAME_BYTES:
             entry = queue.popleft()
+            self._taken += 1
             if type(entry) is not tuple:
                 messages.append(entry)
                 job = None

@@ -47,6 +47,7 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import PilotState
+from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
 from stoker.manager.live.attendants import Attendants, sites_of, source_of
 from stoker.manager.live.clock import Clock
 from stoker.manager.live.decisions import check_of
@@ -64,8 +65,6 @@ log = logging.getLogger("stoker.manager")
 
 LISTEN_S = 0.5
 """Silence is noticed this late, at most."""
-ACK_DELAY_S = 0.25
-"""An acknowledgement goes along with the next frame, or alone after this long: it should wake nobody up."""
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -107,8 +106,7 @@ class Server:
         self._listen_at = 0.0
         """When it is looked next who has been silent for too long."""
         self._ended = ""
-        self._acks: dict[str, to_pilot.Ack | to_client.Ack] = {}
-        self._acks_due = 0.0
+        self._acks = {Role.CLIENT: Acks(CLIENT_ACK_S), Role.PILOT: Acks(PILOT_ACK_S)}
         self._read_client = wire.from_client()
         self._read_pilot = wire.from_pilot()
         before = folder.read() if folder.file.exists() else None
@@ -223,14 +221,14 @@ class Server:
             soonest = min(soonest, self._due[0][0])
         if self._absent:
             soonest = min(soonest, *self._absent.values())
-        if self._acks_due:
-            soonest = min(soonest, self._acks_due)
+        soonest = min(soonest, *(acks.due_at for acks in self._acks.values()))
         soonest = min(soonest, now + self.attendants.wait_s)
         return max(0, min(5000, int((soonest - now) * 1000) + 1))
 
     def _timers(self, now: float, commands: list[Command]) -> None:
-        if self._acks_due and self._acks_due <= now:
-            self._acknowledge()
+        for acks in self._acks.values():
+            for peer, message in acks.overdue(now):
+                self.doors.send(peer.encode(), wire.encode([message]))
         due, timers = self._due, self.core.state.timers
         while due and due[0][0] <= now:
             at, key, _ = heapq.heappop(due)
@@ -271,12 +269,6 @@ class Server:
 
     # ---- what goes out
 
-    def _acknowledge(self) -> None:
-        """Send acknowledgements that no frame has taken along: nobody waits for them, they only free memory."""
-        acks, self._acks, self._acks_due = self._acks, {}, 0.0
-        for peer, message in acks.items():
-            self.doors.send(peer.encode(), wire.encode([message]))
-
     def _carry_out(self, commands: Iterable[Command]) -> None:
         frames: dict[str, list[object]] = {}
         peer: str
@@ -284,12 +276,10 @@ class Server:
         for command in commands:
             match command:
                 case ToPilot(peer, message) | ToClient(peer, message):
-                    if type(message) is to_pilot.Ack or type(message) is to_client.Ack:
-                        if type(command) is ToPilot and command.pilot not in self.core.state.pilots:
-                            frames.setdefault(peer, []).append(message)  # it has left, and waits for this alone
-                            continue
-                        self._acks[peer] = message
-                        self._acks_due = self._acks_due or self.clock.now() + ACK_DELAY_S
+                    if type(message) is to_pilot.Ack and PilotId(peer) in self.core.state.pilots:
+                        self._acks[Role.PILOT].add(peer, message, self.clock.now())
+                    elif type(message) is to_client.Ack:
+                        self._acks[Role.CLIENT].add(peer, message, self.clock.now())
                     else:
                         frames.setdefault(peer, []).append(message)
                 case SetTimer(at, key):
@@ -303,8 +293,8 @@ class Server:
                 case EndManager(reason):
                     self._ended = reason
         for peer, messages in frames.items():
-            if peer in self._acks:
-                messages.append(self._acks.pop(peer))
+            for acks in self._acks.values():
+                messages += acks.along(peer)
             if not self.doors.send(peer.encode(), wire.encode(messages)):
                 log.info("nobody is connected as %s", peer)
         for ask in advice:

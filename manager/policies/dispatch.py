@@ -3,9 +3,10 @@
 Among free libraries the hottest (last used) comes first, so that those which are not needed cool down and can be
 evicted least recently used first. A library is given a small backlog beyond its slots when calls are shorter than a
 round trip to the manager: as many as take `prefetch_s` to run. Nobody takes more than its share of what is queued, and
-a library that runs dry takes back what another has not begun. Of calls that come together the very short ones go to
-one library until a frame to the next is worth its price: with thousands of libraries a frame for each call would cost
-more than the calls. A call whose function has not run yet, or runs long, is never prefetched.
+a library that runs dry takes back what another has not begun. Of calls that come together the very short ones go to one
+library until a frame to the next is worth its price: with thousands of libraries a frame for each call would cost more
+than the calls; and the more of them end in a second, the scarcer the manager is, and the fuller frames get. A call
+whose function has not run yet, or runs long, is never prefetched.
 
 A call that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.walltime`).
 
@@ -28,15 +29,19 @@ class HottestFirst(Quiet):
     """The default dispatch policy.
 
     `prefetch_s` is the backlog in seconds of work that hides the round trip, `prefetch_calls` its bound. `frame_s` is
-    the least work for which another library is woken: a frame to it and back costs a twentieth of that.
+    the least work for which another library is woken: a frame to it and back costs a twentieth of that. When more than
+    `busy_per_s` calls end in a second it is so many times more, up to `prefetch_s`.
     """
 
     asks_every_call = False
 
-    def __init__(self, *, prefetch_s: float = 0.02, prefetch_calls: int = 128, frame_s: float = 0.002) -> None:
+    def __init__(
+        self, *, prefetch_s: float = 0.02, prefetch_calls: int = 128, frame_s: float = 0.002, busy_per_s: float = 4000.0
+    ) -> None:
         self.prefetch_s = prefetch_s
-        self.frame_s = frame_s
         self.prefetch_calls = prefetch_calls
+        self.frame_s = frame_s
+        self.busy_per_s = busy_per_s
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
         """Slots, and a backlog once calls are known to be short. One that retires is given no more than it serves."""
@@ -87,24 +92,31 @@ class HottestFirst(Quiet):
             return room
         if not group.cost.runs or group.cost.run_s > self.prefetch_s:
             return free
-        share = max(-(-context.queue.count // len(context.libraries)), int(self.frame_s / (group.cost.run_s + 1e-6)))
+        frame = int(self._frame_s(view) / (group.cost.run_s + 1e-6))
+        share = max(-(-context.queue.count // len(context.libraries)), frame)
         return min(room, max(free, share - max(0, -free)))
 
-    def dry(self, view: View, library: Library) -> Sequence[Action]:  # noqa: ARG002
+    def dry(self, view: View, library: Library) -> Sequence[Action]:
         """Take back half of what another library of the context holds and has not begun, if that saves time."""
         context = library.context
         if not context.backlogged:
             return ()
         victim = max(list(islice(context.backlogged.values(), 8)), key=lambda other: other.load - other.taking)
         waiting = victim.load - victim.taking - victim.slots
-        if victim is library or waiting <= 0 or waiting * context.run_s < self.prefetch_s / 4:
+        if victim is library or waiting <= 0:
+            return ()
+        if waiting * context.run_s < max(self.prefetch_s / 4, self._frame_s(view)):  # less than a frame is worth
             return ()
         return (TakeBack(victim.id, (waiting + 1) // 2),)
+
+    def _frame_s(self, view: View) -> float:
+        """The least work for which another library is woken just now."""
+        return min(self.prefetch_s, self.frame_s * max(1.0, view.ends_per_s / self.busy_per_s))
 
     def _fills(self, view: View, filling: Filling, call: Call) -> bool:
         """Whether a library that was given a call just now should get this one too, in the same frame."""
         library = filling.library
-        if filling.at != view.now or filling.calls * call.group.cost.run_s >= self.frame_s:
+        if filling.at != view.now or filling.calls * call.group.cost.run_s >= self._frame_s(view):
             return False
         room = library.load < self.window(view, library) and library.admits(call)
         return room and _in_time(view, library, call)

@@ -232,3 +232,12 @@ def test_every_exported_name_is_there() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         stoker.contexts.nothing  # noqa: B018
     assert isinstance(plain("a"), Recipe)
+
+
+@pytest.mark.parametrize("awareness", ["none", "disk"])
+def test_a_library_of_which_not_all_outlives_a_call_serves_one(awareness: str) -> None:
+    @context(awareness=awareness)
+    def model() -> int:
+        return 1
+
+    assert model().calls_per_library == 1
