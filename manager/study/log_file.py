@@ -9,7 +9,6 @@ encodings are said here and not chosen by what the data looks like, and the fact
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ import msgspec
 
 from stoker.errors import ConfigError
 from stoker.manager.sim.log import Happened, Log
+from stoker.manager.study.drafts import draft_of
 
 Facts = Mapping[str, str | int | float | bool]
 
@@ -43,16 +43,12 @@ def write_log(path: Path, log: Log, meta: Facts) -> None:
     columns.append(_numbers(log.value, "float64"))
     table = pa.table(columns, names=["at_s", "what", *_INTEGERS, "value"])
     facts = msgspec.json.encode(dict(meta), order="deterministic")
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with draft_of(path) as draft:
         pq.write_table(
-            table.replace_schema_metadata({_FACTS: facts}), beside, version="2.6", compression="zstd",
+            table.replace_schema_metadata({_FACTS: facts}), draft, version="2.6", compression="zstd",
             compression_level=3, use_dictionary=["what"], column_encoding=_ENCODINGS, write_statistics=False,
             row_group_size=_ROWS_A_GROUP, data_page_version="1.0",
         )  # fmt: skip
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def read_log(path: Path) -> tuple[Log, dict[str, Any]]:

@@ -1,0 +1,159 @@
+"""Plots of simulated runs, as PNG for a page and SVG for a paper.
+
+One line a policy: the median over its seeds, in a band from the least to the most of them. What is drawn depends on the
+runs alone: not on a display, on the settings of whoever draws, or on the day, so the same runs give the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import StokerError
+from stoker.manager.study.curves import SHARES, Curves
+from stoker.manager.study.drafts import draft_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Runs = Mapping[str, Sequence[Curves]]
+"""The runs of each policy, one a seed. Policies keep their order, and so their colours."""
+
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+"""Okabe and Ito's, which people with any kind of colour vision tell apart, the strongest first."""
+_DASHES = ("-", "--", ":", "-.")
+_MOMENTS = 800
+_PNG_DOTS_PER_INCH = 160
+_STYLE: dict[Any, Any] = {
+    "font.size": 9.0, "axes.titlesize": 10.0, "axes.titlelocation": "left", "axes.spines.top": False,
+    "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6, "axes.edgecolor": "#808080", "axes.linewidth": 0.8, "xtick.color": "#404040",
+    "ytick.color": "#404040", "legend.frameon": False, "lines.linewidth": 1.4, "svg.hashsalt": "stoker",
+}  # fmt: skip
+_UNITS = ((2 * 86_400.0, 86_400.0, "days"), (3 * 3600.0, 3600.0, "h"), (15 * 60.0, 60.0, "min"), (0.0, 1.0, "s"))
+
+
+def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
+    """Draw the runs into a folder that is there: `completed`, `devices`, `queue` over time, and `times`, how long calls
+    waited and took. The paths of the files, a PNG and an SVG each.
+
+    Raises StokerError where matplotlib is not installed, ValueError where there are no runs.
+    """
+    if not any(runs.values()):
+        raise ValueError("there are no runs to draw")
+    drawn: dict[str, tuple[int, Callable[..., None]]] = {
+        "completed": (1, _completed), "devices": (1, _devices), "queue": (1, _queue), "times": (2, _times)
+    }  # fmt: skip
+    paths: list[Path] = []
+    with _style() as figure_of:
+        for name, (panels, draw) in drawn.items():
+            figure = figure_of(figsize=(6.4 if panels == 1 else 7.6, 3.6), layout="constrained")
+            axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
+            draw(*axes, runs)
+            axes[0].set_title(title)
+            _legend(figure, *axes[0].get_legend_handles_labels())
+            for path in (folder / f"{name}.png", folder / f"{name}.svg"):
+                no_facts = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
+                with draft_of(path) as draft:
+                    figure.savefig(draft, dpi=_PNG_DOTS_PER_INCH, metadata=no_facts)
+                paths.append(path)
+    return paths
+
+
+@contextmanager
+def _style() -> Iterator[Callable[..., Any]]:
+    """Our settings instead of whatever this user has. Gives the class of figures, which need no display."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise StokerError(
+            f'plots need matplotlib ({error}); python -m pip install "stoker[study]" brings it, and [outputs] '
+            "plots = false leaves them out"
+        ) from None
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield Figure
+
+
+# ---- what is drawn
+
+
+def _completed(axes: Axes, runs: Runs) -> None:
+    _over_time(axes, runs, lambda run, at_s: run.completed.value(at_s))
+    axes.set_ylabel("items done")
+
+
+def _devices(axes: Axes, runs: Runs) -> None:
+    _over_time(axes, runs, lambda run, at_s: run.devices.value(at_s) if at_s <= run.ended_at else 0.0)
+    axes.set_ylabel("devices")
+
+
+def _queue(axes: Axes, runs: Runs) -> None:
+    _over_time(axes, runs, lambda run, at_s: run.queue.value(at_s) if at_s <= run.ended_at else 0.0)
+    axes.set_ylabel("calls that wait")
+
+
+def _over_time(axes: Axes, runs: Runs, value: Callable[[Curves, float], float]) -> None:
+    """A curve a policy. A run that is over holds no devices and has no queue; what it has done stays done."""
+    end_s = max(run.ended_at for of_policy in runs.values() for run in of_policy) or 1.0
+    moments = [end_s * number / _MOMENTS for number in range(_MOMENTS + 1)]
+    unit_s, unit = _unit(end_s)
+    shown = [moment / unit_s for moment in moments]
+    for label, of_policy, look in _looks(runs):
+        columns = [[value(run, moment) for run in of_policy] for moment in moments]
+        if len(of_policy) > 1:
+            least, most = [min(column) for column in columns], [max(column) for column in columns]
+            axes.fill_between(shown, least, most, step="post", color=look["color"], alpha=0.18, linewidth=0.0)
+        axes.step(shown, [median(column) for column in columns], where="post", label=label, **look)
+    axes.set_xlim(0.0, end_s / unit_s)
+    axes.set_ylim(bottom=0.0)
+    axes.set_xlabel(f"time ({unit})")
+    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def _times(waits: Axes, turnarounds: Axes, runs: Runs) -> None:
+    _distribution(waits, runs, lambda run: run.waits_s, words="from coming to beginning")
+    _distribution(turnarounds, runs, lambda run: run.turnarounds_s, words="from coming to end")
+    waits.set_ylabel("share of calls")
+
+
+def _distribution(
+    axes: Axes, runs: Runs, times_of: Callable[[Curves], Sequence[float]], *, words: str
+) -> None:  # fmt: skip
+    """For each share of all calls its time, on the mean over the seeds."""
+    lines = []
+    for label, of_policy, look in _looks(runs):
+        known = [times_of(run) for run in of_policy if times_of(run)]
+        if known:
+            lines.append((label, [fmean(times) for times in zip(*known, strict=True)], look))
+    unit_s, unit = _unit(max((times[-1] for _, times, _ in lines), default=1.0))
+    for label, times, look in lines:
+        axes.plot([time / unit_s for time in times], SHARES, label=label, **look)
+    axes.set_xlim(left=0.0)
+    axes.set_ylim(0.0, 1.0)
+    axes.set_xlabel(f"{words} ({unit})")
+
+
+def _looks(runs: Runs) -> Iterator[tuple[str, Sequence[Curves], dict[str, Any]]]:
+    """Each policy that has runs, and how its lines look."""
+    for number, (policy, of_policy) in enumerate(runs.items()):
+        if of_policy:
+            dashes = _DASHES[number // len(_COLORS) % len(_DASHES)]
+            yield policy, of_policy, {"color": _COLORS[number % len(_COLORS)], "linestyle": dashes}
+
+
+def _legend(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Names for the lines, below them, where they hide nothing; one line needs none."""
+    if len(labels) > 1:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)))
+
+
+def _unit(longest_s: float) -> tuple[float, str]:
+    """Seconds of the unit that times up to this one are shown in, and its name."""
+    return next((unit_s, name) for least_s, unit_s, name in _UNITS if longest_s >= least_s)

@@ -1,0 +1,273 @@
+"""A run as a timeline that Perfetto (ui.perfetto.dev) or Chrome's about:tracing opens.
+
+The format is Chrome's JSON ("Trace Event Format", Duca and Sinclair): a list of events with times in microseconds.
+There is a process for the run (curves: calls that wait, devices, items done), one for its blocks (one row each: in the
+queue, running), and one for each pilot: a row for itself and a row for each library, on which its load and its calls
+follow each other. A library that runs several calls at once has more rows, since what overlaps on a row is not drawn.
+
+A viewer bears some hundred thousand events. Where there are more calls, so many as needed that follow each other on a
+row without a gap are drawn as one; a call that was cut off is always drawn alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from stoker.manager.sim.log import Happened, Log
+from stoker.manager.study.curves import Curves
+from stoker.manager.study.drafts import draft_of
+
+MOST_CALLS = 200_000
+"""So many calls are drawn one by one."""
+
+_RUN, _BLOCKS, _FIRST_PILOT = 1, 2, 10
+_OWN_ROW = 0
+_SHORT_GAP_S = 0.002
+"""What follows within this time, or a tenth of what a call takes, follows without a gap."""
+
+Event = dict[str, Any]
+
+
+def write_timeline(path: Path, log: Log, curves: Curves, *, most_calls: int = MOST_CALLS) -> None:
+    """Write the timeline of a run, whole or not at all; gzipped where the name ends in `.gz`, which Perfetto reads."""
+    encode = msgspec.json.Encoder().encode
+    with draft_of(path) as draft, _opened(draft) as file:
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        for number, event in enumerate(events_of(log, curves, most_calls=most_calls)):
+            file.write((b",\n" if number else b"") + encode(event))
+        file.write(b"\n]}\n")
+
+
+def events_of(log: Log, curves: Curves, *, most_calls: int = MOST_CALLS) -> Iterator[Event]:
+    """The events of the timeline."""
+    yield _name("process_name", "run", pid=_RUN)
+    yield from _counted("calls that wait", curves.queue.at_s, curves.queue.values)
+    yield from _counted("devices", curves.devices.at_s, curves.devices.values)
+    yield from _counted("items done", curves.completed.at_s, curves.completed.values)
+    began = Counter(log.what)[Happened.CALL_BEGAN]
+    yield from _Rows(log, together=max(1, -(-began // most_calls))).events()
+
+
+class _Span:
+    """Calls on a row, drawn as one."""
+
+    __slots__ = ("began_at", "calls", "ended_at", "first", "items")
+
+    def __init__(self, first: int, began_at: float) -> None:
+        self.first = first
+        self.began_at = began_at
+        self.ended_at = began_at
+        self.calls = 0
+        self.items = 0.0
+
+    def follows(self, began_at: float) -> bool:
+        """Whether a call that begins now follows without a gap."""
+        gap_s = (self.ended_at - self.began_at) / (10 * self.calls)
+        return began_at - self.ended_at <= max(gap_s, _SHORT_GAP_S)
+
+    @property
+    def name(self) -> str:
+        return f"call {self.first}" if self.calls == 1 else f"{self.calls} calls"
+
+
+class _Library:
+    """The rows of a library: which are busy, since when, and with which call."""
+
+    def __init__(self, pilot: int, ordered_at: float) -> None:
+        self.pilot = pilot
+        self.ordered_at = ordered_at
+        self.ready = False
+        self.rows: list[int] = []
+        self.busy: dict[int, tuple[int, float]] = {}
+        """Which row each call runs on, and since when."""
+        self.spans: dict[int, _Span] = {}
+
+    def free_row(self) -> int | None:
+        """A row on which nothing runs."""
+        taken = {row for row, _ in self.busy.values()}
+        return next((row for row in self.rows if row not in taken), None)
+
+
+class _Rows:
+    """A pass over the log that draws what ends as it ends."""
+
+    def __init__(self, log: Log, *, together: int) -> None:
+        self._log = log
+        self._together = together
+        self._libraries: dict[int, _Library] = {}
+        self._runs_in: dict[int, int] = {}
+        """The library in which each call runs."""
+        self._pilots: dict[int, float] = {}
+        self._rows: Counter[int] = Counter()
+        """How many rows each pilot has beside its own."""
+        self._blocks: dict[int, tuple[str, float]] = {}
+
+    def events(self) -> Iterator[Event]:
+        """All events of blocks, pilots, libraries and calls."""
+        log, at_s = self._log, 0.0
+        yield _name("process_name", "blocks", pid=_BLOCKS)
+        for row, (what, at_s) in enumerate(zip(log.what, log.at_s, strict=True)):
+            yield from self._hear(Happened(what), at_s, row)
+        for library in list(self._libraries):
+            yield from self._library_ends(library, at_s, cut=False)
+        for pilot in list(self._pilots):
+            yield from self._pilot_goes(pilot, at_s)
+        for block in list(self._blocks):
+            yield from self._block_goes_on(block, at_s, "")
+
+    def _hear(self, what: Happened, at_s: float, row: int) -> Iterable[Event]:
+        log = self._log
+        match what:
+            case Happened.CALL_BEGAN:
+                return self._call_begins(log.library[row], log.call[row], at_s)
+            case Happened.CALL_ENDED:
+                return self._call_ends(log.library[row], log.call[row], at_s, log.value[row])
+            case Happened.LIBRARY_STARTED:
+                self._libraries[log.library[row]] = _Library(log.pilot[row], at_s)
+                return ()
+            case Happened.LIBRARY_READY:
+                return self._library_ready(log.library[row], at_s)
+            case Happened.LIBRARY_ENDED:
+                return self._library_ends(log.library[row], at_s, cut=True)
+            case Happened.PILOT_CAME:
+                return self._pilot_comes(log.pilot[row], at_s)
+            case Happened.PILOT_WENT:
+                return self._pilot_goes(log.pilot[row], at_s)
+            case Happened.BLOCK_ASKED:
+                return self._block_goes_on(log.block[row], at_s, "in the queue")
+            case Happened.BLOCK_STARTED:
+                return self._block_goes_on(log.block[row], at_s, "running")
+            case Happened.BLOCK_OVER:
+                return self._block_goes_on(log.block[row], at_s, "")
+            case _:
+                return ()
+
+    # ---- calls
+
+    def _call_begins(self, number: int, call: int, at_s: float) -> Iterator[Event]:
+        yield from self._evicted(call, at_s)
+        library = self._libraries.get(number)
+        if library is None:
+            return
+        row = library.free_row()
+        if row is None:
+            row = yield from self._new_row(number, library)
+        library.busy[call] = row, at_s
+        self._runs_in[call] = number
+
+    def _evicted(self, call: int, at_s: float) -> Iterator[Event]:
+        """A call begins that ran elsewhere: the log does not say when it left."""
+        library = self._libraries.get(self._runs_in.pop(call, -1))
+        if library is not None and call in library.busy:
+            row, began_at = library.busy.pop(call)
+            yield _slice(f"call {call}, evicted", began_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row)
+
+    def _call_ends(self, number: int, call: int, at_s: float, items: float) -> Iterator[Event]:
+        library = self._libraries.get(number)
+        if library is None or call not in library.busy:
+            return
+        del self._runs_in[call]
+        row, began_at = library.busy.pop(call)
+        span = library.spans.get(row)
+        if span is not None and not span.follows(began_at):
+            yield _drawn_span(library.pilot, row, library.spans.pop(row))
+            span = None
+        if span is None:
+            span = library.spans[row] = _Span(call, began_at)
+        span.calls, span.items, span.ended_at = span.calls + 1, span.items + items, at_s
+        if span.calls >= self._together:
+            yield _drawn_span(library.pilot, row, library.spans.pop(row))
+
+    # ---- libraries
+
+    def _new_row(self, number: int, library: _Library) -> Generator[Event, None, int]:
+        self._rows[library.pilot] += 1
+        row = self._rows[library.pilot]
+        library.rows.append(row)
+        place = len(library.rows)
+        text = f"lib-{number}" if place == 1 else f"lib-{number}, call {place} at once"
+        yield _name("thread_name", text, pid=_FIRST_PILOT + library.pilot, tid=row)
+        return row
+
+    def _library_ready(self, number: int, at_s: float) -> Iterator[Event]:
+        library = self._libraries.get(number)
+        if library is not None and not library.ready:
+            library.ready = True
+            yield from self._load(number, library, at_s, "load")
+
+    def _load(self, number: int, library: _Library, at_s: float, text: str) -> Iterator[Event]:
+        row = library.rows[0] if library.rows else (yield from self._new_row(number, library))
+        yield _slice(text, library.ordered_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, cname="grey")
+
+    def _library_ends(self, number: int, at_s: float, *, cut: bool) -> Iterator[Event]:
+        library = self._libraries.pop(number, None)
+        if library is None:
+            return
+        if not library.ready:
+            yield from self._load(number, library, at_s, "load, cut off" if cut else "load")
+        for row, span in library.spans.items():
+            yield _drawn_span(library.pilot, row, span)
+        for call, (row, began_at) in library.busy.items():
+            self._runs_in.pop(call, None)
+            text, color = (f"call {call}, lost", {"cname": "terrible"}) if cut else (f"call {call}", {})
+            yield _slice(text, began_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, **color)
+
+    # ---- pilots and blocks
+
+    def _pilot_comes(self, pilot: int, at_s: float) -> Iterator[Event]:
+        self._pilots[pilot] = at_s
+        yield _name("process_name", f"pilot {pilot}", pid=_FIRST_PILOT + pilot)
+        yield _name("thread_name", "pilot", pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
+
+    def _pilot_goes(self, pilot: int, at_s: float) -> Iterator[Event]:
+        came_at = self._pilots.pop(pilot, None)
+        if came_at is not None:
+            yield _slice("connected", came_at, at_s, pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
+
+    def _block_goes_on(self, block: int, at_s: float, now: str) -> Iterator[Event]:
+        """A block comes into its next state; empty: it is over."""
+        before = self._blocks.pop(block, None)
+        if before is None:
+            yield _name("thread_name", f"block {block}", pid=_BLOCKS, tid=block)
+        else:
+            yield _slice(before[0], before[1], at_s, pid=_BLOCKS, tid=block)
+        if now:
+            self._blocks[block] = now, at_s
+
+
+def _drawn_span(pilot: int, row: int, span: _Span) -> Event:
+    args = {"calls": span.calls, "items": span.items, "first": span.first}
+    return _slice(span.name, span.began_at, span.ended_at, pid=_FIRST_PILOT + pilot, tid=row, args=args)
+
+
+def _slice(name: str, began_at: float, ended_at: float, *, pid: int, tid: int, **more: Any) -> Event:
+    began_us = round(began_at * 1e6)
+    length_us = round(ended_at * 1e6) - began_us
+    return {"ph": "X", "name": name, "ts": began_us, "dur": length_us, "pid": pid, "tid": tid, **more}
+
+
+def _counted(name: str, at_s: Iterable[float], values: Iterable[float]) -> Iterator[Event]:
+    for moment, value in zip(at_s, values, strict=True):
+        yield {"ph": "C", "name": name, "ts": round(moment * 1e6), "pid": _RUN, "args": {name: value}}
+
+
+def _name(kind: str, name: str, *, pid: int, tid: int = 0) -> Event:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """For writing; gzipped by its name, and then without the time."""
+    with path.open("wb") as file:
+        if path.suffix != ".gz":
+            yield file
+            return
+        with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+            yield packed  # type: ignore[misc]

@@ -1,0 +1,153 @@
+"""What a log says of a run, and what several runs say together."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from sim.worlds import calls, model, simulate, source, world
+from study.small_runs import small_run
+
+from stoker.chance import Stream
+from stoker.manager.sim.log import Happened, Log
+from stoker.manager.study.curves import curves_of
+from stoker.manager.study.measures import Steps, measure
+from stoker.manager.study.statistics import difference, estimate, quantile, t_quantile
+
+
+@pytest.mark.parametrize(
+    ("degrees", "known"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (9, 2.26216), (10, 2.22814), (120, 1.97993)]
+)
+def test_quantiles_of_t_are_those_of_the_tables(degrees: int, known: float) -> None:
+    assert t_quantile(0.975, degrees=degrees) == pytest.approx(known, abs=1e-5)
+    assert t_quantile(0.5, degrees=degrees) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_mean_has_the_interval_of_its_runs() -> None:
+    ten = estimate([float(number) for number in range(10)])
+    assert (ten.mean, ten.runs) == (4.5, 10)
+    assert ten.half_width == pytest.approx(2.26216 * 3.02765 / math.sqrt(10), rel=1e-5)
+    assert (ten.low, ten.high) == (pytest.approx(2.33415, abs=1e-4), pytest.approx(6.66585, abs=1e-4))
+    one = estimate([3.0])
+    assert (one.mean, one.half_width, one.low, one.high) == (3.0, None, 3.0, 3.0)
+    for none in ([], [1.0, math.nan], [math.inf]):
+        with pytest.raises(ValueError, match="a mean of"):
+            estimate(none)
+
+
+def test_intervals_hold_the_true_mean_as_often_as_they_say() -> None:
+    stream = Stream(3, "intervals")
+    held = 0
+    for trial in range(2000):
+        runs = estimate([stream.factor(5 * trial + number, cv=0.1) for number in range(5)])
+        held += runs.low <= 1.0 <= runs.high
+    assert held / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+def test_a_difference_is_taken_seed_by_seed() -> None:
+    seeds = [10.0, 200.0, 3000.0]
+    paired = difference([value + 5.0 + 0.1 * value / 3000 for value in seeds], seeds)
+    assert paired.mean == pytest.approx(5.04, abs=0.01)
+    assert paired.half_width is not None
+    assert paired.half_width < 0.2  # the runs themselves differ by thousands
+    with pytest.raises(ValueError, match="seed by seed"):
+        difference([1.0, 2.0], [1.0])
+
+
+def test_quantiles_lie_between_neighbours() -> None:
+    values = [1.0, 2.0, 4.0, 8.0]
+    assert [quantile(values, share) for share in (0.0, 0.5, 1.0)] == [1.0, 3.0, 8.0]
+    assert quantile(values, 0.9) == pytest.approx(6.8)
+    with pytest.raises(ValueError, match="no quantile"):
+        quantile([], 0.5)
+
+
+# ---- measures
+
+
+def test_a_run_whose_numbers_are_known_by_hand() -> None:
+    run, outcome = simulate(world(source(1), model()), calls(100))
+    measured = measure(run.log)
+    assert (measured.calls, measured.items, measured.failed, measured.unfinished) == (100, 100.0, 0, 0)
+    assert measured.makespan_s == pytest.approx(outcome.ended_at)
+    assert measured.makespan_s == pytest.approx(110.0)
+    assert measured.waits_s.tolist() == pytest.approx([10.0 + number for number in range(100)])
+    assert measured.turnarounds_s.tolist() == pytest.approx([11.0 + number for number in range(100)])
+    assert (measured.queue.value(5.0), measured.queue.value(60.5), measured.queue.value(110.0)) == (100, 49, 0)
+    assert (measured.completed.value(10.9), measured.completed.value(60.5)) == (0.0, 50.0)
+    assert [measured.held_s, measured.useful_s, measured.loading_s, measured.lost_s] == pytest.approx([110, 100, 10, 0])
+    assert measured.goodput == pytest.approx(100 / 110)
+    assert measured.share_within(60.5) == pytest.approx(0.5)
+
+
+def test_what_a_preempted_pilot_ran_is_lost_and_waits_again() -> None:
+    measured = measure(small_run())
+    assert (measured.items, measured.unfinished, measured.queue.values[-1]) == (100.0, 0, 0.0)
+    assert measured.lost_s == pytest.approx(0.5)  # the call that began at 30 s
+    assert measured.useful_s == pytest.approx(100.0)
+    assert (measured.devices.value(20.0), measured.devices.value(40.0)) == (2.0, 1.0)
+    assert (measured.capacity.value(20.0), measured.capacity.value(40.0)) == (2.0, 1.0)
+    assert measured.held_s == pytest.approx(30.5 + measured.ended_at)
+    assert measured.capacity.integral(until_s=measured.ended_at) == pytest.approx(measured.held_s)
+    assert len(measured.waits_s) == len(measured.turnarounds_s) == 100
+
+
+def test_a_run_that_is_cut_off_leaves_calls() -> None:
+    run, _ = simulate(world(source(1), model()), calls(100), until_s=50.5)
+    measured = measure(run.log, until_s=50.5)
+    assert (measured.items, measured.unfinished, measured.ended_at) == (40.0, 60, 50.5)
+    assert measured.held_s == pytest.approx(50.5)
+    assert measured.share_within(1e9) == pytest.approx(0.4)
+
+
+def test_what_ends_twice_counts_once_and_what_fails_not_at_all() -> None:
+    log = Log()
+    log.note(0.0, Happened.CALL_CAME, call=0, value=5.0)
+    log.note(0.0, Happened.CALL_CAME, call=1, value=5.0)
+    log.note(1.0, Happened.PILOT_CAME, pilot=0, value=2.0)
+    log.note(1.5, Happened.PILOT_WENT, pilot=1, value=4.0)  # its job ended before it had connected
+    log.note(2.0, Happened.CALL_BEGAN, call=0, library=1, pilot=0, value=5.0)
+    log.note(3.0, Happened.CALL_ENDED, call=0, library=1, pilot=0, value=5.0)  # the manager never hears of it
+    log.note(3.0, Happened.LIBRARY_ENDED, library=1, pilot=0)
+    log.note(3.0, Happened.PILOT_WENT, pilot=0, value=2.0)
+    log.note(5.0, Happened.CALL_BEGAN, call=0, library=2, pilot=2, value=5.0)
+    log.note(7.0, Happened.CALL_ENDED, call=0, library=2, pilot=2, value=5.0)
+    log.note(8.0, Happened.CALL_FAILED, call=1, value=5.0)
+    log.note(9.0, Happened.CALL_CAME, call=2, value=1.0)
+    log.note(9.0, Happened.CALL_BEGAN, call=2, library=2, pilot=2, value=1.0)
+    log.note(10.0, Happened.CALL_FAILED, call=2, value=1.0)
+    measured = measure(log)
+    assert (measured.calls, measured.items, measured.failed, measured.unfinished) == (3, 5.0, 2, 0)
+    assert (measured.useful_s, measured.lost_s) == (1.0, 3.0)
+    assert measured.waits_s.tolist() == [0.0, 2.0]
+    assert measured.turnarounds_s.tolist() == [3.0]
+    assert (min(measured.queue.values), measured.queue.values[-1]) == (0.0, 0.0)
+    assert (measured.devices.highest, measured.held_s, measured.ended_at) == (2.0, 4.0, 10.0)
+
+
+def test_a_call_that_is_evicted_begins_again_and_waits_once() -> None:
+    log = Log()
+    log.note(0.0, Happened.CALL_CAME, call=0, value=5.0)
+    log.note(1.0, Happened.CALL_BEGAN, call=0, library=1, pilot=0, value=5.0)
+    log.note(6.0, Happened.CALL_BEGAN, call=0, library=2, pilot=1, value=5.0)
+    log.note(6.5, Happened.LIBRARY_ENDED, library=1, pilot=0)
+    log.note(8.0, Happened.CALL_ENDED, call=0, library=2, pilot=1, value=5.0)
+    measured = measure(log)
+    assert (measured.items, measured.waits_s.tolist(), measured.turnarounds_s.tolist()) == (5.0, [1.0], [8.0])
+    assert (measured.useful_s, measured.lost_s) == (2.0, 0.0)
+    assert measured.queue.values.tolist() == [1.0, 0.0]
+
+
+def test_an_empty_log_measures_nothing() -> None:
+    measured = measure(Log())
+    assert (measured.calls, measured.makespan_s, measured.goodput, measured.share_within(1.0)) == (0, 0.0, 0.0, 0.0)
+    assert curves_of(measured).waits_s == ()
+
+
+def test_steps_have_values_and_areas() -> None:
+    steps = Steps([(1.0, 2.0), (3.0, 5.0), (3.0, 4.0), (6.0, 0.0)])
+    assert [steps.value(at_s) for at_s in (0.5, 1.0, 2.9, 3.0, 7.0)] == [0.0, 2.0, 2.0, 4.0, 0.0]
+    assert steps.integral(until_s=10.0) == 2 * 2.0 + 3 * 4.0
+    assert steps.integral(from_s=2.0, until_s=4.0) == 2.0 + 4.0
+    assert steps.integral(from_s=4.0, until_s=4.0) == 0.0
+    assert Steps().integral(until_s=3.0) == 0.0
