@@ -148,8 +148,9 @@ class Trace(
 
     `context`: what all calls want, or several, which the trace's models (ElasticFlow), functions (SLINFER) or clusters
     (Philly) take in turn, in the order in which they first come; `contexts` gives one by name, `{bert = "encoder"}`.
-    `cluster`: Philly's, empty for all. `item`: so much of a job's duration is one item. `speedup`: times are divided by
-    it. Calls from `start` on, `for` so long, `count` at most (0 = all), both times by the trace's own clock.
+    `cluster`: Philly's, empty for all. `item`: so much of a job's duration is one item. `speedup`: calls come so many
+    times faster; how long they take, and their deadlines, stay. Calls from `start` on, `for` so long, `count` at most
+    (0 = all), both times by the trace's own clock.
     """
 
     format: TraceFormat
