@@ -13,8 +13,8 @@ import sys
 
 from stoker.errors import StokerError
 from stoker.manager.live import interfaces, keeper, lease
+from stoker.manager.live.chosen import policies_of
 from stoker.manager.live.server import Patience, Server, check_folder
-from stoker.manager.policies import default_policies
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site import Session
 
@@ -87,7 +87,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace) -> Server:
     return Server(
         folder,
         session=options.name or folder.path.name,
-        policies=default_policies(),
+        policies=policies_of(folder),
         patience=patience,
         interface=interfaces.resolve(options.interface),
         ports=Session(ports=options.ports).port_range,

@@ -23,6 +23,7 @@ from stoker.manager.environment.preparing import prepare
 from stoker.manager.executor import engines
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
 from stoker.manager.live import interfaces, lease
+from stoker.manager.live.chosen import check_policies, keep_policies
 from stoker.manager.protocol.session import SessionFolder, find_session
 from stoker.site import Site
 from stoker.site_files import load_sites, read_sites, write_sites
@@ -51,6 +52,7 @@ def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
             if found.setdefault(site.name, site) != site:
                 raise ConfigError(f"two sites are called {site.name}; give one another `name`", key="name")
     engines.refuse(found.values())
+    check_policies(found.values())
     return tuple(found.values())
 
 
@@ -63,6 +65,7 @@ def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> Sess
     if folder.file.exists() or folder.journal.exists():
         raise SessionError(f"{folder.path} holds a session already; name another folder, or leave --folder away")
     make_folder(folder)
+    keep_policies(folder, sites, search_path=python_path())
     idle = ("--idle", f"{idle_s:g}") if idle_s else ()
     launch = Launch(name, (*manager_options(sites), *idle))
     try:

@@ -40,6 +40,7 @@ from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants, Preparer
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
 from stoker.manager.factory.pilot_command import pilot_command, python_path
+from stoker.manager.live.chosen import check_policies, keep_policies
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
 from stoker.manager.protocol.to_manager import EndSession, ReleaseBlock, WantPilots
@@ -88,6 +89,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.sites = (load_site(site),) if provider is not None else load_sites(site)
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
+        check_policies(self.sites)
         self._joins = os.fspath(session)
         batch = len(self.sites) > 1 or not self.site.is_local
         self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
@@ -157,6 +159,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def _start_session(self) -> None:
         self.folder = SessionFolder(Path(self.run_dir) / self.label)
         make_folder(self.folder)
+        keep_policies(self.folder, self.sites, search_path=python_path())
         name = new_session_id()
         engines.prepare(self.folder, self.sites, session=name, python_path=python_path())
         if self._by_factory:

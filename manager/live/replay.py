@@ -9,6 +9,7 @@ from stoker.manager.core import call_list, report, story
 from stoker.manager.core.core import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal
+from stoker.manager.live.chosen import policies_of
 from stoker.manager.policies import default_policies
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.ids import parse_call
@@ -50,7 +51,7 @@ def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedSta
 
 
 def _replayed(folder: SessionFolder, watch: frozenset[int]) -> Core:
-    core = replay(folder.journal, folder.read().session, watch=watch)
+    core = replay(folder.journal, folder.read().session, policies_of(folder), watch=watch)
     if core is None:
         raise SessionError(f"the journal of {folder.path} is empty: nothing has happened in the session")
     return core

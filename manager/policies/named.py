@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
-from stoker.manager.core.seams import Dispatch, Policies, Residency
+from stoker.manager.core.seams import Dispatch, Policies, Provisioning
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.exclusive import WholeDevice
 from stoker.manager.policies.forgetful import LoadForEachCall, OneCallEach
@@ -25,26 +26,32 @@ from stoker.manager.policies.scattered import AnyDevice, AnyFree
 DEFAULT = "default"
 
 
+class Make(Protocol):
+    """Makes fresh policies: some remember things, so no two sessions or runs share them."""
+
+    def __call__(self, *, provisioning: Provisioning | None = None) -> Policies:
+        """All of them; `provisioning` instead of their own."""
+
+
 class Named(msgspec.Struct, frozen=True):
     """A policy that can be asked for by name.
 
-    `about` is a sentence for people. `make` gives fresh policies: some remember things, so no two sessions or runs
-    share them. `awareness`: the most that a context may keep between calls under this policy; None = what it says.
+    `about` is a sentence for people. `awareness`: the most that a context may keep between calls under this policy;
+    None = what it says.
     """
 
     name: str
     about: str
-    make: Callable[[], Policies]
+    make: Make
     awareness: Awareness | None = None
 
 
 def _policies(
     dispatch: Callable[[], Dispatch] = HottestFirst, residency: type[LoadWhereWanted] = LoadWhereWanted
-) -> Callable[[], Policies]:
-    def make() -> Policies:
-        provisioning = KeepBlocks()
-        chosen: Residency = residency(provisioning=provisioning)
-        return Policies(dispatch=dispatch(), residency=chosen, provisioning=provisioning)
+) -> Make:
+    def make(*, provisioning: Provisioning | None = None) -> Policies:
+        asked = provisioning or KeepBlocks()
+        return Policies(dispatch=dispatch(), residency=residency(provisioning=asked), provisioning=asked)
 
     return make
 

@@ -8,6 +8,7 @@
         manager.log              and factory.log, seed.log, client.log
         manager.lease            who runs the manager (see `manager.live.lease`), beside manager.lock
         manager.json             how the manager of a session that stays was started
+        policies.json            which policies decide, if not the default ones; policies/ has files of the user's
         seed.address             where the seed listens, if there is one
         jobs-left                what the factory could not cancel at the end; empty when all is well
         sites/                   the site files of its sources of pilots

@@ -59,6 +59,9 @@ def _of_site(site: Site) -> Iterator[str]:
         yield '[environment] kind = "packed": its libraries run in this environment'
     if site.pilot.probe != AUTO_PROBE:
         yield f'[pilot] probe = "{site.pilot.probe}": nobody probes the devices of its workers'
+    for setting in ("name", "dispatch", "residency"):
+        if (value := getattr(site.policy, setting)) not in ("", Policy().name):
+            yield f'[policy] {setting} = "{value}": it decides itself where calls run'
     if site.policy.provisioning not in (ProvisioningName.DEFAULT, ProvisioningName.OPPORTUNISTIC):
         yield f'[policy] provisioning = "{site.policy.provisioning.value}": its factory decides how many workers run'
     for setting in ("keep_pending", "finish_within_s"):

@@ -18,6 +18,7 @@
     shared_files = true           whether pilots see the files of this machine
     command_limit = "30 s"        no command of the batch system may take longer
     poll = "10 s"                 how often it is asked for news
+    price = 0.0                   what a device costs an hour, in your money: `stoker plan` tells what a run would cost
 
     [pilot]
     devices = "auto"              "auto": every GPU that is granted, else one CPU device a core; "gpu", "cpu", "cpu:4"
@@ -72,7 +73,7 @@ import msgspec
 
 from stoker.config_errors import explain
 from stoker.errors import ConfigError, UnitError
-from stoker.site import Duration, Engine, Pilot, Policy, Provider, ProviderKind, Session, Site, Size
+from stoker.site import Duration, Engine, Pilot, Policy, Provider, ProviderKind, Session, Site, Size, absolute_policy
 from stoker.units import parse_bytes, parse_seconds, without_unit
 
 __all__ = [
@@ -99,7 +100,7 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
         raise ConfigError(f"{path}: no such file{_near_file(path)}", file=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
-    return parse_site(text, file=str(path))
+    return _with_absolute_paths(parse_site(text, file=str(path)), path.parent)
 
 
 def parse_site(text: str, *, file: str) -> Site:
@@ -116,6 +117,13 @@ def parse_site(text: str, *, file: str) -> Site:
         raise ConfigError(
             f"{file}: line {fault.line}: {fault.problem}", file=file, line=fault.line, key=fault.key
         ) from None
+
+
+def _with_absolute_paths(site: Site, folder: Path) -> Site:
+    """Policies in files of the user's are named from the site file's folder; a session is elsewhere."""
+    policy = site.policy
+    names = {each: absolute_policy(getattr(policy, each), folder) for each in ("name", "dispatch", "residency")}
+    return msgspec.structs.replace(site, policy=msgspec.structs.replace(policy, **names))
 
 
 _SHAPES = {

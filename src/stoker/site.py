@@ -113,6 +113,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `options` go verbatim into the head of the submit script; with Slurm's `--array` a block is the whole array, and
     each of its tasks brings pilots. `worker_init` is shell that runs before the pilot.
     `command_limit_s`: no command of the batch system may take longer. `poll_s`: how often it is asked for news.
+    `price`: of a device-hour, in any money (0 = not said): `stoker plan` tells what a run would cost.
     """
 
     kind: ProviderKind = ProviderKind.LOCAL
@@ -134,6 +135,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared_files: bool = True
     command_limit_s: Duration = msgspec.field(default=Duration(30.0), name="command_limit")
     poll_s: Duration = msgspec.field(default=Duration(10.0), name="poll")
+    price: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 0.0
 
     def __post_init__(self) -> None:
         for setting, kinds in _ONLY.items():
@@ -280,6 +282,18 @@ def check_policy_name(name: str, *, setting: str) -> None:
     close = difflib.get_close_matches(name, POLICY_NAMES, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(POLICY_NAMES)}"
     raise ValueError(f'{setting} = {name!r} is no policy; {hint} (one of your own: "module:Class" or "path.py:Class")')
+
+
+def policy_file(name: str) -> str:
+    """The file of a policy of the user's own that is named by its path; empty for any other."""
+    own = OWN_POLICY.fullmatch(name)
+    return own["place"] if own is not None and own["place"].endswith(".py") else ""
+
+
+def absolute_policy(name: str, folder: str | os.PathLike[str]) -> str:
+    """The same policy for whoever asks from elsewhere: a path counts from `folder` and is made absolute."""
+    file = policy_file(name)
+    return f"{os.path.abspath(os.path.join(folder, os.path.expanduser(file)))}{name[len(file) :]}" if file else name
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,137 @@
+"""Which policies decide in a session: chosen by its site files, kept in its folder.
+
+The choice is written down when the session is made, and a policy in a file of the user's is copied beside it: a manager
+that is started again, and whoever replays the journal, decides as the first one did, whatever has become of the file.
+(A policy in an installed module is taken as it is installed.)
+
+    <session folder>/
+        policies.json            the names, if they are not the default ones
+        policies/<setting>/      files of the user's
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from stoker.contexts.recipe import Awareness
+from stoker.errors import ConfigError, SessionError
+from stoker.manager.core.seams import Policies
+from stoker.manager.live.own_policies import find
+from stoker.manager.policies import SHIPPED, default_policies
+from stoker.manager.protocol.session import SessionFolder
+from stoker.site import Policy, Site, policy_file
+
+log = logging.getLogger("stoker")
+
+FILE, FOLDER = "policies.json", "policies"
+SETTINGS = ("name", "dispatch", "residency")
+"""Of a site file's [policy], those that name policies."""
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """Policies by name; `dispatch` and `residency` only where they are not those of `name`. `search_path`: folders
+    that modules are imported from, beyond the environment's."""
+
+    name: str = Policy().name
+    dispatch: str = ""
+    residency: str = ""
+    search_path: str = ""
+
+
+def agreed(sites: Iterable[Site]) -> Chosen:
+    """What the sites of a session have chosen. One that leaves all of it out agrees with any other.
+
+    Raises ConfigError where two differ.
+    """
+    found, by = Chosen(), ""
+    for site in sites:
+        policy = site.policy
+        mine = Chosen(policy.name, policy.dispatch, policy.residency)
+        if mine == Chosen():
+            continue
+        if by and mine != found:
+            raise ConfigError(
+                f"sites {by} and {site.name} name different policies; a session has one: leave name, dispatch and "
+                "residency out of [policy] in one of them",
+                key="name",
+            )
+        found, by = mine, site.name
+    return found
+
+
+def check_policies(sites: Iterable[Site]) -> None:
+    """Raise ConfigError if the sites disagree, or a policy that they name cannot be made."""
+    policies_for(sites)
+
+
+def policies_for(sites: Iterable[Site]) -> Policies:
+    """Fresh policies, as these sites would have them in a session. Raises ConfigError."""
+    return _made(agreed(sites), Path.cwd())
+
+
+def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: str = "") -> None:
+    """Write into a new session's folder which policies decide in it.
+
+    Raises ConfigError; SessionError where the folder cannot be written.
+    """
+    chosen = agreed(sites)
+    if chosen == Chosen():
+        return
+    try:
+        copies = {setting: _copied(setting, getattr(chosen, setting), folder) for setting in SETTINGS}
+        kept = Chosen(**copies, search_path=search_path)
+        (folder.path / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(kept)))
+    except OSError as error:
+        raise SessionError(f"the policies of the session cannot be copied into {folder.path}: {error}") from error
+    shipped = SHIPPED.get(chosen.name)
+    if shipped is not None and shipped.awareness is Awareness.NONE:
+        log.warning(
+            "policy %s unloads a context after each call; its files stay on the pilots' disks all the same, unless "
+            'its recipe says @context(awareness="none")',
+            chosen.name,
+        )
+
+
+def policies_of(folder: SessionFolder) -> Policies:
+    """Fresh policies, as they were chosen for a session. Raises ConfigError, SessionError."""
+    file = folder.path / FILE
+    try:
+        kept = msgspec.json.decode(file.read_bytes(), type=Chosen)
+    except FileNotFoundError:
+        return default_policies()
+    except (OSError, msgspec.DecodeError) as error:
+        raise SessionError(f"{file} cannot be read: {error}; it says which policies decide in the session") from error
+    return _made(kept, folder.path)
+
+
+def _made(kept: Chosen, folder: Path) -> Policies:
+    sys.path += [each for each in kept.search_path.split(os.pathsep) if each and each not in sys.path]
+    whole = find(kept.name, folder=folder).make()
+    provisioning = whole.provisioning
+    dispatch, residency = whole.dispatch, whole.residency
+    if kept.dispatch:
+        dispatch = find(kept.dispatch, folder=folder).make(provisioning=provisioning).dispatch
+    if kept.residency:
+        residency = find(kept.residency, folder=folder).make(provisioning=provisioning).residency
+    return Policies(dispatch=dispatch, residency=residency, provisioning=provisioning)
+
+
+def _copied(setting: str, name: str, folder: SessionFolder) -> str:
+    """The name of a policy in the session's own copy of its file, if it is one in a file."""
+    given = policy_file(name)
+    if not given:
+        return name
+    path = Path(given).expanduser().absolute()
+    if not path.is_file():
+        raise ConfigError(f"policy {name}: {path}: no such file", file=str(path))
+    here = Path(FOLDER) / setting / path.name
+    (folder.path / here).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    shutil.copyfile(path, folder.path / here)
+    return f"{here}{name[len(given) :]}"

@@ -1,0 +1,113 @@
+"""Policies of the user's own, by name: "module:Class", or "path.py:Class".
+
+What is named is called, without arguments or with `provisioning=` where it takes that, and what comes of it answers at
+the seams that it has the methods of; the default policies answer at the others. It may as well be a function that makes
+such an object, or whole `Policies`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stoker.errors import ConfigError
+from stoker.manager.core.seams import Policies, Provisioning
+from stoker.manager.policies.dispatch import HottestFirst
+from stoker.manager.policies.named import Named, named
+from stoker.manager.policies.provisioning import KeepBlocks
+from stoker.manager.policies.residency import LoadWhereWanted
+from stoker.site import OWN_POLICY, policy_file
+
+COMMON = ("period_s", "round", "timer", "advised")
+"""What every policy has; `stoker.manager.policies.Quiet` brings it along."""
+SEAMS = {
+    "dispatch": ("place", "pull", "dry", "window", "asks_every_call"),
+    "residency": ("wanted", "measured"),
+    "provisioning": ("demand", "may_bring"),
+}
+"""What is asked at each seam. Whoever has the first of a seam must have them all."""
+
+
+def find(name: str, *, folder: Path | None = None) -> Named:
+    """The policy of this name: one that ships, or one's own; `folder` is where its path counts from (None: here).
+
+    A policy of one's own is imported, and made once to see that it can be. Raises ConfigError with what is wrong.
+    """
+    own = OWN_POLICY.fullmatch(name)
+    if own is None:
+        return named(name)
+    module = _module(name, own["place"], folder or Path.cwd())
+    what = getattr(module, own["name"], None)
+    if what is None or not callable(what):
+        here = [each for each, value in vars(module).items() if inspect.isclass(value) and not each.startswith("_")]
+        raise ConfigError(f"policy {name}: there is no class {own['name']} in it; it has {', '.join(here) or 'none'}")
+
+    def make(*, provisioning: Provisioning | None = None) -> Policies:
+        return _policies(name, what, provisioning)
+
+    make()
+    about = (inspect.getdoc(what) or "A policy of your own.").partition("\n\n")[0]
+    return Named(name, " ".join(about.split()), make)
+
+
+def _module(name: str, place: str, folder: Path) -> ModuleType:
+    try:
+        if not policy_file(name):
+            return importlib.import_module(place)
+        path = folder / Path(place).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"policy {name}: {path}: no such file")
+        spec = importlib.util.spec_from_file_location(f"stoker_policy_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"policy {name}: {path} is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module.__name__] = module  # whoever looks up the types of its annotations looks there
+        spec.loader.exec_module(module)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"policy {name}: cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _policies(name: str, what: Callable[..., Any], provisioning: Provisioning | None) -> Policies:
+    """What is named, called, and the default policies where it does not answer."""
+    asked = provisioning or KeepBlocks()
+    try:
+        takes = "provisioning" in inspect.signature(what).parameters
+        made = what(provisioning=asked) if takes else what()
+    except Exception as error:
+        raise ConfigError(f"policy {name}: it cannot be made: {type(error).__name__}: {error}") from error
+    if isinstance(made, Policies):
+        return made
+    answers = _answers(name, made)
+    if "provisioning" in answers and provisioning is None:
+        asked = made
+    return Policies(
+        dispatch=made if "dispatch" in answers else HottestFirst(),
+        residency=made if "residency" in answers else LoadWhereWanted(provisioning=asked),
+        provisioning=asked,
+    )
+
+
+def _answers(name: str, made: Any) -> list[str]:
+    """The seams at which it answers. Raises ConfigError where it does so by half, or nowhere."""
+    answers = [seam for seam, asked in SEAMS.items() if hasattr(made, asked[0])]
+    for seam in answers:
+        lacks = [each for each in (*SEAMS[seam], *COMMON) if not hasattr(made, each)]
+        if lacks:
+            base = {"dispatch": "HottestFirst", "residency": "LoadWhereWanted"}.get(seam, "KeepBlocks")
+            raise ConfigError(
+                f"policy {name}: it answers at {seam}, but has no {', '.join(lacks)}; derive it from "
+                f"stoker.manager.policies.{base}, or from Quiet"
+            )
+    if not answers:
+        asks = ", ".join(f"{asked[0]} ({seam})" for seam, asked in SEAMS.items())
+        raise ConfigError(f"policy {name}: it answers at no seam; a policy has one of {asks}")
+    return answers

@@ -1,0 +1,232 @@
+"""Policies of the user's own: found by module or file, made, refused where they are none, kept with their session."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from core.builders import Cluster, recipe
+
+from stoker.config import Site, load_site, parse_site
+from stoker.errors import ConfigError
+from stoker.manager.core import seams
+from stoker.manager.live import own_policies
+from stoker.manager.live.chosen import agreed, check_policies, keep_policies, policies_of
+from stoker.manager.live.own_policies import find
+from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
+from stoker.manager.policies.exclusive import WholeDevice
+from stoker.manager.policies.scattered import AnyFree
+from stoker.manager.protocol.session import SessionFolder
+
+MINE = '''
+from stoker.manager.policies import HottestFirst, LoadWhereWanted, Quiet, default_policies
+
+class Never(LoadWhereWanted):
+    """Nothing is loaded.
+
+    Nobody wants this.
+    """
+
+    def wanted(self, view, context):
+        return ()
+
+class First(HottestFirst):
+    def place(self, view, call):
+        return next(iter(call.group.context.idle), None)
+
+class Both(First, Never):
+    pass
+
+class Blocks(Quiet):
+    def demand(self, view):
+        return ()
+    def may_bring(self, view, context):
+        return False
+
+class Half:
+    def wanted(self, view, context):
+        return ()
+
+class Broken:
+    def __init__(self):
+        raise ValueError("no way")
+
+class Nobody:
+    pass
+
+def patient():
+    return LoadWhereWanted(patience_s=99.0)
+
+def everything():
+    return default_policies()
+
+value = 3
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of policies, and the folder that names count from."""
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path
+
+
+def test_a_class_answers_where_it_has_the_methods_and_the_default_elsewhere(mine: Path) -> None:
+    never = find("mine.py:Never", folder=mine)
+    made = never.make()
+    assert (never.name, never.about, never.awareness) == ("mine.py:Never", "Nothing is loaded.", None)
+    assert (type(made.dispatch), type(made.residency).__name__) == (HottestFirst, "Never")
+    assert type(made.provisioning) is KeepBlocks
+    assert made.residency.provisioning is made.provisioning  # type: ignore[attr-defined]
+    first = find("mine.py:First", folder=mine).make()
+    assert (type(first.dispatch).__name__, type(first.residency)) == ("First", LoadWhereWanted)
+    both = find("mine.py:Both", folder=mine).make()
+    assert both.dispatch is both.residency
+    blocks = find("mine.py:Blocks", folder=mine).make()
+    assert type(blocks.provisioning).__name__ == "Blocks"
+    assert blocks.residency.provisioning is blocks.provisioning  # type: ignore[attr-defined]
+
+
+def test_a_function_may_make_it(mine: Path) -> None:
+    made = find("mine.py:patient", folder=mine).make()
+    assert made.residency.patience_s == 99.0  # type: ignore[attr-defined]
+    assert find("mine.py:patient", folder=mine).make().residency is not made.residency
+    assert type(find("mine.py:everything", folder=mine).make().residency) is LoadWhereWanted
+
+
+def test_a_module_is_imported(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(find("stoker.manager.policies.scattered:AnyFree").make().dispatch) is AnyFree
+    monkeypatch.syspath_prepend(str(mine))
+    assert type(find("mine:First").make().dispatch).__module__ == "mine"
+
+
+def test_it_decides(mine: Path) -> None:
+    here = Cluster(policies=find("mine.py:Never", folder=mine).make).define(recipe("a")).join("p1")
+    here.calls(3, context="a")
+    assert not here.core.state.libraries
+    here.check()
+
+
+FAULTS = {
+    "mine.py:Nevr": r"there is no class Nevr in it; it has .*\bNever\b",
+    "mine.py:value": r"there is no class value in it",
+    "mine.py:Half": r"it answers at residency, but has no measured, period_s, round, timer, advised; derive it from "
+    r"stoker\.manager\.policies\.LoadWhereWanted",
+    "mine.py:Broken": r"it cannot be made: ValueError: no way",
+    "mine.py:Nobody": r"it answers at no seam; a policy has one of place \(dispatch\), wanted \(residency\), "
+    r"demand \(provisioning\)",
+    "other.py:Never": r"other\.py: no such file",
+    "bad.py:Never": r"cannot be imported: SyntaxError: ",
+    "no_such_module:Never": r"cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_none_says_why(mine: Path, name: str) -> None:
+    (mine / "bad.py").write_text("class Never\n")
+    with pytest.raises(ConfigError, match=rf"policy {name}: .*{FAULTS[name]}"):
+        find(name, folder=mine)
+
+
+@pytest.mark.parametrize(("seam", "kind"), [(seams.Dispatch, "dispatch"), (seams.Residency, "residency"),
+                                            (seams.Provisioning, "provisioning")])  # fmt: skip
+def test_what_is_asked_at_a_seam_is_what_its_protocol_has(seam: type, kind: str) -> None:
+    has = {each for base in (seam, seams.Rounds) for each in vars(base) if not each.startswith("_")}
+    assert has == {*own_policies.SEAMS[kind], *own_policies.COMMON}
+
+
+# ---- in site files
+
+
+def test_a_site_file_names_them_from_where_it_lies(mine: Path) -> None:
+    (mine / "site.toml").write_text('[policy]\nname = "exclusive"\ndispatch = "mine.py:First"\n')
+    policy = load_site(mine / "site.toml").policy
+    assert (policy.name, policy.dispatch, policy.residency) == ("exclusive", f"{mine}/mine.py:First", "")
+    assert load_site("../site.toml").policy == policy
+
+
+SITE_FAULTS = {
+    'name = "exclusiv"': "name = 'exclusiv' is no policy; did you mean 'exclusive'? "
+    '(one of your own: "module:Class" or "path.py:Class")',
+    'residency = "qqq"': "residency = 'qqq' is no policy; there are default, disk-only, no-awareness, random, "
+    'exclusive (one of your own: "module:Class" or "path.py:Class")',
+    'dispatch = "mine.py:"': 'dispatch = \'mine.py:\': a policy of your own is "module:Class" or "path.py:Class"',
+    'name = ""': "name = '' is no policy; there are default, disk-only, no-awareness, random, exclusive "
+    '(one of your own: "module:Class" or "path.py:Class")',
+}
+
+
+@pytest.mark.parametrize("line", SITE_FAULTS)
+def test_a_name_that_is_none_is_told_with_its_line(line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_site(f"[policy]\n\n{line}\n", file="site.toml")
+    assert str(caught.value) == f"site.toml: line 3: [policy] {SITE_FAULTS[line]}"
+
+
+def site(called: str = "one", /, **policy: str) -> Site:
+    lines = "\n".join(f'{setting} = "{value}"' for setting, value in policy.items())
+    return parse_site(f'name = "{called}"\n[policy]\n{lines}\n', file="site.toml")
+
+
+def test_sites_of_a_session_agree_or_leave_it_out(mine: Path) -> None:
+    one, two = site("one", name="random"), site("two", name="exclusive")
+    assert agreed([site("three"), one, site("four", name="random")]).name == "random"
+    assert agreed([site("one"), site("two")]).name == "default"
+    with pytest.raises(ConfigError, match="sites one and two name different policies; a session has one"):
+        agreed([one, two])
+    with pytest.raises(ConfigError, match=r"policy mine\.py:Never: .*/elsewhere/mine\.py: no such file"):
+        check_policies([site(name="mine.py:Never")])
+    check_policies([site(name=f"{mine}/mine.py:Never")])
+
+
+# ---- in a session's folder
+
+
+def test_a_session_keeps_what_decides_in_it_whatever_becomes_of_the_file(mine: Path, tmp_path: Path) -> None:
+    folder = SessionFolder(tmp_path / "session")
+    folder.make()
+    keep_policies(folder, [site(name="exclusive", dispatch=f"{mine}/mine.py:First")])
+    (mine / "mine.py").unlink()
+    made = policies_of(folder)
+    assert (type(made.dispatch).__name__, type(made.residency)) == ("First", WholeDevice)
+    assert made.residency.provisioning is made.provisioning  # type: ignore[attr-defined]
+    assert policies_of(folder).dispatch is not made.dispatch
+
+
+def test_two_files_of_one_name_stay_apart(mine: Path, tmp_path: Path) -> None:
+    other = mine / "other"
+    other.mkdir()
+    (other / "mine.py").write_text(re.sub(r"\bFirst\b", "Second", MINE))
+    folder = SessionFolder(tmp_path / "session")
+    folder.make()
+    keep_policies(folder, [site(dispatch=f"{other}/mine.py:Second", residency=f"{mine}/mine.py:Never")])
+    made = policies_of(folder)
+    assert (type(made.dispatch).__name__, type(made.residency).__name__) == ("Second", "Never")
+
+
+def test_a_session_that_chose_nothing_has_the_default_and_no_file(tmp_path: Path) -> None:
+    folder = SessionFolder(tmp_path)
+    folder.make()
+    keep_policies(folder, [Site.default()])
+    assert not (tmp_path / "policies.json").exists()
+    assert type(policies_of(folder).residency) is LoadWhereWanted
+
+
+def test_what_it_imports_from_is_kept_as_well(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mine / "their_policies.py").write_text(MINE)
+    folder = SessionFolder(tmp_path / "session")
+    folder.make()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    keep_policies(folder, [site(name="their_policies:Never")], search_path=str(mine))
+    assert type(policies_of(folder).residency).__module__ == "their_policies"
+
+
+def test_no_awareness_says_what_it_cannot_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = SessionFolder(tmp_path)
+    folder.make()
+    keep_policies(folder, [site(name="no-awareness")])
+    assert 'unless its recipe says @context(awareness="none")' in caplog.text
