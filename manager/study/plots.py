@@ -113,7 +113,7 @@ def _over_time(axes: Axes, runs: Runs, value: Callable[[Curves, float], float]) 
     axes.set_xlim(0.0, end_s / unit_s)
     axes.set_ylim(bottom=0.0)
     axes.set_xlabel(f"time ({unit})")
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="y", integer=True)
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
