@@ -25,8 +25,7 @@ def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
     if named:
         interpreter = _on_this_node(named, version)
     else:
-        if not (folder / "base").is_dir():
-            unpack(base, folder)
+        unpack(base, folder, missing_only=True)  # one that was killed meanwhile, or a cleaner, has left half of it
         interpreter = folder / "base" / "bin" / f"python{version}"
         _check_base(folder, interpreter)
     (folder / "pyvenv.cfg").write_text(f"home = {interpreter.parent}\ninclude-system-site-packages = false\n")

@@ -107,6 +107,7 @@ class Environments:
 
     def _make(self, folder: Path, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> None:
         self._make_room(folder, room_bytes)
+        folder.with_name(f"{folder.name}.files").unlink(missing_ok=True)  # until all of it is there
         archive = self.archive(folder.name)
         get(archive)
         if folder.is_dir():  # it has lost files, and others may run in it: what is there stays
@@ -171,7 +172,7 @@ class Environments:
 
 
 def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
-    """Unpack an archive; with `missing_only` what is there stays as it is. Raises OSError, StartError."""
+    """Unpack an archive; with `missing_only` what is there, to its end, stays as it is. Raises OSError, StartError."""
     with tarfile.open(archive, "r:gz") as tar:
         trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
         try:
@@ -186,8 +187,17 @@ def _checked(tar: tarfile.TarFile, folder: Path, *, missing_only: bool) -> Itera
     for member in tar:
         if member.name.startswith("/") or ".." in member.name.split("/") or not (member.isfile() or member.issym()):
             raise ValueError(f"a member {member.name!r} has no place in it")
-        if not missing_only or not os.path.lexists(folder / member.name):
+        if not missing_only or not _is_there(folder / member.name, member):
             yield member
+
+
+def _is_there(place: Path, member: tarfile.TarInfo) -> bool:
+    """Whether a member was unpacked, to its end."""
+    try:
+        facts = place.lstat()
+    except OSError:
+        return False
+    return member.issym() or facts.st_size == member.size
 
 
 def _count(folder: Path) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.pilot.starter.node_python import finish
 from stoker.pilot.starter.place import Environments, StartError, base_folder
 
 FILES = {"lib/a.py": "a = 1\n", "lib/b/c.py": "c = 3\n", "bin/run": "run"}
@@ -57,6 +58,39 @@ def close_locks(folder: Path) -> None:
                 os.close(int(number))
         except OSError:
             continue
+
+
+def test_what_a_starter_that_was_killed_has_left_half_done_is_completed(
+    enter: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = enter()
+    close_locks(tmp_path)
+    folder.with_name("one.files").unlink()  # it is written last
+    (folder / "lib" / "a.py").write_text("a")
+    (folder / "bin" / "run").unlink()
+    assert {name: (enter() / name).read_text() for name in FILES} == FILES
+    assert gets(tmp_path) == ["one", "one"]
+
+
+def test_an_interpreter_that_is_half_there_is_completed(tmp_path: Path) -> None:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    (source / "base" / "bin").mkdir(parents=True)
+    (source / "base" / "lib").mkdir()
+    (source / "base" / "bin" / f"python{version}").symlink_to(sys.executable)
+    for name in ("one", "two", "three"):
+        (source / "base" / "lib" / f"{name}.py").write_text(name * 100)
+    with tarfile.open(tmp_path / "base.tar.gz", "w:gz") as tar:
+        for path in sorted(source.rglob("*")):
+            if not path.is_dir():
+                tar.add(path, path.relative_to(source))
+    (folder / "base" / "lib").mkdir(parents=True)
+    (folder / "base" / "lib" / "one.py").write_text("one" * 100)
+    (folder / "base" / "lib" / "two.py").write_text("tw")
+    finish(folder, version=version, named="", base=tmp_path / "base.tar.gz")
+    for name in ("one", "two", "three"):
+        assert (folder / "base" / "lib" / f"{name}.py").read_text() == name * 100
+    assert (folder / "bin" / "python").resolve() == Path(sys.executable).resolve()
 
 
 def test_one_that_nobody_has_run_in_for_long_goes(enter: Callable[..., Path], tmp_path: Path) -> None:
