@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -112,42 +112,31 @@ class _Rows:
     def events(self) -> Iterator[Event]:
         """All events of blocks, pilots, libraries and calls."""
         log, at_s = self._log, 0.0
+        hears: dict[int, Callable[[float, int], Iterable[Event]]] = {
+            Happened.CALL_BEGAN: lambda at_s, row: self._call_begins(log.library[row], log.call[row], at_s),
+            Happened.CALL_ENDED: lambda at_s, row: self._call_ends(
+                log.library[row], log.call[row], at_s, log.value[row]
+            ),
+            Happened.LIBRARY_STARTED: lambda at_s, row: self._library_starts(log.library[row], log.pilot[row], at_s),
+            Happened.LIBRARY_READY: lambda at_s, row: self._library_ready(log.library[row], at_s),
+            Happened.LIBRARY_ENDED: lambda at_s, row: self._library_ends(log.library[row], at_s, cut=True),
+            Happened.PILOT_CAME: lambda at_s, row: self._pilot_comes(log.pilot[row], at_s),
+            Happened.PILOT_WENT: lambda at_s, row: self._pilot_goes(log.pilot[row], at_s),
+            Happened.BLOCK_ASKED: lambda at_s, row: self._block_goes_on(log.block[row], at_s, "in the queue"),
+            Happened.BLOCK_STARTED: lambda at_s, row: self._block_goes_on(log.block[row], at_s, "running"),
+            Happened.BLOCK_OVER: lambda at_s, row: self._block_goes_on(log.block[row], at_s, ""),
+        }
         yield _name("process_name", "blocks", pid=_BLOCKS)
         for row, (what, at_s) in enumerate(zip(log.what, log.at_s, strict=True)):
-            yield from self._hear(Happened(what), at_s, row)
+            hear = hears.get(what)
+            if hear is not None:
+                yield from hear(at_s, row)
         for library in list(self._libraries):
             yield from self._library_ends(library, at_s, cut=False)
         for pilot in list(self._pilots):
             yield from self._pilot_goes(pilot, at_s)
         for block in list(self._blocks):
             yield from self._block_goes_on(block, at_s, "")
-
-    def _hear(self, what: Happened, at_s: float, row: int) -> Iterable[Event]:
-        log = self._log
-        match what:
-            case Happened.CALL_BEGAN:
-                return self._call_begins(log.library[row], log.call[row], at_s)
-            case Happened.CALL_ENDED:
-                return self._call_ends(log.library[row], log.call[row], at_s, log.value[row])
-            case Happened.LIBRARY_STARTED:
-                self._libraries[log.library[row]] = _Library(log.pilot[row], at_s)
-                return ()
-            case Happened.LIBRARY_READY:
-                return self._library_ready(log.library[row], at_s)
-            case Happened.LIBRARY_ENDED:
-                return self._library_ends(log.library[row], at_s, cut=True)
-            case Happened.PILOT_CAME:
-                return self._pilot_comes(log.pilot[row], at_s)
-            case Happened.PILOT_WENT:
-                return self._pilot_goes(log.pilot[row], at_s)
-            case Happened.BLOCK_ASKED:
-                return self._block_goes_on(log.block[row], at_s, "in the queue")
-            case Happened.BLOCK_STARTED:
-                return self._block_goes_on(log.block[row], at_s, "running")
-            case Happened.BLOCK_OVER:
-                return self._block_goes_on(log.block[row], at_s, "")
-            case _:
-                return ()
 
     # ---- calls
 
@@ -195,6 +184,10 @@ class _Rows:
         text = f"lib-{number}" if place == 1 else f"lib-{number}, call {place} at once"
         yield _name("thread_name", text, pid=_FIRST_PILOT + library.pilot, tid=row)
         return row
+
+    def _library_starts(self, number: int, pilot: int, at_s: float) -> Iterable[Event]:
+        self._libraries[number] = _Library(pilot, at_s)
+        return ()
 
     def _library_ready(self, number: int, at_s: float) -> Iterator[Event]:
         library = self._libraries.get(number)
