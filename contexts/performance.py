@@ -1,25 +1,20 @@
 """What contexts and calls have cost so far, by recipe and device kind: the second run of a program plans with facts.
 
-One SQLite file in the user's state folder, shared by every session on it. Each quantity is kept as count, mean and sum
-of squared deviations (Welford), so that a row never grows and two writers only need to take turns. Measurements are a
-help, never a need: a file that is damaged is moved aside and said; a disk that is full costs a warning.
+One file in the user's state folder, shared by every session on it (`stoker.contexts.measurements`). Each quantity is
+kept as count, mean and sum of squared deviations (Welford), so that a row never grows and two writers only need to take
+turns.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import os
-import sqlite3
-import threading
 import time
 from collections.abc import Iterable
-from contextlib import closing
-from pathlib import Path
 
 import msgspec
 
-log = logging.getLogger(__name__)
+from stoker.contexts.measurements import Measurements
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS measured (
@@ -28,6 +23,7 @@ CREATE TABLE IF NOT EXISTS measured (
     PRIMARY KEY (recipe, kind, what, function)
 ) WITHOUT ROWID;
 """
+_SHAPE = "SELECT recipe, kind, what, function, count, mean, spread, most, at FROM measured LIMIT 1"
 _ADD = """
 INSERT INTO measured VALUES (?, ?, ?, ?, 1, ?, 0, ?, ?)
 ON CONFLICT (recipe, kind, what, function) DO UPDATE SET
@@ -66,13 +62,19 @@ class Estimate(msgspec.Struct, frozen=True):
     functions: dict[str, Measured] = {}
 
 
+class Remembered(msgspec.Struct, frozen=True):
+    """A recipe on which calls of a function were measured: by device kind, when last (seconds since the epoch)."""
+
+    recipe: str
+    kinds: tuple[str, ...]
+    at: float
+
+
 class PerformanceStore:
     """The measurements in one file. Safe with several processes and threads; no method raises for want of a disk."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._lock = threading.Lock()
-        self._db = self._open()
+        self._file = Measurements(path, schema=_SCHEMA, shape=_SHAPE)
 
     def record_load(
         self,
@@ -97,28 +99,33 @@ class PerformanceStore:
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
         """What is known of a recipe, by device kind."""
-        with self._lock:
-            if self._db is None:
-                return {}
-            try:
-                rows = self._db.execute(
-                    "SELECT kind, what, function, count, mean, spread, most FROM measured WHERE recipe = ?",
-                    (recipe_key,),
-                ).fetchall()
-            except sqlite3.Error as error:
-                self._trouble(error)
-                return {}
+        rows = self._file.read(
+            "SELECT kind, what, function, count, mean, spread, most FROM measured WHERE recipe = ?", (recipe_key,)
+        )
         found: dict[str, dict[tuple[str, str], tuple[int, float, float, float]]] = {}
-        for kind, what, function, *numbers in rows:
-            found.setdefault(kind, {})[what, function] = tuple(numbers)
+        for kind, what, function, count, mean, spread, most in rows:
+            found.setdefault(kind, {})[what, function] = count, mean, spread, most
         return {kind: _estimate(facts) for kind, facts in found.items()}
+
+    def recipes_of(self, function: str) -> list[Remembered]:
+        """Recipes on which calls of a function (its key or name) were measured, the last one first."""
+        rows = self._file.read(
+            "SELECT recipe, group_concat(kind, char(10)), max(at) FROM measured WHERE what = 'run_s' AND function = ?"
+            " GROUP BY recipe ORDER BY max(at) DESC",
+            (function,),
+        )
+        return [Remembered(recipe, tuple(sorted(kinds.split("\n"))), at) for recipe, kinds, at in rows]
+
+    def functions(self) -> list[str]:
+        """The functions of which calls were measured, the last one first."""
+        rows = self._file.read(
+            "SELECT function FROM measured WHERE what = 'run_s' GROUP BY function ORDER BY max(at) DESC"
+        )
+        return [function for (function,) in rows]
 
     def close(self) -> None:
         """Close the file; later calls do nothing."""
-        with self._lock:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
+        self._file.close()
 
     def _add(self, facts: Iterable[tuple[str, str, str, str, float]]) -> None:
         now = time.time()
@@ -127,56 +134,8 @@ class PerformanceStore:
             for recipe, kind, what, function, value in facts
             if math.isfinite(value) and value >= 0
         ]
-        with self._lock:
-            if self._db is None or not rows:
-                return
-            try:
-                with self._db:
-                    self._db.executemany(_ADD, rows)
-            except sqlite3.Error as error:
-                self._trouble(error)
-
-    def _open(self) -> sqlite3.Connection | None:
-        for _ in range(2):
-            try:
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                db = sqlite3.connect(self.path, timeout=10, check_same_thread=False)
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = NORMAL")
-                db.executescript(_SCHEMA)
-                db.execute("SELECT recipe, kind, what, function, count, mean, spread, most, at FROM measured LIMIT 1")
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError) and "no such column" not in str(error):
-                    log.warning("%s can't be opened (%s); measurements are not remembered", self.path, error)
-                    return None
-                self._move_aside(error)
-            except OSError as error:
-                log.warning("%s can't be made (%s); measurements are not remembered", self.path, error)
-                return None
-            else:
-                return db
-        return None
-
-    def _trouble(self, error: sqlite3.Error) -> None:
-        """The file went bad while it was open. The lock is held."""
-        damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
-        if self._db is not None and damaged:
-            with closing(self._db):
-                self._db = None
-            self._move_aside(error)
-            self._db = self._open()
-        else:
-            log.warning("a measurement was not kept in %s: %s", self.path, error)
-
-    def _move_aside(self, error: sqlite3.Error) -> None:
-        aside = self.path.with_name(f"{self.path.name}.damaged-{int(time.time())}")
-        for suffix in ("", "-wal", "-shm"):
-            part = self.path.with_name(self.path.name + suffix)
-            try:
-                part.replace(aside.with_name(aside.name + suffix))
-            except FileNotFoundError:
-                continue
-        log.warning("%s was damaged (%s) and is now %s; loads are measured anew", self.path, error, aside.name)
+        if rows:
+            self._file.write((_ADD, rows))
 
 
 def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> Estimate:

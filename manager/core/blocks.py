@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stoker.manager.core.commands import RecordPilots, RecordStay, RecordWait
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.state import Client, Pilot, PilotState
 from stoker.manager.protocol import to_client
-from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, BlockStatus, KnownBlock, Source
+from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, BlockStatus, KnownBlock, PilotEnd, Source
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
 from stoker.units import show_seconds
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 YOUNG_S = 60.0
 """A pilot that died before was of no use, unless something had been loaded on it."""
+WALLTIME_SLACK_S = 60.0
+"""A pilot that goes so long before the end of its walltime goes because of it."""
 
 KEPT_BLOCKS = 1000
 """So many blocks that are over are kept for their stories."""
@@ -192,12 +195,15 @@ def pilot_came(core: Core, pilot: Pilot) -> None:
         return
     block.pilots[pilot.id] = None
     block.brought += 1
-    block.brought_at = block.brought_at or core.state.now
+    if block.brought == 1:
+        block.brought_at = core.state.now
+        core.out.append(_waited(block, pilot))
     _book(block)
     source = block.source
     pilot.source = source.source.name
     source.failures = 0
     source.devices = tuple(device.facts for device in pilot.devices.values())
+    _count(core, source)
     if block.leaving:
         from stoker.manager.core import pilots
 
@@ -212,12 +218,16 @@ def proved(core: Core, pilot: Pilot) -> None:
         block.source.short_lived = 0
 
 
-def pilot_left(core: Core, pilot: Pilot) -> None:
-    """A pilot is gone: a block that was let go has its job cancelled with the last of them."""
+def pilot_left(core: Core, pilot: Pilot, *, meant: bool) -> None:
+    """A pilot is gone: a block that was let go has its job cancelled with the last of them. `meant`: it left by itself,
+    or was told to."""
     block = core.state.blocks.get(BlockId(pilot.block))
+    if block is not None:
+        block.pilots.pop(pilot.id, None)
+    _stayed(core, pilot, meant=meant)
     if block is None:
         return
-    block.pilots.pop(pilot.id, None)
+    _count(core, block.source)
     core.demand_changed = True
     if block.pilots:
         return
@@ -228,6 +238,43 @@ def pilot_left(core: Core, pilot: Pilot) -> None:
         source.short_lived += 1
         source.failed_at = core.state.now
         source.last_failure = "lost"
+
+
+# ---- what is remembered of a source, for whoever plans with it
+
+
+def _waited(block: Block, pilot: Pilot) -> RecordWait:
+    """What it took until the first pilot of a block came, which has just happened."""
+    first = next((device.facts for device in pilot.devices.values()), None)
+    kind, memory = (first.kind, first.memory_bytes) if first is not None else ("", 0)
+    asked_at = block.notes[0][0]
+    runs_since = block.since if block.phase is BlockPhase.RUNNING else block.brought_at
+    wait_s, boot_s = runs_since - asked_at, block.brought_at - runs_since
+    return RecordWait(block.source.source.name, wait_s, boot_s, kind, len(pilot.devices), memory)
+
+
+def _stayed(core: Core, pilot: Pilot, *, meant: bool) -> None:
+    state = core.state
+    if not pilot.source:
+        return
+    if pilot.ends_at and pilot.ends_at - state.now <= WALLTIME_SLACK_S:
+        end = PilotEnd.WALLTIME
+    else:
+        end = PilotEnd.LET_GO if meant else PilotEnd.LOST
+    core.out.append(RecordStay(pilot.source, state.now - pilot.notes[0][0], end))
+
+
+def _count(core: Core, source: SourceState) -> None:
+    here = sum(len(block.pilots) for block in source.blocks.values())
+    core.out.append(RecordPilots(source.source.name, here))
+
+
+def session_over(core: Core) -> None:
+    """Pilots that are here stay no longer, whatever their source would have given."""
+    for pilot in core.state.pilots.values():
+        _stayed(core, pilot, meant=True)
+    for name in core.state.sources:
+        core.out.append(RecordPilots(name, 0))
 
 
 # ---- in words

@@ -183,6 +183,7 @@ def end_session(core: Core, reason: str) -> None:
     core.forget_drops()
     for pilot in state.pilots.values():
         core.say(pilot, Exit(reason))
+    blocks.session_over(core)
     for client in state.clients.values():
         if client.connected:
             core.tell(client, to_client.SessionOver(reason))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol.blocks import PilotEnd
 from stoker.manager.protocol.ids import ClientId, PilotId, RecipeKey
 
 
@@ -58,6 +59,34 @@ class RecordRuns(msgspec.Struct, frozen=True):
     run_s: float
 
 
+class RecordWait(msgspec.Struct, frozen=True):
+    """Remember how long a block waited in its source's queue, and from the start of its job until its first pilot came.
+    Seconds; 0 for the second where the batch system had not said yet that it runs. And what devices that pilot has:
+    their kind, their number, and the memory of each in bytes."""
+
+    source: str
+    wait_s: float
+    boot_s: float
+    kind: str
+    devices: int
+    memory_bytes: int
+
+
+class RecordStay(msgspec.Struct, frozen=True):
+    """Remember how long a pilot of a source was here, and how that ended."""
+
+    source: str
+    stay_s: float
+    end: PilotEnd
+
+
+class RecordPilots(msgspec.Struct, frozen=True):
+    """Remember how many pilots of a source are here from now on."""
+
+    source: str
+    pilots: int
+
+
 class DiscardObject(msgspec.Struct, frozen=True):
     """Remove the file of a result that nobody will read."""
 
@@ -70,4 +99,5 @@ class EndManager(msgspec.Struct, frozen=True):
     reason: str
 
 
-Command = ToPilot | ToClient | SetTimer | AskAdvice | RecordLoad | RecordRuns | DiscardObject | EndManager
+Record = RecordLoad | RecordRuns | RecordWait | RecordStay | RecordPilots
+Command = ToPilot | ToClient | SetTimer | AskAdvice | Record | DiscardObject | EndManager

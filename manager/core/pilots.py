@@ -216,7 +216,7 @@ def lost(core: Core, id: PilotId, reason: str, *, counted: bool = True) -> None:
     if counted and pilot.state is not PilotState.DRAINING:
         state.lost_pilots += 1
     state.pilots_gone += 1
-    blocks.pilot_left(core, pilot)
+    blocks.pilot_left(core, pilot, meant=not counted or pilot.state is PilotState.DRAINING)
     objects.pilot_left(core, pilot)
     pilot.state = PilotState.GONE
     pilot.notes.append((state.now, f"gone: {reason}"))

@@ -27,7 +27,10 @@ from stoker.manager.core.commands import (
     DiscardObject,
     EndManager,
     RecordLoad,
+    RecordPilots,
     RecordRuns,
+    RecordStay,
+    RecordWait,
     SetTimer,
     ToClient,
     ToPilot,
@@ -80,7 +83,7 @@ OF_SHELL: dict[type, _Brief] = {
 NO_DECISIONS = frozenset(
     {
         to_pilot.Ack, to_client.Ack, to_client.Progress, to_client.Status, to_client.Story, to_client.Calls,
-        RecordLoad, RecordRuns,
+        RecordLoad, RecordRuns, RecordWait, RecordStay, RecordPilots,
     }
 )  # fmt: skip
 

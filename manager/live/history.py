@@ -1,34 +1,68 @@
-"""What loads and runs have cost before, by context and device kind: asked by the core, kept across sessions."""
+"""What loads and runs have cost before, by context and device kind, and what sources of pilots have given: kept across
+sessions. The core asks for the first; `stoker plan` reads both."""
 
 from __future__ import annotations
 
+from typing import assert_never
+
+from stoker.contexts.availability import AvailabilityStore, Devices
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.state import state_folder
-from stoker.manager.core.commands import AskAdvice, RecordLoad, RecordRuns
+from stoker.manager.core.commands import (
+    AskAdvice,
+    Record,
+    RecordLoad,
+    RecordPilots,
+    RecordRuns,
+    RecordStay,
+    RecordWait,
+)
 from stoker.manager.core.events import AdviceArrived, ContextAdvice
 
 
+def performance() -> PerformanceStore:
+    """The user's measurements of contexts and calls."""
+    return PerformanceStore(state_folder() / "performance.sqlite")
+
+
+def availability() -> AvailabilityStore:
+    """The user's record of what sources of pilots have given."""
+    return AvailabilityStore(state_folder() / "availability.sqlite")
+
+
 class History:
-    """The user's performance store. Where it cannot be opened it says so once and knows nothing."""
+    """The user's stores. Where one cannot be opened it says so once and knows nothing."""
 
-    def __init__(self) -> None:
-        self._store = PerformanceStore(state_folder() / "performance.sqlite")
+    def __init__(self, *, session: str) -> None:
+        self._store = performance()
+        self._sources = availability()
+        self._session = session
 
-    def record(self, command: RecordLoad | RecordRuns) -> None:
-        """Remember a cost. Runs are remembered as the mean of those since the last record."""
-        if isinstance(command, RecordLoad):
-            self._store.record_load(
-                command.recipe,
-                kind=command.kind,
-                load_s=command.load_s,
-                start_s=command.start_s,
-                resident_bytes=command.resident_bytes,
-                peak_bytes=command.peak_bytes,
-                device_bytes=command.device_bytes,
-            )
-        elif command.calls:
-            mean = command.run_s / command.calls
-            self._store.record_runs(command.recipe, kind=command.kind, function=command.function, run_s=[mean])
+    def record(self, command: Record) -> None:
+        """Remember something. Runs are remembered as the mean of those since the last record."""
+        match command:
+            case RecordLoad():
+                self._store.record_load(
+                    command.recipe,
+                    kind=command.kind,
+                    load_s=command.load_s,
+                    start_s=command.start_s,
+                    resident_bytes=command.resident_bytes,
+                    peak_bytes=command.peak_bytes,
+                    device_bytes=command.device_bytes,
+                )
+            case RecordRuns(recipe=recipe, kind=kind, function=function, calls=calls, run_s=run_s):
+                if calls:
+                    self._store.record_runs(recipe, kind=kind, function=function, run_s=[run_s / calls])
+            case RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):
+                devices = Devices(command.kind, command.devices, command.memory_bytes)
+                self._sources.record_wait(source, wait_s=wait_s, boot_s=boot_s, devices=devices)
+            case RecordStay(source=source, stay_s=stay_s, end=end):
+                self._sources.record_stay(source, stay_s=stay_s, ended=end.value)
+            case RecordPilots(source=source, pilots=pilots):
+                self._sources.record_count(source, session=self._session, pilots=pilots)
+            case _:
+                assert_never(command)
 
     def answer(self, ask: AskAdvice) -> AdviceArrived | None:
         """What is known of a context, or None."""
@@ -49,5 +83,6 @@ class History:
         return AdviceArrived(ask.recipe, by_kind)
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Let go of the stores."""
         self._store.close()
+        self._sources.close()

@@ -25,8 +25,7 @@ from stoker.manager.core.commands import (
     Command,
     DiscardObject,
     EndManager,
-    RecordLoad,
-    RecordRuns,
+    Record,
     SetTimer,
     ToClient,
     ToPilot,
@@ -114,7 +113,7 @@ class Server:
         self.clock = Clock(not_before=core.state.now if core else 0.0)
         self.journal = Journal(folder.journal)
         self.doors = Doors(folder, address=before.address if before and core else "", interface=interface, ports=ports)
-        self.history = History()
+        self.history = History(session=session)
         now = self.clock.now()
         self._used_at = self._looked_at = now
         self.core = core or Core(session, policies, now=now)
@@ -286,7 +285,7 @@ class Server:
                     heapq.heappush(self._due, (at, key, ""))
                 case AskAdvice():
                     advice.append(command)
-                case RecordLoad() | RecordRuns():
+                case _ if isinstance(command, Record):
                     self.history.record(command)
                 case DiscardObject(path):
                     self._discard(path)

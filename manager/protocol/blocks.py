@@ -65,6 +65,17 @@ class BlockPhase(enum.Enum):
         return self in (BlockPhase.ENDED, BlockPhase.REFUSED)
 
 
+class PilotEnd(enum.Enum):
+    """How it ended that a pilot was here."""
+
+    LOST = "lost"
+    """Nobody meant it to go: it was preempted, or died."""
+    WALLTIME = "walltime"
+    """Its walltime was over, or about to be."""
+    LET_GO = "let go"
+    """It was of no more use, or the session ended: it might have stayed."""
+
+
 class BlockOrder(msgspec.Struct, frozen=True):
     """Submit this block of this source."""
 

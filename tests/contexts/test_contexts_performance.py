@@ -132,7 +132,7 @@ def test_no_place_for_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         store = PerformanceStore(tmp_path / "file" / "p.sqlite")
-    assert "without remembering" in caplog.text
+    assert "are not remembered" in caplog.text
     store.record_load("r", kind="cpu", load_s=1)
     assert store.estimates("r") == {}
     store.close()

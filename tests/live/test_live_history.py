@@ -1,0 +1,80 @@
+"""What a manager remembers for the next one: of contexts, and of the sources of its pilots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from live.peers import Manager, Peer, until
+
+from stoker.contexts.availability import Availability
+from stoker.manager.core.commands import RecordLoad, RecordPilots, RecordRuns, RecordStay, RecordWait
+from stoker.manager.live.history import History, availability, performance
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.blocks import PilotEnd
+from stoker.manager.protocol.ids import RecipeKey
+from stoker.manager.protocol.session import SessionFolder
+
+Peers = Callable[..., Peer]
+SITE = """
+name = "here"
+[provider]
+poll = "0.2 s"
+[pilot]
+devices = "cpu:1"
+[policy]
+provisioning = "fixed"
+"""
+
+
+def of(source: str) -> Availability:
+    store = availability()
+    try:
+        return store.of(source)
+    finally:
+        store.close()
+
+
+def test_each_record_has_its_place() -> None:
+    history, key = History(session="k3v9"), RecipeKey("r")
+    history.record(RecordLoad(key, "llm", "cpu", 1.0, 9.0, 5, 6, 0))
+    history.record(RecordRuns(key, "verify", "cpu", 4, 8.0))
+    history.record(RecordRuns(key, "verify", "cpu", 0, 0.0))
+    history.record(RecordWait("pool", 60.0, 5.0, "NVIDIA A10", 2, 24_000_000_000))
+    history.record(RecordPilots("pool", 1))
+    history.record(RecordStay("pool", 900.0, PilotEnd.LOST))
+    history.record(RecordPilots("pool", 0))
+    history.close()
+    store = performance()
+    estimate = store.estimates("r")["cpu"]
+    assert (estimate.load_s, estimate.start_s, estimate.run_s, estimate.runs) == (9.0, 1.0, 2.0, 1)
+    assert [found.recipe for found in store.recipes_of("verify")] == ["r"]
+    assert store.functions() == ["verify"]
+    store.close()
+    seen = of("pool")
+    assert [(wait.wait_s, wait.boot_s, wait.devices.count) for wait in seen.waits] == [(60.0, 5.0, 2)]
+    assert [(stay.stay_s, stay.ended) for stay in seen.stays] == [(900.0, "lost")]
+    assert [(counted.session, counted.pilots) for counted in seen.counts] == [("k3v9", 1), ("k3v9", 0)]
+
+
+@pytest.fixture
+def folder(folder: SessionFolder) -> SessionFolder:
+    """A session whose pilots come from a source."""
+    (folder.sites / "here.toml").write_text(SITE)
+    return folder
+
+
+def test_a_source_is_recorded_while_the_manager_runs(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
+    client = peers("client")
+    client.hear(to_client.ClientWelcome)
+    until(lambda: of("here").waits, seconds=60, what="a pilot of the source")
+    client.send(say.EndSession("test is over"))
+    assert manager.ended(seconds=30) == 0
+    seen = of("here")
+    assert [wait.devices.kind for wait in seen.waits] == ["cpu"]
+    assert seen.waits[0].devices.count == 1
+    assert seen.waits[0].devices.memory_bytes > 0
+    assert 0.0 < seen.waits[0].wait_s + seen.waits[0].boot_s < 60.0
+    assert [stay.ended for stay in seen.stays] == ["let go"]
+    assert [counted.pilots for counted in seen.counts] == [1, 0]
