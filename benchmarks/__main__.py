@@ -21,6 +21,7 @@ import msgspec
 from benchmarks import (
     awareness,
     fact_batches,
+    fidelity,
     manager_core,
     noop,
     preemption,
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     recovery.RESTART: (recovery.RESTART_TITLE, recovery.restart),
     recovery.LOST: (recovery.LOST_TITLE, recovery.lost_pilot),
     vanishing.NAME: (vanishing.TITLE, vanishing.measure),
+    fidelity.NAME: (fidelity.TITLE, fidelity.measure),
 }
 
 

@@ -20,6 +20,7 @@ from stoker.manager.cli.explain import explain
 from stoker.manager.cli.init import init
 from stoker.manager.cli.known import sessions
 from stoker.manager.cli.logs import logs
+from stoker.manager.cli.replay import replay
 from stoker.manager.cli.status import status
 from stoker.manager.cli.up import up
 
@@ -30,7 +31,7 @@ def cli() -> None:
     """Stoker keeps models hot on GPUs that you do not own."""
 
 
-for command in (run, init, up, down, attach, doctor, status, calls, explain, logs, sessions, caches):
+for command in (run, init, up, down, attach, doctor, status, calls, explain, logs, replay, sessions, caches):
     cli.add_command(command)
 
 

@@ -124,6 +124,7 @@ def test_every_call_ends_once_whatever_dies(make_cluster: Callable[[Shape], Clus
         _disturb(chaos, scene)
         _every_call_ended_once(scene)
         _nothing_is_left(scene, cluster, world)
+        _the_journal_replays(scene)
     except BaseException as error:
         error.add_note("\n".join([f"STOKER_CHAOS_SEED={SEED}", *chaos.log, *map(scene.said, scene.started)]))
         raise
@@ -162,3 +163,12 @@ def _nothing_is_left(scene: Scene, cluster: Cluster, world: World) -> None:
     assert not [line for line in cluster.queue() if "stoker" in " ".join(line)]
     until(lambda: not world.processes(), limit_s=30, what="no process left")
     assert not list(world.scratch.glob("*/stoker-*/pilot-*"))
+
+
+def _the_journal_replays(scene: Scene) -> None:
+    """What every manager decided, the killed ones too, is decided again."""
+    said = scene.stoker("replay", scene.session, "--json")
+    assert said.returncode == 0, said.stdout + said.stderr
+    found = json.loads(said.stdout)["replayed"]
+    assert found["difference"] is None
+    assert found["checked"] > 0.8 * found["events"], found  # but for the last moments of those that were killed

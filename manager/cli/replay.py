@@ -1,0 +1,107 @@
+"""`stoker replay`: whether a session's journal leads to the same decisions again."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.errors import SessionError
+from stoker.manager.cli import console
+from stoker.manager.cli.sessions import find
+from stoker.manager.protocol.session import SessionFolder
+from stoker.units import show_seconds
+
+if TYPE_CHECKING:
+    from stoker.manager.live.verify import Difference, Replayed
+    from stoker.manager.study.calibrate import Compared
+
+_SEEDS = 9
+
+
+@click.command()
+@click.argument("run", default="")
+@click.option(
+    "--simulate", is_flag=True, help="Also simulate the session with what it measured, and compare makespans."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+def replay(*, run: str, simulate: bool, as_json: bool) -> None:
+    """Replay the journal of RUN through the scheduler, and compare each decision with the one that was made then.
+
+    RUN is a session (its id, a beginning of it, or its folder; the newest if it is left out) or a journal, which is all
+    that a bug report needs. The exit status is 1 when something was decided otherwise.
+    """
+    from stoker.manager.live.chosen import policies_of
+    from stoker.manager.live.verify import session_in, verify
+
+    path = Path(run)
+    where = path if run and path.is_file() else find(run).path
+    journal, session = session_in(where)
+    folder = SessionFolder(where if where.is_dir() else where.parent)
+    began = time.monotonic()
+    with console.redrawn() as place:
+
+        def tell(events: int, after_s: float) -> None:
+            if console.is_terminal() and not as_json:
+                place.show([f"session {session} · {events:,} events, {show_seconds(after_s)} replayed"])
+
+        found = verify(journal, session=session, policies=policies_of(folder), tell=tell)
+    took_s = time.monotonic() - began
+    makespans = _simulated(journal, session, folder) if simulate else None
+    if as_json:
+        console.json({"journal": str(journal), "took_s": took_s, "replayed": found, "simulated": makespans})
+    else:
+        console.lines(render(found, took_s=took_s))
+        if makespans is not None:
+            console.line(compared(makespans))
+    if found.difference is not None:
+        raise SessionError(
+            f"session {session}: event {found.difference.event:,} was decided otherwise than when the session lived\n"
+            f"either this is not the version of Stoker, or not the policy, that ran the session; or it is a fault of"
+            f" Stoker's: then {journal} is all that a bug report needs",
+            session=session,
+        )
+
+
+def render(found: Replayed, *, took_s: float) -> list[str]:
+    """The lines of `stoker replay`."""
+    came_back = f", the manager came back {found.restarts} times" if found.restarts else ""
+    lived, took = show_seconds(found.lasted_s), show_seconds(took_s)
+    out = [f"session {found.session} · {found.events:,} events of {lived} replayed in {took}{came_back}"]
+    if found.is_old:
+        out.append("  note  this journal does not tell what was decided: it was written before journals did, or its")
+        out.append("        manager was killed at once. Its events were replayed, and nothing was compared.")
+    elif found.difference is None:
+        out.append(f"  ok    {found.checked:,} decisions are the same")
+        unknown = found.events - found.checked
+        if unknown:
+            out.append(f"  note  of {unknown:,} events the journal does not tell: a manager was killed just then")
+    else:
+        out += _told(found.difference, same=found.checked)
+    return out
+
+
+def compared(makespans: Compared) -> str:
+    """How long the session would take in the simulator."""
+    live, error = show_seconds(makespans.live_s), makespans.error
+    simulated = show_seconds(makespans.live_s * (1 + error))
+    return f"  from its first call to its last end: {live} live, {simulated} simulated ({error:+.1%})"
+
+
+def _simulated(journal: Path, session: str, folder: SessionFolder) -> Compared:
+    from stoker.manager.live.chosen import policies_of
+    from stoker.manager.study.calibrate import calibrate, compare
+    from stoker.manager.study.recorded import read_session
+
+    recorded = read_session(journal, session=session, policies=policies_of(folder))
+    return compare(calibrate(recorded), policies=lambda: policies_of(folder), seeds=range(_SEEDS))
+
+
+def _told(difference: Difference, *, same: int) -> list[str]:
+    at = f"event {difference.event:,}, {difference.after_s:.3f} s after the start"
+    out = [f"  {same:,} decisions are the same, then {at}, is decided otherwise", "", "  what happened"]
+    out += [f"    {line}" for line in difference.happened]
+    out += ["", "  what is decided about it now (what was decided then is known by its check alone)"]
+    return out + [f"    {line}" for line in difference.decides]

@@ -1,0 +1,265 @@
+"""A live session as a world that can be simulated: measured, not assumed.
+
+From a session's journal (`recorded`) come the calls as they came, the pilots as they came and went, and what loads and
+calls took by kind of device, with their spread. The same policies in that world should then take as long as the session
+did; `compare` says how far off they are, which is how far the simulator can be trusted for sessions like this one.
+
+What becomes of the measurements:
+
+- *Pilots* are given: the capacity of the simulated batch system is the number that was here at each moment, one source
+  for each kind of node.
+- *Loads* take, by kind of device, the mean of what passed between the order and the news that it was done, so that
+  whatever a node did meanwhile is in it; `cv` is their spread.
+- *Calls* take the mean of their runs, by kind of device; where calls of different numbers of items ran, a fixed part
+  and one an item (least squares). What the first call of a library took longer is its warm-up.
+- *What a library did between two calls* has two parts. A call that was there already began at once: what passed is the
+  library's own, and is added to each call. One that was sent afterwards had the way to the manager and back before it:
+  the rest is two messages.
+
+Left out: links. Loads that met on a file system are as slow as they were, also where the simulated session would not
+have them meet. And calls come when they came: of a program that submits more only when results come (`stoker.map` keeps
+2,000 calls in flight, a dependency waits) the simulated one is never ahead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, median, pstdev
+from typing import TypeVar
+
+import msgspec
+
+from stoker.contexts.recipe import Recipe
+from stoker.errors import SessionError
+from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.seams import Policies
+from stoker.manager.protocol.blocks import Rule
+from stoker.manager.protocol.ids import RecipeKey
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.manager.study.recorded import Load, Recorded, Run, Stay
+from stoker.site import Duration, Size
+
+MOST_CV = 5.0
+WARM_UP = 0.05
+"""A first call that took so much longer than others, as a share of them, was warming up."""
+_SOON_S = 1e-6
+M = TypeVar("M", Load, Run)
+
+
+class Calibrated(msgspec.Struct, frozen=True):
+    """A session's world and calls. `makespan_s`: from the first call to the last end, live. `advice`: what the manager
+    knew of contexts before they were loaded, by their names in the world."""
+
+    session: str
+    world: World
+    arrivals: tuple[Arrival, ...]
+    makespan_s: float
+    advice: dict[str, dict[str, ContextAdvice]]
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """A session's makespan, live and simulated under several seeds. Seconds."""
+
+    live_s: float
+    simulated_s: tuple[float, ...]
+
+    @property
+    def error(self) -> float:
+        """How far the median of the simulated ones is off, as a share of the live one; below zero: it was quicker."""
+        return median(self.simulated_s) / self.live_s - 1.0
+
+
+def calibrate(recorded: Recorded) -> Calibrated:
+    """The world of a session that was read. Raises SessionError for what cannot be modelled."""
+    calls = recorded.calls
+    wanted = {call.recipe: recorded.recipes[call.recipe] for call in calls}
+    for recipe in wanted.values():
+        if recipe.needs.devices > 1:
+            raise SessionError(f"context {recipe.name} spans {recipe.needs.devices} devices: that is not simulated yet")
+    names = _names(wanted.values())
+    start = min([calls[0].at, *(stay.came_at for stay in recorded.stays.values())])
+    own_s, message_s = _between(recorded.runs)
+    contexts = {
+        names[key]: _context(
+            recipe,
+            loads=[load for load in recorded.loads if load.recipe == key],
+            runs=[run for run in recorded.runs if run.recipe == key],
+            own_s=own_s,
+            message_s=message_s,
+        )
+        for key, recipe in wanted.items()
+    }
+    stays = list(recorded.stays.values())
+    world = World(
+        devices={facts.kind: DeviceKind(Size(facts.memory_bytes)) for stay in stays for facts in stay.devices},
+        sources=_sources(stays, start=start, until=max(recorded.ended.values())),
+        contexts=contexts,
+        delays=Delays(message_s=Duration(message_s), poll_s=Duration(0.0)),
+    )
+    arrivals = tuple(
+        Arrival(call.at - start, names[call.recipe], items=call.items, priority=call.priority)
+        for call in sorted(calls, key=lambda call: call.at)
+    )
+    advice = {names[key]: said for key, said in recorded.advice.items() if key in names}
+    return Calibrated(recorded.session, world, arrivals, recorded.makespan_s, advice)
+
+
+def compare(calibrated: Calibrated, *, policies: Callable[[], Policies], seeds: Iterable[int]) -> Compared:
+    """Simulate the session under its policies (fresh ones each time), once a seed. Raises SimulationError."""
+    return Compared(calibrated.makespan_s, tuple(_simulated_s(calibrated, policies(), seed) for seed in seeds))
+
+
+def _simulated_s(calibrated: Calibrated, policies: Policies, seed: int) -> float:
+    simulation = Simulation(calibrated.world, calibrated.arrivals, policies, seed=seed)
+    first: dict[str, float] = {}
+    for arrival in calibrated.arrivals:
+        first.setdefault(arrival.context, arrival.at_s)
+    for context, by_kind in calibrated.advice.items():
+        advice = AdviceArrived(RecipeKey(context), by_kind)
+        simulation.agenda.at(first[context] + _SOON_S, simulation.handle, advice)
+    return simulation.run().ended_at - calibrated.arrivals[0].at_s
+
+
+def _names(recipes: Iterable[Recipe]) -> dict[str, str]:
+    """What contexts are called in the world, by their keys: each has a name of its own."""
+    names: dict[str, str] = {}
+    for recipe in recipes:
+        taken = recipe.name in names.values()
+        names[recipe.key] = f"{recipe.name}-{recipe.key[:12]}" if taken else recipe.name
+    return names
+
+
+# ---- pilots
+
+
+def _sources(stays: Sequence[Stay], *, start: float, until: float) -> tuple[SourceModel, ...]:
+    """A source for each kind of node, that has so many of them at each moment as there were."""
+    groups: dict[tuple[str, int, int], list[Stay]] = defaultdict(list)
+    for stay in stays:
+        if stay.came_at <= until and stay.devices:
+            facts = stay.devices[0]
+            groups[facts.kind, len(stay.devices), facts.memory_bytes].append(stay)
+    return tuple(
+        SourceModel(
+            name=f"pilots-{number}",
+            kind=kind,
+            capacity=_steps(group, start=start, until=until),
+            devices=devices,
+            rule=Rule.FIXED,
+            init_blocks=len(group),
+            max_blocks=len(group),
+        )
+        for number, ((kind, devices, _), group) in enumerate(groups.items())
+    )
+
+
+def _steps(stays: Sequence[Stay], *, start: float, until: float) -> tuple[tuple[float, int], ...]:
+    """How many there were from each time on. One that went when another came is two steps: they were two nodes."""
+    changes = [(stay.came_at, 1) for stay in stays] + [(stay.left_at, -1) for stay in stays if stay.left_at < until]
+    steps: list[tuple[float, int]] = []
+    count = 0
+    for at, change in sorted(changes):
+        count += change
+        after = round(at - start, 6)
+        steps.append((max(after, steps[-1][0] + _SOON_S) if steps else after, count))
+    return tuple(steps)
+
+
+# ---- contexts
+
+
+def _context(
+    recipe: Recipe, *, loads: Sequence[Load], runs: Sequence[Run], own_s: float, message_s: float
+) -> ContextModel:
+    start_s = fmean(load.start_s for load in loads) if loads else 0.0
+    means = {kind: fmean(load.whole_s for load in group) for kind, group in _by_kind(loads).items()}
+    load_s = {kind: Duration(max(0.0, mean_s - start_s - 2 * message_s)) for kind, mean_s in means.items()}
+    warm = {run.kind for run in runs if not run.first}
+    later = [run for run in runs if not run.first or run.kind not in warm]
+    fits = {kind: _fit(group) for kind, group in _by_kind(later).items()}
+    expected = [_expected(run, fits) for run in later]
+    ratios = [run.run_s / each for run, each in zip(later, expected, strict=True) if each]
+    warm_items, warm_item_s = _warm_up([run for run in runs if run.first and run.kind in warm], fits)
+    return ContextModel(
+        awareness=recipe.awareness,
+        device_memory_bytes=Size(_memory_bytes(recipe, loads)),
+        kinds=recipe.needs.kinds,
+        slots=recipe.slots,
+        start_s=Duration(start_s),
+        load_s=_for_others(load_s),
+        load_cv=_cv([load.whole_s / means[load.kind] for load in loads if means[load.kind]]),
+        call_s=_for_others({kind: Duration(fixed + own_s) for kind, (fixed, _) in fits.items()}),
+        item_s=_for_others({kind: Duration(each) for kind, (_, each) in fits.items()}),
+        item_cv=_cv(ratios),
+        warm_items=warm_items,
+        warm_item_s=Duration(warm_item_s),
+    )
+
+
+def _memory_bytes(recipe: Recipe, loads: Sequence[Load]) -> int:
+    """What a library takes of its device: declared, else the most that was measured. A CPU device is host memory."""
+    on_cpu = any(load.kind.startswith("cpu") for load in loads)
+    declared = max(recipe.needs.device_memory_bytes, recipe.needs.memory_bytes if on_cpu else 0)
+    return declared or max((load.memory_bytes for load in loads), default=0)
+
+
+def _for_others(times: dict[str, Duration]) -> dict[str, Duration]:
+    """The same, and their mean for kinds on which nothing was measured."""
+    return {**times, "": Duration(fmean(times.values()))} if times else {}
+
+
+def _by_kind(measured: Sequence[M]) -> dict[str, list[M]]:
+    groups: dict[str, list[M]] = defaultdict(list)
+    for each in measured:
+        groups[each.kind].append(each)
+    return dict(groups)
+
+
+def _fit(runs: Sequence[Run]) -> tuple[float, float]:
+    """Seconds of a call and of each of its items. The mean, and nothing an item, where the numbers of items do not
+    differ or the line would not be one."""
+    mean_s, mean_items = fmean(run.run_s for run in runs), fmean(run.items for run in runs)
+    square = sum((run.items - mean_items) ** 2 for run in runs)
+    if not square:
+        return mean_s, 0.0
+    each = sum((run.items - mean_items) * (run.run_s - mean_s) for run in runs) / square
+    fixed = mean_s - each * mean_items
+    if each <= 0.0:
+        return mean_s, 0.0
+    return (fixed, each) if fixed >= 0.0 else (0.0, mean_s / mean_items)
+
+
+def _expected(run: Run, fits: dict[str, tuple[float, float]]) -> float:
+    fixed, each = fits[run.kind]
+    return fixed + each * run.items
+
+
+def _warm_up(firsts: Sequence[Run], fits: dict[str, tuple[float, float]]) -> tuple[int, float]:
+    """Items that a fresh library takes longer for, and by how much each."""
+    if not firsts:
+        return 0, 0.0
+    more_s = fmean(run.run_s - _expected(run, fits) for run in firsts)
+    if more_s <= WARM_UP * fmean(_expected(run, fits) for run in firsts):
+        return 0, 0.0
+    items = max(1, round(fmean(run.items for run in firsts)))
+    return items, more_s / items
+
+
+def _between(runs: Sequence[Run]) -> tuple[float, float]:
+    """What a library adds to each call, and what a message takes, from what passed between calls. Seconds."""
+    waited = [run.between_s for run in runs if run.between_s >= 0.0 and run.waiting]
+    sent = [run.between_s for run in runs if run.between_s >= 0.0 and not run.waiting]
+    own_s = median(waited) if waited else 0.0
+    return own_s, max(0.0, median(sent) - own_s) / 2 if sent else Delays().message_s
+
+
+def _cv(values: Sequence[float]) -> float:
+    """The standard deviation over the mean."""
+    if len(values) < 2:
+        return 0.0
+    mean = fmean(values)
+    return min(MOST_CV, pstdev(values) / mean) if mean > 0 and math.isfinite(mean) else 0.0

@@ -1,0 +1,105 @@
+"""`stoker replay` over the journals of real sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from click.testing import Result
+from live.peers import Manager, Peer
+
+from stoker.contexts.recipe import BARE
+from stoker.errors import SessionError
+from stoker.manager.live import journal
+from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallSpec
+from stoker.manager.protocol.session import SessionFolder
+
+Stoker = Callable[..., Result]
+
+
+def live(manager: Manager, client: Peer, pilot: Peer) -> None:
+    """A session of one call, from its beginning to its end."""
+    call = client.hear(to_client.ClientWelcome).number << 40
+    client.send(
+        say.DefineRecipe(BARE),
+        say.DefineFunction("f1", "verify", b"blob"),  # type: ignore[arg-type]
+        say.Submit("f1", "bare", [CallSpec(call, b"arguments")]),  # type: ignore[arg-type]
+    )
+    start = pilot.hear(to_pilot.StartLibrary)
+    pilot.send(say.LibraryReady(start.library, 0.1, 0.2))
+    pilot.hear(to_pilot.RunCalls)
+    pilot.send(say.CallsEnded(start.library, [CallEnd(call, True, b"result", 0.01)]))
+    client.hear(to_client.Results)
+    client.send(say.EndSession("done"))
+    manager.ended()
+
+
+def forge(path: SessionFolder, *, wrong: int) -> None:
+    """The same journal, in which one event was decided otherwise."""
+    records = list(journal.read_checked(path.journal))
+    checks = dict(pair for _, each in records if isinstance(each, journal.Decided) for pair in each.numbered())
+    events = [(now, each) for now, each in records if not isinstance(each, journal.Decided)]
+    path.journal.unlink()
+    book = journal.Journal(path.journal)
+    for number, (now, event) in enumerate(events):
+        book.write(now, event)
+        book.decided(checks[number] ^ (number == wrong))
+    book.close()
+
+
+def test_a_session_that_is_over_replays(
+    stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
+) -> None:
+    live(manager, client, pilot)
+    shown = stoker("replay")
+    assert shown.exit_code == 0, shown.exception
+    assert shown.output.startswith("session test · ")
+    assert "decisions are the same" in shown.output
+    told = msgspec.json.decode(stoker("replay", str(folder.journal), "--json").output)
+    assert told["replayed"]["checked"] == told["replayed"]["events"] > 0
+    assert told["replayed"]["difference"] is None
+    assert told["simulated"] is None
+    simulated = stoker("replay", "--simulate")
+    assert simulated.exit_code == 0, simulated.exception
+    assert "live, " in simulated.output.splitlines()[-1]
+
+
+def test_a_session_that_lives_replays_as_far_as_it_is(stoker: Stoker, client: Peer, pilot: Peer) -> None:
+    client.hear(to_client.ClientWelcome)
+    pilot.hear(to_pilot.PilotWelcome)
+    assert stoker("replay", "test").exit_code == 0
+
+
+def test_another_decision_is_told_with_its_event_and_fails(
+    stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
+) -> None:
+    live(manager, client, pilot)
+    events = sum(1 for _ in journal.read(folder.journal))
+    forge(folder, wrong=events - 1)
+    result = stoker("replay", "test")
+    assert isinstance(result.exception, SessionError)
+    assert result.exception.facts["session"] == "test"
+    assert f"event {events - 1:,}" in str(result.exception)
+    assert "EndSession" in result.output
+    assert "EndManager" in result.output
+
+
+def test_a_journal_of_before_is_replayed_with_a_note(
+    stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
+) -> None:
+    live(manager, client, pilot)
+    events = list(journal.read(folder.journal))
+    folder.journal.unlink()
+    book = journal.Journal(folder.journal)
+    for now, event in events:
+        book.write(now, event)
+    book.close()
+    result = stoker("replay")
+    assert result.exit_code == 0
+    assert "nothing was compared" in result.output
+
+
+def test_what_is_no_session_is_refused(stoker: Stoker) -> None:
+    assert isinstance(stoker("replay", "nobody").exception, SessionError)

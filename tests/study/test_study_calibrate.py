@@ -1,0 +1,134 @@
+"""A world is measured from a session's journal: one that was simulated, whose world is known, and live ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from sim.worlds import calls, model, source, world
+
+import stoker
+from stoker.errors import SessionError
+from stoker.manager.core.events import Event
+from stoker.manager.live import journal
+from stoker.manager.live.verify import verify
+from stoker.manager.policies import default_policies
+from stoker.manager.protocol.blocks import Rule
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import Delays, World
+from stoker.manager.study.calibrate import Calibrated, calibrate, compare
+from stoker.manager.study.recorded import Recorded, read_session
+from stoker.site import Duration
+
+SLOW = Delays(message_s=Duration(0.01), back_s=Duration(1.0), poll_s=Duration(0.0))
+
+
+class Watched(Simulation):
+    """A simulation of which as much is noted as a journal would tell."""
+
+    recorded: Recorded
+
+    def handle(self, event: Event) -> None:
+        self.recorded.happened(self.agenda.now, event)
+        super().handle(event)
+
+    def _carry_out(self, commands: Iterable[object]) -> None:
+        said = list(commands)
+        self.recorded.decided(self.agenda.now, said)  # type: ignore[arg-type]
+        super()._carry_out(said)
+
+
+def simulated(world: World, arrivals: list[Arrival], *, seed: int = 0) -> tuple[Recorded, float]:
+    """What is recorded of a simulated session, and when the session ended."""
+    run = Watched(world, arrivals, default_policies(), seed=seed)
+    run.recorded = Recorded("simulated")
+    return run.recorded, run.run().ended_at
+
+
+def again(found: Calibrated) -> float:
+    return compare(found, policies=default_policies, seeds=range(3)).error
+
+
+def test_the_world_of_a_session_is_found_again() -> None:
+    there = world(source(3), model(load_s=20.0, item_s=2.0), delays=SLOW)
+    recorded, ended_at = simulated(there, calls(60, items=3))
+    found = calibrate(recorded)
+    context = found.world.contexts["llm"]
+    assert found.makespan_s == pytest.approx(ended_at, abs=0.1)
+    assert found.world.delays.message_s == pytest.approx(0.01, rel=0.05)
+    assert context.load_s["gpu"] + context.start_s == pytest.approx(20.0, abs=0.05)
+    assert context.call_s["gpu"] == pytest.approx(6.0, rel=1e-3)
+    assert context.item_cv == pytest.approx(0.0, abs=1e-6)
+    assert [(pool.max_blocks, pool.steps[-1][1]) for pool in found.world.sources] == [(3, 3)]
+    assert again(found) == pytest.approx(0.0, abs=0.005)
+
+
+def test_calls_of_different_sizes_give_a_fixed_part_and_one_an_item() -> None:
+    sizes = [Arrival(0.0, "llm", items=1 + n % 7) for n in range(70)]
+    there = world(source(2), model(load_s=5.0, item_s=0.5, call_s={"": Duration(3.0)}, item_cv=0.05))
+    found = calibrate(simulated(there, sizes)[0])
+    context = found.world.contexts["llm"]
+    assert context.item_s["gpu"] == pytest.approx(0.5, rel=0.1)
+    assert context.call_s["gpu"] == pytest.approx(3.0, rel=0.1)
+    assert 0.02 < context.item_cv < 0.09
+    assert abs(again(found)) < 0.03
+
+
+def test_spread_loads_and_warm_up_are_measured() -> None:
+    warm = model(load_s=30.0, load_cv=0.3, item_s=1.0, warm_items=1, warm_item_s=Duration(4.0))
+    found = calibrate(simulated(world(source(12), warm), calls(400))[0])
+    context = found.world.contexts["llm"]
+    assert 0.15 < context.load_cv < 0.5
+    assert (context.warm_items, context.warm_item_s) == (1, pytest.approx(4.0, rel=0.05))
+    assert abs(again(found)) < 0.08
+
+
+def test_pilots_come_and_go_as_they_did() -> None:
+    steps = ((0.0, 4), (60.0, 1), (200.0, 3))
+    there = world(source(steps, rule=Rule.FIXED, init_blocks=4, max_blocks=4), model(load_s=10.0, item_s=1.0))
+    found = calibrate(simulated(there, calls(500))[0])
+    assert abs(again(found)) < 0.02
+
+
+def test_a_session_without_calls_tells_nothing(tmp_path: Path) -> None:
+    book = journal.Journal(tmp_path / "journal")
+    book.close()
+    with pytest.raises(SessionError, match="no call of session test ran"):
+        read_session(tmp_path / "journal", session="test", policies=default_policies())
+
+
+# ---- live
+
+
+def test_a_live_session_lasts_as_long_as_its_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    site = tmp_path / "two.toml"
+    site.write_text('name = "two"\n[pilot]\ndevices = "cpu:2"\n')
+
+    @stoker.context(memory="200 MB")
+    def slow(seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    @stoker.app(context=slow(2.0))
+    def work(_: float, number: int) -> int:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.02:  # computes a little, waits for the rest
+            pass
+        time.sleep(0.25 + 0.05 * (number % 3))
+        return number
+
+    with stoker.load(site, progress=False) as session:
+        assert sorted(stoker.map(work, range(60))) == list(range(60))
+        folder = session.folder
+    recorded = read_session(folder / "journal", session=session.id, policies=default_policies())
+    found = compare(calibrate(recorded), policies=default_policies, seeds=range(5))
+    assert len(recorded.calls) == 60
+    assert abs(found.error) < 0.10, found
+    lived = verify(folder / "journal", session=session.id, policies=default_policies())
+    assert lived.difference is None
+    assert lived.checked == lived.events
