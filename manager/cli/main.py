@@ -21,6 +21,7 @@ from stoker.manager.cli.init import init
 from stoker.manager.cli.known import sessions
 from stoker.manager.cli.logs import logs
 from stoker.manager.cli.replay import replay
+from stoker.manager.cli.simulate import simulate
 from stoker.manager.cli.status import status
 from stoker.manager.cli.up import up
 

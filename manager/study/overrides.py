@@ -26,9 +26,10 @@ def apply(data: dict[str, Any], text: str, *, top: Collection[str], world: Colle
     """Change one setting of `data`, in place. `top` and `world`: the settings at the top of a scenario and of its
     world. Whether the setting exists is seen when the scenario is read. Raises ConfigError."""
     key, equals, value = text.partition("=")
-    parts = [part.strip().strip("\"'") for part in key.split(".")]
-    if not equals or not all(parts):
+    written = [part.strip() for part in key.split(".")]
+    if not equals or not all(written):
         raise ConfigError(f"--set {text}: write key=value, as in --set world.links.shared='2 GB/s'", key="set")
+    parts = [part.strip("\"'") for part in written]
     if parts[0] not in top and parts[0] in world:
         parts.insert(0, "world")
     here: Any = data

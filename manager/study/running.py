@@ -1,43 +1,49 @@
 """A scenario's runs: every policy under every seed, over as many processes as are wanted.
 
-Runs know nothing of each other, so each is done by a worker process that is given one after another. A run's log is
-written by the worker, whole or not at all; what comes back is small. Seeds come first and policies second: who stops
-half-way has the policies beside each other on the seeds that were done. With one job there is no other process.
-
-A worker that dies (killed for memory, say) is told by its connection, which breaks; workers whose parent is gone learn
-it in the same way, and end.
+Runs know nothing of each other, so each may be done by another process. A run's log is written where it is
+simulated, whole or not at all; what comes back is small. Seeds come first and policies second: who stops half-way has
+the policies beside each other on the seeds that were done. With one job there is no other process.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import functools
 import math
-import multiprocessing
 import re
-import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.manager.policies.named import named
+from stoker.manager.live.own_policies import find
 from stoker.manager.sim.awareness import limited
-from stoker.manager.sim.check import in_order
+from stoker.manager.sim.bound import lower_bound
+from stoker.manager.sim.check import in_order, refuse_impossible
+from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Outcome, Simulation, SimulationError
+from stoker.manager.sim.workload import contexts_of
+from stoker.manager.sim.world import World
+from stoker.manager.study.curves import Curves, curves_of
+from stoker.manager.study.figures import Figures, figures_of
 from stoker.manager.study.log_file import write_log
-from stoker.manager.study.scenario import Scenario
+from stoker.manager.study.measures import measure
+from stoker.manager.study.scenario import Scenario, label
 from stoker.manager.study.traces import arrivals_of
+from stoker.manager.study.workers import DiedError, Workers
+from stoker.units import show_seconds
 
 Tell = Callable[[str, int, float, int], None]
 """Hears of a run that goes on: its policy, its seed, the time in its world in seconds, calls that have ended."""
+
+
+STUCK_S = 10 * 86_400.0
+"""A run in which no call ends for so long is given up."""
+MOST_STILL = 200
+"""A run that says so often that it is at the same moment is given up: that is millions of events."""
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -47,7 +53,9 @@ class Finished(msgspec.Struct, frozen=True):
     seed: int
     outcome: Outcome
     log: str
-    wall_s: float = 0.0
+    figures: Figures
+    curves: Curves
+    wall_s: float
 
 
 def run_all(
@@ -58,146 +66,113 @@ def run_all(
     folder: Path,
     jobs: int = 1,
     tell: Tell | None = None,
-) -> Iterator[Finished]:
+) -> Generator[Finished, None, None]:
     """Simulate the scenario with every policy under every seed, and give back each run as it is done. Event logs go
-    into `folder`, which is there.
+    into `folder`, which is there. The runs of the first policy also have a bound in their figures.
 
     Raises SimulationError, naming policy and seed, at the first run that cannot go on; others are then given up. So
     are they when the caller stops asking.
     """
-    todo = list(itertools.product(seeds, policies))
+    todo = [_Run(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
+    do = functools.partial(_do, scenario=scenario, folder=folder)
+    hear = tell or _deaf
     if jobs <= 1 or len(todo) == 1:
-        for seed, policy in todo:
-            yield run_one(scenario, policy=policy, seed=seed, folder=folder, tell=tell)
+        yield from (do(run, hear) for run in todo)
         return
-    with _Workers(scenario, folder, count=min(jobs, len(todo))) as workers:
-        yield from workers.do(todo, tell)
-
-
-def run_one(scenario: Scenario, *, policy: str, seed: int, folder: Path, tell: Tell | None = None) -> Finished:
-    """Simulate a scenario once, here. Raises SimulationError; ConfigError for a policy or a trace that is none."""
-    began = time.perf_counter()
-    chosen = named(policy)
-    world = limited(scenario.world, chosen.awareness)
-    calls = in_order(world, arrivals_of(scenario.workload, seed=seed, folder=folder, contexts=world.contexts))
-
-    def hear(now_s: float, ended: int) -> None:
-        if tell is not None:
-            tell(policy, seed, now_s, ended)
-
-    simulation = Simulation(world, calls, chosen.make(), seed=seed)
     try:
-        outcome = simulation.run(until_s=scenario.until_s or math.inf, tell=hear)
+        with Workers(do, count=min(jobs, len(todo))) as workers:
+            yield from workers.each(todo, hear=hear)
+    except DiedError as error:
+        memory = "; it may have wanted more memory than there is: try fewer --jobs" if error.code == -9 else ""
+        raise SimulationError(f"{error.task}: the process that simulated it died ({error.how}){memory}") from None
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """What is to be simulated, and whether the bound is wanted as well."""
+
+    policy: str
+    seed: int
+    bound: bool
+
+    def __str__(self) -> str:
+        return f"policy {label(self.policy)}, seed {self.seed}"
+
+
+def _do(run: _Run, tell: Tell, *, scenario: Scenario, folder: Path) -> Finished:
+    try:
+        return run_one(scenario, policy=run.policy, seed=run.seed, folder=folder, bound=run.bound, tell=tell)
     except SimulationError as error:
-        raise SimulationError(f"policy {policy}, seed {seed}: {error}", policy=policy, seed=seed) from error
+        raise SimulationError(f"{run}: {error}", policy=run.policy, seed=run.seed) from error
+    except StokerError:
+        raise
+    except OSError as error:
+        raise SimulationError(f"{run}: {error}", policy=run.policy, seed=run.seed) from error
+    except Exception as error:  # a policy of somebody's own may raise anything
+        text = f"{run} failed:\n{traceback.format_exc()}"
+        raise SimulationError(text, policy=run.policy, seed=run.seed) from error
+
+
+def _deaf(*_: Any) -> None:
+    pass
+
+
+def run_one(
+    scenario: Scenario, *, policy: str, seed: int, folder: Path, bound: bool = False, tell: Tell = _deaf
+) -> Finished:
+    """Simulate a scenario once, here; with `bound`, also say what no policy could do better.
+
+    Raises SimulationError, and ConfigError for a policy or a trace that is none.
+    """
+    began = time.perf_counter()
+    chosen = find(policy)
+    world = limited(scenario.world, chosen.awareness)
+    refuse_impossible(world, wanted=contexts_of(scenario.workload), until_s=scenario.until_s)
+    simulation = Simulation(world, _calls(scenario, world, seed=seed), chosen.make(), seed=seed)
+    until_s = scenario.until_s or math.inf
+    outcome = simulation.run(until_s=until_s, tell=Watch(functools.partial(tell, policy, seed)))
+    measured = measure(simulation.log, until_s=outcome.ended_at)
+    calls = _calls(scenario, scenario.world, seed=seed)
+    bound_s = lower_bound(scenario.world, calls, seed=seed).ends_at if bound else math.inf
+    figures = figures_of(simulation.log, outcome, measured, bound_s=bound_s if bound_s < math.inf else None)
     path = folder / log_name(policy, seed)
-    write_log(path, simulation.log, {"scenario": scenario.name, "policy": policy, "seed": str(seed)})
-    return Finished(policy, seed, outcome, str(path), time.perf_counter() - began)
+    write_log(path, simulation.log, {"scenario": scenario.name, "policy": label(policy), "seed": seed})
+    return Finished(policy, seed, outcome, str(path), figures, curves_of(measured), time.perf_counter() - began)
+
+
+def _calls(scenario: Scenario, world: World, *, seed: int) -> Iterator[Arrival]:
+    calls = arrivals_of(scenario.workload, seed=seed, folder=Path(), contexts=world.contexts)
+    return in_order(world, calls)
+
+
+class Watch:
+    """Hears how far a run is, and stops one in which nothing ends any more while its clock goes on, or in which the
+    clock stands still."""
+
+    def __init__(self, tell: Callable[[float, int], None]) -> None:
+        self._tell = tell
+        self._ended = 0
+        self._since_s = 0.0
+        self._now_s = 0.0
+        self._still = 0
+
+    def __call__(self, now_s: float, ended: int) -> None:
+        """The time in the world, in seconds, and the calls that have ended. Raises SimulationError."""
+        if ended != self._ended:
+            self._ended, self._since_s = ended, now_s
+        if now_s - self._since_s > STUCK_S:
+            raise SimulationError(
+                f"no call has ended since {show_seconds(self._since_s)}, and it is {show_seconds(now_s)}; calls that "
+                'are lost again and again, or that the policy forgets? until = "…" cuts a run off'
+            )
+        self._still = self._still + 1 if now_s == self._now_s else 0
+        self._now_s = now_s
+        if self._still > MOST_STILL:
+            raise SimulationError(
+                f"the clock stands still at {now_s:.6f} s, with {ended} calls ended: a timer for ever"
+            )
+        self._tell(now_s, ended)
 
 
 def log_name(policy: str, seed: int) -> str:
     """What the event log of a run is called: `default-0.parquet`."""
-    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', policy).strip('-.')}-{seed}.parquet"
-
-
-class _Workers:
-    """Processes that simulate. Used as a context manager: when it is left, none of them is there any more."""
-
-    def __init__(self, scenario: Scenario, folder: Path, *, count: int) -> None:
-        spawning = multiprocessing.get_context("spawn")  # a fork would share locks with threads of this process
-        self._processes: dict[Connection, BaseProcess] = {}
-        self._runs: dict[Connection, tuple[int, str]] = {}
-        with _no_interrupts():
-            for _ in range(count):
-                ours, theirs = spawning.Pipe()
-                process = spawning.Process(target=_work, args=(theirs, scenario, folder), daemon=True)
-                process.start()
-                theirs.close()
-                self._processes[ours] = process
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for connection, process in self._processes.items():
-            connection.close()
-            if connection in self._runs:
-                process.terminate()
-        for process in self._processes.values():
-            process.join()
-
-    def do(self, todo: list[tuple[int, str]], tell: Tell | None) -> Iterator[Finished]:
-        """The runs, as they are done."""
-        left = iter(todo)
-        for connection in self._processes:
-            self._give(connection, left)
-        while self._runs:
-            ready = set(wait(list(self._runs)))
-            for connection in [each for each in self._runs if each in ready]:
-                said = self._hear(connection)
-                if isinstance(said, StokerError):
-                    raise said
-                if isinstance(said, Finished):
-                    self._give(connection, left)
-                    yield said
-                elif tell is not None:
-                    tell(*said)
-
-    def _give(self, connection: Connection, left: Iterator[tuple[int, str]]) -> None:
-        self._runs.pop(connection, None)
-        run = next(left, None)
-        if run is not None:
-            self._runs[connection] = run
-            with contextlib.suppress(OSError):  # it is gone: hearing it will tell
-                connection.send(run)
-
-    def _hear(self, connection: Connection) -> Any:
-        try:
-            return connection.recv()
-        except (EOFError, OSError):
-            seed, policy = self._runs[connection]
-            process = self._processes[connection]
-            process.join()
-            code = process.exitcode or 0
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            memory = "; it may have wanted more memory than there is: try fewer --jobs" if code == -9 else ""
-            raise SimulationError(
-                f"policy {policy}, seed {seed}: the process that simulated it died ({how}){memory}",
-                policy=policy, seed=seed,
-            ) from None  # fmt: skip
-
-
-@contextlib.contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Processes that are started meanwhile never hear of Ctrl-C: that is the parent's to answer, which keeps what is
-    done. One that comes meanwhile is heard here afterwards."""
-    resource_tracker.ensure_running()  # as starting a process does, which would end the blocking below
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def _work(connection: Connection, scenario: Scenario, folder: Path) -> None:
-    """A worker process: run after run, until nobody asks for another."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            seed, policy = connection.recv()
-            connection.send(_outcome_of(connection, scenario, policy=policy, seed=seed, folder=folder))
-
-
-def _outcome_of(
-    connection: Connection, scenario: Scenario, *, policy: str, seed: int, folder: Path
-) -> Finished | StokerError:
-    def tell(*progress: Any) -> None:
-        connection.send(progress)
-
-    try:
-        return run_one(scenario, policy=policy, seed=seed, folder=folder, tell=tell)
-    except StokerError as error:
-        return error
-    except OSError:
-        raise
-    except Exception:
-        return SimulationError(f"policy {policy}, seed {seed} failed:\n{traceback.format_exc()}")
+    return f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', label(policy)).strip('-.')}-{seed}.parquet"

@@ -2,7 +2,7 @@
 
     name = "pool"
     about = "one line for those who choose among scenarios"
-    policies = ["default"]               shipped ones by name, one's own as "module:Class" or "file.py:Class"
+    policies = ["default"]               shipped ones by name, one's own as "module:Class" or "path.py:Class"
     seeds = 10                           how often each is simulated: seeds 0 to 9
     until = "2 h"                        where a run is cut off; left out: when the last call has ended
 
@@ -43,6 +43,7 @@ import difflib
 import os
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,7 +59,7 @@ from stoker.manager.sim.workload import Workload, contexts_of
 from stoker.manager.sim.world import NO_TIME, Rate, World
 from stoker.manager.study import overrides
 from stoker.manager.study.overrides import Change
-from stoker.site import Duration, Name
+from stoker.site import Duration, Name, absolute_policy, check_policy_name, policy_file
 from stoker.units import parse_rate
 
 Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
@@ -84,10 +85,25 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     outputs: Outputs = Outputs()
 
     def __post_init__(self) -> None:
-        if not self.policies:
-            raise ValueError("policies: name at least one")
-        if len(set(self.policies)) < len(self.policies):
-            raise ValueError("policies: one stands there twice")
+        check_policies(self.policies)
+
+
+def check_policies(policies: Sequence[str], *, setting: str = "policies") -> None:
+    """Raise ValueError for policies that cannot be compared: there are none, one has an impossible name, or two are
+    called the same. `setting`: where they were named."""
+    if not policies:
+        raise ValueError(f"{setting}: name at least one")
+    for policy in policies:
+        check_policy_name(policy, setting=setting)
+    [(called, times)] = Counter(map(label, policies)).most_common(1)
+    if times > 1:
+        raise ValueError(f"{setting}: {called} stands there twice")
+
+
+def label(policy: str) -> str:
+    """What people read: a policy in a file goes by the file's name, wherever it lies."""
+    file = policy_file(policy)
+    return f"{Path(file).name}{policy[len(file) :]}" if file else policy
 
 
 def shipped() -> dict[str, Path]:
@@ -108,8 +124,8 @@ def find_scenario(text: str | os.PathLike[str]) -> Path:
 
 
 def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) -> Scenario:
-    """The scenario of a file, with settings changed (`stoker.manager.study.overrides`). The file of a trace counts from
-    the scenario's folder; in what is given back its path is absolute.
+    """The scenario of a file, with settings changed (`stoker.manager.study.overrides`). Files of traces and policies
+    count from the scenario's folder; in what is given back their paths are absolute.
 
     Raises ConfigError with facts `file`, `line` and `key`, where known.
     """
@@ -174,6 +190,9 @@ def _refused(problem: str, path: tuple[str, ...], made: Sequence[Change], *, tex
 
 
 def _make_absolute(data: dict[str, Any], folder: Path) -> None:
+    policies = data.get("policies")
+    if isinstance(policies, list):
+        data["policies"] = [absolute_policy(each, folder) if isinstance(each, str) else each for each in policies]
     workload = data.get("workload")
     if isinstance(workload, dict) and isinstance(workload.get("file"), str) and workload["file"]:
         workload["file"] = str(folder / Path(workload["file"]).expanduser())

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from stoker.errors import ConfigError
 from stoker.manager.sim.run import SimulationError
-from stoker.manager.study.running import Finished, log_name, run_all
+from stoker.manager.study.running import MOST_STILL, STUCK_S, Finished, Watch, log_name, run_all
 from stoker.manager.study.scenario import Scenario, load_scenario, parse_scenario, shipped
 
 POLICIES = ("default", "no-awareness")
@@ -58,7 +58,7 @@ def test_seeds_come_first_so_that_policies_can_be_compared_early(small: Scenario
 
 
 def test_who_stops_asking_keeps_what_is_done_and_leaves_no_process(long: Scenario, tmp_path: Path) -> None:
-    short = msgspec.structs.replace(long, until_s=300.0)
+    short = replace(long, until_s=300.0)
     (tmp_path / "short").mkdir()
     runs = run_all(short, policies=POLICIES, seeds=[1], folder=tmp_path / "short", jobs=2)
     with closing(runs):
@@ -92,6 +92,33 @@ def test_a_trace_that_turns_out_bad_is_refused_from_wherever_it_is_read(tmp_path
         list(run_all(scenario, policies=["default"], seeds=[0, 1], folder=tmp_path, jobs=jobs))
 
 
+def test_a_run_in_which_nothing_ends_any_more_is_stopped() -> None:
+    told: list[tuple[float, int]] = []
+    watch = Watch(lambda now_s, ended: told.append((now_s, ended)))
+    for hour in range(10_000):  # more than a year, in which now and then a call ends
+        watch(3600.0 * hour, hour // 200)
+    with pytest.raises(SimulationError, match=r"^no call has ended since .* until = "):
+        watch(3600.0 * 9_999 + STUCK_S, 49)
+    assert len(told) == 10_000
+
+
+def test_a_run_whose_clock_stands_still_is_stopped() -> None:
+    watch = Watch(lambda *_: None)
+    for ended in range(MOST_STILL):
+        watch(7.0, ended)
+    watch(7.0, 3)
+    with pytest.raises(SimulationError, match=r"the clock stands still at 7\.0"):
+        watch(7.0, 4)
+
+
+def test_a_world_that_a_policys_awareness_makes_impossible_is_refused(tmp_path: Path) -> None:
+    """A load from the peers would fit into a block, one from the shared storage does not."""
+    changes = ["sources.gpu.walltime=45 s", "links.shared_node=500 MB/s"]
+    tight = load_scenario(shipped()["awareness"], changes=changes)
+    with pytest.raises(ConfigError, match=r"^an impossible world: .* walltime: a block lasts 45 s, and llm takes 52 s"):
+        list(run_all(tight, policies=["no-awareness"], seeds=[0], folder=tmp_path))
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_policy_that_nobody_knows_is_refused_with_the_nearest(small: Scenario, tmp_path: Path, jobs: int) -> None:
     with pytest.raises(ConfigError, match="did you mean default"):
@@ -100,4 +127,4 @@ def test_a_policy_that_nobody_knows_is_refused_with_the_nearest(small: Scenario,
 
 def test_logs_are_called_by_policy_and_seed() -> None:
     assert log_name("default", 3) == "default-3.parquet"
-    assert log_name("../my policies.py:Best", 0) == "my-policies.py-Best-0.parquet"
+    assert log_name("/home/ana/my policies.py:Best", 0) == "my-policies.py-Best-0.parquet"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from stoker.config_types import settings
 from stoker.errors import ConfigError
 from stoker.manager.sim.workload import Poisson, Sweep, Trace
-from stoker.manager.study.scenario import Scenario, find_scenario, load_scenario, parse_scenario, shipped
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, SourceModel
+from stoker.manager.study.scenario import Scenario, find_scenario, label, load_scenario, parse_scenario, shipped
 from stoker.manager.study.scenario_text import scenario_text
 
 TEXT = """\
@@ -75,7 +78,7 @@ def test_a_scenario_says_what_its_file_says() -> None:
 
 @pytest.mark.parametrize("name", [*shipped(), ""])
 def test_a_scenario_written_as_text_reads_back_as_itself(name: str) -> None:
-    scenario = load_scenario(find_scenario(name)) if name else parse(TEXT, "until=1h30m", 'policies=["a", "b:C"]')
+    scenario = load_scenario(find_scenario(name)) if name else parse(TEXT, "until=1h30m", 'policies=["random", "b:C"]')
     assert parse(scenario_text(scenario)) == scenario
 
 
@@ -90,9 +93,14 @@ def test_the_file_of_a_trace_counts_from_the_scenarios_folder() -> None:
     assert absolute.file == "/data/trace.csv"
 
 
+def test_policies_in_files_count_from_the_scenarios_folder_and_go_by_the_files_name() -> None:
+    policies = parse(TEXT, 'policies=["default", "mine/best.py:Best", "package.module:Other"]').policies
+    assert policies == ("default", "/folder/mine/best.py:Best", "package.module:Other")
+    assert [label(policy) for policy in policies] == ["default", "best.py:Best", "package.module:Other"]
+
+
 # ---- faults
 
-_DEVICES = 'kind = "a10"\n'
 FAULTS = {
     ("shared =", "shred ="): "line 34: [world.links] shred is not a setting; did you mean shared?",
     ('"1.2 GB/s"', '"1.2 Gb/s"'): "line 34: [world.links] shared: '1.2 Gb/s' is not a rate; write a number and a unit,"
@@ -120,6 +128,10 @@ FAULTS = {
     ("[workload]", "[work_load]"): "line 3: work_load is not a setting; did you mean workload?",
     ('name = "small"\n', 'name = "small"\nseeds = 0\n'): "line 2: seeds must be a whole number of at least 1",
     ('name = "small"\n', 'name = "small"\npolicies = []\n'): "line 2: policies: name at least one",
+    ('name = "small"\n', 'name = "small"\npolicies = ["defalt"]\n'): "line 2: policies = 'defalt' is no policy; did you"
+    " mean 'default'? (one of your own: \"module:Class\" or \"path.py:Class\")",
+    ('name = "small"\n', 'name = "small"\npolicies = ["a.py:B", "b/a.py:B"]\n'): "line 2: policies: a.py:B stands there"
+    " twice",
     ('name = "small"\n', 'name = "small\n'): "line 1: not TOML: Illegal character '\\n'",
     ('kind = "a10"', 'kind = "a100"'): "line 16: [world.sources.new] kind = 'a100' is no device of this world; did you"
     " mean a10?",
@@ -181,13 +193,14 @@ def test_files_of_one_name_are_the_same_files() -> None:
 def test_settings_are_changed_by_path() -> None:
     scenario = parse(
         TEXT, "workload.inputs=5", "links.shared=2 GB/s", "world.sources.old.capacity=[[0, 1]]", "sources.0.nodes=2",
-        "seeds=3", "contexts.llm.load.a10='1 s'", 'about=it is "so"', "delays.poll=1 s",
+        "seeds=3", "contexts.llm.load.a10='1 s'",
+        'contexts.llm.load.""=2 s', 'about=it is "so"', "delays.poll=1 s",
     )  # fmt: skip
     new, old = scenario.world.sources
     assert scenario.workload == Sweep(context="llm", inputs=5)
     assert (scenario.world.links.shared, scenario.seeds, scenario.about) == (2e9, 3, 'it is "so"')
     assert (new.nodes, old.steps) == (2, ((0.0, 1),))
-    assert scenario.world.contexts["llm"].load_s == {"": 20.0, "a10": 1.0}
+    assert scenario.world.contexts["llm"].load_s == {"": 2.0, "a10": 1.0}
     assert scenario.world.delays.poll_s == 1.0
 
 
@@ -236,3 +249,35 @@ def test_a_scenario_is_found_by_its_name_or_by_the_nearest(tmp_path: Path) -> No
         find_scenario("statik-pool")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_scenario(tmp_path)
+
+
+# ---- the documentation
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text()
+
+
+def test_the_scenario_of_the_documentation_is_one() -> None:
+    [text] = re.findall(r"```toml\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert parse(text).world.sources[0].steps == ((0.0, 8), (900.0, 4))
+
+
+def test_every_setting_is_documented_and_none_that_is_not_there() -> None:
+    tables = re.findall(r"^\| (at the top|`\[+world[^|]*) \|.*\n\|---\|---\|\n((?:\|.*\n)+)", DOCUMENT, re.MULTILINE)
+    named = {
+        head.strip("`[] ").removesuffix(".NAME"): set(re.findall(r"`([a-z_]+)`", " ".join(firsts(rows))))
+        for head, rows in tables
+    }
+    assert named == {
+        "at the top": set(settings(Scenario)),
+        "world.devices": set(settings(DeviceKind)),
+        "world.sources": set(settings(SourceModel)),
+        "world.contexts": set(settings(ContextModel)),
+        "world.links": set(settings(Links)),
+        "world.delays": set(settings(Delays)),
+    }
+    assert all(f"`{name}`" in DOCUMENT for name in settings(Files))
+
+
+def firsts(rows: str) -> list[str]:
+    """The first cells of a table's rows."""
+    return [row.split("|")[1] for row in rows.splitlines()]

@@ -1,0 +1,41 @@
+"""`stoker simulate`: its options, and nothing else: what a simulation needs is imported when one is wanted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(context_settings={"max_content_width": 110})
+@click.argument("scenario", required=False)
+@click.option("--policy", "policies", metavar="NAME", multiple=True, help="Instead of the scenario's; again for more.")
+@click.option("--seeds", type=click.IntRange(1, 10_000), help="So many seeds. [the scenario's]")
+@click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Change a setting; again for more.")
+@click.option("--jobs", type=click.IntRange(1), help="So many runs at the same time. [all cores]")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where it goes. [runs/NAME-DATE-TIME]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+def simulate(
+    *,
+    scenario: str | None,
+    policies: tuple[str, ...],
+    seeds: int | None,
+    changes: tuple[str, ...],
+    jobs: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Simulate SCENARIO, a TOML file or the name of one that ships, and compare policies in it.
+
+    The manager's own code runs in virtual time, against a world of batch systems, links and GPUs. Without SCENARIO:
+    which ones ship. Ctrl-C keeps the runs that are done.
+    """
+    from stoker.manager.cli import simulating
+
+    if scenario is None:
+        simulating.show_known(as_json=as_json)
+        return
+    asked = simulating.Asked(scenario, policies, seeds, changes, jobs, out)
+    code = simulating.simulate(asked, as_json=as_json)
+    if code:
+        raise click.exceptions.Exit(code)

@@ -1,0 +1,47 @@
+"""A simulated run in the few numbers that a table has room for."""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.run import Outcome
+from stoker.manager.study.measures import Measures
+from stoker.manager.study.statistics import quantile
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What a run came to. Times in seconds, sums of devices in device-seconds.
+
+    `items_per_s`: items done over the whole run. `busy`: the share of the device time that was held in which calls ran
+    to their end (more than 1 where several calls share a device). `wait_p50_s`, `wait_p95_s`: from a call's coming to
+    its first beginning, of those that began. `bound_s`: no policy can be done before; None = not asked, or never.
+    """
+
+    items_per_s: float
+    held_s: float
+    busy: float
+    lost_s: float
+    loads: int
+    wait_p50_s: float
+    wait_p95_s: float
+    shared_bytes: float
+    peer_bytes: float
+    bound_s: float | None = None
+
+
+def figures_of(log: Log, outcome: Outcome, measured: Measures, *, bound_s: float | None = None) -> Figures:
+    """The figures of a run that is over, and was measured."""
+    waits = measured.waits_s or [0.0]
+    return Figures(
+        items_per_s=outcome.items / outcome.ended_at if outcome.ended_at else 0.0,
+        held_s=measured.held_s,
+        busy=measured.useful_s / measured.held_s if measured.held_s else 0.0,
+        lost_s=measured.lost_s,
+        loads=log.what.count(Happened.LIBRARY_READY),
+        wait_p50_s=quantile(waits, 0.5),
+        wait_p95_s=quantile(waits, 0.95),
+        shared_bytes=measured.shared_bytes,
+        peer_bytes=measured.peer_bytes,
+        bound_s=bound_s,
+    )

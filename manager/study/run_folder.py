@@ -1,0 +1,136 @@
+"""The folder of a study: what was simulated, and everything that came of it.
+
+scenario.toml     what was simulated, all changes in it: `stoker simulate` takes it again
+results.json      each run, and the table over all of them
+logs/             an event log a run, POLICY-SEED.parquet, each there as soon as the run is done
+*.png, *.svg      plots
+timeline.json.gz  the first run, for Perfetto
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+import stoker
+from stoker.errors import ConfigError, StokerError
+from stoker.manager.sim.run import Outcome
+from stoker.manager.study.comparison import Row
+from stoker.manager.study.drafts import draft_of
+from stoker.manager.study.figures import Figures
+from stoker.manager.study.log_file import read_log
+from stoker.manager.study.plots import write_plots
+from stoker.manager.study.running import Finished
+from stoker.manager.study.scenario import Scenario, label
+from stoker.manager.study.scenario_text import scenario_text
+from stoker.manager.study.timeline import write_timeline
+
+LOGS, SCENARIO, RESULTS, TIMELINE = "logs", "scenario.toml", "results.json", "timeline.json.gz"
+
+
+class Written(msgspec.Struct, frozen=True):
+    """Something that was written: what it is, the files, and in words what it is good for, or why it is not there."""
+
+    what: str
+    paths: tuple[str, ...]
+    about: str = ""
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    """A run in `results.json`. `log` counts from the folder."""
+
+    policy: str
+    seed: int
+    outcome: Outcome
+    figures: Figures
+    log: str
+    wall_s: float
+
+
+class Results(msgspec.Struct, frozen=True):
+    """`results.json`. `complete`: whether every run that was asked for is there."""
+
+    stoker: str
+    scenario: str
+    complete: bool
+    policies: tuple[Row, ...]
+    runs: tuple[RunFacts, ...]
+
+
+def make(name: str, *, out: Path | None) -> Path:
+    """A new folder, with one for logs in it: `out`, or one below `runs` with the name and the date.
+
+    Raises ConfigError when `out` is not empty, or cannot be made.
+    """
+    folder = out or _fresh(Path("runs"), name)
+    try:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ConfigError(f"--out: {folder} is not empty; name one that is new", file=str(folder), key="out")
+        (folder / LOGS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be made: {error.strerror}", file=str(folder)) from None
+    return folder
+
+
+def clean(folder: Path, runs: Sequence[Finished]) -> None:
+    """Remove logs of runs that were stopped while they wrote them, and a folder in which nothing was done."""
+    of_runs = {Path(run.log).name for run in runs}
+    for path in (folder / LOGS).iterdir():
+        if path.name not in of_runs:
+            path.unlink(missing_ok=True)
+    for each in () if runs else (folder / LOGS, folder):
+        try:
+            each.rmdir()
+        except OSError:  # somebody has something in it
+            return
+
+
+def results_of(scenario: Scenario, runs: Sequence[Finished], rows: Sequence[Row], *, complete: bool) -> Results:
+    """What `results.json` says, and `--json` as well."""
+    facts = [
+        RunFacts(run.policy, run.seed, run.outcome, run.figures, f"{LOGS}/{Path(run.log).name}", run.wall_s)
+        for run in runs
+    ]
+    return Results(stoker.__version__, scenario.name, complete, tuple(rows), tuple(facts))
+
+
+def write(folder: Path, scenario: Scenario, runs: Sequence[Finished], results: Results) -> Iterator[Written]:
+    """Write what comes of runs that are done, one after another, the cheap things first. What cannot be drawn on this
+    machine says why."""
+    logs = tuple(sorted(run.log for run in runs))
+    yield Written("logs", logs, "an event a row, for polars or pandas")
+    yield Written("scenario", (_text(folder / SCENARIO, scenario_text(scenario)),), "what was simulated")
+    text = msgspec.json.format(msgspec.json.encode(results), indent=1).decode() + "\n"
+    yield Written("results", (_text(folder / RESULTS, text),), "the table and each run")
+    if scenario.outputs.plots:
+        policies = dict.fromkeys(run.policy for run in runs)
+        curves = {label(policy): [run.curves for run in runs if run.policy == policy] for policy in policies}
+        try:
+            paths = write_plots(folder, curves, title=scenario.name)
+            yield Written("plots", tuple(map(str, paths)), "done, devices and queue over time; how long calls took")
+        except StokerError as error:
+            yield Written("plots", (), str(error))
+    if scenario.outputs.timeline:
+        first = runs[0]
+        log, _ = read_log(Path(first.log))
+        write_timeline(folder / TIMELINE, log, first.curves)
+        about = f"{label(first.policy)}, seed {first.seed}: open it in Perfetto"
+        yield Written("timeline", (str(folder / TIMELINE),), about)
+
+
+def _text(path: Path, text: str) -> str:
+    with draft_of(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def _fresh(root: Path, name: str) -> Path:
+    stem = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    path, count = root / stem, 1
+    while path.exists():
+        count += 1
+        path = root / f"{stem}-{count}"
+    return path

@@ -1,0 +1,217 @@
+"""`stoker simulate`: the table, what is written and kept, and what is refused before anything is done."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from click.testing import Result
+
+from stoker.errors import ConfigError
+from stoker.manager.cli.simulate_table import show
+from stoker.manager.sim.run import SimulationError
+from stoker.manager.study.run_folder import Results
+from stoker.manager.study.scenario import shipped
+
+Stoker = Callable[..., Result]
+SMALL = ("--set", "workload.inputs=200", "--set", "outputs.plots=false", "--jobs", "1")
+KNOWN = ["awareness", "opportunistic", "static-pool", "two-kinds"]
+
+
+def results(folder: Path) -> Results:
+    return msgspec.json.decode((folder / "results.json").read_bytes(), type=Results)
+
+
+def test_without_a_scenario_it_says_which_ones_there_are(stoker: Stoker) -> None:
+    told = stoker("simulate").output
+    assert all(f"  {name} " in told for name in [*KNOWN, "default", "no-awareness"])
+    assert "next: stoker simulate static-pool" in told
+    assert set(msgspec.json.decode(stoker("simulate", "--json").output)) == {"scenarios", "policies"}
+
+
+def test_policies_stand_beside_each_other_and_everything_written_is_named(stoker: Stoker, tmp_path: Path) -> None:
+    done = stoker("simulate", "awareness", *SMALL, "--policy", "default", "--policy", "no-awareness", "--seeds", "2")
+    assert done.exit_code == 0
+    [folder] = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("awareness-")
+    lines = done.output.splitlines()
+    assert lines[0] == "scenario awareness · default, no-awareness · 2 seeds · 4 runs"
+    head = next(line for line in lines if line.startswith("  policy "))
+    first, second = lines[lines.index(head) + 1 :][:2]
+    found = results(folder)
+    assert found.complete
+    assert [row.policy for row in found.policies] == ["default", "no-awareness"]
+    for row, line in zip(found.policies, (first, second), strict=True):
+        mean = row.estimates["done_after_s"]
+        assert mean is not None
+        assert f" {show(mean)} " in line
+    assert "speed (x default)" in head
+    assert "default is ahead of no-awareness by" in done.output
+    named = [Path(word) for line in lines for word in line.split() if word.startswith("runs/")]
+    assert all(path.exists() for path in named)
+    for name in ("logs", "scenario.toml", "results.json", "timeline.json.gz"):
+        assert any(name in line and str(folder.name) in line for line in lines), name
+    assert sorted(path.name for path in (folder / "logs").iterdir()) == [
+        f"{policy}-{seed}.parquet" for policy in ("default", "no-awareness") for seed in (0, 1)
+    ]
+
+
+def test_what_is_written_as_scenario_is_the_same_again(stoker: Stoker, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    stoker("simulate", "opportunistic", *SMALL, "--set", "links.shared=1 GB/s", "--seeds", "2", "--out", str(first))
+    stoker("simulate", str(first / "scenario.toml"), "--jobs", "2", "--out", str(second))
+    logs = [{path.name: path.read_bytes() for path in (folder / "logs").iterdir()} for folder in (first, second)]
+    assert logs[0] == logs[1]
+    assert set(logs[0]) == {"default-0.parquet", "default-1.parquet"}
+
+
+def test_programs_get_one_document(stoker: Stoker, tmp_path: Path) -> None:
+    done = stoker("simulate", "static-pool", *SMALL, "--seeds", "2", "--out", "here", "--json")
+    document = msgspec.json.decode(done.stdout, type=dict[str, Any])
+    assert len(document["results"]["runs"]) == 2
+    assert document["results"]["policies"][0]["estimates"]["done_after_s"]["runs"] == 2
+    assert document["results"] == msgspec.json.decode((tmp_path / "here" / "results.json").read_bytes())
+    assert document["outputs"]["logs"] == ["here/logs/default-0.parquet", "here/logs/default-1.parquet"]
+
+
+def test_plots_are_drawn_or_it_is_said_what_is_missing(stoker: Stoker, tmp_path: Path) -> None:
+    done = stoker("simulate", "static-pool", "--set", "workload.inputs=200", "--seeds", "1", "--out", "here")
+    drawn = sorted(path.name for path in (tmp_path / "here").glob("*.svg"))
+    if "plots     none" in done.output:
+        assert "stoker[study]" in done.output
+        assert drawn == []
+    else:
+        assert drawn == ["completed.svg", "devices.svg", "queue.svg", "times.svg"]
+
+
+REFUSED = {
+    ("statik-pool",): "did you mean static-pool",
+    ("static-pool", "--policy", "defalt"): "--policy = 'defalt' is no policy; did you mean 'default'?",
+    ("static-pool", "--set", "links.shared=0 GB/s"): "a link of no bandwidth",
+    ("static-pool", "--set", "contexts.llm.device_memory=80 GB"): "no device can hold llm",
+    ("static-pool", "--out", "full"): "full is not empty",
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED, ids=" ".join)
+def test_what_cannot_be_is_refused_and_leaves_nothing(
+    stoker: Stoker, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious").touch()
+    refused = stoker("simulate", *arguments)
+    assert refused.exit_code == 1
+    assert REFUSED[arguments] in str(refused.exception)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["precious"]
+
+
+def test_a_run_that_fails_is_told_and_an_empty_folder_goes_away(stoker: Stoker, tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("at_s\n0\n5\n4\n")
+    text = shipped()["static-pool"].read_text()
+    world = text[text.index("[world.devices") :]
+    trace = '[workload]\nkind = "trace"\nformat = "csv"\ncontext = "llm"\nfile = "trace.csv"\n'
+    (tmp_path / "mine.toml").write_text(f'name = "mine"\n{trace}{world}')
+    failed = stoker("simulate", "mine.toml", "--jobs", "1")
+    assert failed.exit_code == 1
+    assert isinstance(failed.exception, ConfigError)
+    assert "trace.csv" in str(failed.exception)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+OWN = """
+from stoker.manager.policies import HottestFirst
+
+class Careful(HottestFirst):
+    def window(self, view, library):
+        return 1
+
+class Broken(HottestFirst):
+    def pull(self, view, library):
+        return 1 // 0
+"""
+
+
+def test_a_policy_of_ones_own_goes_by_its_file(stoker: Stoker, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.py").write_text(OWN)
+    done = stoker("simulate", "static-pool", *SMALL, "--seeds", "2", "--policy", "mine/own.py:Careful", "--out", "here")
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("scenario static-pool · own.py:Careful · 2 seeds")
+    assert {path.name for path in (tmp_path / "here" / "logs").iterdir()} == {
+        "own.py-Careful-0.parquet", "own.py-Careful-1.parquet"
+    }  # fmt: skip
+    assert f"{tmp_path}/mine/own.py:Careful" in (tmp_path / "here" / "scenario.toml").read_text()
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_policy_that_fails_is_told_after_what_was_done_is_kept(stoker: Stoker, tmp_path: Path, jobs: str) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    policies = ["--policy", "default", "--policy", "own.py:Broken"]
+    done = stoker("simulate", "static-pool", *SMALL, *policies, "--jobs", jobs, "--seeds", "3", "--out", "here")
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SimulationError)
+    assert str(done.exception).startswith("policy own.py:Broken, seed ")
+    assert "own.py" in str(done.exception).partition("\n")[2]
+    assert "ZeroDivisionError" in str(done.exception)
+    here = tmp_path / "here"
+    if jobs == "1":
+        assert "stopped: 1 of 6 runs were done, and are kept" in done.output
+    if here.exists():
+        found = results(here)
+        assert not found.complete
+        assert {Path(run.log).name for run in found.runs} == {path.name for path in (here / "logs").iterdir()}
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_ctrl_c_keeps_what_was_done(tmp_path: Path, jobs: str) -> None:
+    command = [sys.executable, "-m", "stoker.manager.cli.main", "simulate", "two-kinds", "--jobs", jobs]
+    options = ["--set", "workload.for=60 s", "--set", "outputs.plots=false", "--seeds", "5000", "--out", "here"]
+    process = subprocess.Popen(
+        [*command, *options], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    assert first.startswith("1/5000 runs: default, seed "), first + process.stderr.read()
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert (len(started) >= 2) == (jobs == "2")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: everybody of the group hears it
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    found = results(tmp_path / "here")
+    assert not found.complete
+    assert f"stopped: {len(found.runs)} of 5,000 runs were done, and are kept" in out
+    assert {path.name for path in (tmp_path / "here" / "logs").iterdir()} == {Path(run.log).name for run in found.runs}
+    assert "Traceback" not in err
+    assert psutil.wait_procs(started, timeout=30)[1] == []
+
+
+def test_on_a_terminal_a_bar_stands_still(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "stoker.manager.cli.main", "simulate", "static-pool", *SMALL, "--seeds", "3"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux ends the reading of a terminal that nobody holds any more so
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert process.wait() == 0
+    text = shown.decode()
+    assert "runs ╸" in text  # before anything is done
+    assert "2/3" in text
+    assert "done after (s)" in text
+    assert "/3 runs:" not in text  # the lines for those who do not watch

@@ -1,0 +1,125 @@
+"""Policies beside each other: known numbers in, known means, intervals and sentences out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from stoker.manager.cli.simulate_table import notes, show, table
+from stoker.manager.sim.run import Outcome
+from stoker.manager.study.comparison import Row, columns_for, compare, verdict, with_bounds
+from stoker.manager.study.curves import Curves
+from stoker.manager.study.figures import Figures
+from stoker.manager.study.measures import Steps
+from stoker.manager.study.running import Finished
+from stoker.manager.study.scenario import Scenario, load_scenario, shipped
+from stoker.manager.study.statistics import Estimate, estimate
+
+
+def run(
+    policy: str, seed: int, *, ended_at: float, items: int = 1000, bound_s: float | None = None, **more: Any
+) -> Finished:
+    outcome = Outcome(
+        complete=more.get("complete", True), ended_at=ended_at, calls=items, items=items,
+        failed=more.get("failed", {}), core_events=1, device_s={}, lost_pilots=0, rerun_calls=more.get("rerun", 0),
+    )  # fmt: skip
+    figures = Figures(items / ended_at, 3600.0, 0.5, 0.0, more.get("loads", 4), 1.0, 2.0, 3e9, 0.0, bound_s)
+    curves = Curves(ended_at, Steps(), Steps(), Steps(), (), ())
+    return Finished(policy, seed, outcome, f"{policy}-{seed}.parquet", figures, curves, 0.1)
+
+
+def scenario(name: str = "static-pool", *changes: str) -> Scenario:
+    return load_scenario(shipped()[name], changes=changes)
+
+
+def compared(runs: list[Finished], **more: Any) -> list[Row]:
+    policies = tuple(dict.fromkeys(each.policy for each in runs))
+    return compare(with_bounds(runs), columns_for(more.get("of", scenario())), policies=policies)
+
+
+def test_means_have_students_intervals_over_seeds() -> None:
+    [row] = compared([run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 110.0, 120.0))])
+    found = row.estimates["done_after_s"]
+    assert found is not None
+    assert (row.runs, found.mean) == (3, 110.0)
+    assert found.half_width == pytest.approx(4.302653 * 10.0 / math.sqrt(3), rel=1e-6)
+    assert row.estimates["device_hours"] == Estimate(1.0, 0.0, 3)
+
+
+def test_the_bound_of_a_seed_is_everybodys() -> None:
+    runs = [run("a", 0, ended_at=100.0, bound_s=50.0), run("b", 0, ended_at=150.0), run("b", 1, ended_at=150.0)]
+    a, b = compared(runs)
+    assert a.estimates["of_bound"] == estimate([2.0])
+    assert b.estimates["of_bound"] == estimate([3.0])  # of the one seed whose bound is known
+
+
+def test_runs_that_were_cut_off_have_no_end() -> None:
+    cut = scenario("static-pool", "until=100 s")
+    runs = [run("a", 0, ended_at=90.0), run("a", 1, ended_at=100.0, items=700, complete=False, failed={"walltime": 3})]
+    [row] = compared(runs, of=cut)
+    assert row.estimates["done_after_s"] is None
+    assert row.estimates["items"] == estimate([1000.0, 700.0])
+    assert (row.cut_off, row.failed_calls) == (1, 3)
+    said = notes(runs, [row], cut)
+    assert said == [
+        "a: 1 of 2 runs were cut off after 1 min 40 s (until)",
+        "a: 3 calls failed, most of them for this reason: walltime",
+    ]
+
+
+def test_policies_are_compared_seed_by_seed() -> None:
+    """What a seed does to both is large, the difference is small and always the same."""
+    times = [100.0, 200.0, 400.0, 800.0]
+    runs = [
+        run(policy, seed, ended_at=at * f) for policy, f in (("a", 1.0), ("b", 1.25)) for seed, at in enumerate(times)
+    ]
+    a, b = compared(runs)
+    slower = b.estimates["speed"]
+    assert slower is not None
+    assert (slower.low, slower.high) == pytest.approx((0.8, 0.8))
+    assert a.estimates["speed"] == estimate([1.0] * 4)
+    assert verdict(runs, [a, b]) == "a is ahead of b by 25.0 ± 0.0 %, seed by seed"
+
+
+def test_a_lead_that_may_be_chance_is_called_so() -> None:
+    runs = [run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 130.0))]
+    runs += [run("b", seed, ended_at=at) for seed, at in enumerate((120.0, 115.0))]
+    assert "which may be chance over 2 seeds" in verdict(runs, compared(runs))
+    assert "one seed says little" in verdict(runs[::2], compared(runs[::2]))
+    assert verdict(runs[:2], compared(runs[:2])) == ""
+
+
+def test_waits_are_told_where_calls_do_not_all_come_at_once() -> None:
+    assert "wait_p95_s" in {column.key for column in columns_for(scenario("two-kinds"))}
+    assert "wait_p95_s" not in {column.key for column in columns_for(scenario())}
+
+
+def test_the_table_is_aligned_and_leaves_out_what_is_zero() -> None:
+    runs = [run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 110.0, 120.0))]
+    runs += [run("longer", seed, ended_at=2000.0) for seed in range(3)]
+    rows = compared(runs)
+    head, first, second = table(rows, columns_for(scenario()))
+    assert head.split("   ")[0].strip() == "policy"
+    assert "done after (s)" in head
+    assert head.endswith("speed (x a)")
+    assert "run again" not in head
+    assert "x bound" not in head
+    assert "110 ± 25" in first
+    assert "2,000" in second
+    assert "±" not in second.split("0.5")[0]
+    assert head.index("done after (s)") + len("done after (s)") == first.index("110 ± 25") + len("110 ± 25")
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (None, "–"), (Estimate(578.2, 12.3, 5), "578 ± 12"), (Estimate(34.56, 0.71, 5), "34.6 ± 0.7"),
+        (Estimate(1.084, 0.011, 5), "1.08 ± 0.01"), (Estimate(0.0831, 0.002, 5), "0.083 ± 0.002"),
+        (Estimate(12345.0, None, 1), "12,345"),
+        (Estimate(4.0, 0.0, 3), "4"),
+    ],
+)  # fmt: skip
+def test_numbers_have_the_digits_that_they_deserve(found: Estimate | None, text: str) -> None:
+    assert show(found) == text
