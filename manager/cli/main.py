@@ -32,7 +32,7 @@ def cli() -> None:
     """Stoker keeps models hot on GPUs that you do not own."""
 
 
-for command in (run, init, up, down, attach, doctor, status, calls, explain, logs, replay, sessions, caches):
+for command in (run, init, up, down, attach, doctor, status, calls, explain, logs, replay, simulate, sessions, caches):
     cli.add_command(command)
 
 
