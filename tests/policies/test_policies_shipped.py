@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from core.builders import Cluster, recipe
@@ -61,6 +65,20 @@ def test_each_ends_every_call_once_while_devices_come_and_go(name: str) -> None:
 def test_each_decides_the_same_again(name: str) -> None:
     pool = source([(0.0, 4), (40.0, 2)])
     logs = {simulate(name, world(pool, model(item_cv=0.5)), calls(80))[0].log.digest() for _ in range(2)}
+    assert len(logs) == 1
+
+
+def test_none_of_them_depends_on_the_process() -> None:
+    script = (
+        "from policies.test_policies_shipped import *\n"
+        "spread = world(source([(0.0, 4), (40.0, 2)]), model(load_cv=0.3, item_cv=0.5))\n"
+        "print(*(simulate(name, spread, calls(60))[0].log.digest() for name in SHIPPED))\n"
+    )
+    logs = set()
+    for hash_seed in ("0", "77"):
+        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[1])}
+        done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        logs.add(done.stdout)
     assert len(logs) == 1
 
 
