@@ -160,7 +160,7 @@ class Chaos:
         """Only where each call runs for the first time: a call that is in two killed libraries is a poison call. They
         are stopped for the look, so that none begins another call meanwhile."""
         kill(libraries, signal.SIGSTOP)
-        innocent = all(map(self._victims.runs_for_the_first_time, libraries))
+        innocent = all(map(self._victims.is_innocent, libraries))
         if innocent:
             kill([victim])
         kill(libraries, signal.SIGCONT)

@@ -37,10 +37,11 @@ def model(path: str) -> str:
 
 def work(digest: str, item: tuple[int, bytes]) -> tuple[int, str, bytes]:
     number, blob = item
-    line = f"{name}-{number} {os.environ['SLURMD_NODENAME']} {os.getpid()}\n"
-    with open(log, "a") as file:
-        file.write(line)
-    time.sleep(0.05)
+    where = f"{name}-{number} {os.environ['SLURMD_NODENAME']} {os.getpid()}"
+    for what, then_s in (("begins", 0.05), ("ends", 0.0)):
+        with open(log, "a") as file:
+            file.write(f"{where} {what}\n")
+        time.sleep(then_s)
     return 3 * number, digest, blob[::-1]
 
 

@@ -11,7 +11,8 @@ _ZYGOTE = "stoker.pilot.zygote"
 
 
 class Victims:
-    """Who could be hit just now. `ran`: what calls have written, a line each: its name, its node, its process."""
+    """Who could be hit just now. `ran`: what calls write: name, node, process, and whether it `begins` or
+    `ends`."""
 
     def __init__(self, world: World, ran: Path) -> None:
         self._world = world
@@ -51,12 +52,18 @@ class Victims:
         """Its forks."""
         return [pid for pid in self._world.of(_ZYGOTE) if _parent(pid) == zygote]
 
-    def runs_for_the_first_time(self, library: int) -> bool:
-        """Whether the last call that began in a library has never begun elsewhere. No, if none ever did."""
-        mine = (_environ(library, "SLURMD_NODENAME"), _status(library, "NSpid").split()[-1:])
+    def is_innocent(self, library: int) -> bool:
+        """Whether what a library runs has never begun elsewhere, or it runs nothing. No, if it never ran anything: it
+        may be loading."""
+        mine = (_environ(library, "SLURMD_NODENAME"), *_status(library, "NSpid").split()[-1:])
         ran = [line.split() for line in count_lines(self._ran)]
-        last = next((name for name, node, *pid in reversed(ran) if (node, pid) == mine), "")
-        return bool(last) and sum(name == last for name, *_ in ran) == 1
+        last = next(((name, what) for name, *where, what in reversed(ran) if tuple(where) == mine), None)
+        return last is not None and (last[1] == "ends" or ran_once(last[0], ran))
+
+
+def ran_once(name: str, ran: list[list[str]]) -> bool:
+    """Whether a call has begun once only."""
+    return sum((line[0], line[-1]) == (name, "begins") for line in ran) == 1
 
 
 def _in_order(pids: Iterable[int]) -> list[tuple[str, int]]:
