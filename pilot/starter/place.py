@@ -192,12 +192,15 @@ def _checked(tar: tarfile.TarFile, folder: Path, *, missing_only: bool) -> Itera
 
 
 def _is_there(place: Path, member: tarfile.TarInfo) -> bool:
-    """Whether a member was unpacked, to its end."""
+    """Whether a member was unpacked, to its end; one that was cut short goes."""
     try:
         facts = place.lstat()
     except OSError:
         return False
-    return member.issym() or facts.st_size == member.size
+    if member.issym() or facts.st_size >= member.size:
+        return True
+    place.unlink()  # not to be written over: somebody may have it mapped
+    return False
 
 
 def _count(folder: Path) -> int:
