@@ -20,6 +20,7 @@ from stoker.manager.cli.explain import explain
 from stoker.manager.cli.init import init
 from stoker.manager.cli.known import sessions
 from stoker.manager.cli.logs import logs
+from stoker.manager.cli.plan import plan
 from stoker.manager.cli.replay import replay
 from stoker.manager.cli.simulate import simulate
 from stoker.manager.cli.status import status
@@ -32,7 +33,7 @@ def cli() -> None:
     """Stoker keeps models hot on GPUs that you do not own."""
 
 
-for command in (run, init, up, down, attach, doctor, status, calls, explain, logs, replay, simulate, sessions, caches):
+for command in (run, init, up, down, attach, doctor, status, calls, explain, logs, replay, plan, simulate, sessions, caches):
     cli.add_command(command)
 
 

@@ -1,0 +1,154 @@
+"""`stoker plan`: when a run would be finished on a site, and what it would take, before anything is submitted."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import math
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from stoker.errors import ConfigError
+from stoker.manager.cli import console
+from stoker.units import show_seconds
+
+if TYPE_CHECKING:
+    from stoker.contexts.performance import PerformanceStore
+    from stoker.manager.study.evidence import Work
+    from stoker.manager.study.plan import Forecast, Plan, Range
+
+_SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
+
+
+@click.command()
+@click.argument("site")
+@click.argument("app")
+@click.option("--inputs", metavar="N", type=click.IntRange(1), help="How many inputs. [what the application does]")
+@click.option("--per-call", metavar="N", type=click.IntRange(1), help="Inputs in a call. [as the application has it]")
+@click.option("--kind", default="", metavar="KIND", help="The kind of device, if several were measured.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind: str, as_json: bool) -> None:
+    """When a run of APP would be finished on SITE, what it would take, and how many pilots it should have.
+
+    APP is an application (fact_verification), or one of your own functions, by its name, of which an input is a call.
+    What it rests on was measured by earlier runs, there or on another site with such devices: a short run is enough.
+    """
+    from stoker.config import load_site
+    from stoker.manager.live.history import availability, performance
+    from stoker.manager.study.evidence import gather
+    from stoker.manager.study.plan import make_plan
+
+    where = load_site(site)
+    known, seen = performance(), availability()
+    try:
+        work = work_of(app, known, inputs=inputs, per_call=per_call)
+        evidence = gather(where, work, performance=known, availability=seen.of(where.name), kind=kind)
+    finally:
+        known.close()
+        seen.close()
+    with console.redrawn() as place:
+
+        def tell(what: str) -> None:
+            if console.is_terminal() and not as_json:
+                place.show([f"simulating {work.calls:,} calls · {what}"])
+
+        found = make_plan(where, work, evidence, tell=tell)
+    if as_json:
+        console.json(found)
+    else:
+        console.lines(render(found))
+
+
+def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: int | None) -> Work:
+    """What is to be done, by the name of an application or of a function. Raises ConfigError with the nearest name."""
+    from stoker.manager.study.evidence import Work
+
+    shipped = app.replace("-", "_")
+    if shipped.isidentifier() and _has_forecast(shipped):
+        work: Work = importlib.import_module(f"stoker.apps.{shipped}.forecast").WORK
+    elif app in known.functions():
+        if inputs is None:
+            raise ConfigError(f"say how many inputs {app} is to get: stoker plan SITE {app} --inputs 10000")
+        work = Work(app, app, inputs)
+    else:
+        names = [*known.functions(), *_with_forecast()]
+        close = difflib.get_close_matches(app, names, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names[:12])}"
+        raise ConfigError(f"{app} is no application, and no function of which calls were measured here; {hint}")
+    return msgspec.structs.replace(
+        work, inputs=inputs or work.inputs, inputs_per_call=per_call or work.inputs_per_call
+    )  # fmt: skip
+
+
+def _with_forecast() -> list[str]:
+    import pkgutil
+
+    apps = importlib.import_module("stoker.apps")
+    return [
+        module.name for module in pkgutil.iter_modules(apps.__path__) if module.ispkg and _has_forecast(module.name)
+    ]
+
+
+def _has_forecast(app: str) -> bool:
+    try:
+        return importlib.util.find_spec(f"stoker.apps.{app}.forecast") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+# ---- in words
+
+
+def render(found: Plan) -> list[str]:
+    """The lines of `stoker plan`."""
+    work, written = found.work, found.as_written
+    devices = f"{found.devices} x {found.kind}"
+    out = [
+        f"plan · {work.app} on {found.site} · {work.inputs:,} inputs in {work.calls:,} calls · up to {written.blocks:,}"
+        f" block{'s' * (written.blocks != 1)}, {devices} a pilot",
+        "",
+        f"  finish        {_time_range(written.finish_s)}",
+        f"  device-hours  {_number_range(written.device_hours)}",
+    ]
+    if found.price:
+        cost = _scaled(written.device_hours, found.price)
+        out.append(f"  cost          {_number_range(cost)}, at {found.price:g} a device-hour")
+    if math.isinf(written.finish_s.p90):
+        out.append("  it may never be done like this: see below what it rests on")
+    if len(found.by_blocks) > 1:
+        out += ["", *_table("blocks", found.by_blocks, best=found.best_blocks)]
+    if len(found.by_walltime) > 1:
+        out += ["", *_table("walltime", found.by_walltime, best=found.best_walltime_s)]
+    out += ["", f"how sure this is: {found.sureness.value}"]
+    out += [f"  {_SIGNS[reason.sureness.value]:<5} {reason.text}" for reason in found.reasons]
+    return out
+
+
+def _table(what: str, rows: tuple[Forecast, ...], *, best: float) -> list[str]:
+    out = [f"  {what:<12}  {'finish':>12}  {'device-hours':>12}"]
+    for row in rows:
+        value = row.blocks if what == "blocks" else row.walltime_s
+        said = f"{value:,}" if what == "blocks" else show_seconds(value)
+        note = "  enough: more is hardly sooner" if value == best and row is not rows[-1] else ""
+        note = "  best" if value == best and row is rows[-1] else note
+        out.append(f"  {said:<12}  {_time(row.finish_s.p50):>12}  {row.device_hours.p50:>12,.2f}{note}")
+    return out
+
+
+def _time_range(times: Range) -> str:
+    return f"{_time(times.p50)}  ({_time(times.p10)} to {_time(times.p90)} in 8 of 10 cases)"
+
+
+def _number_range(numbers: Range) -> str:
+    return f"{numbers.p50:,.2f}  ({numbers.p10:,.2f} to {numbers.p90:,.2f})"
+
+
+def _scaled(numbers: Range, factor: float) -> Range:
+    return type(numbers)(numbers.p10 * factor, numbers.p50 * factor, numbers.p90 * factor)
+
+
+def _time(seconds: float) -> str:
+    return "never" if math.isinf(seconds) else show_seconds(seconds)

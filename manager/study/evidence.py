@@ -1,0 +1,243 @@
+"""What is known before a run: of the function and its context from the performance store, of the site from what
+managers recorded there (`stoker.contexts.availability`), and of both from the site file. And how much of it there is.
+
+Pilots that are lost are taken to be lost at a constant rate: losses over the time that pilots were here, whatever ended
+it (the maximum-likelihood estimate for exponential times of which most are cut short).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
+
+import msgspec
+
+from stoker.contexts.availability import Availability
+from stoker.contexts.performance import Estimate, PerformanceStore
+from stoker.errors import SessionError
+from stoker.manager.protocol.blocks import PilotEnd
+from stoker.site import Site
+from stoker.units import show_seconds
+
+MUCH_RUNS, SOME_RUNS = 30, 5
+MUCH_LOADS, SOME_LOADS = 3, 1
+MUCH_WAITS, SOME_WAITS = 10, 3
+UNKNOWN_MEMORY_BYTES = 16_000_000_000
+_HOUR_S = 3600.0
+
+
+class Sureness(enum.Enum):
+    """How far a forecast can be relied on."""
+
+    GOOD = "good"
+    """What it rests on was measured here, often enough."""
+    FAIR = "fair"
+    """Measured, but seldom, or in part elsewhere."""
+    POOR = "poor"
+    """Something that matters was hardly measured at all."""
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What is to be done: so many inputs through one function, so many to a call."""
+
+    app: str
+    function: str
+    inputs: int
+    inputs_per_call: int = 1
+
+    @property
+    def calls(self) -> int:
+        """Calls in all."""
+        return -(-self.inputs // self.inputs_per_call)
+
+
+class Time(msgspec.Struct, frozen=True):
+    """A time that was measured `count` times: its mean in seconds, and its standard deviation over the mean."""
+
+    mean_s: float = 0.0
+    cv: float = 0.0
+    count: int = 0
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean, over the mean."""
+        return self.cv / math.sqrt(self.count) if self.count else 0.0
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Something that a forecast rests on (`sureness`: how well)."""
+
+    text: str
+    sureness: Sureness
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What a forecast is made from. `lost_per_s`: the rate at which a pilot is lost; `most`: the most pilots that the
+    source was seen to give at once (0 = nobody has looked)."""
+
+    kind: str
+    devices: int
+    memory_bytes: int
+    load: Time
+    run: Time
+    wait: Time
+    boot: Time
+    lost_per_s: float
+    most: int
+    reasons: tuple[Reason, ...]
+
+    @property
+    def sureness(self) -> Sureness:
+        """As sure as the weakest part of it."""
+        order = list(Sureness)
+        return max((reason.sureness for reason in self.reasons), key=order.index, default=Sureness.POOR)
+
+
+def gather(
+    site: Site, work: Work, *, performance: PerformanceStore, availability: Availability, kind: str = ""
+) -> Evidence:
+    """What is known of this work on this site. `kind`: a kind of device that was measured, instead of the one that
+    suits the site best. Raises SessionError where nothing was measured."""
+    measured = _measured(performance, work)
+    seen = availability.waits[-1].devices if availability.waits else None
+    expected = kind or (seen.kind if seen is not None else _kind_of(site))
+    chosen = _nearest_kind(expected, measured)
+    facts = measured[chosen]
+    run = facts.functions[work.function]
+    load = Time(facts.load_s + facts.start_s, _over(facts.load_sd, facts.load_s + facts.start_s), facts.loads)
+    runs = Time(run.mean, _over(run.sd, run.mean), run.count)
+    devices = seen.count if seen is not None else _devices_of(site, chosen)
+    memory = seen.memory_bytes if seen is not None else 0
+    return Evidence(
+        kind=chosen,
+        devices=devices,
+        memory_bytes=memory or max(UNKNOWN_MEMORY_BYTES, 2 * (facts.device_bytes or facts.resident_bytes)),
+        load=load,
+        run=runs,
+        wait=_time([wait.wait_s for wait in availability.waits]),
+        boot=_time([wait.boot_s for wait in availability.waits]),
+        lost_per_s=_lost_per_s(availability),
+        most=availability.most,
+        reasons=(
+            *_of_function(work, chosen, expected, runs=runs, load=load),
+            *_of_site(site, availability, devices=devices, is_seen=seen is not None),
+        ),
+    )
+
+
+def _measured(store: PerformanceStore, work: Work) -> Mapping[str, Estimate]:
+    """By kind of device, from the recipe that calls of the function used last."""
+    recipes = store.recipes_of(work.function)
+    found = store.estimates(recipes[0].recipe) if recipes else {}
+    useful = {kind: facts for kind, facts in found.items() if work.function in facts.functions}
+    if not useful:
+        raise SessionError(
+            f"nothing was measured of {work.app} yet, so nothing can be said of a longer run; make a short one first"
+            f" ({'stoker run ' + work.app + ' --limit 64' if work.app != work.function else 'some tens of its calls'})"
+        )
+    return useful
+
+
+# ---- the devices that are meant
+
+
+def _kind_of(site: Site) -> str:
+    """What the site file says of them; empty: nothing."""
+    if site.pilot.devices.startswith("cpu"):
+        return "cpu"
+    return site.provider.gpu_type
+
+
+def _nearest_kind(expected: str, measured: Mapping[str, Estimate]) -> str:
+    """That of the measured kinds which is meant by a name in a site file (`a10` for `NVIDIA A10`), else the one that
+    was measured most."""
+    meant = [kind for kind in measured if kind == expected]
+    meant = meant or [kind for kind in measured if expected and _is_meant(expected, kind)]
+    return max(meant or measured, key=lambda kind: measured[kind].runs)
+
+
+def _is_meant(expected: str, kind: str) -> bool:
+    words = expected.lower().replace("_", " ").replace("-", " ").split()
+    return all(word in kind.lower() for word in words)
+
+
+def _devices_of(site: Site, kind: str) -> int:
+    """Devices of a pilot, as far as the site file says."""
+    devices = site.pilot.devices
+    if devices.startswith("cpu:"):
+        return int(devices[4:])
+    if site.provider.gpu_count:
+        return site.provider.gpu_count
+    if kind.startswith("cpu"):
+        return len(os.sched_getaffinity(0)) if site.is_local else max(1, site.provider.cores)
+    return 1
+
+
+# ---- how much was measured
+
+
+def _of_function(work: Work, kind: str, expected: str, *, runs: Time, load: Time) -> list[Reason]:
+    fits = _is_meant(expected, kind)
+    elsewhere = "" if fits else f"; the site should have {expected}, of which nothing was measured"
+    spread = f", give or take {runs.cv:.0%}" if runs.count > 1 else ""
+    ran = f"a call of {work.function} ran {show_seconds(runs.mean_s)} on {kind}{spread}"
+    loads = f"its context loaded in {show_seconds(load.mean_s)}" if load.count else "no load of its context"
+    return [
+        Reason(
+            f"{ran} (measured {runs.count} times){elsewhere}",
+            _level(runs.count, much=MUCH_RUNS, some=SOME_RUNS) if fits else Sureness.POOR,
+        ),
+        Reason(
+            f"{loads} (measured {load.count} times)", _level(load.count, much=MUCH_LOADS, some=SOME_LOADS)
+        ),
+    ]  # fmt: skip
+
+
+def _of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> list[Reason]:
+    if site.is_local:
+        return [Reason(f"this machine, {devices} devices: nothing to wait for", Sureness.GOOD)]
+    reasons = []
+    waits = len(seen.waits)
+    if waits:
+        longest = max(wait.wait_s for wait in seen.waits)
+        typical = show_seconds(fmean(wait.wait_s for wait in seen.waits))
+        text = f"blocks waited {typical} on the mean, {show_seconds(longest)} at the longest ({waits} were seen)"
+    else:
+        text = f"no block of {site.name} was seen yet: they are taken to start at once"
+    reasons.append(Reason(text, _level(waits, much=MUCH_WAITS, some=SOME_WAITS)))
+    lost = sum(stay.ended == PilotEnd.LOST.value for stay in seen.stays)
+    hours = sum(stay.stay_s for stay in seen.stays) / _HOUR_S
+    if seen.stays:
+        text = f"{lost} of {len(seen.stays)} pilots were lost in {hours:.1f} pilot-hours"
+        reasons.append(Reason(text, _level(len(seen.stays), much=MUCH_WAITS, some=SOME_WAITS)))
+    if not is_seen:
+        reasons.append(Reason(f"a pilot is taken to have {devices} devices, as the site file says", Sureness.FAIR))
+    if 0 < seen.most < site.pilot.max_blocks * site.provider.pilots:
+        text = f"{site.name} never gave more than {seen.most} pilots at once; whether it would, nobody has seen"
+        reasons.append(Reason(text, Sureness.FAIR))
+    return reasons
+
+
+def _level(count: int, *, much: int, some: int) -> Sureness:
+    if count >= much:
+        return Sureness.GOOD
+    return Sureness.FAIR if count >= some else Sureness.POOR
+
+
+def _lost_per_s(seen: Availability) -> float:
+    lost = sum(stay.ended == PilotEnd.LOST.value for stay in seen.stays)
+    return lost / max(1.0, sum(stay.stay_s for stay in seen.stays)) if lost else 0.0
+
+
+def _time(seconds: Sequence[float]) -> Time:
+    if not seconds:
+        return Time()
+    mean = fmean(seconds)
+    return Time(mean, _over(pstdev(seconds), mean), len(seconds))
+
+
+def _over(sd: float, mean: float) -> float:
+    return min(5.0, sd / mean) if mean > 0 else 0.0

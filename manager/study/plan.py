@@ -1,0 +1,226 @@
+"""When a run would be finished, what it would take, and with how many pilots of which walltime: asked of the simulator
+before anything is submitted.
+
+The world is made from what was measured (`evidence`), with the site's own rules for blocks and its walltime. It is
+simulated under several seeds. A seed decides the queue's waits, the spread of loads and calls, which pilots are lost
+and when, and how wrong the measured means are (each is off by its standard error): so the range over seeds is wide
+where little was measured.
+
+A source gives as many blocks as the site file allows. A pilot that is lost makes a dip of a second in the capacity;
+the block that follows it waits in the queue as any other. Many calls are simulated as fewer longer ones, at least
+`CALLS` in all and `CALLS_A_DEVICE` a device: of what the forecast says only the spread at the very end depends on it.
+
+Left out: the load of the cluster by others, the time of the day, links (a load takes as long as it took), and that
+short jobs start sooner in most queues. Contexts are taken to serve one call at a time, under the default policies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from stoker.chance import Stream
+from stoker.manager.core.seams import Policies
+from stoker.manager.live.attendants import source_of
+from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
+from stoker.manager.protocol.blocks import Rule
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
+from stoker.manager.study.evidence import Evidence, Reason, Sureness, Time, Work
+from stoker.manager.study.statistics import quantile
+from stoker.site import Duration, Site, Size
+
+SEEDS, FEW_SEEDS = 20, 3
+CALLS, CALLS_A_DEVICE = 500, 20
+WALLTIMES_S = (900.0, 3600.0, 14_400.0, 43_200.0)
+AS_GOOD = 1.05
+"""What takes this much longer at most is as good, if it needs less."""
+_HOUR_S = 3600.0
+_DIP_S = 1.0
+_CONTEXT = "context"
+_ASKED = 1_000
+
+
+class Range(msgspec.Struct, frozen=True):
+    """The middle of what may come, and what it exceeds, and is exceeded by, in one case of ten."""
+
+    p10: float
+    p50: float
+    p90: float
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """A run on so many blocks at most, of a walltime (0 = none). Infinite times: it was not done in any useful time."""
+
+    blocks: int
+    walltime_s: float
+    finish_s: Range
+    device_hours: Range
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What to expect of a run. `as_written`: as the site file says. `by_blocks` and `by_walltime`: with others than it
+    says; `best_blocks` and `best_walltime_s`: the least that is as good as any (0: a walltime does not matter here).
+    `price` is of a device-hour, in the site's own money; 0 = not said."""
+
+    site: str
+    work: Work
+    kind: str
+    devices: int
+    as_written: Forecast
+    by_blocks: tuple[Forecast, ...]
+    by_walltime: tuple[Forecast, ...]
+    best_blocks: int
+    best_walltime_s: float
+    price: float
+    sureness: Sureness
+    reasons: tuple[Reason, ...]
+
+
+def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str], None] | None = None) -> Plan:
+    """Simulate the work on the site, as it is written and otherwise. `tell` hears what is being looked at."""
+
+    def look(blocks: int, walltime_s: float, *, seeds: int) -> Forecast:
+        if tell is not None:
+            tell(f"{blocks} blocks, walltime {walltime_s:g} s" if walltime_s else f"{blocks} blocks")
+        return _forecast(site, work, evidence, blocks=blocks, walltime_s=walltime_s, seeds=range(seeds))
+
+    source = source_of(site, kept=False)
+    most = source.first if source.rule is Rule.FIXED else source.most
+    as_written = look(max(1, most), source.walltime_s, seeds=SEEDS)
+    by_blocks: list[Forecast] = []
+    by_walltime: list[Forecast] = []
+    if not site.is_local:
+        counts = sorted({*(2**n for n in range(most.bit_length())), most} - {0})
+        by_blocks = [look(count, source.walltime_s, seeds=FEW_SEEDS) for count in counts if count <= most]
+    best_blocks = _least(by_blocks, key=lambda each: each.blocks).blocks if by_blocks else as_written.blocks
+    if not site.is_local:
+        useful = [seconds for seconds in WALLTIMES_S if seconds > 2 * (evidence.load.mean_s + evidence.run.mean_s)]
+        walltimes = sorted({*useful, source.walltime_s} - {0.0})
+        by_walltime = [look(best_blocks, seconds, seeds=FEW_SEEDS) for seconds in walltimes]
+    return Plan(
+        site=site.name,
+        work=work,
+        kind=evidence.kind,
+        devices=evidence.devices,
+        as_written=as_written,
+        by_blocks=tuple(by_blocks),
+        by_walltime=tuple(by_walltime),
+        best_blocks=best_blocks,
+        best_walltime_s=_least(by_walltime, key=lambda each: each.walltime_s).walltime_s if by_walltime else 0.0,
+        price=site.provider.price,
+        sureness=evidence.sureness,
+        reasons=evidence.reasons,
+    )
+
+
+def _least(forecasts: Sequence[Forecast], *, key: Callable[[Forecast], float]) -> Forecast:
+    """The least of those that are as good as the quickest."""
+    quickest = min(each.finish_s.p50 for each in forecasts)
+    good = [each for each in forecasts if each.finish_s.p50 <= quickest * AS_GOOD]
+    return min(good or forecasts, key=key)
+
+
+# ---- one forecast
+
+
+def _forecast(
+    site: Site, work: Work, evidence: Evidence, *, blocks: int, walltime_s: float, seeds: Iterable[int]
+) -> Forecast:
+    finished: list[float] = []
+    hours: list[float] = []
+    for seed in seeds:
+        finish_s, device_s = _simulate(site, work, evidence, blocks=blocks, walltime_s=walltime_s, seed=seed)
+        finished.append(finish_s)
+        hours.append(device_s / _HOUR_S)
+    return Forecast(blocks, walltime_s, _range(finished), _range(hours))
+
+
+def _simulate(
+    site: Site, work: Work, evidence: Evidence, *, blocks: int, walltime_s: float, seed: int
+) -> tuple[float, float]:
+    """When the last call has ended, and the seconds that devices were here."""
+    source = source_of(site, kept=False)
+    run = _off(evidence.run, Stream(seed, "plan/run"))
+    load = _off(evidence.load, Stream(seed, "plan/load"))
+    devices = blocks * source.nodes * evidence.devices
+    shares = -(-work.calls // max(CALLS, CALLS_A_DEVICE * devices))
+    calls = -(-work.calls // shares)
+    alone_s = work.calls * run.mean_s / devices + load.mean_s + evidence.wait.mean_s + evidence.boot.mean_s
+    until_s = 20 * alone_s + 24 * _HOUR_S
+    is_fixed = source.rule is Rule.FIXED
+    model = SourceModel(
+        name=source.name,
+        kind=evidence.kind,
+        capacity=_capacity(blocks, evidence.lost_per_s * source.nodes, until_s=2 * alone_s + _HOUR_S, seed=seed),
+        devices=evidence.devices,
+        nodes=source.nodes,
+        wait_s=Duration(evidence.wait.mean_s),
+        wait_cv=evidence.wait.cv,
+        boot_s=Duration(evidence.boot.mean_s),
+        boot_cv=evidence.boot.cv,
+        walltime_s=Duration(walltime_s),
+        rule=source.rule,
+        init_blocks=blocks if is_fixed else min(source.first, blocks),
+        min_blocks=min(source.least, blocks),
+        max_blocks=blocks,
+        keep_pending=source.keep_pending,
+        idle_s=Duration(source.idle_s),
+        finish_within_s=Duration(source.finish_within_s),
+    )
+    context = ContextModel(
+        device_memory_bytes=Size(evidence.memory_bytes // 2 + 1),  # one library a device, as on a device that it fills
+        load_s={"": Duration(load.mean_s)},
+        load_cv=load.cv,
+        call_s={"": Duration(run.mean_s * work.calls / calls)},
+        item_cv=run.cv / math.sqrt(shares),
+    )
+    poll_s = 0.0 if site.is_local else float(site.provider.poll_s)
+    world = World(
+        devices={evidence.kind: DeviceKind(Size(evidence.memory_bytes))},
+        sources=(model,),
+        contexts={_CONTEXT: context},
+        delays=Delays(poll_s=Duration(poll_s)),
+    )
+    arrivals = (Arrival(0.0, _CONTEXT) for _ in range(calls))
+    outcome = Simulation(world, arrivals, _policies(alone_s), seed=seed).run(until_s=until_s)
+    done = outcome.complete and not outcome.failed
+    return (outcome.ended_at if done else math.inf), sum(outcome.device_s.values())
+
+
+def _policies(alone_s: float) -> Policies:
+    """The default ones. What waits is asked about a thousand times, not each second of a run of many hours."""
+    blocks = KeepBlocks()
+    loads = LoadWhereWanted(provisioning=blocks, ask_again_s=max(1.0, alone_s / _ASKED))
+    return Policies(dispatch=HottestFirst(), residency=loads, provisioning=blocks)
+
+
+def _off(time: Time, stream: Stream) -> Time:
+    """The same, but as far off as its mean may be."""
+    return replace(time, mean_s=time.mean_s * stream.factor(0, cv=time.error))
+
+
+def _capacity(blocks: int, lost_per_s: float, *, until_s: float, seed: int) -> tuple[tuple[float, int], ...]:
+    """So many blocks, less one for a moment whenever one is lost."""
+    steps: list[tuple[float, int]] = [(0.0, blocks)]
+    if not lost_per_s:
+        return tuple(steps)
+    gaps, at, number = Stream(seed, "plan/lost"), 0.0, 0
+    while True:
+        at += max(2 * _DIP_S, gaps.exponential(number, mean=1.0 / (lost_per_s * blocks)))
+        number += 1
+        if at > until_s:
+            return tuple(steps)
+        steps += (round(at, 3), blocks - 1), (round(at + _DIP_S, 3), blocks)
+
+
+def _range(values: Sequence[float]) -> Range:
+    ordered = sorted(values)
+    if math.isinf(ordered[-1]):  # no middle between a number and infinity
+        places = (round(share * (len(ordered) - 1)) for share in (0.1, 0.5, 0.9))
+        return Range(*(ordered[place] for place in places))
+    return Range(*(quantile(ordered, share) for share in (0.1, 0.5, 0.9)))

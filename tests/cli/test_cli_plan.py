@@ -1,0 +1,67 @@
+"""`stoker plan` over measurements that were made before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import Result
+
+from stoker.errors import ConfigError, SessionError
+from stoker.manager.live.history import performance
+
+Stoker = Callable[..., Result]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> str:
+    path = tmp_path / "pool.toml"
+    path.write_text('name = "pool"\n[provider]\nkind = "slurm"\ngpus = "a10:1"\nprice = 2.0\n[pilot]\nmax_blocks = 4\n')
+    return str(path)
+
+
+@pytest.fixture
+def measured() -> None:
+    store = performance()
+    store.record_runs("r", kind="NVIDIA A10", function="verify", run_s=[2.0] * 40)
+    store.record_load("r", kind="NVIDIA A10", load_s=9.0)
+    store.close()
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_plan_says_when_what_and_how_sure(stoker: Stoker, site: str) -> None:
+    shown = stoker("plan", site, "fact_verification", "--inputs", "6400")
+    assert shown.exit_code == 0, shown.exception
+    lines = shown.output.splitlines()
+    assert lines[0].startswith("plan · fact_verification on pool · 6,400 inputs in 400 calls")
+    assert any(line.startswith("  finish ") and "in 8 of 10 cases" in line for line in lines)
+    assert any(line.startswith("  cost ") and "at 2 a device-hour" in line for line in lines)
+    assert any(line.startswith("  blocks ") for line in lines)
+    assert any(line.startswith("how sure this is: poor") for line in lines)
+    assert any("no block of pool was seen yet" in line for line in lines)
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_function_of_ones_own_is_planned_by_its_name(stoker: Stoker, site: str) -> None:
+    told = msgspec.json.decode(stoker("plan", site, "verify", "--inputs", "50", "--json").output)
+    assert told["work"] == {"app": "verify", "function": "verify", "inputs": 50, "inputs_per_call": 1}
+    assert told["as_written"]["finish_s"]["p50"] > 9.0
+    assert told["price"] == 2.0
+    how_many = stoker("plan", site, "verify").exception
+    assert isinstance(how_many, ConfigError)
+    assert "--inputs" in str(how_many)
+
+
+@pytest.mark.usefixtures("measured")
+def test_an_unknown_name_is_told_the_nearest(stoker: Stoker, site: str) -> None:
+    error = stoker("plan", site, "verfy", "--inputs", "5").exception
+    assert isinstance(error, ConfigError)
+    assert "did you mean verify?" in str(error)
+
+
+def test_what_was_never_measured_is_not_forecast(stoker: Stoker, site: str) -> None:
+    error = stoker("plan", site, "fact-verification").exception
+    assert isinstance(error, SessionError)
+    assert "make a short one first" in str(error)

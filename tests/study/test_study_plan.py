@@ -1,0 +1,152 @@
+"""Forecasts whose answers can be worked out by hand; and how sure they are of themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.config import parse_site
+from stoker.contexts.availability import Availability, Devices, Stay, Wait
+from stoker.contexts.performance import PerformanceStore
+from stoker.errors import SessionError
+from stoker.manager.study.evidence import Evidence, Sureness, Time, Work, gather
+from stoker.manager.study.plan import make_plan
+from stoker.site import Site
+
+A10 = Devices("NVIDIA A10", 1, 24_000_000_000)
+NOBODY = Availability("pool")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[PerformanceStore]:
+    store = PerformanceStore(tmp_path / "performance.sqlite")
+    yield store
+    store.close()
+
+
+def measure(store: PerformanceStore, *, kind: str = "NVIDIA A10", runs: int = 40, loads: int = 4) -> None:
+    store.record_runs("r", kind=kind, function="verify", run_s=[2.0] * runs)
+    for _ in range(loads):
+        store.record_load("r", kind=kind, load_s=9.0, start_s=1.0)
+
+
+def batch(text: str = "", *, pilot: str = "init_blocks = 4\nmax_blocks = 4") -> Site:
+    return parse_site(
+        f'name = "pool"\n[provider]\nkind = "slurm"\ngpus = "a10:1"\npoll = "0.2 s"\n{text}\n[pilot]\n{pilot}\n',
+        file="pool.toml",
+    )
+
+
+def local(devices: str = "cpu:2") -> Site:
+    return parse_site(f'name = "here"\n[pilot]\ndevices = "{devices}"\n', file="here.toml")
+
+
+def known(site: Site, store: PerformanceStore, seen: Availability = NOBODY, *, work: Work) -> Evidence:
+    return gather(site, work, performance=store, availability=seen)
+
+
+def test_two_devices_of_this_machine(store: PerformanceStore) -> None:
+    measure(store, kind="cpu")
+    work = Work("verify", "verify", 100)
+    found = make_plan(local(), work, known(local(), store, work=work))
+    assert found.as_written.finish_s.p50 == pytest.approx(10.0 + 50 * 2.0, rel=0.02)
+    assert found.as_written.device_hours.p50 == pytest.approx(2 * 110.0 / 3600, rel=0.02)
+    assert (found.best_blocks, found.best_walltime_s, found.by_blocks) == (1, 0.0, ())
+    assert found.sureness is Sureness.GOOD
+
+
+def test_inputs_are_packed_into_calls(store: PerformanceStore) -> None:
+    measure(store, kind="cpu")
+    work = Work("verify", "verify", 1601, inputs_per_call=16)
+    assert work.calls == 101
+    found = make_plan(local(), work, known(local(), store, work=work))
+    assert found.as_written.finish_s.p50 == pytest.approx(10.0 + 51 * 2.0, rel=0.03)
+
+
+def test_a_million_calls_are_forecast_without_simulating_each(store: PerformanceStore) -> None:
+    measure(store, kind="cpu")
+    work = Work("verify", "verify", 1_000_000)
+    found = make_plan(local(), work, known(local(), store, work=work))
+    assert found.as_written.finish_s.p50 == pytest.approx(1_000_000.0, rel=0.01)
+
+
+def test_the_queue_that_was_seen_is_waited_for_and_the_cost_is_told(store: PerformanceStore) -> None:
+    measure(store)
+    seen = Availability("pool", waits=(Wait(300.0, 20.0, A10),) * 12, stays=(Stay(3600.0, "let go"),) * 12)
+    site, work = batch('price = 1.5\nwalltime = "4 h"'), Work("verify", "verify", 400)
+    found = make_plan(site, work, known(site, store, seen, work=work))
+    assert found.as_written.finish_s.p50 == pytest.approx(300 + 20 + 10 + 100 * 2.0, rel=0.05)
+    assert found.as_written.device_hours.p50 == pytest.approx(4 * 210 / 3600, rel=0.1)
+    assert found.price == 1.5
+    assert found.sureness is Sureness.GOOD
+    assert [each.blocks for each in found.by_blocks] == [1, 2, 4]
+    assert found.best_blocks == 4
+    assert found.best_walltime_s == 900.0
+
+
+def test_more_blocks_than_calls_can_use_are_not_advised(store: PerformanceStore) -> None:
+    measure(store)
+    site, work = batch(pilot="init_blocks = 16\nmax_blocks = 16"), Work("verify", "verify", 4)
+    found = make_plan(site, work, known(site, store, work=work))
+    assert found.best_blocks <= 4
+
+
+def test_pilots_that_are_lost_cost_time(store: PerformanceStore) -> None:
+    measure(store)
+    site, work = batch('walltime = "24 h"'), Work("verify", "verify", 1000)
+    calm = Availability("pool", waits=(Wait(0.0, 0.0, A10),) * 12, stays=(Stay(36_000.0, "let go"),) * 12)
+    wild = Availability("pool", waits=(Wait(60.0, 0.0, A10),) * 12, stays=(Stay(300.0, "lost"),) * 12)
+    calmly, wildly = (
+        make_plan(site, work, known(site, store, seen, work=work)).as_written.finish_s for seen in (calm, wild)
+    )
+    assert calmly.p50 == pytest.approx(10 + 250 * 2.0, rel=0.02)
+    assert wildly.p50 > 1.1 * calmly.p50
+    assert wildly.p90 - wildly.p10 > calmly.p90 - calmly.p10
+
+
+def test_what_was_hardly_measured_is_forecast_widely_and_said(store: PerformanceStore) -> None:
+    store.record_runs("r", kind="cpu", function="verify", run_s=[1.0, 3.0])
+    work = Work("verify", "verify", 1000)
+    evidence = known(local(), store, work=work)
+    assert evidence.run.error == pytest.approx(0.5, rel=0.01)
+    found = make_plan(local(), work, evidence).as_written.finish_s
+    assert evidence.sureness is Sureness.POOR
+    assert found.p90 > 1.3 * found.p10
+    assert any("measured 2 times" in reason.text for reason in evidence.reasons)
+
+
+def test_the_kind_of_device_that_the_site_names_is_taken(store: PerformanceStore) -> None:
+    measure(store)
+    store.record_runs("r", kind="NVIDIA TITAN X", function="verify", run_s=[5.0] * 500)
+    work = Work("verify", "verify", 10)
+    assert known(batch(), store, work=work).kind == "NVIDIA A10"
+    other = parse_site('name = "h"\n[provider]\nkind = "slurm"\ngpus = "h100:2"\n', file="h.toml")
+    evidence = known(other, store, work=work)
+    assert evidence.kind == "NVIDIA TITAN X"
+    assert evidence.devices == 2
+    assert evidence.sureness is Sureness.POOR
+    assert any("h100, of which nothing was measured" in reason.text for reason in evidence.reasons)
+
+
+def test_a_site_that_never_gave_so_many_is_said(store: PerformanceStore) -> None:
+    from stoker.contexts.availability import Counted
+
+    measure(store)
+    seen = Availability("pool", waits=(Wait(1.0, 1.0, A10),) * 12, counts=(Counted(1.0, "s", 2),))
+    evidence = known(batch(), store, seen, work=Work("verify", "verify", 10))
+    assert evidence.most == 2
+    assert any("never gave more than 2 pilots" in reason.text for reason in evidence.reasons)
+
+
+def test_nothing_measured_is_said_with_what_to_do(store: PerformanceStore) -> None:
+    work = Work("fact_verification", "verify", 10)
+    with pytest.raises(SessionError, match="stoker run fact_verification --limit"):
+        known(local(), store, work=work)
+
+
+def test_the_error_of_a_mean_shrinks_with_its_measurements() -> None:
+    assert Time(1.0, 0.5, 100).error == pytest.approx(0.05)
+    assert math.isclose(Time().error, 0.0)
