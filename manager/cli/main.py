@@ -33,7 +33,9 @@ def cli() -> None:
     """Stoker keeps models hot on GPUs that you do not own."""
 
 
-for command in (run, init, up, down, attach, doctor, status, calls, explain, logs, replay, plan, simulate, sessions, caches):
+for command in (
+    run, init, up, down, attach, doctor, status, calls, explain, logs, replay, plan, simulate, sessions, caches,
+):  # fmt: skip
     cli.add_command(command)
 
 
