@@ -143,7 +143,7 @@ class Simulation:
                     elif type(said) is to_client.Results:
                         agenda.after(late_s, self.client.hear, said)
                 case SetTimer(at=at, key=key):
-                    agenda.at(max(at, agenda.now), self._timer, key, at)
+                    agenda.at(max(_not_before(at), agenda.now), self._timer, key, at)
                 case AskAdvice() | EndManager():
                     pass
                 case _:
@@ -186,6 +186,12 @@ class Simulation:
         self.pilots.pop(pilot.id, None)
         for batch in self._batch.values():
             batch.pilot_left(pilot)
+
+
+def _not_before(at: float) -> float:
+    """The next whole microsecond: a timer that came a part of one early would find that it is not due, and be set again
+    for the same moment, for ever."""
+    return math.ceil(at * 1e6) / 1e6
 
 
 def _picture(core: Core) -> str:

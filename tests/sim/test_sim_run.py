@@ -121,6 +121,20 @@ def test_the_log_does_not_depend_on_the_process() -> None:
     assert len(logs) == 1
 
 
+def test_a_timer_never_comes_a_part_of_a_microsecond_early() -> None:
+    # Calls that never fit the walltime, so that pilots are drained again and again, at times that are not round.
+    pool = source(1, walltime_s=Duration(7000.0), keep_pending=1, boot_s=Duration(1.0), boot_cv=0.5)
+    steps = 0
+
+    def tell(_now: float, _ended: int) -> None:
+        nonlocal steps
+        steps += 1
+        assert steps < 20, "time stands still"
+
+    never_fits = model(load_s=1 / 3, item_s=4000.0, item_cv=0.01)
+    simulate(world(pool, never_fits), calls(2, items=2), until_s=80_000.0, tell=tell)
+
+
 class _Twice(LoadWhereWanted):
     """A policy that promises the same memory twice."""
 
