@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
-import sysconfig
 import sys
+import sysconfig
 import tarfile
 from pathlib import Path
 
