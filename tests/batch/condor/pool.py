@@ -121,11 +121,16 @@ class Pool:
         """Hear of every machine again, remove every job, and wait until it is gone."""
         for mark in (self.folder / "lost").glob("*"):
             mark.unlink()
+        until(self._removed, what="the queue being empty")
+
+    def _removed(self) -> bool:
+        """Whether no job is left. One that was just changing its state when it was removed is removed again."""
         with self._queue.change():
             for ad in self._queue.jobs():
-                turn(ad, REMOVED, RemoveReason="for the next test", WantGracefulRemoval=False)
-                self._queue.put(ad)
-        until(lambda: not self.queued(), what="the queue being empty")
+                if ad["JobStatus"] != REMOVED:
+                    turn(ad, REMOVED, RemoveReason="for the next test", WantGracefulRemoval=False)
+                    self._queue.put(ad)
+        return not self.queued()
 
     def lose(self, name: str) -> None:
         """Nothing is heard of a machine from now on."""
