@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from stoker.manager.core import blocks, calls, feeding, libraries, pilots
 from stoker.manager.core.commands import AskAdvice
+from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.seams import (
     Action,
     Ask,
@@ -24,7 +25,7 @@ from stoker.manager.core.seams import (
     Unload,
     WantBlocks,
 )
-from stoker.manager.core.state import Call, CallState, Context, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.state import Call, Context, Library, Pilot
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_pilot import EvictCall, RunCalls
 from stoker.manager.protocol.to_pilot import TakeBack as TakeBackMessage

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.manager.core.commands import RecordPilots, RecordStay, RecordWait
+from stoker.manager.core.phases import PilotState
 from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.core.state import Client, Pilot, PilotState
+from stoker.manager.core.state import Client, Pilot
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, BlockStatus, KnownBlock, PilotEnd, Source
 from stoker.manager.protocol.ids import BlockId

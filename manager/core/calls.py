@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stoker.manager.core import feeding
+from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import PolicyError
-from stoker.manager.core.state import Call, CallState, Context, Gang, Group, Library
+from stoker.manager.core.state import Call, Context, Gang, Group, Library
 from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, GangPlace
 from stoker.manager.protocol.to_pilot import RunCalls
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, assert_never
 from stoker.manager.core import blocks, call_list, calls, objects, pilots, report, story
 from stoker.manager.core.commands import AskAdvice, EndManager, ToClient
 from stoker.manager.core.events import FromClient
-from stoker.manager.core.state import CallState, Client, Context, Cost, Group, PilotState
+from stoker.manager.core.phases import CallState, PilotState
+from stoker.manager.core.state import Client, Context, Cost, Group
 from stoker.manager.protocol import to_client, to_manager
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId, RecipeKey

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import calls
 from stoker.manager.core.commands import DiscardObject
+from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.seams import PolicyError
-from stoker.manager.core.state import Call, CallState, Context, Filling, Gang, Group, Library, LibraryState, PilotState
+from stoker.manager.core.state import Call, Context, Filling, Gang, Group, Library
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.to_pilot import FunctionBlob
 

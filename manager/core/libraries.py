@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from stoker.manager.core import blocks, calls, feeding, fitness, pilots, snapshots
 from stoker.manager.core.commands import RecordLoad
 from stoker.manager.core.events import ContextAdvice
+from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.core.seams import PolicyError
-from stoker.manager.core.state import Call, CallState, Context, Device, Library, LibraryState, Pilot
+from stoker.manager.core.state import Call, Context, Device, Library, Pilot
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import LibraryId, RecipeKey
 from stoker.manager.protocol.to_manager import LibraryGone, LibraryReady, LibraryResized

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.peers import Fetch, Object, Way
-from stoker.manager.core.state import Library, LibraryState, Pilot, State
+from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.state import Library, Pilot, State
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes

@@ -39,9 +39,10 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import handing_on, object_report
+from stoker.manager.core import handing_on, object_orders
 from stoker.manager.core.peers import Fetch, Object, Peer, Way
-from stoker.manager.core.state import Pilot, PilotState
+from stoker.manager.core.phases import PilotState
+from stoker.manager.core.state import Pilot
 from stoker.manager.core.transfers import Transfers
 from stoker.manager.protocol import to_pilot
 from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, PilotHello
@@ -268,7 +269,7 @@ def settle(core: Core) -> None:
             for peer in freed:
                 _offer(transfers, peer)
     if transfers.changed:
-        _say(core)
+        object_orders.say(core)
 
 
 def _feed(core: Core, fetch: Fetch) -> None:
@@ -374,33 +375,3 @@ def _customer(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool)
         if transfers.may_serve(peer, fetch) and transfers.roots(peer, fetch):
             return fetch
     return None
-
-
-def _say(core: Core) -> None:
-    """Tell pilots from whom they get objects now. The manifest goes along once."""
-    transfers = core.state.transfers
-    changed, transfers.changed = transfers.changed, {}
-    for fetch in changed:
-        object, pilot = fetch.object, core.state.pilots.get(fetch.peer.id)
-        if pilot is None or not fetch.peer.here or object.fetches.get(pilot.id) is not fetch:
-            continue
-        sources, origin = _sources(transfers, fetch)
-        before, fetch.said = fetch.said, (tuple(source.id for source in sources), origin)
-        if not (sources or origin):
-            fetch.said = None
-        if fetch.said is None or fetch.said == before:
-            continue
-        manifest = object.manifest if before is None else b""
-        if before is None:
-            object_report.note(core.state, pilot, fetch)
-        peers = tuple(to_pilot.Peer(source.id, source.address) for source in sources)
-        core.say(pilot, to_pilot.FetchObject(object.ref, peers, origin, manifest, fetch.kept))
-
-
-def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:
-    """What a pilot is told: its peers, and whether it may read the origin. One that follows finds the object in its
-    cache, wherever it is sent."""
-    if fetch.way is not Way.FOLLOWING:
-        return list(fetch.sources.values()), fetch.way in (Way.READER, Way.ALONE)
-    near = transfers.near(fetch)
-    return ([near], False) if near is not None and near.serving else ([], near is not None)

@@ -9,7 +9,8 @@ import msgspec
 from stoker.manager.core import blocks, calls, feeding, libraries, objects, reconcile, rejoin, snapshots, walltime
 from stoker.manager.core.commands import RecordRuns, ToPilot
 from stoker.manager.core.events import FromPilot
-from stoker.manager.core.state import Call, Device, Library, LibraryState, Pilot, PilotState, State
+from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.state import Call, Device, Library, Pilot, State
 from stoker.manager.protocol import to_client, to_manager, to_pilot
 from stoker.manager.protocol.calls import CallProgress
 from stoker.manager.protocol.ids import ClientId, DeviceId, PilotId, RecipeKey

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.manager.core import calls, feeding, libraries
-from stoker.manager.core.state import Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.state import Library, Pilot
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
 from stoker.manager.protocol.to_pilot import CancelCalls, Exit, ResizeLibrary, StopLibrary

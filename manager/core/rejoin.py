@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.manager.core import calls, feeding, libraries
-from stoker.manager.core.state import Call, CallState, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.phases import CallState, LibraryState, PilotState
+from stoker.manager.core.state import Call, Library, Pilot
 from stoker.manager.protocol.ids import PilotId
 from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
 

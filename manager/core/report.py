@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from stoker.manager.core import blocks, fitness, object_report
-from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, PilotState, State
+from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.state import Context, Device, Library, Pilot, State
 from stoker.manager.core.story import waits_for
 from stoker.manager.protocol import to_client
 

@@ -7,7 +7,6 @@ holder (a `Library`, or a `Gang` of them).
 
 from __future__ import annotations
 
-import enum
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
@@ -15,6 +14,7 @@ import msgspec
 
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import ContextAdvice
+from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.queue import Queue
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.transfers import Transfers
@@ -23,44 +23,6 @@ from stoker.manager.protocol.ids import BlockId, CallId, ClientId, DeviceId, Fun
 from stoker.manager.protocol.reliable import Inbox
 from stoker.manager.protocol.to_manager import DeviceFacts, LibraryPhase
 from stoker.manager.protocol.to_pilot import FunctionBlob
-
-
-class CallState(enum.Enum):
-    """Where a call is."""
-
-    WAITING = "waiting"
-    """In its context's queue."""
-    HELD = "held"
-    """Sent to a library (or a gang of them), which runs it or will."""
-    ENDED = "ended"
-    """Its one end has been made; the object lingers only for its story."""
-
-
-class LibraryState(enum.Enum):
-    """What a library is doing, as far as the manager knows."""
-
-    LOADING = "loading"
-    """Told to start; fetches, starts, loads."""
-    READY = "ready"
-    """Holds its context and serves calls."""
-    STOPPING = "stopping"
-    """Told to stop; its memory is still promised until the pilot says that it is gone."""
-    GONE = "gone"
-    """Ended."""
-
-
-class PilotState(enum.Enum):
-    """What the manager knows of a pilot."""
-
-    HERE = "here"
-    """Connected."""
-    CUT = "cut"
-    """Its connection broke; it may come back with everything it held."""
-    DRAINING = "draining"
-    """Told to end when its running calls are done; gets nothing new."""
-    GONE = "gone"
-    """Ended or lost."""
-
 
 Note = tuple[float, str]
 """When, and what happened."""

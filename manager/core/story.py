@@ -8,19 +8,9 @@ from __future__ import annotations
 
 from stoker.manager.core import fitness, object_report
 from stoker.manager.core.blocks import failing, in_words
+from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.sources import Block
-from stoker.manager.core.state import (
-    Call,
-    CallState,
-    Context,
-    Gang,
-    Library,
-    LibraryState,
-    Note,
-    Pilot,
-    PilotState,
-    State,
-)
+from stoker.manager.core.state import Call, Context, Gang, Library, Note, Pilot, State
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.ids import CLIENT_SHIFT, BlockId, parse_call, show_call, show_library
 from stoker.units import show_bytes, show_seconds

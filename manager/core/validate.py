@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.manager.core.state import Call, CallState, Context, Gang, Library, LibraryState, PilotState, State
+from stoker.manager.core.phases import CallState, LibraryState, PilotState
+from stoker.manager.core.state import Call, Context, Gang, Library, State
 from stoker.manager.core.validate_objects import broken
 from stoker.manager.protocol.ids import BlockId
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.manager.core.state import Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.state import Library, Pilot
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core

@@ -89,8 +89,8 @@ CANCELLED: Mapping[str, Any] = MappingProxyType({})
 class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
     """What a Stoker app returns: Parsl's future, which can be cancelled.
 
-    Parsl's own `cancel` raises NotImplementedError. This one ends the future at once, with CancelledError; apps that
-    wait for it fail as after any other error. The call is stopped where it is: with its kernel, if what it depends on
+    Parsl's own cannot be cancelled. This one ends at once, with CancelledError; apps that wait for it fail as after any
+    other error. The call is stopped where it is: with its kernel, if what it depends on
     is not there yet; in its queue; or while it runs. It is not tried again.
     """
 

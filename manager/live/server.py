@@ -44,8 +44,8 @@ from stoker.manager.core.events import (
     SessionKept,
     TimerFired,
 )
+from stoker.manager.core.phases import PilotState
 from stoker.manager.core.seams import Policies
-from stoker.manager.core.state import PilotState
 from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
 from stoker.manager.live.attendants import Attendants, sites_of, source_of
 from stoker.manager.live.clock import Clock

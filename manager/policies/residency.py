@@ -24,8 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from stoker.manager.core.fitness import unfit
+from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Action, FailWaiting, Load, Provisioning, Timer, Unload, View
-from stoker.manager.core.state import Context, Device, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.state import Context, Device, Library, Pilot
 from stoker.manager.policies import durations
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.provisioning import TakeWhatComes

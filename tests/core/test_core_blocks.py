@@ -7,7 +7,7 @@ from collections.abc import Callable
 from core.builders import SESSION, Cluster, devices, recipe
 
 from stoker.manager.core.events import SessionDefined
-from stoker.manager.core.state import PilotState
+from stoker.manager.core.phases import PilotState
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, Rule, Source

@@ -8,8 +8,8 @@ import pytest
 from core.builders import Cluster, devices, recipe
 
 from stoker.manager.core.commands import RecordLoad
+from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Load, PolicyError, Resize, Unload
-from stoker.manager.core.state import LibraryState
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot
 from stoker.manager.protocol.calls import CallEnd, FailureKind

@@ -8,8 +8,8 @@ from core.builders import BROKEN, SESSION, Cluster, recipe
 
 from stoker.manager.core.commands import RecordRuns
 from stoker.manager.core.events import ManagerRestarted
+from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Resize
-from stoker.manager.core.state import LibraryState, PilotState
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot, wire
 from stoker.manager.protocol.calls import CallEnd

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from core.builders import Cluster, recipe
 
-from stoker.manager.core.state import LibraryState, PilotState
+from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from core.builders import Cluster, devices, recipe
 
 from stoker.manager.core.events import AdviceArrived, ContextAdvice
-from stoker.manager.core.state import LibraryState
+from stoker.manager.core.phases import LibraryState
 from stoker.manager.protocol import to_pilot
 from stoker.manager.protocol.calls import FailureKind
 
