@@ -98,6 +98,7 @@ def hungry(core: Core, context: Context) -> None:
     if context.queue.count >= context.ask_at:
         context.ask_at = 2 * context.queue.count
         core.dirty[context] = None
+        core.demand_changed = True
 
 
 def fed(core: Core, context: Context) -> None:

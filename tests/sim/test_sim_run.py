@@ -67,6 +67,13 @@ def test_a_walltime_ends_a_block_and_the_next_one_goes_on() -> None:
     assert counted[Happened.CALL_BEGAN] == 150
 
 
+def test_calls_that_come_one_after_the_other_bring_more_blocks_too() -> None:
+    run, _ = simulate(world(source(3), model()), calls(100, every_s=0.1))
+    came = [at for at, what in zip(run.log.at_s, run.log.what, strict=True) if what == Happened.PILOT_CAME]
+    assert len(came) == 3
+    assert came[-1] <= 1.0  # before the first library is loaded
+
+
 def test_files_are_read_once_and_handed_on() -> None:
     files = (Files("weights", Size(10 * GB)),)
     links = Links(shared=Rate(1.0 * GB), network=Rate(1.0 * GB))
