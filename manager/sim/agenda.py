@@ -3,6 +3,9 @@
 Times are seconds, rounded to a microsecond when they are noted. So a last bit that another machine's mathematics would
 compute otherwise does not change the order of two events; what falls on the same microsecond happens in the order in
 which it was noted.
+
+An entry is a plain list, because millions of them are made, compared and thrown away: lists are compared in C, by time
+and then by number, and never further.
 """
 
 from __future__ import annotations
@@ -13,22 +16,19 @@ from collections.abc import Callable
 from typing import Any
 
 _Act = Callable[..., None]
+Entry = list[Any]
+"""One thing that is to happen: its time, its number, what to call (None: nothing any more), and with what."""
 
 
-class Entry:
-    """One thing that is to happen; `cancel` makes it nothing."""
+def cancel(entry: Entry) -> None:
+    """It is not to happen. What has happened already stays so."""
+    entry[2] = None
+    entry[3] = ()
 
-    __slots__ = ("act", "args", "at")
 
-    def __init__(self, at: float, act: _Act | None, args: tuple[Any, ...]) -> None:
-        self.at = at
-        self.act = act
-        self.args = args
-
-    def cancel(self) -> None:
-        """It is not to happen. What has happened already stays so."""
-        self.act = None
-        self.args = ()
+def due_at(entry: Entry) -> float:
+    """When it is to happen, or was to."""
+    return float(entry[0])
 
 
 class Agenda:
@@ -36,39 +36,47 @@ class Agenda:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, Entry]] = []
+        self._heap: list[Entry] = []
         self._noted = 0
 
     def after(self, delay_s: float, act: _Act, *args: Any) -> Entry:
         """Have something happen so many seconds from now. Raises ValueError for what cannot be waited for."""
-        return self.at(self.now + delay_s, act, *args)
+        when = round(self.now + delay_s, 6)
+        if not (delay_s >= 0 and when < math.inf):
+            raise _never(self.now + delay_s, self.now)
+        self._noted += 1
+        entry = [when if when > self.now else self.now, self._noted, act, args]
+        heapq.heappush(self._heap, entry)
+        return entry
 
     def at(self, when: float, act: _Act, *args: Any) -> Entry:
         """Have something happen at a time. Raises ValueError for one that is past, or is none."""
         if not self.now <= when < math.inf:
-            raise ValueError(f"nothing can happen at {when} s: it is {self.now} s")
-        entry = Entry(max(self.now, round(when, 6)), act, args)
+            raise _never(when, self.now)
         self._noted += 1
-        heapq.heappush(self._heap, (entry.at, self._noted, entry))
+        entry = [max(self.now, round(when, 6)), self._noted, act, args]
+        heapq.heappush(self._heap, entry)
         return entry
 
     def step(self) -> bool:
         """Let the next thing happen. False when nothing is to happen any more."""
         heap = self._heap
         while heap:
-            at, _, entry = heapq.heappop(heap)
-            act = entry.act
-            if act is None:
-                continue
-            self.now = at
-            act(*entry.args)
-            return True
+            at, _, act, args = heapq.heappop(heap)
+            if act is not None:
+                self.now = at
+                act(*args)
+                return True
         return False
 
     @property
     def next_at(self) -> float:
         """When the next thing happens; infinite when nothing does."""
         heap = self._heap
-        while heap and heap[0][2].act is None:
+        while heap and heap[0][2] is None:
             heapq.heappop(heap)
-        return heap[0][0] if heap else math.inf
+        return float(heap[0][0]) if heap else math.inf
+
+
+def _never(when: float, now: float) -> ValueError:
+    return ValueError(f"nothing can happen at {when} s: it is {now} s")

@@ -18,7 +18,7 @@ from stoker.manager.core.events import PilotCut, PilotLost
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, Source
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.to_manager import BlockNews
-from stoker.manager.sim.agenda import Entry
+from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.world import Preempt, SourceModel
@@ -137,7 +137,7 @@ class BatchSystem:
         job.over = True
         sim = self._sim
         if job.end is not None:
-            job.end.cancel()
+            cancel(job.end)
         del self._jobs[job.id]
         self._queue.pop(job.id, None)
         self._running.pop(job.id, None)

@@ -12,7 +12,6 @@ from stoker.manager.core.events import FromClient
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallOptions, CallSpec, Features, Objective
 from stoker.manager.protocol.ids import ClientId, FunctionKey, RecipeKey, make_call_id
-from stoker.manager.sim.log import Happened
 from stoker.manager.sim.pilot import object_of
 
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ class SimClient:
         self.failed: dict[str, int] = {}
         self.items_done = 0
         self._unacknowledged = 0
+        self._gathers_s = sim.client_gathers_s
         self._items: dict[int, int] = {}
 
     @property
@@ -63,19 +63,20 @@ class SimClient:
 
     def _expect(self) -> None:
         if self._next is not None:
-            self._sim.agenda.at(self._next.at_s, self._submit)
+            self._sim.agenda.at(self._next.at_s + self._gathers_s, self._submit)
 
     def _submit(self) -> None:
-        """Everything that comes at this moment, in one frame."""
+        """Everything that has come by now, in one frame; a deadline counts from the first of those that go together."""
         now, sim = self._sim.agenda.now, self._sim
         messages: list[to_manager.FromClient] = []
         batch: list[CallSpec] = []
         key: tuple[str, int, float] | None = None
+        from_s = now
 
         def close() -> None:
             if batch and key is not None:
                 context, priority, deadline_s = key
-                objective = Objective(deadline_at=now + deadline_s if deadline_s else 0.0)
+                objective = Objective(deadline_at=from_s + deadline_s if deadline_s else 0.0)
                 options = CallOptions(priority=priority, objective=objective)
                 messages.append(
                     to_manager.Submit(FunctionKey(context), RecipeKey(context), list(batch), options)
@@ -92,12 +93,12 @@ class SimClient:
             this = arrival.context, arrival.priority, arrival.deadline_s
             if this != key:
                 close()
-                key = this
+                key, from_s = this, arrival.at_s
             call = make_call_id(client=0, sequence=self.submitted)
             features = Features(arrival.items, arrival.input_length, arrival.expected_output)
             batch.append(CallSpec(call, b"", features))
             self._items[call] = arrival.items
-            sim.log.note(now, Happened.CALL_CAME, call=call, value=float(arrival.items))
+            sim.calls_log.came(arrival.at_s if self._gathers_s else now, call, items=arrival.items)
             self.submitted += 1
             self._next = next(self._arrivals, None)
         close()
@@ -119,7 +120,7 @@ class SimClient:
             else:
                 why = end.failure.message if end.failure is not None else "exception"
                 self.failed[why] = self.failed.get(why, 0) + 1
-                self._sim.log.note(self._sim.agenda.now, Happened.CALL_FAILED, call=end.call, value=float(items))
+                self._sim.calls_log.failed(self._sim.agenda.now, end.call, items=items)
         self._unacknowledged += len(message.ends)
         if self._unacknowledged >= ACKNOWLEDGED:
             self._unacknowledged = 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from stoker.manager.sim.agenda import Agenda, Entry
+from stoker.manager.sim.agenda import Agenda, Entry, cancel
 
 _DONE = 1e-6
 """A part of a byte that is left is rounding."""
@@ -98,7 +98,7 @@ class Network:
 
     def _leave(self, transfer: Transfer) -> None:
         if transfer._entry is not None:
-            transfer._entry.cancel()
+            cancel(transfer._entry)
             transfer._entry = None
         for flow in transfer._flows:
             for link in flow.links:
@@ -158,7 +158,7 @@ class Network:
         """Note when the rest will have come."""
         rate = sum(flow.rate for flow in transfer._flows)
         if transfer._entry is not None:
-            transfer._entry.cancel()
+            cancel(transfer._entry)
             transfer._entry = None
         if rate or (transfer.left <= _DONE and transfer._flows):
             wait_s = transfer.left / rate if rate and transfer.left > _DONE else 0.0

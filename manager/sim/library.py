@@ -12,7 +12,6 @@ from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_manager import (
     CallEvicted,
-    CallsEnded,
     CallsReturned,
     LibraryGone,
     LibraryNews,
@@ -20,7 +19,8 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
 )
 from stoker.manager.protocol.to_pilot import StartLibrary
-from stoker.manager.sim.agenda import Entry
+from stoker.manager.sim.agenda import Entry, cancel, due_at
+from stoker.manager.sim.calls_log import items_of
 from stoker.manager.sim.flows import Transfer
 from stoker.manager.sim.log import Happened
 from stoker.pilot.core.library import LibraryState, State
@@ -38,7 +38,9 @@ class SimLibrary:
         self.number = order.library
         self.recipe = order.recipe
         self.model = pilot.sim.world.contexts[order.recipe.name]
-        self.kind = pilot.sim.world.devices[pilot.kind]
+        speed = pilot.sim.world.devices[pilot.kind].speed
+        self._call_s = self.model.of_kind(self.model.call_s, pilot.kind) / speed
+        self._item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
         self.state = LibraryState(order.library, order.recipe, order.devices)
         self.turns: FirstCome[CallSpec] = FirstCome()
         self.running: dict[CallId, tuple[CallSpec, float, Entry]] = {}
@@ -89,7 +91,9 @@ class SimLibrary:
         if self._moves or self.state.state is State.GONE:
             return
         model, sim = self.model, self.pilot.sim
-        seconds = model.of_kind(model.load_s, self.pilot.kind) * sim.loads.factor(self.number, cv=model.load_cv)
+        seconds = model.of_kind(model.load_s, self.pilot.kind) * sim.chance_of_loads.factor(
+            self.number, cv=model.load_cv
+        )
         sim.agenda.after(seconds, self._to_device)
 
     def _to_device(self) -> None:
@@ -142,41 +146,36 @@ class SimLibrary:
 
     def pump(self) -> None:
         """Begin calls while there are slots."""
-        slots, running = self.recipe.slots, self.running
+        slots, running, turns = self.recipe.slots, self.running, self.turns
         if self.state.state is not State.READY:
             return
-        while len(running) < slots:
-            turn = self.turns.take()
+        while len(running) < slots and turns:
+            turn = turns.take()
             if turn is None:
                 return
             spec = turn[1]
             sim = self.pilot.sim
             now, seconds = sim.agenda.now, self._seconds(spec)
             running[spec.call] = spec, now, sim.agenda.after(seconds, self._ended, spec, seconds)
-            sim.log.note(
-                now, Happened.CALL_BEGAN, call=spec.call, library=self.number, pilot=self.pilot.number,
-                value=_items(spec),
-            )  # fmt: skip
+            sim.calls_log.began(now, spec, library=self.number, pilot=self.pilot.number)
 
     def _seconds(self, spec: CallSpec) -> float:
         """How long a call takes here, from its beginning, or from where it was evicted."""
-        model, kind, items = self.model, self.pilot.kind, _items(spec)
-        seconds = model.of_kind(model.call_s, kind) + items * model.of_kind(model.item_s, kind)
-        seconds *= self.pilot.sim.calls.factor(spec.call, cv=model.item_cv) / self.kind.speed
+        model, items = self.model, items_of(spec)
+        seconds = self._call_s + items * self._item_s
+        if model.item_cv:
+            seconds *= self.pilot.sim.chance_of_calls.factor(spec.call, cv=model.item_cv)
         if self.items < model.warm_items:
             seconds += min(items, model.warm_items - self.items) * model.warm_item_s
         self.items += items
-        return seconds * (1.0 - _done_part(spec))
+        return seconds * (1.0 - _done_part(spec)) if spec.progress else seconds
 
     def _ended(self, spec: CallSpec, seconds: float) -> None:
-        del self.running[spec.call]
-        self.state.ended((spec.call,))
-        sim = self.pilot.sim
-        sim.log.note(
-            sim.agenda.now, Happened.CALL_ENDED, call=spec.call, library=self.number, pilot=self.pilot.number,
-            value=_items(spec),
-        )  # fmt: skip
-        self.pilot.post(CallsEnded(self.number, [CallEnd(spec.call, True, b"", seconds)]))
+        call, sim = spec.call, self.pilot.sim
+        del self.running[call]
+        self.state.ended((call,))
+        sim.calls_log.ended(sim.agenda.now, spec, library=self.number, pilot=self.pilot.number)
+        self.pilot.post_end(self.number, CallEnd(call, True, b"", seconds))
         if self.state.retires or (self.told_to_end and not self.running):
             self.end()
         else:
@@ -193,10 +192,11 @@ class SimLibrary:
         if call not in self.running:
             return
         spec, began_at, entry = self.running.pop(call)
-        whole = entry.at - began_at
+        whole = due_at(entry) - began_at
         part = _done_part(spec)
         part += (1.0 - part) * ((self.pilot.sim.agenda.now - began_at) / whole if whole else 1.0)
-        entry.cancel()
+        cancel(entry)
+        self.pilot.sim.calls_log.stopped(self.pilot.sim.agenda.now, (call,))
         self.state.returned((call,))
         self.pilot.post(CallEvicted(self.number, CallProgress(call, done=part, total=1.0, state=repr(part).encode())))
         self.pump()
@@ -228,22 +228,19 @@ class SimLibrary:
     def vanish(self) -> None:
         """Stop everything of it, without a word."""
         for _, _, entry in self.running.values():
-            entry.cancel()
+            cancel(entry)
+        sim = self.pilot.sim
+        sim.calls_log.stopped(sim.agenda.now, self.running)
         self.running.clear()
         for transfer in self._moves:
-            self.pilot.sim.network.stop(transfer)
+            sim.network.stop(transfer)
         self._moves.clear()
-        sim = self.pilot.sim
         sim.log.note(sim.agenda.now, Happened.LIBRARY_ENDED, library=self.number, pilot=self.pilot.number)
 
     @property
     def wants(self) -> tuple[ObjectRef, ...]:
         """Objects that must be on its pilot's disk before it starts."""
         return self.recipe.objects
-
-
-def _items(spec: CallSpec) -> int:
-    return spec.features.items if spec.features is not None else 1
 
 
 def _done_part(spec: CallSpec) -> float:

@@ -39,6 +39,24 @@ class Happened(enum.IntEnum):
     """Bytes that were read from the shared file system."""
     BYTES_PEER = 14
     """Bytes that came from another pilot."""
+    CALLS_CAME = 15
+    """Where calls are counted: calls since the row of this kind before. So for those that follow."""
+    CALLS_BEGAN = 16
+    """Calls."""
+    CALLS_BACK = 17
+    """Calls that ran and wait again."""
+    CALLS_ENDED = 18
+    """Their items; `call` is their number."""
+    CALLS_FAILED = 19
+    """Calls."""
+    SECONDS_USED = 20
+    """Device-seconds of calls that ended."""
+    SECONDS_LOST = 21
+    """Device-seconds of calls that were cut off."""
+    WAITED = 22
+    """Seconds that `call` calls waited before they began, in the last rows of a run."""
+    TOOK = 23
+    """Seconds from the coming of `call` calls to their end, in the last rows of a run."""
 
 
 class Log:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import FromPilot
 from stoker.manager.protocol import to_manager, to_pilot, wire
-from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
 from stoker.manager.sim.fetching import Fetching
 from stoker.manager.sim.library import SimLibrary
@@ -45,7 +45,11 @@ class SimPilot:
         self.fetching = Fetching(self)
         self.leaving = ""
         self.here = True
+        self.left = False
+        """It has said that it leaves: what it said before is still heard."""
         self._ends_at = ends_at
+        self._frame: list[to_manager.FromPilot] = []
+        """What it has said and the manager has not heard yet."""
 
     def join(self) -> None:
         """Connect to the manager."""
@@ -62,13 +66,25 @@ class SimPilot:
         )  # fmt: skip
 
     def post(self, message: to_manager.FromPilot) -> None:
-        """Say something to the manager."""
-        sim = self.sim
-        sim.agenda.after(sim.world.delays.message_s, self._deliver, message)
+        """Say something to the manager. What is said until the frame arrives goes with it: a shell gathers too."""
+        frame = self._frame
+        if not frame:
+            self.sim.agenda.after(self.sim.frame_s, self._deliver)
+        frame.append(message)
 
-    def _deliver(self, message: to_manager.FromPilot) -> None:
-        if self.here or isinstance(message, to_manager.PilotLeaving):
-            self.sim.handle(FromPilot(self.id, 0, [message]))
+    def post_end(self, library: LibraryId, end: CallEnd) -> None:
+        """Say that a call has ended."""
+        frame = self._frame
+        last = frame[-1] if frame else None
+        if type(last) is to_manager.CallsEnded and last.library == library:
+            last.ends.append(end)
+        else:
+            self.post(to_manager.CallsEnded(library, [end]))
+
+    def _deliver(self) -> None:
+        frame, self._frame = self._frame, []
+        if self.here or self.left:
+            self.sim.handle(FromPilot(self.id, 0, frame))
 
     # ---- what the manager says
 
@@ -176,6 +192,7 @@ class SimPilot:
     def _gone(self) -> None:
         if self.here:
             self.post(to_manager.PilotLeaving(self.leaving))
+            self.left = True
             self.vanish()
 
     def vanish(self) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from stoker.chance import Stream
 from stoker.errors import StokerError
-from stoker.manager.core.commands import AskAdvice, EndManager, SetTimer, ToClient, ToPilot
+from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
 from stoker.manager.core.core import Core
 from stoker.manager.core.events import Event, FromClient, SessionDefined, TimerFired
 from stoker.manager.core.report import device_seconds
@@ -25,6 +25,7 @@ from stoker.manager.protocol.blocks import BlockOrder
 from stoker.manager.protocol.ids import ClientId, PilotId
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.batch import BatchSystem
+from stoker.manager.sim.calls_log import CallsLog, CountedCalls, EachCall
 from stoker.manager.sim.client import Arrival, SimClient
 from stoker.manager.sim.flows import Network
 from stoker.manager.sim.log import Log
@@ -55,21 +56,29 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """A world, a session's core with its policies, and a log. `seed` decides everything that is left to chance."""
+    """A world, a session's core with its policies, and a log. `seed` decides everything that is left to chance.
+    `counted`: calls are counted and have no story (`stoker.manager.sim.calls_log`)."""
 
-    def __init__(self, world: World, arrivals: Iterable[Arrival], policies: Policies, *, seed: int = 0) -> None:
+    def __init__(
+        self, world: World, arrivals: Iterable[Arrival], policies: Policies, *, seed: int = 0, counted: bool = False
+    ) -> None:
         self.session = "simulated"
         self.world = world
         self.agenda = Agenda()
         self.network = Network(self.agenda)
         self.shared = SharedFiles(world.links)
         self.log = Log()
+        self.calls_log: CallsLog = CountedCalls(self.log) if counted else EachCall(self.log)
         self.core = Core(self.session, policies, strict=True)
         self.pilots: dict[PilotId, SimPilot] = {}
         self.operations_of = {
             files.name: files.operations for model in world.contexts.values() for files in model.files
         }
-        self.calls, self.loads = Stream(seed, "calls"), Stream(seed, "loads")
+        self.chance_of_calls, self.chance_of_loads = Stream(seed, "calls"), Stream(seed, "loads")
+        self.frame_s = world.delays.frame_s + world.delays.message_s
+        """From what a pilot says until the manager hears it."""
+        self.message_s = float(world.delays.message_s)
+        self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
         self.core_events = 0
         self._made_pilots = 0
         self.client = SimClient(self, arrivals)
@@ -96,6 +105,7 @@ class Simulation:
         return self._outcome(min(agenda.now if self.client.done else until_s, until_s))
 
     def _outcome(self, ended_at: float) -> Outcome:
+        self.calls_log.close(ended_at)
         state = self.core.state
         state.now = ended_at
         return Outcome(
@@ -129,25 +139,21 @@ class Simulation:
             ) from error
         self._carry_out(commands)
 
-    def _carry_out(self, commands: Iterable[object]) -> None:
-        agenda, late_s = self.agenda, self.world.delays.message_s
+    def _carry_out(self, commands: Iterable[Command]) -> None:
+        agenda = self.agenda
         for command in commands:
-            match command:
-                case ToPilot(pilot=id, message=message):
-                    pilot = self.pilots.get(id)
-                    if pilot is not None and type(message) is not to_pilot.Ack:
-                        agenda.after(late_s, pilot.hear, message)
-                case ToClient(client=client, message=said):
-                    if client == _FACTORY:
-                        self._order(said)
-                    elif type(said) is to_client.Results:
-                        agenda.after(late_s, self.client.hear, said)
-                case SetTimer(at=at, key=key):
-                    agenda.at(max(_not_before(at), agenda.now), self._timer, key, at)
-                case AskAdvice() | EndManager():
-                    pass
-                case _:
-                    pass
+            if type(command) is ToPilot:
+                pilot = self.pilots.get(command.pilot)
+                if pilot is not None and type(command.message) is not to_pilot.Ack:
+                    agenda.after(self.message_s, pilot.hear, command.message)
+            elif type(command) is ToClient:
+                if command.client == _FACTORY:
+                    self._order(command.message)
+                elif type(command.message) is to_client.Results:
+                    self.client.hear(command.message)
+            elif type(command) is SetTimer:
+                agenda.at(max(_not_before(command.at), agenda.now), self._timer, command.key, command.at)
+            # Everything else is for a shell: files to write, advice to ask for.
 
     def _timer(self, key: str, at: float) -> None:
         if self.core.state.timers.get(key) == at:

@@ -153,11 +153,13 @@ class SourceModel(_Part, frozen=True, forbid_unknown_fields=True):
 class Delays(_Part, frozen=True, forbid_unknown_fields=True):
     """What messages and the shells around the cores take. Seconds.
 
-    `message`: from one process to another; `back`: how long the manager waits for a pilot whose connection broke;
-    `poll`: how late the manager hears what the batch system did.
+    `message`: from one process to another; `frame`: how long a pilot gathers what it has to say before it says it, and
+    a program whose calls are counted (`outputs.calls`) those that it submits; `back`: how long the manager waits for a
+    pilot whose connection broke; `poll`: how late the manager hears what the batch system did.
     """
 
     message_s: Duration = msgspec.field(default=Duration(0.0005), name="message")
+    frame_s: Duration = msgspec.field(default=NO_TIME, name="frame")
     back_s: Duration = msgspec.field(default=Duration(1.0), name="back")
     poll_s: Duration = msgspec.field(default=Duration(5.0), name="poll")
 

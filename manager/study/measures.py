@@ -120,6 +120,8 @@ class _Pass:
         self.completed, self.devices, self.queue, self.capacity = Steps(), Steps(), Steps(), Steps()
         self.waits_s, self.turnarounds_s = array("d"), array("d")
         self.calls = self.failed = self.waiting = 0
+        self.left = 0
+        """Calls that are counted only, and have not ended."""
         self.began_at = self.ended_at = self.items = self.useful_s = self.lost_s = self.loading_s = 0.0
         self.bytes: dict[int, float] = {Happened.BYTES_SHARED: 0.0, Happened.BYTES_PEER: 0.0}
         self.open: dict[int, float] = {}
@@ -152,6 +154,15 @@ class _Pass:
             Happened.CAPACITY: self._capacity_changed,
             Happened.BYTES_SHARED: self._bytes_moved,
             Happened.BYTES_PEER: self._bytes_moved,
+            Happened.CALLS_CAME: self._calls_came,
+            Happened.CALLS_BEGAN: self._calls_began,
+            Happened.CALLS_BACK: self._calls_back,
+            Happened.CALLS_ENDED: self._calls_ended,
+            Happened.CALLS_FAILED: self._calls_failed,
+            Happened.SECONDS_USED: self._seconds_used,
+            Happened.SECONDS_LOST: self._seconds_lost,
+            Happened.WAITED: self._waited,
+            Happened.TOOK: self._took,
         }
         for row, (what, at_s) in enumerate(zip(log.what, log.at_s, strict=True)):
             hear = hears.get(what)
@@ -159,11 +170,11 @@ class _Pass:
                 hear(at_s, row)
         if until_s is not None:
             self.ended_at = until_s
-        elif self.open:
+        elif self.open or self.left:
             self.ended_at = log.at_s[-1]
         return Measures(
-            self.began_at, self.ended_at, self.calls, self.failed, len(self.open), self.items, self.completed,
-            self.devices, self.queue, self.capacity, array("d", sorted(self.waits_s)),
+            self.began_at, self.ended_at, self.calls, self.failed, len(self.open) + self.left, self.items,
+            self.completed, self.devices, self.queue, self.capacity, array("d", sorted(self.waits_s)),
             array("d", sorted(self.turnarounds_s)), self.devices.integral(until_s=self.ended_at), self.useful_s,
             self.lost_s, self.loading_s, self.bytes[Happened.BYTES_SHARED], self.bytes[Happened.BYTES_PEER],
         )  # fmt: skip
@@ -212,6 +223,46 @@ class _Pass:
             self._waits(at_s, more=-1)
         self.failed += 1
         self.ended_at = at_s
+
+    # ---- calls that were counted
+
+    def _calls_came(self, at_s: float, row: int) -> None:
+        if not self.calls:
+            self.began_at = at_s
+        count = int(self.log.value[row])
+        self.calls += count
+        self.left += count
+        self._waits(at_s, more=count)
+
+    def _calls_began(self, at_s: float, row: int) -> None:
+        self._waits(at_s, more=-int(self.log.value[row]))
+
+    def _calls_back(self, at_s: float, row: int) -> None:
+        self._waits(at_s, more=int(self.log.value[row]))
+
+    def _calls_ended(self, at_s: float, row: int) -> None:
+        self.left -= self.log.call[row]
+        self.items += self.log.value[row]
+        self.completed.set(at_s, self.items)
+        self.ended_at = at_s
+
+    def _calls_failed(self, at_s: float, row: int) -> None:
+        count = int(self.log.value[row])
+        self.left -= count
+        self.failed += count
+        self.ended_at = at_s
+
+    def _seconds_used(self, _: float, row: int) -> None:
+        self.useful_s += self.log.value[row]
+
+    def _seconds_lost(self, _: float, row: int) -> None:
+        self.lost_s += self.log.value[row]
+
+    def _waited(self, _: float, row: int) -> None:
+        self.waits_s.extend([self.log.value[row]] * self.log.call[row])
+
+    def _took(self, _: float, row: int) -> None:
+        self.turnarounds_s.extend([self.log.value[row]] * self.log.call[row])
 
     # ---- libraries, pilots, and the rest
 

@@ -31,7 +31,7 @@ from stoker.manager.study.curves import Curves, curves_of
 from stoker.manager.study.figures import Figures, figures_of
 from stoker.manager.study.log_file import write_log
 from stoker.manager.study.measures import measure
-from stoker.manager.study.scenario import Scenario, label
+from stoker.manager.study.scenario import Calls, Scenario, label
 from stoker.manager.study.traces import arrivals_of
 from stoker.manager.study.workers import DiedError, Workers
 from stoker.units import show_seconds
@@ -127,7 +127,8 @@ def run_one(
     chosen = find(policy)
     world = limited(scenario.world, chosen.awareness)
     refuse_impossible(world, wanted=contexts_of(scenario.workload), until_s=scenario.until_s)
-    simulation = Simulation(world, _calls(scenario, world, seed=seed), chosen.make(), seed=seed)
+    counted = scenario.outputs.calls is Calls.COUNTED
+    simulation = Simulation(world, _calls(scenario, world, seed=seed), chosen.make(), seed=seed, counted=counted)
     until_s = scenario.until_s or math.inf
     outcome = simulation.run(until_s=until_s, tell=Watch(functools.partial(tell, policy, seed)))
     measured = measure(simulation.log, until_s=outcome.ended_at)

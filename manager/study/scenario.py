@@ -40,6 +40,7 @@ A file is checked as a whole when it is read, as a site file is; and the world i
 from __future__ import annotations
 
 import difflib
+import enum
 import os
 import re
 import tomllib
@@ -65,9 +66,19 @@ from stoker.units import parse_rate
 Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
-class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is written beside the event logs. `plots`: PNG and SVG; `timeline`: of the first run, for Perfetto."""
+class Calls(enum.Enum):
+    """What a run's event log says of calls."""
 
+    EACH = "each"
+    COUNTED = "counted"
+
+
+class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is written. `calls`: a row in the event log for all that happens to each call, or counts for every second,
+    which is for millions of short requests. Beside the logs, `plots`: PNG and SVG; `timeline`: of the first run, for
+    Perfetto."""
+
+    calls: Calls = Calls.EACH
     plots: bool = True
     timeline: bool = True
 

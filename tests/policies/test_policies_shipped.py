@@ -110,7 +110,7 @@ def test_libraries_that_would_stay_are_unloaded_after_their_call(slots: int) -> 
     policy = named("no-awareness")
     run = Simulation(world(source(1), model(slots=slots)), calls(5), policy.make())
     assert run.run().ended_at == pytest.approx(5 * 11.0)
-    assert Counter(run.log.what)[Happened.LIBRARY_ENDED] == 5
+    assert Counter(run.log.what)[Happened.LIBRARY_READY] == 5
 
 
 def test_without_contexts_every_device_works_as_long_as_calls_wait() -> None:

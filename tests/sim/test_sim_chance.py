@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 import pytest
 
 from stoker.chance import Stream
-from stoker.manager.sim.agenda import Agenda
+from stoker.manager.sim.agenda import Agenda, cancel
 
 
 def test_numbers_are_a_function_of_seed_purpose_and_number_alone() -> None:
@@ -44,7 +44,7 @@ def test_things_happen_in_order_of_time_and_then_of_noting() -> None:
     agenda.at(2.0, happened.append, "late")
     agenda.at(1.0, happened.append, "first")
     agenda.at(1.0000000004, happened.append, "in the same microsecond")
-    agenda.after(1.5, happened.append, "cancelled").cancel()
+    cancel(agenda.after(1.5, happened.append, "cancelled"))
     while agenda.step():
         pass
     assert happened == ["first", "in the same microsecond", "late"]
