@@ -1,8 +1,9 @@
 """Objects on their way to a simulated pilot's disk, along the paths that the manager plans.
 
 The manager sends pilots to others that are getting the object themselves; such a pilot passes on parts as they come.
-Here an object is a fluid: so a fetch whose bytes have come is not complete before one of those who gave them has the
-whole.
+Here an object is a fluid, and a giver may have given more than it has itself: so a fetch whose bytes have come is not
+complete before somebody who gives it has the whole. If such a giver is lost before, what it did not have must come
+from elsewhere.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class _Fetch:
 
     def __init__(self, ref: ObjectRef, now: float) -> None:
         self.ref = ref
+        self.left = float(ref.size_bytes)
+        """Bytes to come, when its transfer begins."""
         self.began_at = now
         self.waiting: dict[SimLibrary, None] = {}
         self.transfer: Transfer | None = None
@@ -83,7 +86,7 @@ class Fetching:
         self._account(fetch)
         fetch.sources = tuple(sources)
         if fetch.transfer is None:
-            fetch.transfer = sim.network.start(fetch.ref.size_bytes, paths, lambda: self._bytes_came(fetch))
+            fetch.transfer = sim.network.start(fetch.left, paths, lambda: self._bytes_came(fetch))
         else:
             sim.network.lead(fetch.transfer, paths)
         if failed:
@@ -111,6 +114,7 @@ class Fetching:
     def _bytes_came(self, fetch: _Fetch) -> None:
         fetch.bytes_here = True
         self._account(fetch)
+        fetch.transfer, fetch.left = None, 0.0
         self._maybe_here(fetch)
 
     def _maybe_here(self, fetch: _Fetch) -> None:
@@ -118,8 +122,7 @@ class Fetching:
         if not self._pilot.here or not fetch.bytes_here or fetch.operations_left or name not in self._fetches:
             return
         givers = [source for source in fetch.moved if source is not None]
-        whole = None in fetch.moved or not givers or any(name in giver.machine.on_disk for giver in givers)
-        if not whole:
+        if givers and None not in fetch.sources and not any(name in giver.machine.on_disk for giver in givers):
             for giver in givers:
                 giver.fetching.tell_when_whole(self._pilot, fetch)
             return
@@ -128,30 +131,51 @@ class Fetching:
         machine, now = pilot.machine, sim.agenda.now
         machine.on_disk[name] = fetch.ref.size_bytes
         machine.in_memory[name] = None
-        origin = round(fetch.moved.get(None, 0.0))
-        peers = fetch.ref.size_bytes - origin
-        for what, size in ((Happened.BYTES_SHARED, origin), (Happened.BYTES_PEER, peers)):
-            if size:
-                sim.log.note(now, what, pilot=pilot.number, value=float(size))
-        pilot.post(ObjectsHere((ObjectArrival(name, fetch.ref.size_bytes, origin, peers, now - fetch.began_at),)))
+        size = fetch.ref.size_bytes
+        origin = min(size, round(fetch.moved.get(None, 0.0)))
+        self._came(origin, size - origin)
+        pilot.post(ObjectsHere((ObjectArrival(name, size, origin, size - origin, now - fetch.began_at),)))
         for library in fetch.waiting:
             if not any(ref.name in self._fetches for ref in library.wants):
                 library.start()
         for other, waiting in self._waiting_for_whole.pop(name, ()):
             other.fetching._maybe_here(waiting)
 
+    def _came(self, origin: float, peers: float) -> None:
+        """Note how many bytes came from where."""
+        sim = self._pilot.sim
+        for what, size in ((Happened.BYTES_SHARED, origin), (Happened.BYTES_PEER, peers)):
+            if size:
+                sim.log.note(sim.agenda.now, what, pilot=self._pilot.number, value=float(size))
+
     def tell_when_whole(self, other: SimPilot, fetch: _Fetch) -> None:
         """Somebody has had from here all that he needs of an object that is not whole here."""
         self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
 
     def vanish(self) -> None:
-        """The pilot is over: nothing comes any more, and whoever waited for it to be whole is told that it is not."""
+        """The pilot is over: nothing comes any more, and what it gave without having it must come from elsewhere."""
         for fetch in self._fetches.values():
             if fetch.transfer is not None:
                 self._pilot.sim.network.stop(fetch.transfer)
+                self._account(fetch)
+                fetch.left = fetch.transfer.left
+            origin = round(fetch.moved.get(None, 0.0))
+            self._came(origin, round(sum(fetch.moved.values())) - origin)
+        left = {name: fetch.left for name, fetch in self._fetches.items()}
         self._fetches.clear()
         waiting, self._waiting_for_whole = self._waiting_for_whole, {}
-        for others in waiting.values():
+        for name, others in waiting.items():
             for other, fetch in others:
-                fetch.moved.pop(self._pilot, None)
-                other.fetching._maybe_here(fetch)
+                other.fetching._lost(fetch, self._pilot, left=left.get(name, 0.0))
+
+    def _lost(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
+        """One who gave an object is gone, without these bytes of it. The manager says who gives them instead. One to
+        whom all bytes had come, from others who lacked some, is taken to have had none."""
+        given = fetch.moved.get(giver, 0.0)
+        missing = min(left, given) or given
+        if not fetch.bytes_here:
+            return
+        fetch.moved[giver] = given - missing
+        fetch.left = missing
+        fetch.bytes_here = False
+        fetch.sources = ()
