@@ -31,6 +31,7 @@ from stoker.manager.protocol.to_manager import (
     PilotHello,
     PilotLeaving,
     SnapshotHere,
+    WalltimeNews,
     WantObjects,
 )
 from stoker.manager.protocol.wire import why_not
@@ -80,6 +81,9 @@ def _message(core: Core, pilot: Pilot, message: to_manager.FromPilot) -> None:
             core.state.refuse("hello in the middle of a frame")
         case DeviceFault(device=device, reason=reason):
             _fault(core, pilot, device, reason)
+        case WalltimeNews(ends_in_s=ends_in_s):
+            walltime.note(core, pilot, ends_in_s)
+            _supply(core, pilot)
         case WantObjects() | ObjectsHere() | ObjectsGone() | FetchFailed() | SnapshotHere():
             _of_objects(core, pilot, message)
         case _:

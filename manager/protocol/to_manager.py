@@ -326,6 +326,13 @@ class DeviceFault(_Message, frozen=True, tag="device-fault"):
     reason: str
 
 
+class WalltimeNews(_Message, frozen=True, tag="walltime-news"):
+    """What is left of a pilot's walltime is another time than its hello said: its batch system has answered since. A
+    second hello would not do: it would deny what the manager has ordered since the first."""
+
+    ends_in_s: float
+
+
 class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
     """A library has written its loaded context as an object, from which others load faster. `form` names the variant
     (the library's own word: dtype and layout), `made_s` the seconds that it took to make."""
@@ -350,5 +357,5 @@ FromClient = (
 FromPilot = (
     PilotHello | LibraryNews | LibraryReady | LibraryGone | CallsEnded | CallsReturned | CallsProgress | CallEvicted
     | LibraryResized | Heartbeat | PilotLeaving | WantObjects | ObjectsHere | ObjectsGone | FetchFailed | DeviceFault
-    | SnapshotHere
+    | SnapshotHere | WalltimeNews
 )  # fmt: skip

@@ -8,8 +8,8 @@
     others        what the site file says, counted from when the pilot was started (`--walltime-s`); PBS_WALLTIME
 
 The answer is kept on the monotonic clock, so a clock of the system that jumps afterwards moves nothing. A command is
-run once, in a thread of its own, for at most ten seconds: the pilot does not wait for it, and says hello again when the
-answer is another than what it said first.
+run once, in a thread of its own, for at most ten seconds: the pilot does not wait for it, and tells the manager when
+the answer is another than what its hello said.
 
 The manager drains a pilot long before; a pilot that it has not told (it may be away) drains by itself: it gives back
 what has not begun, lets what runs finish, and ends clean before the batch system's signal.
@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
+from stoker.manager.protocol.to_manager import WalltimeNews
 from stoker.pilot.agent import orders
 from stoker.pilot.agent.agent import Agent
 from stoker.units import show_seconds
@@ -96,10 +97,9 @@ def _ask_later(agent: Agent, environ: Mapping[str, str]) -> None:
 
 def _correct(agent: Agent, ends_at: float) -> None:
     if abs(agent.ends_at - ends_at) > _SAME_S:
-        _note(agent, ends_at - time.monotonic())
-        if agent.link.dealer.connected:
-            agent.link.flush()
-            agent.link.greet(agent.hello())
+        left_s = ends_at - time.monotonic()
+        _note(agent, left_s)
+        agent.link.post(WalltimeNews(max(0.001, left_s)))
 
 
 def _note(agent: Agent, left_s: float) -> None:
