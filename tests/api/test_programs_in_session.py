@@ -184,7 +184,11 @@ def test_map_raises_what_its_input_raises_after_the_results_before(session):
 def test_map_tells_a_callback_how_far_it_is(session):
     said = []
     assert sum(stoker.map(abs, [1, 2, 3], progress=lambda done, total: said.append((done, total)))) == 6
-    assert said == [(1, 3), (2, 3), (3, 3)]
+    assert [pair for pair in dict.fromkeys(said) if pair[0]] == [
+        (1, 3),
+        (2, 3),
+        (3, 3),
+    ]  # a second's wait tells it again
 
 
 def test_map_shows_a_bar(session, capsys):
