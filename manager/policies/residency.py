@@ -104,9 +104,10 @@ class LoadWhereWanted(Quiet):
         most = library.context.recipe.calls_per_library
         if library.state not in (LibraryState.LOADING, LibraryState.READY) or 0 < most <= library.served:
             return False
+        if library.pilot.state is PilotState.HERE:
+            return True
         since = library.context.starved_since
-        blip = library.pilot.state is PilotState.CUT and (since is None or view.now - since < self.cut_s)
-        return blip or library.pilot.state is PilotState.HERE
+        return library.pilot.state is PilotState.CUT and (since is None or view.now - since < self.cut_s)
 
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
         """How many more libraries pay, beside those that are hot or on their way."""
@@ -139,9 +140,9 @@ class LoadWhereWanted(Quiet):
         open_devices = [
             d
             for d in view.devices()
-            if self._fits(context, d)
+            if not _holds(d, context)  # first, for it is quick: with thousands of pilots nearly all of them do
+            and self._fits(context, d)
             and _in_time(view, context, d)
-            and not _holds(d, context)
             and not unfit(d.pilot, context.recipe.key, view.now)
             and (desperate or failed_on.get(d.pilot.id, 0) < GIVE_UP_ON_PILOT)
         ]
@@ -332,7 +333,10 @@ def _too_short(view: View, context: Context) -> Failure | None:
 
 
 def _holds(device: Device, context: Context) -> bool:
-    return any(x.context is context for x in device.libraries.values())
+    for library in device.libraries.values():  # noqa: SIM110 (a generator costs more than what it goes through)
+        if library.context is context:
+            return True
+    return False
 
 
 def _busy(device: Device) -> int:
