@@ -88,10 +88,9 @@ class KeepBlocks(Quiet):
                 plan.append(Timer(min(filling) + 0.1, f"filling/{source.source.name}"))
             if len(view.sources) > 1:
                 soon = [source.blocks[id] for id in source.coming if not self._is_late(view, source.blocks[id])]
-                if soon:
-                    plan.append(
-                        Timer(min(block.since for block in soon) + self.late_s + 0.1, f"late/{source.source.name}")
-                    )
+                queued = [block.since for block in soon if block.phase is not BlockPhase.RUNNING]
+                if queued:  # one that runs is never late, however long it boots
+                    plan.append(Timer(min(queued) + self.late_s + 0.1, f"late/{source.source.name}"))
                 slots = (wanted + len(soon)) * _slots(source) + self._filling_slots(view, source)
                 _cover(waiting, useful, slots=slots)
         return [*plan, *self._hopeless(view)]

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from sim.worlds import calls, model, simulate, source, world
 
 from stoker.contexts.recipe import Awareness
@@ -65,6 +66,16 @@ def test_a_walltime_ends_a_block_and_the_next_one_goes_on() -> None:
     assert (outcome.complete, outcome.failed, outcome.rerun_calls) == (True, {}, 0)
     assert counted[Happened.PILOT_CAME] == 3  # each has 100 s, of which 10 s go into the load and 20 s are kept back
     assert counted[Happened.CALL_BEGAN] == 150
+
+
+def test_pilots_of_several_sources_may_take_long_to_boot() -> None:
+    def stuck(now_s: float, _: int) -> None:
+        pytest.fail(f"the policy asks to be woken at {now_s:g} s again and again")
+
+    slow = source(1, boot_s=Duration(50.0), keep_pending=1)
+    two = replace(world(slow, model()), sources=(slow, replace(slow, name="other")))
+    _, outcome = simulate(two, calls(20), tell=stuck)
+    assert outcome.ended_at == pytest.approx(50.0 + 10.0 + 10.0)
 
 
 def test_calls_that_come_one_after_the_other_bring_more_blocks_too() -> None:
