@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.manager.study.comparison import ITEMS_PER_S, SPEED, Column, Row, verdict
+from stoker.manager.study.comparison import SPEED, Column, Row, verdict, worth_for
 from stoker.manager.study.run_folder import SCENARIO, Written
 from stoker.manager.study.running import Finished
 from stoker.manager.study.scenario import Scenario, label
@@ -47,7 +47,7 @@ def show(found: Estimate | None) -> str:
 
 def notes(runs: Sequence[Finished], rows: Sequence[Row], scenario: Scenario) -> list[str]:
     """What the table does and does not show, in sentences."""
-    out = [text for text in (verdict(runs, rows),) if text]
+    out = [text for text in (verdict(runs, rows, scenario=scenario),) if text]
     for row in rows:
         if row.cut_off:
             end = show_seconds(scenario.until_s)
@@ -86,7 +86,13 @@ def written(what: Written) -> str:
 
 
 def next_steps(
-    scenario: Scenario, rows: Sequence[Row], *, asked: Sequence[str], folder: Path, known: Sequence[str]
+    scenario: Scenario,
+    runs: Sequence[Finished],
+    rows: Sequence[Row],
+    *,
+    asked: Sequence[str],
+    folder: Path,
+    known: Sequence[str],
 ) -> list[str]:
     """What to try now. `asked`: the command so far, without its policies when those are the scenario's; `known`: the
     policies that ship."""
@@ -97,8 +103,9 @@ def next_steps(
         more = f"beside another one; or {', '.join(others[1:])}" if others[1:] else "beside another one"
         this = [] if "--policy" in simulate else ["--policy", rows[0].policy]
         steps.append(([*simulate, *this, "--policy", others[0]], more))
-    speeds = [found for row in rows if (found := row.estimates[ITEMS_PER_S]) is not None]
-    if any(found.half_width is None or found.half_width > _NARROW * abs(found.mean) for found in speeds):
+    key = worth_for(scenario, runs).key
+    found = [estimate for row in rows if (estimate := row.estimates.get(key)) is not None]
+    if any(each.half_width is None or each.half_width > _NARROW * abs(each.mean) for each in found):
         seeds = str(4 * max(row.runs for row in rows))
         steps.append(([*simulate, "--seeds", seeds], "narrower intervals"))
     source = scenario.world.sources[0]

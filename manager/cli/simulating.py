@@ -16,6 +16,7 @@ from stoker.manager.cli.simulate_progress import Progress, progress
 from stoker.manager.cli.simulate_table import count
 from stoker.manager.live.own_policies import find
 from stoker.manager.policies.named import SHIPPED
+from stoker.manager.sim.workload import Sweep
 from stoker.manager.study import run_folder
 from stoker.manager.study.comparison import columns_for, compare, with_bounds
 from stoker.manager.study.running import Finished, run_all
@@ -129,7 +130,8 @@ def _report(asked: Asked, plan: Plan, done: Done, *, as_json: bool) -> None:
     """The table, and everything that is written. What was done before a stop gets all of it as well."""
     scenario, runs = plan.scenario, done.runs
     columns = columns_for(scenario)
-    rows = compare(runs, columns, policies=scenario.policies)
+    all_at_once = isinstance(scenario.workload, Sweep)
+    rows = compare(runs, columns, policies=scenario.policies, all_at_once=all_at_once)
     results = run_folder.results_of(scenario, runs, rows, complete=len(runs) == plan.total)
     if as_json:
         outputs = {each.what: each.paths for each in run_folder.write(plan.folder, scenario, runs, results)}
@@ -142,8 +144,10 @@ def _report(asked: Asked, plan: Plan, done: Done, *, as_json: bool) -> None:
     console.lines(["", *simulate_table.table(rows, columns), "", *(f"  {text}" for text in [*notes, took]), ""])
     for each in run_folder.write(plan.folder, scenario, runs, results):
         console.line(simulate_table.written(each))
-    next_steps = simulate_table.next_steps(scenario, rows, asked=asked.words, folder=plan.folder, known=tuple(SHIPPED))
-    console.lines(["", *next_steps])
+    steps = simulate_table.next_steps(
+        scenario, runs, rows, asked=asked.words, folder=plan.folder, known=tuple(SHIPPED)
+    )  # fmt: skip
+    console.lines(["", *steps])
 
 
 def _header(plan: Plan) -> list[str]:

@@ -202,6 +202,12 @@ def contexts_of(workload: Workload) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, named)))
 
 
+def has_deadlines(workload: Workload) -> bool:
+    """Whether calls may have deadlines. The rows of some traces do."""
+    in_rows = isinstance(workload, Trace) and workload.format in (TraceFormat.ELASTICFLOW, TraceFormat.CSV)
+    return bool(workload.deadline_s) or in_rows
+
+
 def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
     """The calls, in order of time. The same seed gives the same calls, to every policy and on every machine."""
     dress = _Dress(workload, seed)

@@ -1,20 +1,21 @@
 """Policies beside each other: means over seeds with 95 % intervals, and what the differences are worth.
 
-Two policies see the same world under the same seed, so they are compared seed by seed (`statistics.difference`): what
-a seed does to both falls out of the difference.
+Two policies see the same world under the same seed, so they are compared seed by seed (as in `statistics`): what a
+seed does to both falls out of the difference. By what they are compared depends on the calls (`worth_for`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 import msgspec
 from msgspec.structs import replace
 
-from stoker.manager.sim.workload import Sweep
+from stoker.manager.sim.workload import Sweep, has_deadlines
 from stoker.manager.study.running import Finished
 from stoker.manager.study.scenario import Scenario, label
-from stoker.manager.study.statistics import Estimate, difference, estimate
+from stoker.manager.study.statistics import Estimate, estimate
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -38,16 +39,17 @@ class Row(msgspec.Struct, frozen=True):
     estimates: dict[str, Estimate | None]
 
 
-DONE_AFTER, ITEMS_PER_S, SPEED = "done_after_s", "items_per_s", "speed"
+DONE_AFTER, ITEMS_PER_S, WAIT_P95_S, SPEED = "done_after_s", "items_per_s", "wait_p95_s", "speed"
 
 
 def columns_for(scenario: Scenario) -> tuple[Column, ...]:
     """What is worth comparing: how much was done, where runs are cut off; how long calls waited, where they do not all
-    come at once."""
+    come at once; how many met their deadlines, where they have some."""
     items = Column("items", "items", lambda run: float(run.outcome.items))
+    in_time = Column("in_time", "in time (%)", lambda run: _minus(run.figures.in_time, 0.0))
     waits = (
         Column("wait_p50_s", "wait, median (s)", lambda run: run.figures.wait_p50_s),
-        Column("wait_p95_s", "wait, p95 (s)", lambda run: run.figures.wait_p95_s),
+        Column(WAIT_P95_S, "wait, p95 (s)", lambda run: run.figures.wait_p95_s),
     )
     return (
         Column(DONE_AFTER, "done after (s)", _done_after_s),
@@ -55,6 +57,7 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
         *((items,) if scenario.until_s else ()),
         Column(ITEMS_PER_S, "items/s", lambda run: run.figures.items_per_s),
         *(() if isinstance(scenario.workload, Sweep) else waits),
+        *((in_time,) if has_deadlines(scenario.workload) else ()),
         Column("device_hours", "device-hours", lambda run: run.figures.held_s / 3600),
         Column("busy", "busy (%)", lambda run: run.figures.busy * 100),
         Column("loads", "loads", lambda run: float(run.figures.loads)),
@@ -69,9 +72,11 @@ def with_bounds(runs: Sequence[Finished]) -> list[Finished]:
     return [replace(run, figures=replace(run.figures, bound_s=known.get(run.seed))) for run in runs]
 
 
-def compare(runs: Sequence[Finished], columns: Sequence[Column], *, policies: Sequence[str]) -> list[Row]:
-    """A row a policy that has a run, in the order of `policies`. With several policies the rows also say the speed
-    (items a second) against the first row's, over the seeds that both have."""
+def compare(
+    runs: Sequence[Finished], columns: Sequence[Column], *, policies: Sequence[str], all_at_once: bool = True
+) -> list[Row]:
+    """A row a policy that has a run, in the order of `policies`. With several policies, and calls that come all at
+    once, the rows also say the speed (items a second) against the first row's, over the seeds that both have."""
     rows: list[Row] = []
     there = [policy for policy in policies if any(run.policy == policy for run in runs)]
     for policy in there:
@@ -79,7 +84,7 @@ def compare(runs: Sequence[Finished], columns: Sequence[Column], *, policies: Se
         estimates = {
             column.key: _estimate([column.value(run) for run in mine], of_all=column.of_all) for column in columns
         }
-        if len(there) > 1:
+        if len(there) > 1 and all_at_once:
             speeds = [one / other for one, other in _paired(runs, policy, there[0]) if other]
             estimates[SPEED] = _estimate(speeds, of_all=True)
         cut_off = sum(not run.outcome.complete for run in mine)
@@ -88,20 +93,80 @@ def compare(runs: Sequence[Finished], columns: Sequence[Column], *, policies: Se
     return rows
 
 
-def verdict(runs: Sequence[Finished], rows: Sequence[Row]) -> str:
+class Worth(msgspec.Struct, frozen=True):
+    """By what policies are compared. `key`: of its column. `lead`: how much one is ahead of another in a run of each
+    (None where one of them has no such number). `shown`: in words."""
+
+    key: str
+    lead: Callable[[Finished, Finished], float | None]
+    shown: str
+
+
+_IN_TIME = Worth(
+    "in_time",
+    lambda a, b: _minus(a.figures.in_time, b.figures.in_time),
+    "of every 100 deadlines it meets {lead} more",
+)
+_WAITS = Worth(
+    WAIT_P95_S,
+    lambda a, b: b.figures.wait_p95_s - a.figures.wait_p95_s,
+    "at the 95th percentile a call waits {lead} s less",
+)
+_ITEMS = Worth(
+    ITEMS_PER_S,
+    lambda a, b: _more(a.figures.items_per_s, b.figures.items_per_s),
+    "it does {lead} % more items a second",
+)
+_TIME = Worth(DONE_AFTER, lambda a, b: _more(b.outcome.ended_at, a.outcome.ended_at), "{other} takes {lead} % longer")
+
+
+def worth_for(scenario: Scenario, runs: Sequence[Finished]) -> Worth:
+    """What counts. Deadlines, where calls have them. Where calls come one after the other and all of them run, how long
+    they wait: how many are done in a second is how many came. Else when all is done, or how much of it was done."""
+    if any(run.figures.in_time is not None for run in runs):
+        return _IN_TIME
+    if any(run.outcome.failed for run in runs):
+        return _ITEMS
+    if not isinstance(scenario.workload, Sweep):
+        return _WAITS
+    return _TIME if all(run.outcome.complete for run in runs) else _ITEMS
+
+
+def verdict(runs: Sequence[Finished], rows: Sequence[Row], *, scenario: Scenario) -> str:
     """What the table does and does not show, in a sentence; empty for one policy."""
-    rates = {row.policy: found.mean for row in rows if (found := row.estimates[ITEMS_PER_S]) is not None}
-    if len(rates) < 2:
+    worth = worth_for(scenario, runs)
+    there = [row.policy for row in rows]
+    means = {policy: fmean(leads) for policy in there if (leads := _leads(runs, policy, there[0], worth))}
+    if len(means) < 2:
         return ""
-    best, second = sorted(rates, key=lambda policy: -rates[policy])[:2]
-    pairs = [(one, other) for one, other in _paired(runs, best, second) if other]
+    best, second = sorted(means, key=lambda policy: -means[policy])[:2]
+    leads = _leads(runs, best, second, worth)
     ahead = f"{label(best)} is ahead of {label(second)}"
-    if len(pairs) < 2:
+    if len(leads) < 2:
         return f"{ahead}; one seed says little about it, more tell more: --seeds 5"
-    lead = difference([100 * one / other for one, other in pairs], [100.0] * len(pairs))
-    if lead.low > 0:
-        return f"{ahead} by {lead.mean:.1f} ± {lead.half_width or 0.0:.1f} %, seed by seed"
-    return f"{ahead} by {lead.mean:.1f} %, which may be chance over {len(pairs)} seeds"
+    lead = estimate(leads)
+    if not (lead.mean or lead.half_width):
+        return f"{label(best)} and {label(second)} are as good as each other, and no policy is better"
+    sure, chance = f"{lead.mean:.1f} ± {lead.half_width or 0.0:.1f}", f", which may be chance over {len(leads)} seeds"
+    shown = worth.shown.format(other=label(second), lead=sure if lead.low > 0 else f"{lead.mean:.1f}")
+    return f"{ahead}: {shown}{', seed by seed' if lead.low > 0 else chance}"
+
+
+def _leads(runs: Sequence[Finished], policy: str, other: str, worth: Worth) -> list[float]:
+    """How much a policy is ahead of another one under each seed that both have."""
+    of = {(run.policy, run.seed): run for run in runs}
+    seeds = sorted({run.seed for run in runs})
+    pairs = [(of.get((policy, seed)), of.get((other, seed))) for seed in seeds]
+    found = [worth.lead(one, against) for one, against in pairs if one is not None and against is not None]
+    return [lead for lead in found if lead is not None]
+
+
+def _more(one: float, other: float) -> float | None:
+    return 100.0 * (one / other - 1.0) if other else None
+
+
+def _minus(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else 100.0 * (one - other)
 
 
 def _paired(runs: Sequence[Finished], policy: str, other: str) -> list[tuple[float, float]]:

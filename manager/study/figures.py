@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import msgspec
 
+from stoker.manager.protocol.ids import make_call_id
+from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened, Log
 from stoker.manager.sim.run import Outcome
 from stoker.manager.study.measures import Measures
@@ -15,7 +20,8 @@ class Figures(msgspec.Struct, frozen=True):
 
     `items_per_s`: items done over the whole run. `busy`: the share of the device time that was held in which calls ran
     to their end (more than 1 where several calls share a device). `wait_p50_s`, `wait_p95_s`: from a call's coming to
-    its first beginning, of those that began. `bound_s`: no policy can be done before; None = not asked, or never.
+    its first beginning (`Measures.waits_s`). `bound_s`: no policy can be done before; None = not asked, or never.
+    `in_time`: the share of calls with a deadline that met it; None = none has one, or calls were only counted.
     """
 
     items_per_s: float
@@ -28,9 +34,12 @@ class Figures(msgspec.Struct, frozen=True):
     shared_bytes: float
     peer_bytes: float
     bound_s: float | None = None
+    in_time: float | None = None
 
 
-def figures_of(log: Log, outcome: Outcome, measured: Measures, *, bound_s: float | None = None) -> Figures:
+def figures_of(
+    log: Log, outcome: Outcome, measured: Measures, *, bound_s: float | None = None, in_time: float | None = None
+) -> Figures:
     """The figures of a run that is over, and was measured."""
     waits = measured.waits_s or [0.0]
     return Figures(
@@ -44,4 +53,26 @@ def figures_of(log: Log, outcome: Outcome, measured: Measures, *, bound_s: float
         shared_bytes=measured.shared_bytes,
         peer_bytes=measured.peer_bytes,
         bound_s=bound_s,
+        in_time=in_time,
     )
+
+
+def share_in_time(log: Log, arrivals: Iterable[Arrival], *, ended_at: float) -> float | None:
+    """The share of the calls with a deadline that ended well before it. Those that are open at the end of the run,
+    before their deadline, are left out; None: no call has a deadline, or only such."""
+    ends: dict[int, float] = {}
+    failed: set[int] = set()
+    for what, call, at_s in zip(log.what, log.call, log.at_s, strict=True):
+        if what == Happened.CALL_ENDED:
+            ends.setdefault(call, at_s)
+        elif what == Happened.CALL_FAILED:
+            failed.add(call)
+    known = met = 0
+    for number, arrival in enumerate(arrivals):
+        if not arrival.deadline_s:
+            continue
+        call, deadline_at = make_call_id(client=0, sequence=number), arrival.at_s + arrival.deadline_s
+        is_met = call not in failed and ends.get(call, math.inf) <= deadline_at
+        met += is_met
+        known += is_met or call in failed or call in ends or deadline_at <= ended_at
+    return met / known if known else None

@@ -1,9 +1,9 @@
 """What a run's event log says of it: one pass, curves over time and sums.
 
 Times are seconds of virtual time, sums of devices are device-seconds. A call waits from when it comes until it first
-begins; what a lost library ran waits again and counts in the queue, but not in the waits. An end that was lost with its
-pilot before the manager heard of it is followed by another one: the first counts, the rest is lost work. The log is
-silent when a call is evicted; until it begins elsewhere it counts as running.
+begins, or until the run is cut off; what a lost library ran waits again and counts in the queue, but not in the waits.
+An end that was lost with its pilot before the manager heard of it is followed by another one: the first counts, the
+rest is lost work. The log is silent when a call is evicted; until it begins elsewhere it counts as running.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class Measures(msgspec.Struct, frozen=True):
     that have come and do not run; `capacity`: blocks that the sources may have in all.
 
     `ended_at`: when the last call ended, or the end of the log where calls were left (`unfinished`). `waits_s` and
-    `turnarounds_s` are sorted: from a call's coming to its first beginning, and to its end. Of the device-seconds that
-    were held (`held_s`), calls used `useful_s`, `lost_s` went into calls that were cut off, `loading_s` into libraries
-    from their order until they were ready; with several slots a device calls share its seconds, and more are used than
-    held.
+    `turnarounds_s` are sorted: from a call's coming to its first beginning (or to the end of the run, if it never began
+    and did not fail), and to its end. Of the device-seconds that were held (`held_s`), calls used `useful_s`, `lost_s`
+    went into calls that were cut off, `loading_s` into libraries from their order until they were ready; with several
+    slots a device calls share its seconds, and more are used than held.
     """
 
     began_at: float
@@ -172,6 +172,7 @@ class _Pass:
             self.ended_at = until_s
         elif self.open or self.left:
             self.ended_at = log.at_s[-1]
+        self.waits_s.extend(self.ended_at - at_s for call, at_s in self.open.items() if call not in self.begun)
         return Measures(
             self.began_at, self.ended_at, self.calls, self.failed, len(self.open) + self.left, self.items,
             self.completed, self.devices, self.queue, self.capacity, array("d", sorted(self.waits_s)),

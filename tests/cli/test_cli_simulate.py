@@ -56,7 +56,7 @@ def test_policies_stand_beside_each_other_and_everything_written_is_named(stoker
         assert mean is not None
         assert f" {show(mean)} " in line
     assert "speed (x default)" in head
-    assert "default is ahead of no-awareness by" in done.output
+    assert "default is ahead of no-awareness: no-awareness takes " in done.output
     named = [Path(word) for line in lines for word in line.split() if word.startswith("runs/")]
     assert all(path.exists() for path in named)
     for name in ("logs", "scenario.toml", "results.json", "timeline.json.gz"):

@@ -6,12 +6,15 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from sim.worlds import model, simulate, source, world
 
 from stoker.manager.cli.simulate_table import notes, show, table
+from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Outcome
 from stoker.manager.study.comparison import Row, columns_for, compare, verdict, with_bounds
 from stoker.manager.study.curves import Curves
-from stoker.manager.study.figures import Figures
+from stoker.manager.study.figures import Figures, share_in_time
 from stoker.manager.study.measures import Steps
 from stoker.manager.study.running import Finished
 from stoker.manager.study.scenario import Scenario, load_scenario, shipped
@@ -25,7 +28,10 @@ def run(
         complete=more.get("complete", True), ended_at=ended_at, calls=items, items=items,
         failed=more.get("failed", {}), core_events=1, device_s={}, lost_pilots=0, rerun_calls=more.get("rerun", 0),
     )  # fmt: skip
-    figures = Figures(items / ended_at, 3600.0, 0.5, 0.0, more.get("loads", 4), 1.0, 2.0, 3e9, 0.0, bound_s)
+    figures = Figures(
+        items / ended_at, 3600.0, 0.5, 0.0, more.get("loads", 4), 1.0, more.get("wait_p95_s", 2.0), 3e9, 0.0, bound_s,
+        more.get("in_time"),
+    )  # fmt: skip
     curves = Curves(ended_at, Steps(), Steps(), Steps(), (), ())
     return Finished(policy, seed, outcome, f"{policy}-{seed}.parquet", figures, curves, 0.1)
 
@@ -80,15 +86,65 @@ def test_policies_are_compared_seed_by_seed() -> None:
     assert slower is not None
     assert (slower.low, slower.high) == pytest.approx((0.8, 0.8))
     assert a.estimates["speed"] == estimate([1.0] * 4)
-    assert verdict(runs, [a, b]) == "a is ahead of b by 25.0 ± 0.0 %, seed by seed"
+    assert verdict(runs, [a, b], scenario=scenario()) == "a is ahead of b: b takes 25.0 ± 0.0 % longer, seed by seed"
 
 
 def test_a_lead_that_may_be_chance_is_called_so() -> None:
     runs = [run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 130.0))]
     runs += [run("b", seed, ended_at=at) for seed, at in enumerate((120.0, 115.0))]
-    assert "which may be chance over 2 seeds" in verdict(runs, compared(runs))
-    assert "one seed says little" in verdict(runs[::2], compared(runs[::2]))
-    assert verdict(runs[:2], compared(runs[:2])) == ""
+    assert "which may be chance over 2 seeds" in verdict(runs, compared(runs), scenario=scenario())
+    assert "one seed says little" in verdict(runs[::2], compared(runs[::2]), scenario=scenario())
+    assert verdict(runs[:2], compared(runs[:2]), scenario=scenario()) == ""
+
+
+def test_policies_that_do_the_same_are_as_good_as_each_other() -> None:
+    runs = [run(policy, seed, ended_at=100.0) for policy in "ab" for seed in range(3)]
+    assert verdict(runs, compared(runs), scenario=scenario()).startswith("a and b are as good as each other")
+
+
+def test_what_was_done_counts_where_runs_are_cut_off_or_calls_fail() -> None:
+    cut = scenario("static-pool", "until=100 s")
+    runs = [
+        run(policy, seed, ended_at=100.0, items=items, complete=False)
+        for policy, items in (("a", 500), ("b", 1000))
+        for seed in range(3)
+    ]
+    said = "b is ahead of a: it does 100.0 ± 0.0 % more items a second, seed by seed"
+    assert verdict(runs, compared(runs), scenario=cut) == said
+    runs = [run("quick", seed, ended_at=10.0, items=1, failed={"no memory": 999}) for seed in range(3)]
+    runs += [run("slow", seed, ended_at=100.0) for seed in range(3)]
+    assert verdict(runs, compared(runs), scenario=scenario()).startswith("slow is ahead of quick: it does 9900.0")
+
+
+def test_calls_that_come_one_after_the_other_are_judged_by_how_long_they_wait() -> None:
+    """All of them are done when the last has come, under any policy that keeps up."""
+    runs = [run("a", seed, ended_at=100.0 + seed, wait_p95_s=9.0 + seed) for seed in range(3)]
+    runs += [run("b", seed, ended_at=100.5 + seed, wait_p95_s=2.0 + seed) for seed in range(3)]
+    of = scenario("two-kinds")
+    rows = compare(with_bounds(runs), columns_for(of), policies=("a", "b"), all_at_once=False)
+    said = "b is ahead of a: at the 95th percentile a call waits 7.0 ± 0.0 s less, seed by seed"
+    assert verdict(runs, rows, scenario=of) == said
+    assert all("speed" not in row.estimates for row in rows)
+
+
+def test_deadlines_count_where_calls_have_them() -> None:
+    of = scenario("two-kinds", "workload.deadline=60 s")
+    runs = [run("a", seed, ended_at=100.0, wait_p95_s=1.0, in_time=0.5) for seed in range(3)]
+    runs += [run("b", seed, ended_at=100.0, wait_p95_s=9.0, in_time=0.75) for seed in range(3)]
+    rows = compare(with_bounds(runs), columns_for(of), policies=("a", "b"), all_at_once=False)
+    said = "b is ahead of a: of every 100 deadlines it meets 25.0 ± 0.0 more, seed by seed"
+    assert verdict(runs, rows, scenario=of) == said
+    assert rows[1].estimates["in_time"] == estimate([75.0] * 3)
+    assert any("in time (%)" in line for line in table(rows, columns_for(of)))
+
+
+def test_a_call_is_in_time_if_it_ended_well_before_its_deadline() -> None:
+    small = world(source(1), model(load_s=0.0))
+    late = [Arrival(0.0, "llm", items=10, deadline_s=deadline_s) for deadline_s in (10.0, 15.0, 30.0, 0.0, 100.0)]
+    simulation, outcome = simulate(small, late, until_s=45.0)
+    assert share_in_time(simulation.log, late, ended_at=outcome.ended_at) == pytest.approx(2 / 3)
+    none_known = [replace(call, deadline_s=call.deadline_s if call.deadline_s == 100.0 else 0.0) for call in late]
+    assert share_in_time(simulation.log, none_known, ended_at=outcome.ended_at) is None
 
 
 def test_waits_are_told_where_calls_do_not_all_come_at_once() -> None:

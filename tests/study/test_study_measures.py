@@ -98,6 +98,8 @@ def test_a_run_that_is_cut_off_leaves_calls() -> None:
     assert (measured.items, measured.unfinished, measured.ended_at) == (40.0, 60, 50.5)
     assert measured.held_s == pytest.approx(50.5)
     assert measured.share_within(1e9) == pytest.approx(0.4)
+    assert len(measured.waits_s) == 100  # one runs; the 59 that never began have waited since the start
+    assert measured.waits_s[-59:].tolist() == [50.5] * 59
 
 
 def test_what_ends_twice_counts_once_and_what_fails_not_at_all() -> None:
