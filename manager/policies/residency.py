@@ -125,11 +125,9 @@ class LoadWhereWanted(Quiet):
         if context.recipe.calls_per_library:
             least = min(most, max(least, _successors(context, alive)))
         load_s = context.load_s or UNKNOWN_LOAD_S
-        more, ready = least, (len(alive) + least) * slots
-        while more < most and waiting * context.run_s / ready > load_s:
-            more += 1
-            ready += slots
-        return more
+        # With so many slots the queue would be done in the time that a load takes: more of them come too late.
+        worth = waiting * context.run_s / load_s
+        return min(most, max(least, math.ceil(worth / slots) - len(alive)))
 
     # ---- where
 
