@@ -85,6 +85,8 @@ def pull(core: Core, library: Library) -> None:
         if answer <= 0 or head is None or not _give(core, library, head, answer):
             break
         reclass(core, library)
+        if library.id not in context.roomy and library.id not in context.idle:
+            break
     calls.fed(core, context)
     if queue.count or library.held or library.zombies:
         return

@@ -72,6 +72,11 @@ def frame(core: Core, event: FromPilot) -> None:
 
 
 def _message(core: Core, pilot: Pilot, message: to_manager.FromPilot) -> None:
+    if type(message) is CallsEnded:  # nearly all are: they need not pass the rest
+        library = pilot.libraries.get(message.library)
+        if library is not None:
+            feeding.ended(core, library, message.ends)
+            return
     match message:
         case Heartbeat():
             _heartbeat(core, pilot, message)

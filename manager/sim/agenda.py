@@ -38,36 +38,45 @@ class Agenda:
         self.now = 0.0
         self._heap: list[Entry] = []
         self._noted = 0
+        self._halted = False
 
     def after(self, delay_s: float, act: _Act, *args: Any) -> Entry:
         """Have something happen so many seconds from now. Raises ValueError for what cannot be waited for."""
-        when = round(self.now + delay_s, 6)
-        if not (delay_s >= 0 and when < math.inf):
-            raise _never(self.now + delay_s, self.now)
-        self._noted += 1
-        entry = [when if when > self.now else self.now, self._noted, act, args]
-        heapq.heappush(self._heap, entry)
-        return entry
+        return self.at(self.now + delay_s, act, *args)
 
     def at(self, when: float, act: _Act, *args: Any) -> Entry:
         """Have something happen at a time. Raises ValueError for one that is past, or is none."""
-        if not self.now <= when < math.inf:
-            raise _never(when, self.now)
+        now = self.now
+        if not now <= when < math.inf:
+            raise ValueError(f"nothing can happen at {when} s: it is {now} s")
+        when = int(when * 1e6 + 0.5) / 1e6
         self._noted += 1
-        entry = [max(self.now, round(when, 6)), self._noted, act, args]
+        entry = [when if when > now else now, self._noted, act, args]
         heapq.heappush(self._heap, entry)
         return entry
 
     def step(self) -> bool:
         """Let the next thing happen. False when nothing is to happen any more."""
-        heap = self._heap
-        while heap:
-            at, _, act, args = heapq.heappop(heap)
-            if act is not None:
-                self.now = at
-                act(*args)
-                return True
-        return False
+        return self.steps(1) == 1
+
+    def steps(self, most: int, *, until_s: float = math.inf) -> int:
+        """Let things happen: so many at most, none after a time, and none once `halt` was called meanwhile. Returns how
+        many."""
+        heap, pop = self._heap, heapq.heappop
+        self._halted = False
+        for count in range(most):
+            act = None
+            while act is None:
+                if self._halted or not heap or heap[0][0] > until_s:
+                    return count
+                at, _, act, args = pop(heap)
+            self.now = at
+            act(*args)
+        return most
+
+    def halt(self) -> None:
+        """What happens now is the last of these steps."""
+        self._halted = True
 
     @property
     def next_at(self) -> float:
@@ -76,7 +85,3 @@ class Agenda:
         while heap and heap[0][2] is None:
             heapq.heappop(heap)
         return float(heap[0][0]) if heap else math.inf
-
-
-def _never(when: float, now: float) -> ValueError:
-    return ValueError(f"nothing can happen at {when} s: it is {now} s")

@@ -121,6 +121,8 @@ class SimClient:
                 why = end.failure.message if end.failure is not None else "exception"
                 self.failed[why] = self.failed.get(why, 0) + 1
                 self._sim.calls_log.failed(self._sim.agenda.now, end.call, items=items)
+        if self.done:
+            self._sim.agenda.halt()
         self._unacknowledged += len(message.ends)
         if self._unacknowledged >= ACKNOWLEDGED:
             self._unacknowledged = 0

@@ -34,6 +34,8 @@ from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.world import SourceModel, World
 
 _FACTORY = ClientId("factory")
+_TOLD_EVERY = 20_000
+"""Things that happen."""
 
 
 class SimulationError(StokerError):
@@ -95,12 +97,11 @@ class Simulation:
             FromClient(_FACTORY, 0, [to_manager.ClientHello(wire.VERSION, self.session, observer=True, factory=True)])
         )
         self.client.start()
-        steps, agenda = 0, self.agenda
+        agenda = self.agenda
         while not self.client.done and agenda.next_at <= until_s:
-            if not agenda.step():
+            if not agenda.steps(_TOLD_EVERY, until_s=until_s):
                 raise SimulationError(f"nothing can happen any more at {agenda.now:g} s: {self._why()}")
-            steps += 1
-            if tell is not None and not steps % 20_000:
+            if tell is not None:
                 tell(agenda.now, self.client.ended)
         return self._outcome(min(agenda.now if self.client.done else until_s, until_s))
 
