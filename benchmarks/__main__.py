@@ -26,6 +26,7 @@ from benchmarks import (
     noop,
     preemption,
     recovery,
+    simulator,
     taskvine,
     transfers,
     vanishing,
@@ -49,6 +50,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     recovery.LOST: (recovery.LOST_TITLE, recovery.lost_pilot),
     vanishing.NAME: (vanishing.TITLE, vanishing.measure),
     fidelity.NAME: (fidelity.TITLE, fidelity.measure),
+    simulator.NAME: (simulator.TITLE, simulator.measure),
 }
 
 

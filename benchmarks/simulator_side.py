@@ -1,0 +1,115 @@
+"""One simulation, in a process of its own: `python -m benchmarks.simulator_side CASE [--quick]` prints its figures as
+JSON. Only processor time counts, from the first event to the outcome; the peak of memory is the whole process's."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterator
+
+from stoker.chance import Stream
+from stoker.contexts.recipe import Awareness
+from stoker.manager.policies import default_policies
+from stoker.manager.protocol.blocks import Rule
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, Rate, SourceModel, World
+from stoker.site import Duration, Size
+
+GB = 1_000_000_000
+BOOT_S, LOAD_S = 5.0, 10.0
+
+
+def main() -> int:
+    """Returns the exit status."""
+    ask = argparse.ArgumentParser(description=__doc__)
+    ask.add_argument("case", choices=sorted(CASES))
+    ask.add_argument("--quick", action="store_true", help="a hundredth of the calls")
+    asked = ask.parse_args()
+    simulation = CASES[asked.case](100 if asked.quick else 1)
+    began = time.process_time()
+    outcome = simulation.run()
+    spent_s = time.process_time() - began
+    if not outcome.complete or outcome.failed:
+        raise RuntimeError(f"{asked.case}: not every call ended well: {outcome}")
+    found = {
+        "spent_s": spent_s,
+        "calls": outcome.calls,
+        "events": outcome.core_events + outcome.calls - 1,
+        "virtual_s": outcome.ended_at,
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB,
+        "lost_pilots": outcome.lost_pilots,
+    }
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 0
+
+
+def steady(part: int) -> Simulation:
+    """100,000 calls of a second each on 200 pilots."""
+    return Simulation(_world(200, item_s=1.0), _sweep(100_000 // part), default_policies(), seed=1)
+
+
+def opportunistic(part: int) -> Simulation:
+    """150,000 inferences, one a call, on a pool that grows to 186 GPUs and loses and gets some all the time."""
+    steps = [(0.0, 20), *((10.0 + 5.0 * n, min(186, 20 + 10 * n)) for n in range(1, 18))]
+    steps += [(120.0 + 20.0 * n, 186 - 12 * (n % 2)) for n in range(100)]
+    pool = _pool(186, capacity=tuple(steps))
+    return Simulation(_world(186, item_s=0.5, pool=pool), _sweep(150_000 // part), default_policies(), seed=1)
+
+
+def million(part: int) -> Simulation:
+    """1,000,000 calls of ten seconds each on 2,000 pilots."""
+    return Simulation(_world(2000, item_s=10.0), _sweep(1_000_000 // part), default_policies(), seed=1)
+
+
+def short(part: int) -> Simulation:
+    """25,000 requests a second of five milliseconds each for a minute, on 200 pilots, counted."""
+    delays = Delays(frame_s=Duration(0.01))
+    world = _world(200, item_s=0.005, delays=delays)
+    return Simulation(world, _poisson(1_500_000 // part, per_s=25_000.0), default_policies(), seed=1, counted=True)
+
+
+CASES = {"steady": steady, "opportunistic": opportunistic, "million": million, "short": short}
+
+
+def _pool(blocks: int, *, capacity: object = None) -> SourceModel:
+    return SourceModel(
+        name="pool", kind="gpu", capacity=capacity or blocks, boot_s=Duration(BOOT_S), rule=Rule.FIXED,
+        init_blocks=blocks, max_blocks=blocks,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def _world(
+    blocks: int,
+    *,
+    item_s: float,
+    pool: SourceModel | None = None,
+    delays: Delays = Delays(),  # noqa: B008 (frozen)
+) -> World:
+    context = ContextModel(
+        files=(Files("weights", Size(4 * GB)),), awareness=Awareness.FULL, device_memory_bytes=Size(8 * GB),
+        load_s={"": Duration(LOAD_S)}, item_s={"": Duration(item_s)}, item_cv=0.3,
+    )  # fmt: skip
+    links = Links(shared=Rate(10.0 * GB), network=Rate(1.25 * GB))
+    devices = {"gpu": DeviceKind(Size(24 * GB))}
+    return World(devices, (pool or _pool(blocks),), {"model": context}, links, delays)
+
+
+def _sweep(calls: int) -> Iterator[Arrival]:
+    return (Arrival(0.0, "model") for _ in range(calls))
+
+
+def _poisson(calls: int, *, per_s: float) -> Iterator[Arrival]:
+    """From when every pilot has loaded."""
+    chance, at_s = Stream(1, "arrivals"), 60.0
+    yield Arrival(0.0, "model")
+    for number in range(calls):
+        at_s += chance.exponential(number, mean=1.0 / per_s)
+        yield Arrival(at_s, "model")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
