@@ -184,6 +184,7 @@ def end_session(core: Core, reason: str) -> None:
     core.forget_drops()
     for pilot in state.pilots.values():
         core.say(pilot, Exit(reason))
+    pilots.record_runs(core)
     blocks.session_over(core)
     for client in state.clients.values():
         if client.connected:

@@ -284,6 +284,11 @@ def _heartbeat(core: Core, pilot: Pilot, message: Heartbeat) -> None:
         library = pilot.libraries.get(use.library)
         if library is not None:
             library.memory_bytes, library.device_bytes = use.memory_bytes, use.device_bytes
+    record_runs(core)
+
+
+def record_runs(core: Core) -> None:
+    """Have remembered what calls have cost since this was done last."""
     unrecorded, core.state.unrecorded = core.state.unrecorded, {}
     for cost in unrecorded:
         key = RecipeKey(cost.context.recipe.key)

@@ -25,6 +25,7 @@ from stoker.units import show_seconds
 MUCH_RUNS, SOME_RUNS = 30, 5
 MUCH_LOADS, SOME_LOADS = 3, 1
 MUCH_WAITS, SOME_WAITS = 10, 3
+ANOTHER_DAY = 0.1
 UNKNOWN_MEMORY_BYTES = 16_000_000_000
 _HOUR_S = 3600.0
 
@@ -63,8 +64,13 @@ class Time(msgspec.Struct, frozen=True):
 
     @property
     def error(self) -> float:
-        """The standard error of the mean, over the mean."""
-        return self.cv / math.sqrt(self.count) if self.count else 0.0
+        """The standard error of the mean, over the mean. What was measured a few times is seldom as like itself as it
+        seems: another day is taken to differ by `ANOTHER_DAY`, whatever the spread of what was seen."""
+        return math.hypot(self.cv, ANOTHER_DAY) / math.sqrt(self.count) if self.count else 0.0
+
+
+PILOT_HERE = Time(1.0, 0.5)
+"""From the start of a program on this machine until its pilot is there: no source gives it, so nobody records it."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -118,7 +124,7 @@ def gather(
         load=load,
         run=runs,
         wait=_time([wait.wait_s for wait in availability.waits]),
-        boot=_time([wait.boot_s for wait in availability.waits]),
+        boot=PILOT_HERE if site.is_local else _time([wait.boot_s for wait in availability.waits]),
         lost_per_s=_lost_per_s(availability),
         most=availability.most,
         reasons=(
@@ -198,7 +204,8 @@ def _of_function(work: Work, kind: str, expected: str, *, runs: Time, load: Time
 
 def _of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> list[Reason]:
     if site.is_local:
-        return [Reason(f"this machine, {devices} devices: nothing to wait for", Sureness.GOOD)]
+        what = f"this machine, {devices} devices: nothing to wait for, but about {show_seconds(PILOT_HERE.mean_s)}"
+        return [Reason(f"{what} until the pilot is there", Sureness.GOOD)]
     reasons = []
     waits = len(seen.waits)
     if waits:

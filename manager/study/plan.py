@@ -11,7 +11,8 @@ the block that follows it waits in the queue as any other. Many calls are simula
 `CALLS` in all and `CALLS_A_DEVICE` a device: of what the forecast says only the spread at the very end depends on it.
 
 Left out: the load of the cluster by others, the time of the day, links (a load takes as long as it took), and that
-short jobs start sooner in most queues. Contexts are taken to serve one call at a time, under the default policies.
+short jobs start sooner in most queues. Contexts are taken to serve one call at a time. The policies are those that the
+site file names, as a session would have them.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.chance import Stream
+from stoker.contexts.recipe import Awareness
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.attendants import source_of
-from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
+from stoker.manager.live.chosen import policies_for
+from stoker.manager.live.own_policies import find
+from stoker.manager.policies import LoadWhereWanted
 from stoker.manager.protocol.blocks import Rule
+from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
@@ -150,7 +155,11 @@ def _simulate(
     devices = blocks * source.nodes * evidence.devices
     shares = -(-work.calls // max(CALLS, CALLS_A_DEVICE * devices))
     calls = -(-work.calls // shares)
-    alone_s = work.calls * run.mean_s / devices + load.mean_s + evidence.wait.mean_s + evidence.boot.mean_s
+    awareness = find(site.policy.name).awareness
+    calls_each, each_s = work.calls / calls, run.mean_s
+    if awareness not in (None, Awareness.FULL):  # of the loads before each call the simulator sees the first
+        each_s += load.mean_s * (1.0 - 1.0 / calls_each)
+    alone_s = work.calls * each_s / devices + load.mean_s + evidence.wait.mean_s + evidence.boot.mean_s
     until_s = 20 * alone_s + 24 * _HOUR_S
     is_fixed = source.rule is Rule.FIXED
     model = SourceModel(
@@ -176,7 +185,7 @@ def _simulate(
         device_memory_bytes=Size(evidence.memory_bytes // 2 + 1),  # one library a device, as on a device that it fills
         load_s={"": Duration(load.mean_s)},
         load_cv=load.cv,
-        call_s={"": Duration(run.mean_s * work.calls / calls)},
+        call_s={"": Duration(each_s * calls_each)},
         item_cv=run.cv / math.sqrt(shares),
     )
     poll_s = 0.0 if site.is_local else float(site.provider.poll_s)
@@ -187,16 +196,17 @@ def _simulate(
         delays=Delays(poll_s=Duration(poll_s)),
     )
     arrivals = (Arrival(0.0, _CONTEXT) for _ in range(calls))
-    outcome = Simulation(world, arrivals, _policies(alone_s), seed=seed).run(until_s=until_s)
+    outcome = Simulation(limited(world, awareness), arrivals, _policies(site, alone_s), seed=seed).run(until_s=until_s)
     done = outcome.complete and not outcome.failed
     return (outcome.ended_at if done else math.inf), sum(outcome.device_s.values())
 
 
-def _policies(alone_s: float) -> Policies:
-    """The default ones. What waits is asked about a thousand times, not each second of a run of many hours."""
-    blocks = KeepBlocks()
-    loads = LoadWhereWanted(provisioning=blocks, ask_again_s=max(1.0, alone_s / _ASKED))
-    return Policies(dispatch=HottestFirst(), residency=loads, provisioning=blocks)
+def _policies(site: Site, alone_s: float) -> Policies:
+    """Those of the site. What waits is asked about a thousand times, not each second of a run of many hours."""
+    policies = policies_for([site])
+    if isinstance(policies.residency, LoadWhereWanted):
+        policies.residency.ask_again_s = max(policies.residency.ask_again_s, alone_s / _ASKED)
+    return policies
 
 
 def _off(time: Time, stream: Stream) -> Time:

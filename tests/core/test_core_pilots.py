@@ -231,6 +231,13 @@ def test_heartbeats_bring_measured_memory_and_have_runs_recorded(cluster: Make) 
     assert len([x for x in c.others if isinstance(x, RecordRuns)]) == 1
 
 
+def test_runs_are_recorded_when_the_session_ends(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0).end("2", run_s=4.0)
+    c.tell("ana", say.EndSession("done"))
+    runs = [x for x in c.others if isinstance(x, RecordRuns)]
+    assert [(x.function, x.calls, x.run_s) for x in runs] == [("f", 2, 6.0)]
+
+
 def test_a_library_that_dies_idle_is_not_loaded_until_it_is_wanted(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().end("1")
     c.forget().die(c.library(), failure=BROKEN)
