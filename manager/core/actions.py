@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Never, NoReturn
 
 from stoker.manager.core import blocks, calls, feeding, libraries, pilots
 from stoker.manager.core.commands import AskAdvice
@@ -70,7 +70,11 @@ def apply(core: Core, action: Action, *, seam: str) -> None:
             _context(core, action.recipe)
             core.out.append(AskAdvice(action.recipe))
         case _:
-            assert_never(action)
+            _no_action(action)
+
+
+def _no_action(answer: Never) -> NoReturn:
+    raise PolicyError(f"{answer!r} is no action")
 
 
 # ---- what actions name

@@ -40,7 +40,14 @@ from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_pilot import CancelCalls, RunCalls
 
 _SETTLE_TURNS = 100
+_SHOWN_ACTIONS = 4
 """Policies that have not come to rest after so many turns of asking never will."""
+
+
+def _shown(plan: Sequence[Action], *, seam: str) -> str:
+    """A plan, for whoever reads what is wrong with it."""
+    more = f", … ({len(plan)} in all)" if len(plan) > _SHOWN_ACTIONS else ""
+    return f"{seam} wanted {', '.join(map(repr, plan[:_SHOWN_ACTIONS]))}{more}"
 
 
 def _line(context: Context) -> tuple[float, float, int]:
@@ -181,6 +188,8 @@ class Core:
             try:
                 actions.apply(self, action, seam=seam)
             except PolicyError as error:
+                if self.strict:
+                    raise PolicyError(f"{error}; {_shown(plan, seam=seam)}") from error
                 self.illegal(error, seam=seam)
 
     def illegal(self, error: PolicyError, *, seam: str) -> None:

@@ -45,7 +45,8 @@ def find(name: str, *, folder: Path | None = None) -> Named:
     module = _module(name, own["place"], folder or Path.cwd())
     what = getattr(module, own["name"], None)
     if what is None or not callable(what):
-        here = [each for each, value in vars(module).items() if inspect.isclass(value) and not each.startswith("_")]
+        classes = {each: value for each, value in vars(module).items() if inspect.isclass(value)}
+        here = [each for each, value in classes.items() if value.__module__ == module.__name__ and each[0] != "_"]
         raise ConfigError(f"policy {name}: there is no class {own['name']} in it; it has {', '.join(here) or 'none'}")
 
     def make(*, provisioning: Provisioning | None = None) -> Policies:

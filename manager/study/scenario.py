@@ -129,6 +129,8 @@ def find_scenario(text: str | os.PathLike[str]) -> Path:
         return path
     if str(text) in known:
         return known[str(text)]
+    if path.is_dir():
+        raise ConfigError(f"{text} is a folder; name the scenario's file, or one that ships: {', '.join(known)}")
     close = difflib.get_close_matches(path.stem, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else f"shipped are {', '.join(known)}"
     raise ConfigError(f"{text}: no such file, and no scenario of this name; {hint}", file=str(text))

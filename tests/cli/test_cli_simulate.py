@@ -96,6 +96,7 @@ def test_plots_are_drawn_or_it_is_said_what_is_missing(stoker: Stoker, tmp_path:
 
 REFUSED = {
     ("statik-pool",): "did you mean static-pool",
+    (".",): ". is a folder; name the scenario's file",
     ("static-pool", "--policy", "defalt"): "--policy = 'defalt' is no policy; did you mean 'default'?",
     ("static-pool", "--set", "links.shared=0 GB/s"): "a link of no bandwidth",
     ("static-pool", "--set", "contexts.llm.device_memory=80 GB"): "no device can hold llm",

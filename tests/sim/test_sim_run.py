@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from sim.worlds import calls, model, simulate, source, world
 
 from stoker.contexts.recipe import Awareness
-from stoker.manager.core.seams import Load, Policies
+from stoker.manager.core.seams import Load, Policies, Unload
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
-from stoker.manager.protocol.ids import RecipeKey
+from stoker.manager.protocol.ids import LibraryId, RecipeKey
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation, SimulationError
 from stoker.manager.sim.world import Files, Links, Rate
@@ -170,6 +170,31 @@ def test_a_policy_that_asks_for_what_cannot_be_stops_the_run_with_what_it_saw() 
     run = Simulation(world(source(1), model()), calls(1), policies)
     with pytest.raises(SimulationError, match=r"a policy asked for what cannot be[^\n]*\n.*1 pilots.*\n.*pool-0 gpu:0"):
         run.run()
+
+
+class _Odd(HottestFirst):
+    """A policy that answers with what is no action, or names what is not there."""
+
+    def __init__(self, answer: object) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def pull(self, view, library):  # type: ignore[no-untyped-def]
+        return (self.answer,)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("load it", "'load it' is no action"),
+        (Unload(LibraryId(99), "unknown"), r"there is no library 99; dispatch wanted Unload\(library=99"),
+    ],
+)
+def test_an_answer_that_names_nothing_stops_the_run_with_the_plan(answer: object, why: str) -> None:
+    provisioning = KeepBlocks()
+    policies = Policies(_Odd(answer), LoadWhereWanted(provisioning=provisioning), provisioning)
+    with pytest.raises(SimulationError, match=why):
+        Simulation(world(source(1), model()), calls(1), policies).run()
 
 
 def test_calls_that_nothing_can_serve_any_more_say_what_they_wait_for() -> None:
