@@ -38,7 +38,8 @@ def main() -> int:
     found = {
         "spent_s": spent_s,
         "calls": outcome.calls,
-        "events": outcome.core_events + outcome.calls - 1,
+        "events": outcome.core_events + outcome.calls - 1,  # those of a sweep arrive in one
+        "pilot_events": 2 * (outcome.calls + outcome.rerun_calls),
         "virtual_s": outcome.ended_at,
         "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB,
         "lost_pilots": outcome.lost_pilots,

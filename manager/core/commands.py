@@ -9,21 +9,21 @@ from stoker.manager.protocol.blocks import PilotEnd
 from stoker.manager.protocol.ids import ClientId, PilotId, RecipeKey
 
 
-class ToPilot(msgspec.Struct, frozen=True):
+class ToPilot(msgspec.Struct, frozen=True, gc=False):
     """Send a message to a pilot."""
 
     pilot: PilotId
     message: to_pilot.ToPilot
 
 
-class ToClient(msgspec.Struct, frozen=True):
+class ToClient(msgspec.Struct, frozen=True, gc=False):
     """Send a message to a client."""
 
     client: ClientId
     message: to_client.ToClient
 
 
-class SetTimer(msgspec.Struct, frozen=True):
+class SetTimer(msgspec.Struct, frozen=True, gc=False):
     """Give `TimerFired(key)` back at this time; a later timer of the same key replaces it."""
 
     at: float

@@ -13,7 +13,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass
 
 
-class FromClient(_Event, frozen=True, array_like=True, tag="c"):
+class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
     """A frame from a client. The socket proved who sent it. `sequence` 0 = not numbered."""
 
     client: ClientId
@@ -21,7 +21,7 @@ class FromClient(_Event, frozen=True, array_like=True, tag="c"):
     messages: list[to_manager.FromClient]
 
 
-class FromPilot(_Event, frozen=True, array_like=True, tag="p"):
+class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
     """A frame from a pilot. The socket proved who sent it. `sequence` 0 = not numbered."""
 
     pilot: PilotId

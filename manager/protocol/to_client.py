@@ -27,7 +27,7 @@ class ClientRefused(_Message, frozen=True, tag="refused"):
     reason: str
 
 
-class Results(_Message, frozen=True, tag="results"):
+class Results(_Message, frozen=True, tag="results", gc=False):
     """Ends of calls. `first` numbers the first of them among all that this client was ever sent, from 0."""
 
     first: int

@@ -224,7 +224,7 @@ class LibraryGone(_Message, frozen=True, tag="library-gone"):
     unstarted: tuple[CallId, ...] = ()
 
 
-class CallsEnded(_Message, frozen=True, tag="ended"):
+class CallsEnded(_Message, frozen=True, tag="ended", gc=False):
     """Calls of one library that have ended."""
 
     library: LibraryId

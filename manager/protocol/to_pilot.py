@@ -64,7 +64,7 @@ class FunctionBlob(msgspec.Struct, frozen=True):
     blob: bytes
 
 
-class RunCalls(_Message, frozen=True, tag="run"):
+class RunCalls(_Message, frozen=True, tag="run", gc=False):
     """Calls for one library, in order, all of one function with the same options.
 
     `function_blob` goes along when the library has not been sent the function. An `offer` may be refused.

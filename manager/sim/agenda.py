@@ -42,10 +42,13 @@ class Agenda:
 
     def after(self, delay_s: float, act: _Act, *args: Any) -> Entry:
         """Have something happen so many seconds from now. Raises ValueError for what cannot be waited for."""
-        return self.at(self.now + delay_s, act, *args)
+        return self._note(self.now + delay_s, act, args)
 
     def at(self, when: float, act: _Act, *args: Any) -> Entry:
         """Have something happen at a time. Raises ValueError for one that is past, or is none."""
+        return self._note(when, act, args)
+
+    def _note(self, when: float, act: _Act, args: tuple[Any, ...]) -> Entry:
         now = self.now
         if not now <= when < math.inf:
             raise ValueError(f"nothing can happen at {when} s: it is {now} s")

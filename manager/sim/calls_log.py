@@ -87,7 +87,7 @@ class CountedCalls:
         self._fresh: set[int] = set()
         """Those of them that never began."""
         self._running: dict[int, float] = {}
-        self._sums: dict[Happened, float] = {}
+        self._sums = [0.0] * len(Happened)
         self._ends = 0
         self._waits: dict[int, int] = {}
         self._takes: dict[int, int] = {}
@@ -155,15 +155,15 @@ class CountedCalls:
     def _add(self, at_s: float, what: Happened, more: float = 1.0) -> None:
         if at_s >= self._write_at:
             self._write(at_s)
-        sums = self._sums
-        sums[what] = sums.get(what, 0.0) + more
+        self._sums[what] += more
 
     def _write(self, at_s: float) -> None:
         if len(self._log):
             at_s = max(at_s, self._log.at_s[-1])  # requests that were gathered came before what has happened since
-        for what, value in sorted(self._sums.items()):
-            self._log.note(at_s, what, call=self._ends if what is Happened.CALLS_ENDED else -1, value=value)
-        self._sums.clear()
+        for what, value in zip(Happened, self._sums, strict=True):
+            if value:
+                self._log.note(at_s, what, call=self._ends if what is Happened.CALLS_ENDED else -1, value=value)
+        self._sums = [0.0] * len(Happened)
         self._ends = 0
         self._write_at = at_s + EVERY_S
 

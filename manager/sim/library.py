@@ -139,25 +139,30 @@ class SimLibrary:
     def run(self, calls: list[CallSpec], *, limit_s: float) -> None:
         """Calls have come for it."""
         self.state.hold([spec.call for spec in calls], limit_s=limit_s)
+        turns, slots, running = self.turns, self.recipe.slots, self.running
+        begins = self.state.state is State.READY and not turns
         for spec in calls:
-            self.turns.add(spec.call, spec)
-        if self.state.state is State.READY:
-            self.pump()
+            if begins and len(running) < slots:
+                self._begin(spec)
+            else:
+                turns.add(spec.call, spec)
 
     def pump(self) -> None:
         """Begin calls while there are slots."""
-        slots, running, turns = self.recipe.slots, self.running, self.turns
+        slots, running = self.recipe.slots, self.running
         if self.state.state is not State.READY:
             return
-        while len(running) < slots and turns:
-            turn = turns.take()
+        while len(running) < slots:
+            turn = self.turns.take()
             if turn is None:
                 return
-            spec = turn[1]
-            sim = self.pilot.sim
-            now, seconds = sim.agenda.now, self._seconds(spec)
-            running[spec.call] = spec, now, sim.agenda.after(seconds, self._ended, spec, seconds)
-            sim.calls_log.began(now, spec, library=self.number, pilot=self.pilot.number)
+            self._begin(turn[1])
+
+    def _begin(self, spec: CallSpec) -> None:
+        sim, seconds = self.pilot.sim, self._seconds(spec)
+        now = sim.agenda.now
+        self.running[spec.call] = spec, now, sim.agenda.after(seconds, self._ended, spec, seconds)
+        sim.calls_log.began(now, spec, library=self.number, pilot=self.pilot.number)
 
     def _seconds(self, spec: CallSpec) -> float:
         """How long a call takes here, from its beginning, or from where it was evicted."""
