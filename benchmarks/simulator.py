@@ -1,8 +1,9 @@
 """How fast the simulator is: the deployed cores in virtual time, each case in a fresh process, processor time.
 
 An event of the manager's core is what it is in `core_events`: a call that arrives or a call that ends; besides, all
-else that it is told (pilots, libraries, blocks, timers). An event of a pilot's core is a call that comes to a library or
-ends there. The bar is for both together; the line before it has the manager's alone. The cases are in `simulator_side`.
+else that it is told (pilots, libraries, blocks, timers). An event of a pilot's core is a call that comes to a library
+or ends there. The bar is for both together; the line before it has the manager's alone. The cases are in
+`simulator_side`.
 """
 
 from __future__ import annotations
