@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 from stoker.errors import ConfigError
@@ -20,6 +20,10 @@ class Change(NamedTuple):
 
     text: str
     path: tuple[str, ...]
+
+
+_NAMED = (("world", "contexts"), ("world", "devices"))
+"""Tables of things with names. One that is not there is a slip: what was made of it would be wanted by nobody."""
 
 
 def apply(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Change:
@@ -35,6 +39,8 @@ def apply(data: dict[str, Any], text: str, *, top: Collection[str], world: Colle
     here: Any = data
     path: list[str] = []
     for part in parts[:-1]:
+        if tuple(path) in _NAMED and isinstance(here, dict) and part not in here:
+            raise _unknown(part, here, text)
         here, part = _step(here, part, text)
         path.append(part)
     last = parts[-1]
@@ -65,10 +71,14 @@ def _place(tables: list[Any], part: str, text: str) -> str:
         return str(names.index(part))
     if part.isdigit() and int(part) < len(tables):
         return part
-    close = difflib.get_close_matches(part, names, n=1, cutoff=0.5)
-    known = ", ".join(name or str(number) for number, name in enumerate(names)) or "none"
-    hint = f"did you mean {close[0]}?" if close else f"there are {known}"
-    raise ConfigError(f"--set {text}: there is no {part}; {hint}", key=part)
+    raise _unknown(part, [name or str(number) for number, name in enumerate(names)], text)
+
+
+def _unknown(part: str, names: Iterable[str], text: str) -> ConfigError:
+    known = list(names)
+    close = difflib.get_close_matches(part, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
+    return ConfigError(f"--set {text}: there is no {part}; {hint}", key=part)
 
 
 def _value(text: str) -> Any:

@@ -100,6 +100,7 @@ REFUSED = {
     ("static-pool", "--policy", "defalt"): "--policy = 'defalt' is no policy; did you mean 'default'?",
     ("static-pool", "--set", "links.shared=0 GB/s"): "a link of no bandwidth",
     ("static-pool", "--set", "contexts.llm.device_memory=80 GB"): "no device can hold llm",
+    ("static-pool", "--set", "contexts.lml.slots=2"): "there is no lml; did you mean llm?",
     ("static-pool", "--out", "full"): "full is not empty",
 }
 
