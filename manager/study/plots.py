@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Runs = Mapping[str, Sequence[Curves]]
 """The runs of each policy, one a seed. Policies keep their order, and so their colours."""
 
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 """Okabe and Ito's, which people with any kind of colour vision tell apart, the strongest first."""
 _DASHES = ("-", "--", ":", "-.")
 _MOMENTS = 800
@@ -48,7 +48,7 @@ def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
         "completed": (1, _completed), "devices": (1, _devices), "queue": (1, _queue), "times": (2, _times)
     }  # fmt: skip
     paths: list[Path] = []
-    with _style() as figure_of:
+    with style() as figure_of:
         for name, (panels, draw) in drawn.items():
             figure = figure_of(figsize=(6.4 if panels == 1 else 7.6, 3.6), layout="constrained")
             axes = figure.subplots(1, panels, sharey=True, squeeze=False)[0]
@@ -64,7 +64,7 @@ def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
 
 
 @contextmanager
-def _style() -> Iterator[Callable[..., Any]]:
+def style() -> Iterator[Callable[..., Any]]:
     """Our settings instead of whatever this user has. Gives the class of figures, which need no display."""
     try:
         import matplotlib
@@ -144,8 +144,8 @@ def _looks(runs: Runs) -> Iterator[tuple[str, Sequence[Curves], dict[str, Any]]]
     """Each policy that has runs, and how its lines look."""
     for number, (policy, of_policy) in enumerate(runs.items()):
         if of_policy:
-            dashes = _DASHES[number // len(_COLORS) % len(_DASHES)]
-            yield policy, of_policy, {"color": _COLORS[number % len(_COLORS)], "linestyle": dashes}
+            dashes = _DASHES[number // len(COLORS) % len(_DASHES)]
+            yield policy, of_policy, {"color": COLORS[number % len(COLORS)], "linestyle": dashes}
 
 
 def _legend(figure: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:

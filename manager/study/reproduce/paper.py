@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from stoker.contexts.recipe import Awareness
@@ -20,12 +22,19 @@ SHARED_BYTES_PER_S = 84e9 / 8
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One run: how much of a context outlived a call, inferences a call, and how long all of them took."""
+    """One run: how much of a context outlived a call, inferences a call, and how long all of them took. `most`: where
+    the text gives limits, the upper one; else 0."""
 
     figure: str
     awareness: Awareness
     batch: int
     seconds: float
+    most: float = 0.0
+
+    def error(self, seconds: float) -> float:
+        """How far off so many seconds are, as a part of the paper's; between limits nothing is."""
+        said = min(max(seconds, self.seconds), self.most) if self.most else self.seconds
+        return seconds / said - 1.0
 
 
 RUNS = (
@@ -35,20 +44,22 @@ RUNS = (
     Run("7", Awareness.DISK, 1, 141_100.0),
     Run("7", Awareness.DISK, 1000, 3_200.0),
     Run("7", Awareness.FULL, 1, 3_300.0),
+    Run("7", Awareness.FULL, 1000, 2_900.0, 3_300.0),
 )
 """§4.2 and §4.3. Full awareness with calls of 1000 has no number of its own: it lies between the best and the worst."""
 
 PREEMPTED_FROM_S, PREEMPTED_EVERY_S = 900.0, 60.0
 """§4.4: one GPU a minute from the 900-second mark, A10s first, until none is left."""
-FIGURE_8 = {Awareness.DISK: 46_000, Awareness.FULL: 62_900}
+FIGURE_8 = {Awareness.DISK: 46_000.0, Awareness.FULL: 62_900.0}
 """Inferences that were completed; with full awareness three GPUs dropped out early."""
 LOST_EARLY = 3
 
 FIGURE_9A_S, FIGURE_9A_GPUS = 5_000.0, (4, 20)
+"""§4.5: "only starts out with 4 GPUs and gradually goes to 20 opportunistic GPUs, finishing around 5000 seconds"."""
 FIGURE_9B_S, FIGURE_9B_GPUS = 783.0, 186
-"""§4.5: when all were completed, and between how many GPUs, or with up to how many."""
+"""§4.5: "quickly grabs up to 186 transiently available GPUs" and "finishes the execution in only 783 seconds"."""
 
-TABLE_1 = {
+TABLE_1: Mapping[str, float] = {
     "NVIDIA Quadro RTX 6000": 106,
     A10: 78,
     TITAN: 69,
@@ -60,7 +71,19 @@ TABLE_1 = {
 }
 """GPUs of each kind in the paper's cluster."""
 
-TERAFLOPS = {
+SINGLE: Mapping[str, float] = {
+    "NVIDIA Quadro RTX 6000": 16.3,
+    A10: 31.2,
+    TITAN: 11.0,
+    "NVIDIA GeForce GTX 1080 Ti": 11.3,
+    "NVIDIA RTX 6000 Ada Generation": 91.1,
+    "NVIDIA GeForce GTX TITAN X": 6.7,
+    "NVIDIA A40": 37.4,
+    "NVIDIA H100 80GB HBM3": 66.9,
+}
+"""Peak rates in 32 bits by the makers' data sheets, in 10^12 operations a second. Not the paper's."""
+
+TENSOR: Mapping[str, float] = {
     "NVIDIA Quadro RTX 6000": 130.5,
     A10: 125.0,
     TITAN: 11.0,
@@ -70,4 +93,7 @@ TERAFLOPS = {
     "NVIDIA A40": 149.7,
     "NVIDIA H100 80GB HBM3": 989.0,
 }
-"""Peak rates by the makers' data sheets: dense FP16 on tensor cores where there are any, else FP32. Not the paper's."""
+"""The same in 16 bits on tensor cores, dense, where there are any."""
+
+OLD = frozenset({TITAN, "NVIDIA GeForce GTX 1080 Ti", "NVIDIA GeForce GTX TITAN X"})
+"""Kinds that came out before 2018, by Table 1."""

@@ -7,31 +7,34 @@ from collections.abc import Mapping
 
 from stoker.contexts.recipe import Awareness
 from stoker.manager.protocol.blocks import Rule
-from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.workload import Sweep
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, Rate, SourceModel, World
 from stoker.manager.study.reproduce import paper
 from stoker.manager.study.reproduce.parameters import Parameters
 from stoker.site import Duration, Size
 
 Steps = tuple[tuple[float, int], ...]
+Pools = Mapping[str, Steps]
+"""How many GPUs of each kind there are, from when on."""
+POLICIES = {Awareness.NONE: "no-awareness", Awareness.DISK: "disk-only", Awareness.FULL: "default"}
+"""The shipped policies that keep as much of a context as the paper's three versions (§4.2)."""
 _GPU_BYTES = Size(12_000_000_000)
 """The smallest of them; one context fills it."""
-_OLD_BELOW_TERAFLOPS = 50.0
+_DIGITS = 4
 
 
-def world(parameters: Parameters, awareness: Awareness, pools: Mapping[str, Steps]) -> World:
-    """A cluster with these pools of GPUs, by kind: how many there are, from when on."""
+def world(parameters: Parameters, pools: Pools, *, peaks: Mapping[str, float] = paper.SINGLE) -> World:
+    """A cluster with these pools of GPUs. `peaks`: by which rates kinds that were not fitted are slower or faster."""
     p = parameters
     context = ContextModel(
         files=(
             Files("model", Size(paper.MODEL_BYTES)),
             Files("environment", Size(paper.ENVIRONMENT_BYTES)),
         ),
-        awareness=awareness,
         device_memory_bytes=Size(paper.LOADED_BYTES),
-        load_s={kind: Duration(_load_s(p, kind)) for kind in pools},
+        load_s={kind: Duration(p.load_titan_s if kind in paper.OLD else p.load_a10_s) for kind in pools},
         call_s={"": Duration(p.call_s)},
-        item_s={kind: Duration(item_s(p, kind)) for kind in pools},
+        item_s={kind: Duration(item_s(p, kind, peaks=peaks)) for kind in pools},
         warm_items=int(p.warm_items),
         warm_item_s=Duration(p.warm_item_s),
     )
@@ -50,72 +53,78 @@ def world(parameters: Parameters, awareness: Awareness, pools: Mapping[str, Step
     links = Links(
         shared=Rate(paper.SHARED_BYTES_PER_S),
         shared_node=Rate(p.shared_node_bytes_per_s),
-        network=Rate(1.25e9),
+        network=Rate(p.network_bytes_per_s),
     )
     devices = dict.fromkeys(pools, DeviceKind(_GPU_BYTES))
     return World(devices=devices, sources=sources, contexts={"llm": context}, links=links, delays=Delays())
 
 
-def item_s(parameters: Parameters, kind: str) -> float:
+def sweep(batch: int) -> Sweep:
+    """All inferences, in calls of so many."""
+    return Sweep(context="llm", inputs=paper.INFERENCES, items=batch)
+
+
+def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = paper.SINGLE) -> float:
     """Seconds an inference: fitted for the two kinds of the static runs; for the others a power of their peak rate that
     goes through these two."""
-    ratio = parameters.item_titan_s / parameters.item_a10_s
-    power = math.log(ratio) / math.log(paper.TERAFLOPS[paper.A10] / paper.TERAFLOPS[paper.TITAN])
-    return parameters.item_a10_s * float((paper.TERAFLOPS[paper.A10] / paper.TERAFLOPS[kind]) ** power)
-
-
-def _load_s(parameters: Parameters, kind: str) -> float:
-    """GPUs of the older kinds stand in older hosts."""
-    old = paper.TERAFLOPS[kind] < _OLD_BELOW_TERAFLOPS
-    return parameters.load_titan_s if old else parameters.load_a10_s
-
-
-def calls(batch: int) -> list[Arrival]:
-    """All inferences, in calls of so many."""
-    return [Arrival(0.0, "llm", items=batch) for _ in range(paper.INFERENCES // batch)]
+    fitted = {paper.A10: parameters.item_a10_s, paper.TITAN: parameters.item_titan_s}
+    if kind in fitted:
+        return fitted[kind]
+    power = math.log(fitted[paper.TITAN] / fitted[paper.A10]) / math.log(peaks[paper.A10] / peaks[paper.TITAN])
+    return float(f"{fitted[paper.A10] * (peaks[paper.A10] / peaks[kind]) ** power:.{_DIGITS}g}")
 
 
 # ---- pools
 
 
-def static() -> dict[str, Steps]:
+def static() -> Pools:
     """§4.1: ten of each."""
     return {paper.A10: ((0.0, paper.EACH),), paper.TITAN: ((0.0, paper.EACH),)}
 
 
-def vanishing(*, lost_early: int = 0, lost_at_s: float = 0.0) -> dict[str, Steps]:
-    """§4.4: one a minute from 900 s, A10s first. `lost_early`: so many A10s go before that, at `lost_at_s`."""
-    start, every, each = paper.PREEMPTED_FROM_S, paper.PREEMPTED_EVERY_S, paper.EACH
-    left = each - lost_early
-    a10 = [(0.0, each), (max(lost_at_s, 1.0), left)] if lost_early else [(0.0, each)]
-    a10 += [(start + every * n, left - 1 - n) for n in range(left)]
-    first = start + every * left
-    return {
-        paper.A10: tuple(a10),
-        paper.TITAN: ((0.0, each), *((first + every * n, each - 1 - n) for n in range(each))),
-    }
+def vanishing(
+    *, from_s: float = paper.PREEMPTED_FROM_S, lost: Mapping[str, int] | None = None, lost_at_s: float = 0.0
+) -> Pools:
+    """§4.4: one a minute, the first at `from_s`, A10s first. `lost`: so many of a kind go before, at `lost_at_s`."""
+    pools, goes_at = {}, from_s
+    for kind in (paper.A10, paper.TITAN):
+        here, steps = paper.EACH, [(0.0, paper.EACH)]
+        early = (lost or {}).get(kind, 0)
+        if early:
+            here -= early
+            steps.append((lost_at_s, here))
+        for left in reversed(range(here)):
+            steps.append((goes_at, left))
+            goes_at += paper.PREEMPTED_EVERY_S
+        pools[kind] = tuple(steps)
+    return pools
 
 
 def ramp(
-    shares: Mapping[str, float], *, first: int, last: int, until_s: float, every_s: float = 10.0
-) -> dict[str, Steps]:
-    """From `first` GPUs to `last` in a straight line; each kind has its share of them, as whole GPUs."""
-    pools: dict[str, list[tuple[float, int]]] = {kind: [] for kind in shares}
+    shares: Mapping[str, float], *, first: int, last: int, until_s: float, bend: float = 1.0, every_s: float = 20.0
+) -> Pools:
+    """From `first` GPUs to `last` in a line that is straight with `bend` 1, and with more slow at first; each kind has
+    its share of them, as whole GPUs."""
+    order = _order(shares, last)
+    pools: dict[str, list[tuple[float, int]]] = {kind: [] for kind in order}
     steps = max(1, round(until_s / every_s))
     for step in range(steps + 1):
-        at_s = until_s * step / steps if until_s else float(step)
-        wanted = first + (last - first) * step / steps
-        for kind, count in _apportioned(shares, round(wanted)).items():
-            if not pools[kind] or pools[kind][-1][1] != count:
-                pools[kind].append((at_s, count))
-    return {kind: tuple(found) for kind, found in pools.items() if any(count for _, count in found)}
+        at_s = round(until_s * step / steps, 1)
+        here = order[: round(first + (last - first) * (step / steps) ** bend)]
+        for kind, found in pools.items():
+            count = here.count(kind)
+            if not found or found[-1][1] != count:
+                found.append((at_s, count))
+    return {kind: tuple(found) for kind, found in pools.items()}
 
 
-def _apportioned(shares: Mapping[str, float], count: int) -> dict[str, int]:
-    """Whole numbers in these proportions: by largest remainder."""
-    total = sum(shares.values())
-    exact = {kind: count * share / total for kind, share in shares.items()}
-    whole = {kind: math.floor(value) for kind, value in exact.items()}
-    for kind in sorted(exact, key=lambda kind: whole[kind] - exact[kind])[: count - sum(whole.values())]:
-        whole[kind] += 1
-    return whole
+def _order(shares: Mapping[str, float], count: int) -> list[str]:
+    """In which order GPUs of these kinds come, so that there are whole ones in these proportions at any time: the next
+    is of the kind that lacks most (Webster's method)."""
+    have = dict.fromkeys(shares, 0)
+    order = []
+    for _ in range(count):
+        kind = max(shares, key=lambda kind: shares[kind] / (2 * have[kind] + 1))
+        have[kind] += 1
+        order.append(kind)
+    return order
