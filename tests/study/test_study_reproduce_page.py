@@ -10,7 +10,8 @@ import pytest
 from stoker.contexts.recipe import Awareness
 from stoker.manager.study.reproduce import paper, predict, report, scenario_files
 from stoker.manager.study.reproduce.__main__ import PAGE, PARAMETERS, Kept, main
-from stoker.manager.study.scenario import shipped
+from stoker.manager.study.running import run_all
+from stoker.manager.study.scenario import load_scenario, shipped
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reproduction"
 KEPT = msgspec.json.decode((FOLDER / PARAMETERS).read_bytes(), type=Kept)
@@ -39,6 +40,13 @@ def test_shipped_scenarios_are_what_the_parameters_give() -> None:
     assert {f"{name}.toml" for name in shipped() if name.startswith("context-paper")} == set(texts)
     for name, text in texts.items():
         assert (scenario_files.FOLDER / name).read_text() == text
+
+
+def test_a_shipped_scenario_gives_what_the_page_says(tmp_path: Path) -> None:
+    scenario = load_scenario(shipped()["context-paper-8"])
+    [finished] = run_all(scenario, policies=["default"], seeds=[0], folder=tmp_path)
+    assert f"| {predict.NONE_LOST} | {finished.outcome.items:,} |" in (FOLDER / PAGE).read_text()
+    assert b'"complete":false' in msgspec.json.encode(finished.outcome)  # cut off when the last GPU is gone
 
 
 def test_figures_are_small() -> None:
