@@ -63,8 +63,8 @@ class BatchSystem:
         model = self.model
         return Source(
             name=model.name, rule=model.rule, first=model.init_blocks, least=model.min_blocks, most=model.max_blocks,
-            keep_pending=model.keep_pending, idle_s=model.idle_s, finish_within_s=model.finish_within_s,
-            nodes=model.nodes, walltime_s=model.walltime_s, slots=model.devices, kind=model.kind,
+            keep_pending=model.keep_pending, idle_s=float(model.idle_s), finish_within_s=float(model.finish_within_s),
+            nodes=model.nodes, walltime_s=float(model.walltime_s), slots=model.devices, kind=model.kind,
         )  # fmt: skip
 
     # ---- what the manager asks of it

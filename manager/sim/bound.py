@@ -14,19 +14,19 @@ each r in which calls come, the devices must have had time for all that comes fr
   bound on it, by weak duality: what the calls cost at least, each on the kind where it is cheapest, is paid with what
   all devices earn. Prices in proportion to the kinds' speeds for one of the contexts are tried, and so are the
   scenario's own speeds. With one context, or kinds that differ by a factor, that is the optimum.
-- How many contexts are on a device at once is bounded by its memory. Besides "each context once" (see below) the dual
-  feasible functions of Fekete and Schepers ("New classes of fast lower bounds for bin packing problems", Mathematical
-  Programming 91, 2001) are tried: where k + 1 of a context do not fit, each takes a k-th of the device.
+- What a device can compute is shared by all calls on it, of however many libraries (`stoker.manager.sim.device`): a
+  call of a context with several slots takes up that part of the device, for as long as it runs at full speed.
+- Loads take up memory, and no more than a device has. A library holds what its context takes from its start to its
+  end; how many do so at once is a packing problem, of which the dual feasible functions of Fekete and Schepers ("New
+  classes of fast lower bounds for bin packing problems", Mathematical Programming 91, 2001) give bounds: where k + 1
+  of a context do not fit, each takes a k-th of the device.
 - Where blocks have a walltime, the time that each needs before it is of use is lost again and again.
 - Contexts of lower awareness are loaded for each call; those of full awareness once on each device, for all that is
   known. A context that may be kept may also be forgotten, so this bounds what baselines do as well.
 
 *The shared storage.* What has no awareness reads its files from there for each call.
 
-A run may come to less than this in three ways, each of which is excluded. Calls that a policy drops, or that fail, take
-no time. A policy may promise a library less memory than the context takes. And it may load one context twice on one
-device: here, where calls do not slow each other down, that would be a device of twice the speed. `slots` says how many
-calls of a context a device bears at the speed that the scenario gives.
+A run comes to less than this only where calls fail, or a policy drops them: they take no time.
 
 What is left out makes the bound lower, never higher: messages, polling, drains, calls that run again, bytes that flows
 take from each other, the first items of a process, and spreads of what a policy could try again until chance is kind
@@ -40,6 +40,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -137,19 +138,34 @@ def _devices(world: World, calls: list[_Call], places: list[Place]) -> Iterator[
     """When all devices together can have done it all: one bound for each way of looking at them."""
     loads_again = any(place.again_s for place in places)
     lasting = any(source.walltime_s for source in world.sources)
-    for seats in _seats(places):
-        for prices in _prices(calls, places):
-            of = {
-                name: [(place, prices[place.source] * seats[place]) for place in mine]
-                for name, mine in _by_context(places).items()
+    for prices in _prices(calls, places):
+        computing = _priced(places, prices, {place: _Part(1 / place.slots, 0.0) for place in places})
+        yield _runs(world, calls, places, computing, prices)
+        if lasting:
+            yield _runs_and_loads(world, calls, places, computing, prices)
+        for k in sorted({0, *map(_at_once, places)}) if loads_again else ():
+            holding = {
+                place: _Part(_dual_feasible(place, k) / place.at_once, _dual_feasible(place, k)) for place in places
             }
-            yield _runs(world, calls, places, of, prices)
-            if loads_again or lasting:
-                yield _runs_and_loads(world, calls, places, of, prices)
+            yield _runs_and_loads(world, calls, places, _priced(places, prices, holding), prices)
 
 
-_Priced = dict[str, list[tuple[Place, float]]]
-"""Where each context may be, and what a second of a call costs there."""
+class _Part(NamedTuple):
+    """What part of a device a call takes up, and the load before it, so that what is there at once is at most one."""
+
+    run: float
+    load: float
+
+
+_Priced = dict[str, list[tuple[Place, _Part]]]
+"""Where each context may be, and what a second of a call and of a load costs there."""
+
+
+def _priced(places: list[Place], prices: dict[int, float], parts: dict[Place, _Part]) -> _Priced:
+    return {
+        name: [(place, _Part(*(prices[place.source] * part for part in parts[place]))) for place in mine]
+        for name, mine in _by_context(places).items()
+    }
 
 
 def _runs(world: World, calls: list[_Call], places: list[Place], of: _Priced, prices: dict[int, float]) -> float:
@@ -163,7 +179,7 @@ def _runs(world: World, calls: list[_Call], places: list[Place], of: _Priced, pr
     devices = Supply(parts)
     needed, later = 0.0, 0.0
     for place, call in enumerate(reversed(calls), start=1):
-        later += min(price * where.run_s(call.items, call.factor) for where, price in of[call.context])
+        later += min(price.run * where.run_s(call.items, call.factor) for where, price in of[call.context])
         if place == len(calls) or calls[-place - 1].at_s < call.at_s:
             needed = max(needed, devices.until(call.at_s) + later)
     return devices.when(needed)
@@ -184,7 +200,10 @@ def _runs_and_loads(
             steps = supply.clipped(supply.useful(steps, setup_s=setup_s), from_s=known_at)
         parts.append((steps, prices[number] * source.nodes * source.devices * share))
     needed = math.fsum(
-        min(price * (where.again_s + where.run_s(call.items, call.factor)) for where, price in of[call.context])
+        min(
+            price.load * where.again_s + price.run * where.run_s(call.items, call.factor)
+            for where, price in of[call.context]
+        )
         for call in calls
     )
     return Supply(parts).when(needed)
@@ -198,14 +217,9 @@ def _sources(world: World, places: list[Place]) -> Iterator[tuple[int, SourceMod
             yield number, source, mine
 
 
-def _seats(places: list[Place]) -> Iterator[dict[Place, float]]:
-    """What part of a device a call takes up: ways of counting in which all that fits on a device is at most one."""
-    names = dict.fromkeys(place.context for place in places)
-    for name in names:
-        yield {place: (place.context == name) / place.slots for place in places}
-    if len(names) > 1:
-        for k in sorted({0, *(place.device_bytes // place.memory_bytes for place in places if place.memory_bytes)}):
-            yield {place: _dual_feasible(place, k) / place.slots for place in places}
+def _at_once(place: Place) -> int:
+    """How many libraries of the context a device holds at the same time; 0: any number."""
+    return place.device_bytes // place.memory_bytes if place.memory_bytes else 0
 
 
 def _dual_feasible(place: Place, k: int) -> float:

@@ -146,8 +146,10 @@ class CountedCalls:
                 self._add(at_s, Happened.CALLS_BACK)
 
     def close(self, at_s: float) -> None:
-        """Write what was not written, and the classes of times."""
+        """Write what was not written, and the classes of times. What never began has waited until now."""
         self._write(at_s)
+        for call in self._fresh:
+            _count(self._waits, at_s - self._open[call])
         for what, counts in ((Happened.WAITED, self._waits), (Happened.TOOK, self._takes)):
             for number in sorted(counts):
                 self._log.note(at_s, what, call=counts[number], value=_middle_s(number))

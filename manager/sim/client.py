@@ -137,7 +137,7 @@ def recipe_of(name: str, model: ContextModel) -> Recipe:
         name=name,
         loader=b"simulated",
         objects=tuple(object_of(files.name, files.size_bytes) for files in model.files) if kept else (),
-        needs=Needs(device_memory_bytes=model.device_memory_bytes, kinds=model.kinds),
+        needs=Needs(device_memory_bytes=int(model.device_memory_bytes), kinds=model.kinds),
         slots=model.slots,
         awareness=model.awareness,
         calls_per_library=0 if model.awareness is Awareness.FULL else 1,

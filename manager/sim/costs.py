@@ -25,15 +25,17 @@ class Place(msgspec.Struct, frozen=True):
     """A context on the devices of one source; see `stoker.manager.sim.library` for what a load consists of.
 
     `source`: its number. `starts_at`, `pilot_at`: the earliest start of a block, and when its pilot can be there.
-    `known_at`: when the first call wants the context. `boot_s`: from a block's start to its pilots. `first_s`: from
-    there until a call can begin; `once_s`: of that, what no later call has to wait for again; `again_s`: what each call
-    takes up besides itself. `begins_at`: the earliest time at which a call of the context can begin here.
+    `known_at`: when the first call wants the context. `slots`: its calls that a device runs at a time at full speed;
+    `at_once`: those that one library runs. `boot_s`: from a block's start to its pilots. `first_s`: from there until a
+    call can begin; `once_s`: of that, what no later call has to wait for again; `again_s`: what each call takes up
+    besides itself. `begins_at`: the earliest time at which a call of the context can begin here.
     """
 
     context: str
     source: int
     speed: float
     slots: int
+    at_once: int
     device_bytes: int
     memory_bytes: int
     starts_at: float
@@ -55,12 +57,11 @@ class Place(msgspec.Struct, frozen=True):
 class _Way(msgspec.Struct, frozen=True):
     """The steps of a load that a world's links and a context's model determine, in seconds.
 
-    `fetch_s`: the files to a node, over its link; `copy_s`: out of the shared storage for the first time; `kept_s`: a
-    load from a node that has them; `afresh_s`: a load that reads them from the shared storage.
+    `fetch_s`: the files to a node, over its link; `kept_s`: a load from a node that has them; `afresh_s`: a load that
+    reads them from the shared storage.
     """
 
     fetch_s: float
-    copy_s: float
     kept_s: float
     afresh_s: float
 
@@ -68,40 +69,64 @@ class _Way(msgspec.Struct, frozen=True):
 def places_of(world: World, first_at: Mapping[str, float]) -> list[Place]:
     """Where each of these contexts may be. `first_at`: when the first call of each comes."""
     pilots_at = {number: at for number, source in enumerate(world.sources) if (at := _pilot_at(source)) < math.inf}
-    nodes = sum(source.nodes * min(source.max_blocks, max(n for _, n in source.steps)) for source in world.sources)
     return [
         place
-        for name, known_at in first_at.items()
+        for name in first_at
         for number in pilots_at
-        for place in _place(world, name, number, pilots_at=pilots_at, known_at=known_at, nodes=nodes)
+        for place in _place(world, name, number, pilots_at=pilots_at, first_at=first_at)
     ]
 
 
 def _place(
-    world: World, name: str, number: int, *, pilots_at: Mapping[int, float], known_at: float, nodes: int
+    world: World, name: str, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
 ) -> Iterator[Place]:
     source, model = world.sources[number], world.contexts[name]
     device = world.devices[source.kind]
     if model.device_memory_bytes > device.memory_bytes or not _may_be_on(model, source.kind):
         return
-    way = _way(world.links, model, source.kind, nodes=nodes)
-    here_at, first_here_at = (max(at, known_at) for at in (pilots_at[number], min(pilots_at.values())))
+    way = _way(world.links, model, source.kind)
+    known_at = first_at[name]
+    here_at = max(pilots_at[number], known_at)
     begins_at = here_at + way.afresh_s
     first_s = again_s = way.afresh_s
     if model.awareness is not Awareness.NONE:
         again_s = min(way.kept_s, way.afresh_s)
         first_s = min(way.fetch_s + way.kept_s, way.afresh_s)
-        begins_at = min(begins_at, max(here_at + way.fetch_s, first_here_at + way.copy_s) + way.kept_s)
+        fetched_at = _fetched_at(world, model, number, pilots_at=pilots_at, first_at=first_at)
+        begins_at = min(begins_at, max(here_at, fetched_at) + way.kept_s)
     boot_s = _boot_s(source)
     if source.walltime_s and boot_s + first_s >= source.walltime_s:
         return
     stays = model.awareness is Awareness.FULL
     yield Place(
-        context=name, source=number, speed=device.speed, slots=model.slots if stays else 1,
+        context=name, source=number, speed=device.speed, slots=model.slots, at_once=model.slots if stays else 1,
         device_bytes=device.memory_bytes, memory_bytes=model.device_memory_bytes, starts_at=_starts_at(source),
         pilot_at=pilots_at[number], known_at=known_at, boot_s=boot_s, first_s=first_s, once_s=first_s if stays else 0.0,
         again_s=0.0 if stays else again_s, begins_at=begins_at, **_rates(model, device, source.kind),
     )  # fmt: skip
+
+
+def _fetched_at(
+    world: World, model: ContextModel, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
+) -> float:
+    """When a node of this source can have all files of a context. A file is wanted as soon as any context that is kept
+    on disk wants it; what is wanted from a time on is fetched after that."""
+    links, wanted_at = world.links, dict.fromkeys((files.name for files in model.files), math.inf)
+    for name, at in first_at.items():
+        if world.contexts[name].awareness is not Awareness.NONE:
+            wanted_at.update(
+                (f.name, min(at, wanted_at[f.name])) for f in world.contexts[name].files if f.name in wanted_at
+            )
+    nodes = sum(source.nodes * min(source.max_blocks, max(n for _, n in source.steps)) for source in world.sources)
+    all_read = min(links.shared, nodes * min(links.shared_node, links.network))
+    fetched_at = 0.0
+    for from_s in set(wanted_at.values()):
+        late = [files for files in model.files if wanted_at[files.name] >= from_s]
+        size, operations = sum(files.size_bytes for files in late), sum(files.operations for files in late)
+        copy_s = max(size / all_read, operations / (links.shared_operations or math.inf))
+        read_at = max(min(pilots_at.values()), from_s) + copy_s
+        fetched_at = max(fetched_at, max(pilots_at[number], from_s) + size / links.network, read_at)
+    return fetched_at
 
 
 def _rates(model: ContextModel, device: DeviceKind, kind: str) -> dict[str, float]:
@@ -109,7 +134,7 @@ def _rates(model: ContextModel, device: DeviceKind, kind: str) -> dict[str, floa
     return {"call_s": call_s / device.speed, "item_s": item_s / device.speed}
 
 
-def _way(links: Links, model: ContextModel, kind: str, *, nodes: int) -> _Way:
+def _way(links: Links, model: ContextModel, kind: str) -> _Way:
     size = sum(files.size_bytes for files in model.files)
     operations_s = sum(files.operations for files in model.files) / (links.shared_operations or math.inf)
     one_node = min(links.shared_node, links.network)
@@ -118,7 +143,6 @@ def _way(links: Links, model: ContextModel, kind: str, *, nodes: int) -> _Way:
     read_s = size / (max(links.memory, links.disk) if model.page_cache else links.disk)
     return _Way(
         fetch_s=size / links.network,
-        copy_s=max(size / min(links.shared, nodes * one_node), operations_s),
         kept_s=max(0.0, read_s + work_s),
         afresh_s=max(0.0, max(size / min(links.shared, one_node), operations_s) + work_s),
     )

@@ -168,7 +168,8 @@ class Network:
         transfer._entry = None
         self._settle(transfer)
         if transfer.left > 0 and transfer._flows:  # rounding of the time, or a path that costs nothing
-            transfer.moved[0] = transfer.moved.get(0, 0.0) + transfer.left
+            quickest = max(range(len(transfer._flows)), key=lambda place: transfer._flows[place].rate)
+            transfer.moved[quickest] = transfer.moved.get(quickest, 0.0) + transfer.left
         transfer.left = 0.0
         self._leave(transfer)
         transfer._flows = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import Awareness, ObjectRef
-from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec
+from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_manager import (
     CallEvicted,
@@ -19,12 +19,13 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
 )
 from stoker.manager.protocol.to_pilot import StartLibrary
-from stoker.manager.sim.agenda import Entry, cancel, due_at
 from stoker.manager.sim.calls_log import items_of
+from stoker.manager.sim.device import Work
 from stoker.manager.sim.flows import Transfer
 from stoker.manager.sim.log import Happened
 from stoker.pilot.core.library import LibraryState, State
 from stoker.pilot.core.turns import FirstCome
+from stoker.units import show_bytes
 
 if TYPE_CHECKING:
     from stoker.manager.sim.pilot import SimPilot
@@ -43,8 +44,8 @@ class SimLibrary:
         self._item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
         self.state = LibraryState(order.library, order.recipe, order.devices)
         self.turns: FirstCome[CallSpec] = FirstCome()
-        self.running: dict[CallId, tuple[CallSpec, float, Entry]] = {}
-        """Calls that run, when they began, and their ends."""
+        self.running: dict[CallId, tuple[CallSpec, Work]] = {}
+        self._device = pilot.computes[order.devices[0]]
         self.items = 0
         """Items that this process has begun."""
         self.ordered_at = pilot.sim.agenda.now
@@ -99,7 +100,12 @@ class SimLibrary:
     def _to_device(self) -> None:
         if self.state.state is State.GONE:
             return
-        self._move(self.model.device_memory_bytes, (self.pilot.machine.bus,), self._ready)
+        needed, promised = self.model.device_memory_bytes, self.pilot.ledger.held(self.number)
+        if promised < needed:
+            what = f"{show_bytes(needed)} of device memory are needed, {show_bytes(promised)} were promised"
+            self.end(failed=f"the loader of {self.recipe.name} ran out of memory: {what}")
+            return
+        self._move(needed, (self.pilot.machine.bus,), self._ready)
         if not self._moves:
             self._ready()
 
@@ -108,8 +114,7 @@ class SimLibrary:
             return
         self.state.move(State.READY)
         sim, model = self.pilot.sim, self.model
-        now, start_s = sim.agenda.now, model.start_s
-        memory = model.device_memory_bytes
+        now, start_s, memory = sim.agenda.now, float(model.start_s), int(model.device_memory_bytes)
         sim.log.note(
             now, Happened.LIBRARY_READY, library=self.number, pilot=self.pilot.number, value=now - self.ordered_at
         )
@@ -159,10 +164,10 @@ class SimLibrary:
             self._begin(turn[1])
 
     def _begin(self, spec: CallSpec) -> None:
-        sim, seconds = self.pilot.sim, self._seconds(spec)
-        now = sim.agenda.now
-        self.running[spec.call] = spec, now, sim.agenda.after(seconds, self._ended, spec, seconds)
-        sim.calls_log.began(now, spec, library=self.number, pilot=self.pilot.number)
+        sim, part = self.pilot.sim, 1 / self.recipe.slots
+        work = self._device.begin(self._seconds(spec), part=part, then=self._ended, args=(spec,))
+        self.running[spec.call] = spec, work
+        sim.calls_log.began(sim.agenda.now, spec, library=self.number, pilot=self.pilot.number)
 
     def _seconds(self, spec: CallSpec) -> float:
         """How long a call takes here, from its beginning, or from where it was evicted."""
@@ -175,12 +180,12 @@ class SimLibrary:
         self.items += items
         return seconds * (1.0 - _done_part(spec)) if spec.progress else seconds
 
-    def _ended(self, spec: CallSpec, seconds: float) -> None:
+    def _ended(self, spec: CallSpec) -> None:
         call, sim = spec.call, self.pilot.sim
-        del self.running[call]
+        _, work = self.running.pop(call)
         self.state.ended((call,))
         sim.calls_log.ended(sim.agenda.now, spec, library=self.number, pilot=self.pilot.number)
-        self.pilot.post_end(self.number, CallEnd(call, True, b"", seconds))
+        self.pilot.post_end(self.number, CallEnd(call, True, b"", self._device.ran_s(work)))
         if self.state.retires or (self.told_to_end and not self.running):
             self.end()
         else:
@@ -196,11 +201,9 @@ class SimLibrary:
         """Checkpoint a running call and give it back, if it runs."""
         if call not in self.running:
             return
-        spec, began_at, entry = self.running.pop(call)
-        whole = due_at(entry) - began_at
+        spec, work = self.running.pop(call)
         part = _done_part(spec)
-        part += (1.0 - part) * ((self.pilot.sim.agenda.now - began_at) / whole if whole else 1.0)
-        cancel(entry)
+        part += (1.0 - part) * self._device.stop(work)
         self.pilot.sim.calls_log.stopped(self.pilot.sim.agenda.now, (call,))
         self.state.returned((call,))
         self.pilot.post(CallEvicted(self.number, CallProgress(call, done=part, total=1.0, state=repr(part).encode())))
@@ -219,21 +222,22 @@ class SimLibrary:
         if not self.running:
             self.end()
 
-    def end(self) -> None:
-        """Its process is over; what it ran and held goes back."""
+    def end(self, *, failed: str = "") -> None:
+        """Its process is over; what it ran and held goes back. `failed`: why, if its loader did."""
         if self.state.state is State.GONE:
             return
         loading = self.state.state not in (State.READY, State.DRAINING)
         running = tuple(self.running)
         self.vanish()
         left = self.state.gone(running)
-        self.pilot.post(LibraryGone(self.number, None, loading, left.running, left.unstarted))
+        failure = Failure(FailureKind.CONTEXT, failed, pilot=self.pilot.id, library=self.number) if failed else None
+        self.pilot.post(LibraryGone(self.number, failure, loading, left.running, left.unstarted))
         self.pilot.forget(self)
 
     def vanish(self) -> None:
         """Stop everything of it, without a word."""
-        for _, _, entry in self.running.values():
-            cancel(entry)
+        for _, work in self.running.values():
+            self._device.stop(work)
         sim = self.pilot.sim
         sim.calls_log.stopped(sim.agenda.now, self.running)
         self.running.clear()

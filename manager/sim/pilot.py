@@ -14,6 +14,7 @@ from stoker.manager.core.events import FromPilot
 from stoker.manager.protocol import to_manager, to_pilot, wire
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
+from stoker.manager.sim.device import Device
 from stoker.manager.sim.fetching import Fetching
 from stoker.manager.sim.library import SimLibrary
 from stoker.manager.sim.log import Happened
@@ -37,10 +38,11 @@ class SimPilot:
         self.machine = Machine(self.id, sim.world.links)
         kind = sim.world.devices[source.kind]
         self.devices = tuple(
-            to_manager.DeviceFacts(DeviceId(f"gpu:{n}"), source.kind, kind.memory_bytes, speed=kind.speed)
+            to_manager.DeviceFacts(DeviceId(f"gpu:{n}"), source.kind, int(kind.memory_bytes), speed=kind.speed)
             for n in range(source.devices)
         )
         self.ledger = Ledger({device.device: device.memory_bytes for device in self.devices})
+        self.computes = {device.device: Device(sim.agenda) for device in self.devices}
         self.libraries: dict[LibraryId, SimLibrary] = {}
         self.fetching = Fetching(self)
         self.leaving = ""
@@ -164,7 +166,10 @@ class SimPilot:
             library.end()
 
     def _resize(self, number: LibraryId, size: int) -> None:
+        library = self.libraries.get(number)
         try:
+            if library is not None and size < library.model.device_memory_bytes:
+                raise ValueError("its context cannot be made smaller")
             self.ledger.resize(number, memory_bytes=size)
         except ValueError:
             size = self.ledger.held(number)
@@ -209,4 +214,4 @@ class SimPilot:
 
 def object_of(name: str, size_bytes: int) -> ObjectRef:
     """A set of files as an object that pilots hand on."""
-    return ObjectRef(name=name, size_bytes=size_bytes, source=f"/shared/{name}")
+    return ObjectRef(name=name, size_bytes=int(size_bytes), source=f"/shared/{name}")

@@ -77,6 +77,9 @@ class Files(_Part, frozen=True, forbid_unknown_fields=True):
 class ContextModel(_Part, frozen=True, forbid_unknown_fields=True):
     """What a context costs. Times in seconds by kind of device; the kind `""` stands for all that are not named.
 
+    `slots`: calls that a library runs at a time. As many run on a device at the speed that is given here; where more
+    run there at once, of this context or others, all are slowed down alike (`stoker.manager.sim.device`).
+
     A library starts (`start`), reads its files from where its awareness lets them lie, works on them (`load`), and
     moves `device_memory` over the bus. A call takes `call` and `item` for each of its items, divided by the device's
     speed; `item_cv` and `load_cv` are their spreads (a library's own, a call's own). In a fresh process the first

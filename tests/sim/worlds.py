@@ -16,12 +16,12 @@ NOW = Delays(message_s=Duration(0.0), back_s=Duration(1.0), poll_s=Duration(0.0)
 
 
 def model(
-    *, load_s: float = 10.0, item_s: float = 1.0, awareness: Awareness = Awareness.FULL, **more: Any
+    *, memory_gb: int = 8, load_s: float = 10.0, item_s: float = 1.0, awareness: Awareness = Awareness.FULL, **more: Any
 ) -> ContextModel:
-    """A context of 8 GB that loads in ten seconds and takes one for each item."""
+    """A context that loads in ten seconds and takes one for each item."""
     return ContextModel(
         awareness=awareness,
-        device_memory_bytes=Size(8_000_000_000),
+        device_memory_bytes=Size(memory_gb * 1_000_000_000),
         load_s={"": Duration(load_s)},
         item_s={"": Duration(item_s)},
         **more,

@@ -35,13 +35,18 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 1 when nothing explains the figures or something fails, 2 for what cannot be asked."""
+    """Returns the exit status: 1 when nothing explains the figures or something fails, 2 for what cannot be asked, 130
+    after Ctrl-C."""
     asked = _asked(arguments)
     try:
         return _reproduce(asked)
     except StokerError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    except KeyboardInterrupt:
+        again = f"; --keep-fits goes on with {asked.out / PARAMETERS}" if (asked.out / PARAMETERS).exists() else ""
+        sys.stderr.write(f"\nstopped: the page is as it was{again}\n")
+        return 130
 
 
 def _asked(arguments: list[str] | None) -> argparse.Namespace:
