@@ -10,7 +10,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check bench format clean
+.PHONY: help install run test check bench reproduce format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -39,6 +39,9 @@ check: $(STAMP) ## format, lint, types and import contracts (the tests are `make
 
 bench: $(STAMP) ## measure the engine against its peers; the numbers go into benchmarks/README.md
 	$(BIN)/python -m benchmarks $(ARGS)
+
+reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/reproduction/ anew (some minutes)
+	$(BIN)/python -m stoker.manager.study.reproduce $(ARGS)
 
 format: $(STAMP) ## put the code into its format, and mend what the linter can mend
 	$(BIN)/ruff format .
