@@ -42,7 +42,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
             lambda one: one["peak_gb"], bar=Bar(at_most=4, repeats=1),
         ),
         _line(
-            "1,500,000 requests of 5 ms, counted", _runs("short", min(3, times), say, quick=quick), "millions a minute",
+            "500,000 requests of 5 ms, counted", _runs("short", min(3, times), say, quick=quick), "millions a minute",
             lambda one: 60 * one["calls"] / one["spent_s"] / 1e6, bar=Bar(at_least=1, repeats=min(3, times)),
         ),
     ]  # fmt: skip

@@ -8,6 +8,7 @@ the end how long calls waited and took, in classes of 1 % width. `stoker.manager
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -20,6 +21,7 @@ EVERY_S = 1.0
 _CLASSES = 100.0
 """Classes of times for each factor of e."""
 _SHORTEST_S = 1e-6
+_AT_ONCE = 50_000
 
 
 class CallsLog(Protocol):
@@ -89,8 +91,7 @@ class CountedCalls:
         self._running: dict[int, float] = {}
         self._sums = [0.0] * len(Happened)
         self._ends = 0
-        self._waits: dict[int, int] = {}
-        self._takes: dict[int, int] = {}
+        self._waits, self._takes = _Times(), _Times()
         self._write_at = 0.0
         self._first = True
         """No call has come: the row for the first says when."""
@@ -110,7 +111,7 @@ class CountedCalls:
         self._running[call] = at_s
         if call in self._fresh:
             self._fresh.discard(call)
-            _count(self._waits, at_s - self._open[call])
+            self._waits.add(at_s - self._open[call])
         if call in self._open:
             self._add(at_s, Happened.CALLS_BEGAN)
 
@@ -121,7 +122,7 @@ class CountedCalls:
         if came_at is None:
             self._add(at_s, Happened.SECONDS_LOST, ran_s)
             return
-        _count(self._takes, at_s - came_at)
+        self._takes.add(at_s - came_at)
         self._add(at_s, Happened.SECONDS_USED, ran_s)
         self._add(at_s, Happened.CALLS_ENDED, items_of(spec))
         self._ends += 1
@@ -149,10 +150,10 @@ class CountedCalls:
         """Write what was not written, and the classes of times. What never began has waited until now."""
         self._write(at_s)
         for call in self._fresh:
-            _count(self._waits, at_s - self._open[call])
-        for what, counts in ((Happened.WAITED, self._waits), (Happened.TOOK, self._takes)):
-            for number in sorted(counts):
-                self._log.note(at_s, what, call=counts[number], value=_middle_s(number))
+            self._waits.add(at_s - self._open[call])
+        for what, times in ((Happened.WAITED, self._waits), (Happened.TOOK, self._takes)):
+            for seconds, count in times.counts():
+                self._log.note(at_s, what, call=count, value=seconds)
 
     def _add(self, at_s: float, what: Happened, more: float = 1.0) -> None:
         if at_s >= self._write_at:
@@ -175,9 +176,29 @@ def items_of(spec: CallSpec) -> int:
     return spec.features.items if spec.features is not None else 1
 
 
-def _count(counts: dict[int, int], seconds: float) -> None:
-    number = round(math.log(max(seconds, _SHORTEST_S)) * _CLASSES)
-    counts[number] = counts.get(number, 0) + 1
+class _Times:
+    """How often each class of times was seen. Times are kept as they come, and sorted into classes many at once."""
+
+    def __init__(self) -> None:
+        self.new: list[float] = []
+        self._counts: Counter[int] = Counter()
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        new = self.new
+        new.append(seconds)
+        if len(new) >= _AT_ONCE:
+            self._sort()
+
+    def counts(self) -> list[tuple[float, int]]:
+        """The middle of each class, in seconds, and how many are in it, by length."""
+        self._sort()
+        return [(_middle_s(number), count) for number, count in sorted(self._counts.items())]
+
+    def _sort(self) -> None:
+        log = math.log
+        self._counts.update([round(log(max(seconds, _SHORTEST_S)) * _CLASSES) for seconds in self.new])
+        self.new.clear()
 
 
 def _middle_s(number: int) -> float:

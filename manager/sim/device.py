@@ -49,13 +49,14 @@ class Device:
         """Of what it can compute; more than all of it where calls wait for each other."""
 
     def begin(self, seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]) -> Work:
-        """Run something that takes so long if it gets the part of the device that it wants; `then` hears of its end."""
+        """Run something that takes so long if it gets the part of the device that it wants. `then` is called when it
+        has ended, and says so with `done`."""
         work = Work(seconds, part, self._agenda.now, then, args)
         before = self._wanted
         self._works[work] = None
         self._wanted = before + part
         if self._wanted <= _ALL:
-            work._entry = self._agenda.after(seconds, self._ended, work)
+            work._entry = self._agenda.after(seconds, then, *args)
         else:
             self._share(before)
         return work
@@ -68,13 +69,10 @@ class Device:
         self._leave(work)
         return 1.0 - left_s / work.seconds if work.seconds else 1.0
 
-    def ran_s(self, work: Work) -> float:
-        """How long it has run, by the clock."""
-        return self._agenda.now - work._began_at if work._slowed else work.seconds
-
-    def _ended(self, work: Work) -> None:
+    def done(self, work: Work) -> float:
+        """It has ended. Gives back how long it has run, in seconds by the clock."""
         self._leave(work)
-        work._act(*work._args)
+        return self._agenda.now - work._began_at if work._slowed else work.seconds
 
     def _leave(self, work: Work) -> None:
         before = self._wanted
@@ -92,7 +90,7 @@ class Device:
             work._slowed = True
             if work._entry is not None:
                 cancel(work._entry)
-            work._entry = self._agenda.after(work._left_s * slower, self._ended, work)
+            work._entry = self._agenda.after(work._left_s * slower, work._act, *work._args)
 
     def _left_s(self, work: Work, wanted: float) -> float:
         """What is left of it, in seconds at full speed, if so much has been wanted since it was looked at last."""

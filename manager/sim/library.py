@@ -46,6 +46,7 @@ class SimLibrary:
         self.turns: FirstCome[CallSpec] = FirstCome()
         self.running: dict[CallId, tuple[CallSpec, Work]] = {}
         self._device = pilot.computes[order.devices[0]]
+        self._part = 1 / order.recipe.slots
         self.items = 0
         """Items that this process has begun."""
         self.ordered_at = pilot.sim.agenda.now
@@ -164,8 +165,8 @@ class SimLibrary:
             self._begin(turn[1])
 
     def _begin(self, spec: CallSpec) -> None:
-        sim, part = self.pilot.sim, 1 / self.recipe.slots
-        work = self._device.begin(self._seconds(spec), part=part, then=self._ended, args=(spec,))
+        sim = self.pilot.sim
+        work = self._device.begin(self._seconds(spec), part=self._part, then=self._ended, args=(spec,))
         self.running[spec.call] = spec, work
         sim.calls_log.began(sim.agenda.now, spec, library=self.number, pilot=self.pilot.number)
 
@@ -182,10 +183,10 @@ class SimLibrary:
 
     def _ended(self, spec: CallSpec) -> None:
         call, sim = spec.call, self.pilot.sim
-        _, work = self.running.pop(call)
+        ran_s = self._device.done(self.running.pop(call)[1])
         self.state.ended((call,))
         sim.calls_log.ended(sim.agenda.now, spec, library=self.number, pilot=self.pilot.number)
-        self.pilot.post_end(self.number, CallEnd(call, True, b"", self._device.ran_s(work)))
+        self.pilot.post_end(self.number, CallEnd(call, True, b"", ran_s))
         if self.state.retires or (self.told_to_end and not self.running):
             self.end()
         else:

@@ -31,7 +31,7 @@ class Clock:
     def begin(self, name: str, seconds: float, *, part: float = 1.0, at: float = 0.0) -> None:
         def ends(which: str) -> None:
             self.ended[which] = self.agenda.now
-            self.ran[which] = self.device.ran_s(self.works[which])
+            self.ran[which] = self.device.done(self.works[which])
 
         def begins() -> None:
             self.works[name] = self.device.begin(seconds, part=part, then=ends, args=(name,))
