@@ -11,9 +11,10 @@ its place in the call.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import torch
@@ -73,6 +74,12 @@ class CausalLM:
     def count_tokens(self, text: str) -> int:
         """The length of a prompt in tokens."""
         return len(self._encode([text])[0])
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[Runner]:
+        """The model for the caller alone, without gradients, for readings that are not among these methods."""
+        with self._turn, torch.inference_mode():
+            yield self._runner
 
     def forget_prefixes(self) -> None:
         """Free what is kept of earlier prompts."""

@@ -1,0 +1,111 @@
+"""What a model makes of texts that it reads is what one plain pass over each text alone says, in any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+transformers = pytest.importorskip("transformers", reason="Transformers is not installed")
+
+from stoker.contexts.engine import CausalLM  # noqa: E402  # it imports PyTorch
+from stoker.contexts.reading import mean_hidden, mean_losses  # noqa: E402
+
+SMALL = {
+    "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
+    "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: transformers.LlamaConfig(**SMALL, num_key_value_heads=2),
+    "gpt2": lambda: transformers.GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "sliding": lambda: transformers.MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=6),
+}
+TEXTS = ["a prompt", "b", "a prompt that is much longer than the others", "another"]
+SAMPLES = [("hot is to ", "cold"), ("", "yes"), ("up:", "d"), ("in a longer question, ", "no")]
+
+
+class Letters:
+    """A tokenizer whose tokens are characters."""
+
+    bos_token, eos_token_id, chat_template = None, 1, None
+
+    def __call__(self, texts: Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
+        assert not add_special_tokens
+        return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def engine(name: str) -> CausalLM:
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+    for weights in model.parameters():  # large enough that a wrong mask or position would show
+        if weights.dim() > 1:
+            weights.data.normal_(0, 0.3)
+    return CausalLM(model, Letters())
+
+
+@torch.inference_mode()
+def bare_loss(model: Any, prompt: str, sample: tuple[str, str]) -> float:
+    ids = [ord(letter) for letter in prompt + "".join(sample)]
+    logits = model(torch.tensor([ids]), use_cache=False).logits[0].float()
+    first = len(ids) - len(sample[1])
+    return float(torch.nn.functional.cross_entropy(logits[first - 1 : -1], torch.tensor(ids[first:])))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_losses_of_targets_alone(name: str) -> None:
+    model = engine(name)
+    expected = [np.mean([bare_loss(model.model, text[:20], sample) for sample in SAMPLES]) for text in TEXTS]
+    for batch_size in (1, 3):
+        found = mean_losses(model, TEXTS, SAMPLES, most_tokens=20, batch_size=batch_size)
+        assert found == pytest.approx(expected, abs=2e-3)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_mean_hidden_states(name: str) -> None:
+    model, seen = engine(name), []
+    found = mean_hidden(model, TEXTS, most_tokens=20, seen=seen.append)
+    assert found.shape == (4, 32)
+    assert seen[-1] == 4
+    with torch.inference_mode():
+        for text, one in zip(TEXTS, found, strict=True):
+            ids = torch.tensor([[ord(letter) for letter in text[:20]]])
+            states = model.model.base_model(ids, use_cache=False).last_hidden_state[0]
+            assert np.allclose(one, states.mean(dim=0).numpy(), atol=2e-3)
+
+
+def test_what_cannot_be_read_is_told() -> None:
+    model = engine("llama")
+    assert mean_losses(model, [], SAMPLES, most_tokens=8) == []
+    assert mean_hidden(model, [], most_tokens=8).shape == (0, 0)
+    for prompts, samples, says in (
+        (["", "b"], SAMPLES, "prompt 0 is empty"),
+        (["a"], [], "no samples"),
+        (["a"], [("in", "out"), ("in", "")], "target of sample 1 is empty"),
+        (["a" * 30], [("in", "out"), ("x" * 30, "y" * 10)], "sample 1 comes to 70 tokens with a prompt of 30"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            mean_losses(model, prompts, samples, most_tokens=40)
+    with pytest.raises(ValueError, match="text 1 is empty"):
+        mean_hidden(model, ["a", ""], most_tokens=8)
+    with pytest.raises(ValueError, match="list of texts"):
+        mean_hidden(model, "a text", most_tokens=8)
+
+
+def test_a_prompt_longer_than_the_context_window_is_read_as_far_as_asked() -> None:
+    model = engine("llama")
+    long = "abcdefgh" * 10_000
+    assert mean_losses(model, [long, long[:20]], SAMPLES, most_tokens=20)[0] == pytest.approx(
+        mean_losses(model, [long[:20]], SAMPLES, most_tokens=20)[0], abs=1e-4
+    )
+    assert np.allclose(mean_hidden(model, [long], most_tokens=20), mean_hidden(model, [long[:20]], most_tokens=20))
