@@ -1,6 +1,6 @@
 """Rows of a CSV, JSONL or Parquet file, each with the place it came from, so that a bad row can be named.
 
-The ending decides the format (`.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.parquet`; `.csv.gz` and `.jsonl.gz` too).
+The ending decides the format (`.csv`, `.tsv`, `.jsonl`, `.ndjson`, `.parquet`; `.csv.gz`, `.jsonl.gz` and `.xz` too).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import csv
 import gzip
 import hashlib
 import json
+import lzma
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -47,10 +48,11 @@ def read_rows(path: Path) -> Iterator[Row]:
             yield from _csv(path, delimiter=_DELIMITERS[kind])
         else:
             yield from _jsonl(path)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})", file=str(path)) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}", file=str(path)) from None
+    except UnicodeDecodeError:
+        raise _not_text(path) from None
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read: {why}", file=str(path)) from None
 
 
 def digest_file(path: Path) -> str:
@@ -77,7 +79,7 @@ def text_field(row: Row, field: str, *, file: Path) -> str:
 
 def _kind(path: Path) -> str:
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] == ".gz":
+    if suffixes and suffixes[-1] in (".gz", ".xz"):
         suffixes.pop()
     kind = suffixes[-1] if suffixes else ""
     if kind not in _KINDS:
@@ -88,7 +90,22 @@ def _kind(path: Path) -> str:
 def _open(path: Path) -> IO[str]:
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    if path.suffix.lower() == ".xz":
+        return lzma.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
+
+
+def _not_text(path: Path) -> ConfigError:
+    """Which line it is: the decoder that failed was given pieces of the file, and knows of no lines."""
+    opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    with opened(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                where = f"line {number}: is not UTF-8 text ({error.reason} at byte {error.start + 1} of the line)"
+                return ConfigError(f"{path}: {where}", file=str(path), line=number)
+    return ConfigError(f"{path}: is not UTF-8 text", file=str(path))
 
 
 def _jsonl(path: Path) -> Iterator[Row]:

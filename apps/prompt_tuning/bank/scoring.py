@@ -1,0 +1,77 @@
+"""Features and scores of prompts from a causal language model that is loaded: what runs beside the model.
+
+The feature of a prompt (§4.3.1, "activation features") is the mean over its tokens of the model's last hidden state.
+The paper says no more than that it is taken from the model that will be tuned. The last layer, since the score is
+computed from it alone; the mean, since the last token of a prompt says what its punctuation is; scaled dimensions
+(`features.py`), since otherwise a few decide.
+
+Of a long prompt the first 64 tokens count, for its feature and for its score: a soft prompt that is made from a text
+takes as many of its tokens as it has places, some dozens, and the rest of the text never gets to the model. The
+longest of the shipped candidates has 50,000 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from stoker.apps.prompt_tuning.bank.build import Reader
+from stoker.apps.prompt_tuning.bank.lookup import Score
+from stoker.apps.prompt_tuning.bank.medoids import Array
+from stoker.chance import Stream
+
+if TYPE_CHECKING:
+    from stoker.contexts.engine import CausalLM
+
+TOKENS = 64
+"""Of each prompt, how many tokens are read."""
+SAMPLES = 16
+"""Evaluation samples of a score (§4.3.2)."""
+
+
+def reading_of(*, tokens: int = TOKENS) -> str:
+    """How features are read, for the bank's file: one that was read otherwise is another bank."""
+    return f"mean last hidden state, first {tokens} tokens"
+
+
+def reader(model: CausalLM, *, tokens: int = TOKENS) -> Reader:
+    """Features of texts from this model, in batches."""
+    from stoker.contexts.reading import mean_hidden
+
+    def read(texts: Sequence[str]) -> Array:
+        return mean_hidden(model, texts, most_tokens=tokens)
+
+    return read
+
+
+def scorer(
+    model: CausalLM,
+    samples: Sequence[tuple[str, str]],
+    *,
+    tokens: int = TOKENS,
+    batch_size: int = 4,
+    seen: Callable[[int], None] | None = None,
+) -> Score:
+    """Equation 1 over these samples (input, target): the mean loss of the targets, prompt and input before them.
+
+    `batch_size` prompts are computed at a time, each once for all samples. `seen` is told how many prompts were scored.
+    The scorer raises ValueError for samples that the model cannot read, naming the sample.
+    """
+    from stoker.contexts.reading import mean_losses
+
+    def score(prompts: Sequence[str]) -> list[float]:
+        losses = mean_losses(model, prompts, samples, most_tokens=tokens, batch_size=batch_size)
+        if seen is not None:
+            seen(len(prompts))
+        return losses
+
+    return score
+
+
+def evaluation_samples(
+    samples: Sequence[tuple[str, str]], *, count: int = SAMPLES, seed: int = 0
+) -> list[tuple[str, str]]:
+    """At most `count` of a task's samples, drawn without return, in their own order: the same for the same seed."""
+    draw = Stream(seed, "evaluation samples")
+    order = sorted(range(len(samples)), key=draw.uniform)[:count]
+    return [samples[place] for place in sorted(order)]

@@ -1,0 +1,223 @@
+"""The bank's structure over made-up features: who is where, who comes and who goes; and the search in it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from stoker.apps.prompt_tuning.bank.candidate import Candidate, key_of
+from stoker.apps.prompt_tuning.bank.layers import Did, Insertion, Layers, build
+from stoker.apps.prompt_tuning.bank.lookup import brute_force, default_limit, look_up, two_layers
+from stoker.apps.prompt_tuning.bank.medoids import Array, cosine_distances
+from stoker.errors import StokerError
+
+WIDTH = 6
+
+
+def features(count: int, seed: int = 0) -> Array:
+    """Half of them in one place, as in real banks: one cluster is large."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(count, WIDTH))
+    rows[: count // 2] = 3.0 + rng.normal(scale=0.2, size=(count // 2, WIDTH))
+    return rows.astype(np.float32)
+
+
+def bank(count: int, *, k: int = 8, capacity: int = 3000, seed: int = 0, largest_group: int = 6) -> Layers:
+    candidates = [Candidate(text=f"prompt {number}") for number in range(count)]
+    return build(candidates, features(count, seed), k=k, capacity=capacity, largest_group=largest_group)
+
+
+def insert(layers: Layers, text: str, feature: Array) -> Insertion:
+    candidate, vector = Candidate(text=text), layers.scale.unit(feature[None])[0]
+    insertion = layers.plan(candidate, vector)
+    layers.apply(candidate, vector, insertion)
+    return insertion
+
+
+def validate(layers: Layers) -> None:
+    there = Counter(key for members in layers.clusters for key in members)
+    assert set(there) == set(layers.candidates) == set(layers.vectors)
+    assert set(there.values()) == {1}
+    assert all(layers.clusters)
+    for number, members in enumerate(layers.clusters):
+        assert {layers.cluster_of(key) for key in members} == {number}
+    for number, group in layers.tops():
+        assert group.representative == layers.clusters[number][0]
+        waiting = [group]
+        while waiting:
+            one = waiting.pop()
+            parts = layers.parts(number, one)
+            assert bool(parts) == (len(one.members) > layers.largest_group)
+            if parts:
+                assert Counter(key for part in parts for key in part.members) == Counter(one.members)
+                waiting.extend(parts)
+
+
+class Bank(RuleBasedStateMachine):
+    """Any order of insertions, new texts and old ones, below the capacity and at it."""
+
+    @initialize(count=st.integers(1, 40), k=st.integers(1, 8), room=st.integers(0, 5), seed=st.integers(0, 99))
+    def made(self, count, k, room, seed):
+        self.layers = bank(count, k=k, capacity=max(1, count - 2 + room), seed=seed)
+        self.tops = [members[0] for members in self.layers.clusters]
+        self.most = max(len(self.layers), self.layers.capacity)
+
+    @rule(number=st.integers(0, 80), seed=st.integers(0, 99), far=st.floats(0.01, 5))
+    def inserted(self, number, seed, far):
+        key, before = key_of(f"prompt {number}"), dict(self.layers.candidates)
+        feature = far * np.random.default_rng(seed).normal(size=WIDTH).astype(np.float32)
+        did = insert(self.layers, f"prompt {number}", feature).did
+        assert (did is Did.UPDATED) == (key in before)
+        assert (key in self.layers) == (did is not Did.REFUSED)
+        assert did is Did.ADDED or set(self.layers.candidates) == set(before)
+
+    @invariant()
+    def holds(self):
+        validate(self.layers)
+        assert len(self.layers) <= self.most
+        assert [members[0] for members in self.layers.clusters] == self.tops
+
+
+Bank.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestBank = Bank.TestCase
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    count=st.integers(1, 90),
+    k=st.integers(1, 12),
+    limit=st.sampled_from([0, *range(2, 120)]),
+    seed=st.integers(0, 99),
+    nan=st.booleans(),
+)
+def test_a_lookup_scores_nothing_twice_and_keeps_its_limit(count, k, limit, seed, nan):
+    layers = bank(count, k=k, seed=seed)
+    losses = {f"prompt {number}": loss for number, loss in enumerate(np.random.default_rng(seed).random(count))}
+    if nan and count > 1:
+        losses["prompt 0"] = math.nan
+    asked: list[str] = []
+
+    def score(texts):
+        asked.extend(texts)
+        return [losses[text] for text in texts]
+
+    found = look_up(layers, score, limit=limit)
+    assert len(asked) == len(set(asked)) == found.scores == sum(found.steps)
+    assert found.scores <= max(limit or default_limit(layers), len(layers.clusters))
+    assert {layers.candidates[members[0]].text for members in layers.clusters} <= set(asked)
+    assert found.loss == min(losses[text] for text in asked if not math.isnan(losses[text]))
+    assert losses[found.candidate.text] == found.loss
+    if limit >= count:
+        assert found.scores == count
+        assert found.loss == brute_force(layers, score).loss
+
+
+def test_a_large_cluster_costs_what_the_limit_says():
+    layers = bank(600, k=10, largest_group=16)
+    largest = max(layers.clusters, key=len)
+    assert len(largest) > 200
+    target = layers.vectors[largest[150]]
+
+    def score(texts):  # the best prompt is one of the large cluster
+        return [float(cosine_distances(layers.vectors[key_of(text)][None], target[None])[0, 0]) for text in texts]
+
+    assert two_layers(layers, score).scores == 10 + len(largest) - 1
+    found = look_up(layers, score, limit=60)
+    assert found.scores == 60
+    assert found.loss < 1e-6
+
+
+def test_the_second_best_cluster_is_looked_into():
+    """The best prompt's representative is not the best one: two layers cannot find it, best bin first does."""
+    layers = bank(200, k=8)
+    first, second = sorted(range(8), key=lambda number: len(layers.clusters[number]))[-2:]
+    losses = dict.fromkeys(layers.candidates, 5.0)
+    losses |= {layers.clusters[first][0]: 2.0, layers.clusters[second][0]: 1.9, layers.clusters[first][-1]: 0.5}
+
+    def score(texts):
+        return [losses[key_of(text)] for text in texts]
+
+    assert two_layers(layers, score).loss == 1.9
+    assert look_up(layers, score, limit=150).loss == 0.5
+
+
+def test_a_short_list_is_in_order():
+    found = look_up(bank(40), lambda texts: [float(text.split()[1]) for text in texts], limit=40)
+    best = found.best(5)
+    assert best == [key_of(f"prompt {number}") for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "says"), [(lambda texts: [1.0], "gave 1 losses"), (lambda texts: [math.nan] * len(texts), "none of")]
+)
+def test_a_scorer_that_fails_is_told(losses, says):
+    with pytest.raises(StokerError, match=says):
+        look_up(bank(30), losses)
+
+
+def test_a_full_bank_lets_the_one_nearest_to_the_representative_go():
+    layers = bank(60, k=4, capacity=60)
+    top, *others = layers.clusters[1]
+
+    def distance(key):
+        return float(cosine_distances(layers.vectors[key][None], layers.vectors[top][None])[0, 0])
+
+    nearest, far = min(others, key=distance), max(others, key=distance)
+    newcomer = Candidate(text="new")
+    insertion = layers.plan(newcomer, layers.vectors[far])
+    assert insertion == Insertion(did=Did.ADDED, cluster=1, removed=nearest)
+    assert layers.plan(newcomer, layers.vectors[top]).did is Did.REFUSED
+
+
+def test_a_cluster_of_one_can_grow_in_a_full_bank():
+    layers = bank(40, k=40, capacity=41)
+    assert insert(layers, "one more", features(40)[3]).did is Did.ADDED
+    assert len(layers.clusters[layers.cluster_of(key_of("one more"))]) == 2
+    alone = next(members[0] for members in layers.clusters if len(members) == 1)
+    insertion = layers.plan(Candidate(text="like nothing else"), layers.vectors[alone])
+    assert insertion == Insertion(Did.ADDED, layers.cluster_of(alone), removed=key_of("one more"))
+
+
+def test_a_bank_of_representatives_alone_refuses():
+    layers = bank(5, k=9, capacity=5)
+    assert insert(layers, "sixth", features(5)[0]).did is Did.REFUSED
+    assert len(layers) == 5
+
+
+def test_the_newer_record_of_a_text_stays():
+    layers = bank(10)
+    tuned = Candidate(text="  prompt 3\n", task="sentiment", metric="accuracy", value=0.9)
+    insertion = layers.plan(tuned, layers.vectors[tuned.key])
+    layers.apply(tuned, layers.vectors[tuned.key], insertion)
+    assert insertion.did is Did.UPDATED
+    assert len(layers) == 10
+    assert layers.candidates[tuned.key].value == 0.9
+
+
+def test_more_candidates_than_the_capacity_are_trimmed_from_the_largest_cluster():
+    whole, trimmed = bank(100, k=5), bank(100, k=5, capacity=80)
+    validate(trimmed)
+    assert len(trimmed) == 80
+    assert [members[0] for members in trimmed.clusters] == [members[0] for members in whole.clusters]
+    assert max(map(len, trimmed.clusters)) < max(map(len, whole.clusters))
+
+
+def test_features_that_are_no_numbers_are_refused():
+    broken = features(4)
+    broken[2, 1] = math.inf
+    with pytest.raises(ValueError, match="float32"):
+        build([Candidate(text=str(number)) for number in range(4)], broken)
+    with pytest.raises(ValueError, match="0 candidates"):
+        build([], features(0))
+
+
+def test_features_that_are_all_the_same_make_a_bank():
+    layers = build([Candidate(text=str(number)) for number in range(9)], np.ones((9, WIDTH), dtype=np.float32), k=3)
+    validate(layers)
+    assert insert(layers, "another", np.ones(WIDTH, dtype=np.float32)).did is Did.ADDED

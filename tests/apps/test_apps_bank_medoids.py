@@ -1,0 +1,83 @@
+"""K-medoids: as good as any single swap can make it, near the best there is, and the same every time."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.apps.prompt_tuning.bank.medoids import Array, assign, cosine_distances, cost, k_medoids
+
+
+def points(count: int, seed: int, *, width: int = 5, copies: int = 0) -> Array:
+    """Unit rows; the first `copies` are the same."""
+    rows = np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32)
+    rows[:copies] = rows[0]
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+
+
+def distances_of(count: int, seed: int, *, copies: int = 0) -> Array:
+    rows = points(count, seed, copies=copies)
+    distances = cosine_distances(rows, rows)
+    np.fill_diagonal(distances, 0.0)
+    return distances
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(1, 30), k=st.integers(1, 8), seed=st.integers(0, 10**6), copies=st.integers(0, 12))
+def test_no_swap_of_one_medoid_would_be_better(count, k, seed, copies):
+    distances = distances_of(count, seed, copies=min(copies, count))
+    medoids, owners = k_medoids(distances, k=k)
+    assert list(medoids) == sorted(set(medoids))
+    assert len(medoids) == min(k, count)
+    assert list(owners[medoids]) == list(range(len(medoids)))
+    near = distances[:, medoids]
+    assert np.allclose(near[np.arange(count), owners], near.min(axis=1))
+    found = cost(distances, medoids)
+    for out, point in itertools.product(range(len(medoids)), set(range(count)) - set(medoids)):
+        swapped = np.array([*np.delete(medoids, out), point])
+        assert cost(distances, swapped) >= found - 1e-4
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nearly_the_best_of_all_choices(seed):
+    distances = distances_of(12, seed)
+    best = min(cost(distances, np.array(some)) for some in itertools.combinations(range(12), 3))
+    assert cost(distances, k_medoids(distances, k=3)[0]) <= 1.1 * best
+
+
+def test_clusters_that_are_apart_are_found():
+    rng = np.random.default_rng(7)
+    centres = np.eye(6, dtype=np.float32)
+    rows = np.repeat(centres, 40, axis=0) + rng.normal(scale=0.05, size=(240, 6)).astype(np.float32)
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    order = rng.permutation(240)
+    distances = cosine_distances(rows[order], rows[order])
+    _, owners = k_medoids(distances, k=6)
+    assert len({(int(owner), int(place) // 40) for owner, place in zip(owners, order, strict=True)}) == 6
+
+
+def test_the_same_distances_give_the_same_medoids():
+    first, again = (k_medoids(distances_of(200, 3), k=12)[0] for _ in range(2))
+    assert list(first) == list(again)
+
+
+def test_equal_points_have_as_many_medoids_as_asked():
+    distances = np.zeros((5, 5), dtype=np.float32)
+    medoids, owners = k_medoids(distances, k=3)
+    assert len(set(medoids)) == 3
+    assert set(owners) <= {0, 1, 2}
+
+
+def test_ties_go_to_the_first_medoid():
+    distances = np.ones((3, 3), dtype=np.float32) - np.eye(3, dtype=np.float32)
+    assert list(assign(distances, np.array([0, 1]))) == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("count", "k"), [(0, 3), (3, 0)])
+def test_nothing_is_refused(count, k):
+    with pytest.raises(ValueError, match="1 or more"):
+        k_medoids(np.zeros((count, count), dtype=np.float32), k=k)
