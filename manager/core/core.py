@@ -184,6 +184,9 @@ class Core:
 
     def apply(self, plan: Sequence[Action], *, seam: str) -> None:
         """Carry out a policy's actions, in order."""
+        if not isinstance(plan, Sequence):
+            self.illegal(PolicyError(f"{plan!r} is no plan: that is a sequence of actions, () for none"), seam=seam)
+            return
         for action in plan:
             try:
                 actions.apply(self, action, seam=seam)

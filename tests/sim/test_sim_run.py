@@ -180,14 +180,15 @@ class _Odd(HottestFirst):
         self.answer = answer
 
     def pull(self, view, library):  # type: ignore[no-untyped-def]
-        return (self.answer,)
+        return self.answer
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        ("load it", "'load it' is no action"),
-        (Unload(LibraryId(99), "unknown"), r"there is no library 99; dispatch wanted Unload\(library=99"),
+        (None, "None is no plan: that is a sequence of actions"),
+        (("load it",), "'load it' is no action"),
+        ((Unload(LibraryId(99), "unknown"),), r"there is no library 99; dispatch wanted Unload\(library=99"),
     ],
 )
 def test_an_answer_that_names_nothing_stops_the_run_with_the_plan(answer: object, why: str) -> None:
