@@ -182,10 +182,10 @@ class Core:
         self.state.timers[key] = at
         self.out.append(SetTimer(at, key))
 
-    def apply(self, plan: Sequence[Action], *, seam: str) -> None:
+    def apply(self, plan: Sequence[Action] | None, *, seam: str) -> None:
         """Carry out a policy's actions, in order."""
-        if not isinstance(plan, Sequence):
-            self.illegal(PolicyError(f"{plan!r} is no plan: that is a sequence of actions, () for none"), seam=seam)
+        if plan is None:  # a slip that policies of other people's own make
+            self.illegal(PolicyError("None is no plan: that is a sequence of actions, () for none"), seam=seam)
             return
         for action in plan:
             try:
