@@ -87,21 +87,20 @@ def _kind(path: Path) -> str:
     return kind
 
 
-def _open(path: Path) -> IO[str]:
+def _open(path: Path, *, errors: str = "strict") -> IO[str]:
     if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+        return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors, newline="")
     if path.suffix.lower() == ".xz":
-        return lzma.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+        return lzma.open(path, "rt", encoding="utf-8-sig", errors=errors, newline="")
+    return path.open(encoding="utf-8-sig", errors=errors, newline="")
 
 
 def _not_text(path: Path) -> ConfigError:
     """Which line it is: the decoder that failed was given pieces of the file, and knows of no lines."""
-    opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
-    with opened(path, "rb") as file:
+    with _open(path, errors="surrogateescape") as file:
         for number, line in enumerate(file, start=1):
             try:
-                line.decode("utf-8")
+                line.encode("utf-8", "surrogateescape").decode("utf-8")
             except UnicodeDecodeError as error:
                 where = f"line {number}: is not UTF-8 text ({error.reason} at byte {error.start + 1} of the line)"
                 return ConfigError(f"{path}: {where}", file=str(path), line=number)

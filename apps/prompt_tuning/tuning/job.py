@@ -1,0 +1,236 @@
+"""A prompt-tuning job: the attributes of PromptTuner's Table 3, from Python or from a TOML file.
+
+    name = "facts"
+    model = "models/SmolLM2-135M"       a folder, a .gguf file or a name on the hub; empty: the small default model
+
+    [data]
+    path = "train.jsonl"                CSV, JSONL or Parquet with an input and a target a row
+    input = "input"                     the names of the two fields
+    target = "target"
+    template = "\\n{input}\\n"            what stands between the prompt and the target
+    evaluation_samples = 16             how many decide whether the target is reached
+    held_out = 0.2                      the share that the result is measured on in the end
+
+    [prompt]
+    initial = "Say whether it is true." what the soft prompt begins as; empty: the prompt bank finds one
+    virtual_tokens = 0                  how long it is; 0: as the initial prompt, at most 64
+
+    [until]
+    metric = "accuracy"                 or "rouge-l", "bleu", "loss"
+    reach = 0.9                         stop when it is there; left out: run all iterations
+    iterations = 500                    at most
+    evaluate_every = 10
+    slo = "15 min"                      from submission; or deadline = 2030-01-31T18:00:00+01:00
+
+    [training]
+    batch = 16                          samples an iteration, over all devices
+    micro_batch = 0                     of these at most so many at a time on a device; 0: all
+    learning_rate = 0.01
+    optimizer = "adamw"                 or "sgd"
+    seed = 0
+    checkpoint_every = "30 s"
+
+Every setting but `path` may be left out. Metrics are shares from 0 to 1; the loss is nats a target token.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import hashlib
+import os
+import re
+import time
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from stoker.config import read_unit
+from stoker.config_errors import explain
+from stoker.config_lines import line_of
+from stoker.errors import ConfigError
+from stoker.site import Duration
+from stoker.units import show_seconds
+
+PLACE = "{input}"
+"""Where the input stands in a template."""
+
+
+class Metric(enum.Enum):
+    """What says how good a prompt is."""
+
+    ACCURACY = "accuracy"
+    """Share of samples whose target is, token for token and with its end, what the model writes by itself."""
+    ROUGE = "rouge-l"
+    """ROUGE-L: F1 of the longest common subsequence of words, mean over samples."""
+    BLEU = "bleu"
+    """Corpus BLEU of up to four words, from 0 to 1."""
+    LOSS = "loss"
+    """Mean negative log-likelihood of a target token, in nats: the one of which less is better."""
+
+    def better(self, one: float, other: float) -> bool:
+        """Whether `one` is strictly better than `other`."""
+        return one < other if self is Metric.LOSS else one > other
+
+    def reached(self, value: float, target: float | None) -> bool:
+        """Whether `value` is as good as the target (never, without one)."""
+        return target is not None and (value == target or self.better(value, target))
+
+
+class Optimizer(enum.Enum):
+    """What makes a step of a gradient."""
+
+    ADAMW = "adamw"
+    """AdamW without weight decay."""
+    SGD = "sgd"
+    """Stochastic gradient descent with momentum 0.9."""
+
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
+
+
+class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The data set, and how its rows become text."""
+
+    path: str
+    input: str = "input"
+    target: str = "target"
+    template: str = f"\n{PLACE}\n"
+    evaluation_samples: Count = 16
+    held_out: Annotated[float, msgspec.Meta(gt=0.0, lt=0.9)] = 0.2
+
+    def __post_init__(self) -> None:
+        places = self.template.count(PLACE)
+        if places != 1:
+            raise ValueError(f"template must have the place {PLACE} once, and has it {places} times")
+        if self.input == self.target:
+            raise ValueError(f"target and input are the same field, {self.target!r}")
+
+
+class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The initial prompt, and the length of the soft prompt in tokens (0: its own, at most 64)."""
+
+    initial: str = ""
+    virtual_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
+
+
+class Until(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Termination condition and deadline. `slo_s` counts from submission (0: none)."""
+
+    metric: Metric = Metric.ACCURACY
+    reach: float | None = None
+    iterations: Count = 500
+    evaluate_every: Count = 10
+    slo_s: Duration = msgspec.field(default=Duration(0.0), name="slo")
+    deadline: datetime.datetime | None = None
+
+    def __post_init__(self) -> None:
+        if self.reach is not None:
+            metric = self.metric.value
+            if self.metric is Metric.LOSS and not 0 < self.reach < float("inf"):
+                raise ValueError(f"reach = {self.reach:g} can never be reached: a loss is above 0")
+            if self.metric is not Metric.LOSS and not 0 < self.reach <= 1:
+                hint = f"; write {self.reach / 100:g} for {self.reach:g} %" if 1 < self.reach <= 100 else ""
+                why = "can never be reached" if not self.reach <= 0 else "is no target"
+                raise ValueError(f"reach = {self.reach:g} {why}: {metric} goes from 0 to 1{hint}")
+        if self.slo_s and self.deadline is not None:
+            raise ValueError("deadline and slo say the same in two ways; leave one out")
+        if not self.slo_s >= 0:
+            raise ValueError("slo must be a duration of more than nothing")
+
+
+class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hyperparameters, and how often a checkpoint is written."""
+
+    batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 16
+    micro_batch: Annotated[int, msgspec.Meta(ge=0, le=65_536)] = 0
+    learning_rate: Annotated[float, msgspec.Meta(gt=0.0, le=100.0)] = 0.01
+    optimizer: Optimizer = Optimizer.ADAMW
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    checkpoint_every_s: Duration = msgspec.field(default=Duration(30.0), name="checkpoint_every")
+
+
+class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One job. Its result is the tuned prompt (`result.Tuned`)."""
+
+    data: Data
+    name: str = ""
+    model: str = ""
+    prompt: Prompt = Prompt()
+    until: Until = Until()
+    training: Training = Training()
+
+    def deadline_s(self, *, submitted_s: float) -> float | None:
+        """When it should be done, in seconds since the epoch; None if it has no deadline. A time without a zone is
+        local time."""
+        if self.until.deadline is not None:
+            return self.until.deadline.timestamp()
+        return submitted_s + self.until.slo_s if self.until.slo_s else None
+
+    def refuse_past(self, *, now_s: float, file: str = "", line: int = 0) -> None:
+        """Raises ConfigError when the deadline is over already."""
+        deadline = self.until.deadline
+        if deadline is not None and deadline.timestamp() <= now_s:
+            ago = show_seconds(now_s - deadline.timestamp())
+            where = f"{file}: line {line}: " if file else ""
+            raise ConfigError(
+                f"{where}[until] deadline = {deadline.isoformat()} was {ago} ago; give a later one,"
+                ' or a time from now on: slo = "15 min"',
+                file=file, line=line, key="deadline",
+            )  # fmt: skip
+
+
+def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job:
+    """The job in a TOML file. Paths in it count from its folder. `now_s` is what its deadline is compared with.
+
+    Raises ConfigError with facts `file`, `line` and `key`, where known.
+    """
+    path = Path(path).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file", file=str(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
+    return parse_job(text, file=str(path), folder=path.absolute().parent, now_s=now_s)
+
+
+def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None) -> Job:
+    """The job that `text` describes; `file` is what an error calls it. Raises ConfigError."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"\(at line (\d+)", str(error))
+        line = int(found[1]) if found else text.count("\n") + 1
+        problem = re.sub(r" \(at .*\)$", "", str(error))
+        raise ConfigError(f"{file}: line {line}: not TOML: {problem}", file=file, line=line) from None
+    try:
+        job: Job = msgspec.convert(data, type=Job, dec_hook=read_unit)
+    except msgspec.ValidationError as error:
+        fault = explain(str(error), text=text, root=Job, shapes={}, data=data, read=read_unit)
+        raise ConfigError(
+            f"{file}: line {fault.line}: {fault.problem}", file=file, line=fault.line, key=fault.key
+        ) from None
+    line = line_of(("until", "deadline"), text)
+    job.refuse_past(now_s=time.time() if now_s is None else now_s, file=file, line=line)
+    return _with_absolute_paths(job, folder)
+
+
+def _with_absolute_paths(job: Job, folder: Path) -> Job:
+    """A model that is no file or folder there is a name on the hub, and stays as it is."""
+    model = str(folder / job.model) if job.model and (folder / job.model).exists() else job.model
+    data = msgspec.structs.replace(job.data, path=str(folder / Path(job.data.path).expanduser()))
+    return msgspec.structs.replace(job, model=model, data=data)
+
+
+def digest_job(job: Job, *more: Any) -> str:
+    """16 hex digits of what decides the numbers of a run: not the job's name, deadline or limit of iterations, nor how
+    often it is saved, nor on how many devices it runs."""
+    until = (job.until.metric, job.until.evaluate_every)
+    training = msgspec.structs.replace(job.training, checkpoint_every_s=Duration(0.0), micro_batch=0)
+    data = msgspec.structs.replace(job.data, path="")
+    said = msgspec.json.encode((data, job.prompt, until, training, more), enc_hook=float)
+    return hashlib.sha256(said).hexdigest()[:16]

