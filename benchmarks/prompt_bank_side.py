@@ -1,0 +1,204 @@
+"""The side of `prompt_bank` that has the model: builds the bank, scores every candidate, makes the lookups."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.paired import ROOT, machine
+from stoker.apps.common.record_log import RecordLog
+from stoker.apps.prompt_tuning.bank import scoring
+from stoker.apps.prompt_tuning.bank.build import ensure_bank
+from stoker.apps.prompt_tuning.bank.candidate import Candidate, read_candidates
+from stoker.apps.prompt_tuning.bank.layers import CLUSTERS, Layers
+from stoker.apps.prompt_tuning.bank.lookup import Found, Score, brute_force, look_up, two_layers
+from stoker.chance import Stream
+from stoker.contexts import ambient
+from stoker.contexts.causal_lm import default_model, load
+from stoker.contexts.state import state_folder
+
+DATA = ROOT.parent / "shared" / "data"
+PROMPTS = DATA / "prompts" / "prompt_bank.jsonl.xz"
+Pairs = list[tuple[str, str]]
+WORDS = {"SUPPORTS": " true", "REFUTES": " false", "NOT ENOUGH INFO": " unknown", "NOT_ENOUGH_INFO": " unknown",
+         "DISPUTED": " disputed"}  # fmt: skip
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    data = path.read_bytes()
+    return [json.loads(line) for line in (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()]
+
+
+def claims() -> Pairs:
+    return [(f"\nClaim: {row['claim']}\nAnswer:", WORDS[row["label"]]) for row in rows(DATA / "fever/paper_dev.jsonl")]
+
+
+def statements() -> Pairs:
+    return [(f"\nText: {row['evidence']}\nStatement:", f" {row['claim']}") for row in _symmetric()]
+
+
+def evidence() -> Pairs:
+    return [
+        (f"\nEvidence: {row['evidence']}\nClaim: {row['claim']}\nAnswer:", WORDS[row["label"]]) for row in _symmetric()
+    ]
+
+
+def _symmetric() -> list[dict[str, Any]]:
+    return rows(DATA / "tasks/feversymmetric/symmetric_v0.2/fever_symmetric_dev.jsonl")
+
+
+def sums() -> Pairs:
+    path = DATA / "tasks/gsm8k/grade_school_math/data/train.jsonl"
+    return [(f"\nQuestion: {row['question']}\nAnswer:", " " + row["answer"].split("#### ")[1]) for row in rows(path)]
+
+
+def climate() -> Pairs:
+    path = DATA / "tasks/climate_fever/dataset/climate-fever.jsonl"
+    return [(f"\nClaim: {row['claim']}\nVerdict:", WORDS[row["claim_label"]]) for row in rows(path)]
+
+
+def steps() -> Pairs:
+    path = DATA / "tasks/gsm8k/grade_school_math/data/train.jsonl"
+    return [(f"\nProblem: {row['question']}\nFirst step:", " " + row["answer"].split("\n")[0]) for row in rows(path)]
+
+
+def programs() -> Pairs:
+    path = DATA / "tasks/humaneval/data/HumanEval.jsonl.gz"
+    return [(f"\n{row['prompt']}", row["canonical_solution"].split("\n")[0]) for row in rows(path)]
+
+
+TASKS: dict[str, Callable[[], Pairs]] = {
+    "claims": claims, "statements": statements, "climate": climate, "evidence": evidence, "sums": sums,
+    "steps": steps, "programs": programs,
+}  # fmt: skip
+LONGEST = 600
+"""Characters of a sample, at the most: longer ones are passed over."""
+
+
+class Scores:
+    """Losses by task and prompt, kept in a file: what was scored once is not scored again."""
+
+    def __init__(self, folder: Path, task: str, samples: int, score: Score) -> None:
+        self._log = RecordLog(folder / f"losses-{samples}.jsonl", key=("task", "prompt"))
+        self._task, self._score = task, score
+        self.spent_s, self.scored = 0.0, 0
+
+    def __call__(self, texts: Sequence[str]) -> list[float]:
+        keys = [Candidate(text=text).key for text in texts]
+        fresh = [(key, text) for key, text in zip(keys, texts, strict=True) if (self._task, key) not in self._log]
+        for start in range(0, len(fresh), 16):
+            some, begun = fresh[start : start + 16], time.perf_counter()
+            losses = self._score([text for _, text in some])
+            self.spent_s += time.perf_counter() - begun
+            self.scored += len(some)
+            self._log.append(
+                {"task": self._task, "prompt": key, "loss": loss} for (key, _), loss in zip(some, losses, strict=True)
+            )
+            if start % 160 == 0:
+                tell(f"{self._task}: {start + len(some):,} of {len(fresh):,} scored, {self.spent_s:.0f} s")
+        return [self._log.get((self._task, key))["loss"] for key in keys]  # type: ignore[index]
+
+
+def kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, Found | list[float]]:
+    """Each kind of lookup over one task; of the random one, its best loss in each of many draws."""
+    size = len(layers)
+    found: dict[str, Found | list[float]] = {
+        "two layers (the paper's)": two_layers(layers, score),
+        "best bin first, the default limit": look_up(layers, score),
+    }
+    for part in (30, 20, 10, 6):
+        found[f"best bin first, a {part}th of the bank"] = look_up(layers, score, limit=size // part)
+    default = found["best bin first, the default limit"]
+    losses = np.array(score([candidate.text for candidate in layers]))
+    draws = [
+        sorted(range(size), key=Stream(seed + turn, "random lookup").uniform)[: default.scores]  # type: ignore[union-attr]
+        for turn in range(100)
+    ]
+    found["as many at random (mean of 100)"] = [float(losses[draw].min()) for draw in draws]
+    return found
+
+
+def judge(found: Found | list[float], losses: list[float], *, scores: int) -> dict[str, float]:
+    best, middle = losses[0], statistics.median(losses)
+    of = [found.loss] if isinstance(found, Found) else found
+    regrets = [loss - best for loss in of]
+    return {
+        "scores": found.scores if isinstance(found, Found) else scores,
+        "regret": statistics.mean(regrets),
+        "part": statistics.mean(regrets) / max(middle - best, 1e-9),
+        "rank": statistics.mean(1 + sum(other < loss for other in losses) for loss in of),
+    }
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    ambient.enter_library(device="cuda:0" if on_gpu else "cpu")
+    model = load(default_model(), dtype="float32")
+    every = read_candidates(PROMPTS)
+    wanted = options.candidates or len(every)
+    some = [every[place * len(every) // wanted] for place in range(wanted)]
+    samples, count = options.samples or (16 if on_gpu else 4), options.tasks or (len(TASKS) if on_gpu else 4)
+    folder = options.folder / f"{len(some)}-of-{len(every)}"
+    read_s = 0.0
+
+    def read(texts: Sequence[str]) -> Any:
+        nonlocal read_s
+        begun = time.perf_counter()
+        features = scoring.reader(model)(texts)
+        read_s += time.perf_counter() - begun
+        return features
+
+    begun = time.perf_counter()
+    bank = ensure_bank(
+        folder, some, model=Path(default_model()).name, reading=scoring.reading_of(), read=read, again=True,
+        k=options.clusters, capacity=len(some), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
+    )  # fmt: skip
+    layers, group_s = bank.layers, time.perf_counter() - begun - read_s
+    found: dict[str, list[dict[str, float]]] = {}
+    spent_s, scored = 0.0, 0
+    for task in list(TASKS)[:count]:
+        pairs = [pair for pair in TASKS[task]() if len("".join(pair)) <= LONGEST]
+        chosen = scoring.evaluation_samples(pairs, count=samples)
+        score = Scores(options.folder, task, samples, scoring.scorer(model, chosen, batch_size=16 if on_gpu else 1))
+        losses = sorted(brute_force(layers, score).losses.values())
+        of_kinds = kinds(layers, score, seed=0)
+        default = of_kinds["best bin first, the default limit"].scores  # type: ignore[union-attr]
+        for kind, one in of_kinds.items():
+            found.setdefault(kind, []).append(judge(one, losses, scores=default))
+        spent_s, scored = spent_s + score.spent_s, scored + score.scored
+    sizes = [len(members) for members in layers.clusters]
+    return {
+        "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",
+        "candidates": len(layers), "clusters": len(sizes), "largest": max(sizes), "samples": samples,
+        "tasks": list(TASKS)[:count], "kinds": found, "read_s": read_s, "group_s": group_s,
+        "score_s": spent_s / scored if scored else 0.0,
+        "two_layers_mean": len(sizes) - 1 + sum(size * size for size in sizes) / sum(sizes),
+        "two_layers_worst": len(sizes) - 1 + max(sizes),
+    }  # fmt: skip
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--candidates", type=int, default=0, help="spread evenly over the file [all]")
+    parser.add_argument("--clusters", type=int, default=CLUSTERS, help="K [%(default)s]")
+    parser.add_argument("--samples", type=int, default=0, help="of each task [16 on a GPU, 4 on a CPU]")
+    parser.add_argument("--tasks", type=int, default=0, help=f"the first of {', '.join(TASKS)} [all on a GPU, else 4]")
+    parser.add_argument("--folder", type=Path, default=state_folder() / "prompt-bank-benchmark", help="what is kept")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    print(json.dumps(run(asked)))

@@ -1,0 +1,42 @@
+"""What the Prompt Bank's benchmark says of the numbers that its side found."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.prompt_bank import table_of
+from benchmarks.prompt_bank_side import judge
+from benchmarks.table import Verdict
+
+
+def found(scores: list[int]) -> dict[str, object]:
+    def of(count: int) -> dict[str, float]:
+        return {"scores": count, "regret": 0.1, "part": 0.05, "rank": 7}
+
+    return {
+        "machine": "here", "candidates": 3000, "clusters": 50, "largest": 500, "samples": 4, "tasks": ["claims"],
+        "kinds": {
+            "two layers (the paper's)": [of(500)],
+            "best bin first, the default limit": [of(count) for count in scores],
+        },
+        "read_s": 1.0, "group_s": 1.0, "score_s": 0.1, "two_layers_mean": 200.0, "two_layers_worst": 549,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("scores", "verdicts"),
+    [
+        ([250, 250], [Verdict.MET, Verdict.MET]),
+        ([300, 310], [Verdict.MISSED, Verdict.MET]),
+        ([100, 601], [Verdict.MISSED, Verdict.MISSED]),
+    ],
+)
+def test_bars_are_of_the_average_and_of_the_worst(scores: list[int], verdicts: list[Verdict]) -> None:
+    table = table_of(found(scores))
+    assert [line.verdict() for line in table.lines if line.bar is not None] == verdicts
+
+
+def test_regret_is_against_the_best_of_all() -> None:
+    losses = [1.0, 1.5, 2.0, 3.0, 4.0]
+    assert judge([1.5, 2.0], losses, scores=3) == {"scores": 3, "regret": 0.75, "part": 0.75, "rank": 2.5}
+    assert judge([1.0], losses, scores=2)["regret"] == 0.0
