@@ -6,6 +6,10 @@ dimensions in transformer language models obscure representational quality", EMN
 "imbalances in the numerical value scales" that kept other distances from converging. As that paper proposes, each
 dimension is centred and divided by its standard deviation over the prompts of the bank. The scale is fixed when a bank
 is built; prompts that come later are put on the same one.
+
+It is also what keeps clusters of like size. Measured on 3,067 prompts, SmolLM2-135M, K = 50: the largest cluster has
+299 members by raw states, 192 by centred ones, 114 by scaled ones; the median similarity of two prompts is 0.79 by raw
+states and -0.03 by scaled ones.
 """
 
 from __future__ import annotations

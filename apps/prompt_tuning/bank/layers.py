@@ -12,12 +12,12 @@ The paper leaves open, and this is what happens here:
 - Of equals (distance, size of clusters) the first goes, or is taken: what has been there longest.
 - Representatives stay as they were chosen until the bank is built again. Distances to them decide, nothing drifts.
 
-Groups are ours. Clusters are of very different size: of 3,000 prompts in 50 clusters the largest has several hundred,
-and whoever lands there pays for all of it. A cluster (or a group) of more than `largest_group` members is divided by
-K-medoids into about the square root of their number, and so on down. That is done when a lookup first gets there and
-forgotten when the cluster changes: a large one takes tenths of a second, and it is a function of its members alone.
-The paper tried three layers for the whole bank and gave up on what they cost to build (§4.3.4); this costs nothing
-until it is needed.
+Groups are ours. Clusters are of very different size: of 3,000 prompts in 50 clusters the largest has over a hundred by
+scaled features, several hundred by others, and insertions add to it; whoever lands there pays for all of it. A cluster
+(or a group) of more than `largest_group` members is divided by K-medoids into about the square root of their number,
+and so on down. That is done when a lookup first gets there and forgotten when the cluster changes: a large one takes
+tenths of a second, and it is a function of its members alone. The paper tried three layers for the whole bank and gave
+up on what they cost to build (§4.3.4); this costs nothing until it is needed.
 """
 
 from __future__ import annotations
