@@ -31,6 +31,22 @@ def tally(written, wanted):
     )
 
 
+@pytest.mark.parametrize(
+    ("written", "wanted", "bleu", "rouge"),
+    [
+        (WRITTEN, WANTED, 0.24792868647, (5 / 6, 10 / 13, 0.6)),
+        (WRITTEN[:1], WANTED[:1], 0.48892302243, (5 / 6,)),
+        (["no match at all"], ["completely different words"], 0.0, (0.0,)),
+        (["a b c d e"], ["a b d c e f"], 0.21994586238, (8 / 11,)),
+        (["1-2, 3.4 x-y &amp; <z>"], ["1-2, 3,4 x-y & <z>"], 0.65803700625, (14 / 15,)),
+    ],
+)
+def test_figures_are_those_of_the_usual_packages(written, wanted, bleu, rouge):
+    assert tally(written, wanted).value(Metric.BLEU) == pytest.approx(bleu, rel=1e-9)
+    assert [rouge_l(one, other) for one, other in zip(written, wanted, strict=True)] == pytest.approx(rouge)
+    assert tally(written, wanted).value(Metric.ROUGE) == pytest.approx(sum(rouge) / len(rouge))
+
+
 def test_tallies_of_ranks_add_up_to_that_of_all():
     whole = tally(WRITTEN, WANTED)
     parts = [tally(WRITTEN[rank::2], WANTED[rank::2]) for rank in (0, 1)]

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 
 import pytest
 
@@ -129,6 +130,19 @@ def test_strangers_part_with_an_error():
     assert all(isinstance(answer, ExchangeError) and "another job or gang" in str(answer) for answer in answers), (
         answers
     )
+
+
+def test_an_address_that_rank_0_cannot_serve_is_told_at_once():
+    two = specs(2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        there = f"127.0.0.1:{taken.getsockname()[1]}"
+        for where, why in ((there, "in use"), ("192.0.2.1:29500", "assign")):
+            with pytest.raises(
+                ExchangeError, match=f"rank 0 of 2 cannot serve the rendezvous at {where}: .*{why}.*free"
+            ):
+                gang.meet({**two[0], "rendezvous": where})
 
 
 def test_two_processes_of_one_rank_are_one_too_many():

@@ -167,6 +167,20 @@ def test_metrics_of_written_text(context, metric):
     assert math.isfinite(tuned.held_out.loss)
 
 
+def test_a_loss_that_is_no_number_ends_the_job_with_the_best_prompt_from_before():
+    context = tiny.context()
+    good = tune(context, tiny.job(iterations=2), tiny.samples())
+
+    def break_it(progress):
+        if progress.iteration == 3:
+            context.model.get_input_embeddings().weight.mul_(float("inf"))
+
+    tuned = tune(context, tiny.job(), tiny.samples(), report=break_it)
+    assert tuned.end is End.DIVERGED
+    assert tuned.iterations == 4
+    assert (tuned.adapter, tuned.best) == (good.adapter, good.best)
+
+
 # ---- what is left behind
 
 
@@ -219,6 +233,15 @@ def test_the_folder_of_a_result_is_an_adapter_of_peft(context, tmp_path):
         table = context.model.get_input_embeddings()
         wanted = context.model(inputs_embeds=torch.cat([weights(tuned.adapter), table(ids[0])])[None]).logits
     assert torch.allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_a_gpu_tunes_as_a_cpu_does(context):
+    there = tiny.context()
+    there.model.to("cuda")
+    here, found = (tune(one, tiny.job(iterations=2), tiny.samples()) for one in (context, there))
+    assert [point.loss for point in found.points] == pytest.approx([point.loss for point in here.points], rel=1e-3)
 
 
 # ---- checkpoints

@@ -145,17 +145,32 @@ def _address(rendezvous: str) -> tuple[str, int]:
 def _store(host: str, port: int, *, rank: int, size: int, limit_s: float) -> Any:
     ends_at = time.monotonic() + limit_s
     try:
+        # By itself the store would listen on every network of this machine.
+        served = {"master_listen_fd": _listen(host, port)} if rank == 0 else {}
         if rank:
             _knock(host, port, ends_at=ends_at)
         left = datetime.timedelta(seconds=max(1.0, ends_at - time.monotonic()))
-        return distributed.TCPStore(host, port, size, rank == 0, timeout=left, wait_for_workers=False)
+        return distributed.TCPStore(host, port, size, rank == 0, timeout=left, wait_for_workers=False, **served)
     except (OSError, RuntimeError) as error:
         what = "cannot serve the rendezvous" if rank == 0 else "did not find rank 0"
         do = "give a free port of this machine" if rank == 0 else "is it running, and is it that address?"
+        within = f" within {show_seconds(limit_s)}" if rank else ""
         raise ExchangeError(
-            f"rank {rank} of {size} {what} at {host}:{port} within {show_seconds(limit_s)}: {_first_line(error)}; {do}",
+            f"rank {rank} of {size} {what} at {host}:{port}{within}: {_first_line(error)}; {do}",
             rank=rank, size=size, rendezvous=f"{host}:{port}",
         ) from error  # fmt: skip
+
+
+def _listen(host: str, port: int) -> int:
+    """The descriptor of a socket that listens on this address alone."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with contextlib.ExitStack() as closing:
+        found = closing.enter_context(socket.socket(family, kind))
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(1024)
+        closing.pop_all()
+        return found.detach()
 
 
 def _knock(host: str, port: int, *, ends_at: float) -> None:

@@ -22,6 +22,8 @@ class End(enum.Enum):
     """The target metric is there."""
     ITERATIONS = "iterations"
     """It has run all that it was allowed."""
+    DIVERGED = "diverged"
+    """The loss is no number any more; the best prompt from before is given back. A smaller learning rate helps."""
 
 
 class Tuned(msgspec.Struct, frozen=True):

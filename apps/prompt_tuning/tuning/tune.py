@@ -19,6 +19,7 @@ This runs inside a library process. Rank 0 reads and writes checkpoints; what it
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -177,10 +178,17 @@ class _Run:
         self._pace = Pace(batch=job.training.batch, evaluate_every=job.until.evaluate_every)
         self._saved_at = time.monotonic()
         self._leaving = False
+        self._diverged = False
 
     @property
     def _ended(self) -> bool:
         return self._header.reached is not None or self._header.iteration >= self._job.until.iterations
+
+    @property
+    def _end(self) -> End:
+        if self._diverged:
+            return End.DIVERGED
+        return End.ITERATIONS if self._header.reached is None else End.REACHED
 
     def go(self) -> None:
         """Iterate until the job ends. Raises Evicted when a rank was asked to make room before."""
@@ -190,6 +198,9 @@ class _Run:
         while not self._ended:
             began, communicated = time.perf_counter(), self._clock.spent_s()[Part.COMMUNICATION.value]
             loss, asked = self._step()
+            if not math.isfinite(loss):
+                self._diverged = True
+                return
             iteration_s = time.perf_counter() - began
             if warm:
                 exchange_s = self._clock.spent_s()[Part.COMMUNICATION.value] - communicated
@@ -214,7 +225,7 @@ class _Run:
         best = header.best or header.points[-1]
         return Tuned(
             name=self._job.name, metric=until.metric, reach=until.reach,
-            end=End.ITERATIONS if header.reached is None else End.REACHED, iterations=header.iteration,
+            end=self._end, iterations=header.iteration,
             iterations_to_accuracy=header.reached, initial=self._job.prompt.initial,
             text=str(self._tokenizer.decode(nearest_tokens(self._soft.base, self._best))), best=best,
             held_out=Point(best.iteration, held_out.value(until.metric), held_out.value(Metric.LOSS)),
