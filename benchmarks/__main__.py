@@ -25,6 +25,7 @@ from benchmarks import (
     manager_core,
     noop,
     preemption,
+    prompt_bank,
     recovery,
     simulator,
     taskvine,
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     vanishing.NAME: (vanishing.TITLE, vanishing.measure),
     fidelity.NAME: (fidelity.TITLE, fidelity.measure),
     simulator.NAME: (simulator.TITLE, simulator.measure),
+    prompt_bank.NAME: (prompt_bank.TITLE, prompt_bank.measure),
 }
 
 
