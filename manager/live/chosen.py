@@ -117,9 +117,9 @@ def _made(kept: Chosen, folder: Path) -> Policies:
     provisioning = whole.provisioning
     dispatch, residency = whole.dispatch, whole.residency
     if kept.dispatch:
-        dispatch = find(kept.dispatch, folder=folder).make(provisioning=provisioning).dispatch
+        dispatch = find(kept.dispatch, folder=folder, seam="dispatch").make(provisioning=provisioning).dispatch
     if kept.residency:
-        residency = find(kept.residency, folder=folder).make(provisioning=provisioning).residency
+        residency = find(kept.residency, folder=folder, seam="residency").make(provisioning=provisioning).residency
     return Policies(dispatch=dispatch, residency=residency, provisioning=provisioning)
 
 

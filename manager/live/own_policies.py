@@ -3,6 +3,9 @@
 What is named is called, without arguments or with `provisioning=` where it takes that, and what comes of it answers at
 the seams that it has the methods of; the default policies answer at the others. It may as well be a function that makes
 such an object, or whole `Policies`.
+
+What would be passed over in silence is refused: an object that is named for a seam and does not answer there, and a
+method that nobody asks for where one of nearly that name is asked (`stoker.manager.live.misspelt`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 
 from stoker.errors import ConfigError
 from stoker.manager.core.seams import Policies, Provisioning
+from stoker.manager.live.misspelt import misspelt
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.named import Named, named
 from stoker.manager.policies.provisioning import KeepBlocks
@@ -32,12 +36,15 @@ SEAMS = {
     "provisioning": ("demand", "may_bring"),
 }
 """What is asked at each seam. Whoever has the first of a seam must have them all."""
+SETTINGS = ("dispatch", "residency")
+"""Of the seams, those at which a site file puts a policy by itself."""
 
 
-def find(name: str, *, folder: Path | None = None) -> Named:
+def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     """The policy of this name: one that ships, or one's own; `folder` is where its path counts from (None: here).
 
-    A policy of one's own is imported, and made once to see that it can be. Raises ConfigError with what is wrong.
+    A policy of one's own is imported, and made once to see that it can be. `seam`: the one of `SEAMS` at which it must
+    answer, where it is named for that alone. Raises ConfigError with what is wrong.
     """
     own = OWN_POLICY.fullmatch(name)
     if own is None:
@@ -45,12 +52,11 @@ def find(name: str, *, folder: Path | None = None) -> Named:
     module = _module(name, own["place"], folder or Path.cwd())
     what = getattr(module, own["name"], None)
     if what is None or not callable(what):
-        classes = {each: value for each, value in vars(module).items() if inspect.isclass(value)}
-        here = [each for each, value in classes.items() if value.__module__ == module.__name__ and each[0] != "_"]
-        raise ConfigError(f"policy {name}: there is no class {own['name']} in it; it has {', '.join(here) or 'none'}")
+        here = ", ".join(_makers(module)) or "none"
+        raise ConfigError(f"policy {name}: there is no class or function {own['name']} in it; it has {here}")
 
     def make(*, provisioning: Provisioning | None = None) -> Policies:
-        return _policies(name, what, provisioning)
+        return _policies(name, what, provisioning, seam=seam)
 
     make()
     about = (inspect.getdoc(what) or "A policy of your own.").partition("\n\n")[0]
@@ -77,7 +83,27 @@ def _module(name: str, place: str, folder: Path) -> ModuleType:
     return module
 
 
-def _policies(name: str, what: Callable[..., Any], provisioning: Provisioning | None) -> Policies:
+def _makers(module: ModuleType) -> list[str]:
+    """The classes of a module, and its functions that can be called as such a class is."""
+    own = {
+        each: value
+        for each, value in vars(module).items()
+        if each[0] != "_" and getattr(value, "__module__", None) == module.__name__
+    }
+    classes = [each for each, value in own.items() if inspect.isclass(value)]
+    return classes + [each for each, value in own.items() if inspect.isfunction(value) and _wants_nothing(value)]
+
+
+def _wants_nothing(function: Callable[..., Any]) -> bool:
+    """Whether it can be called without arguments, or with `provisioning=` alone."""
+    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return all(
+        each.name == "provisioning" or each.default is not each.empty or each.kind in free
+        for each in inspect.signature(function).parameters.values()
+    )
+
+
+def _policies(name: str, what: Callable[..., Any], provisioning: Provisioning | None, *, seam: str) -> Policies:
     """What is named, called, and the default policies where it does not answer."""
     asked = provisioning or KeepBlocks()
     try:
@@ -87,7 +113,7 @@ def _policies(name: str, what: Callable[..., Any], provisioning: Provisioning | 
         raise ConfigError(f"policy {name}: it cannot be made: {type(error).__name__}: {error}") from error
     if isinstance(made, Policies):
         return made
-    answers = _answers(name, made)
+    answers = _answers(name, made, seam=seam)
     if "provisioning" in answers and provisioning is None:
         asked = made
     return Policies(
@@ -97,18 +123,31 @@ def _policies(name: str, what: Callable[..., Any], provisioning: Provisioning | 
     )
 
 
-def _answers(name: str, made: Any) -> list[str]:
-    """The seams at which it answers. Raises ConfigError where it does so by half, or nowhere."""
-    answers = [seam for seam, asked in SEAMS.items() if hasattr(made, asked[0])]
-    for seam in answers:
-        lacks = [each for each in (*SEAMS[seam], *COMMON) if not hasattr(made, each)]
+def _answers(name: str, made: Any, *, seam: str) -> list[str]:
+    """The seams at which it answers. Raises ConfigError where it does so by half, not where it is to, or nowhere."""
+    slip = misspelt(made)
+    if slip is not None:
+        raise ConfigError(
+            f"policy {name}: nobody asks for its {slip.name}; did you mean {slip.near}? (a name of your own that is "
+            "near to one of Stoker's begins with an underscore)"
+        )
+    answers = [each for each, asked in SEAMS.items() if hasattr(made, asked[0])]
+    for each in answers:
+        lacks = [asked for asked in (*SEAMS[each], *COMMON) if not hasattr(made, asked)]
         if lacks:
-            base = {"dispatch": "HottestFirst", "residency": "LoadWhereWanted"}.get(seam, "KeepBlocks")
+            base = {"dispatch": "HottestFirst", "residency": "LoadWhereWanted"}.get(each, "KeepBlocks")
             raise ConfigError(
-                f"policy {name}: it answers at {seam}, but has no {', '.join(lacks)}; derive it from "
+                f"policy {name}: it answers at {each}, but has no {', '.join(lacks)}; derive it from "
                 f"stoker.manager.policies.{base}, or from Quiet"
             )
     if not answers:
-        asks = ", ".join(f"{asked[0]} ({seam})" for seam, asked in SEAMS.items())
+        asks = ", ".join(f"{asked[0]} ({each})" for each, asked in SEAMS.items())
         raise ConfigError(f"policy {name}: it answers at no seam; a policy has one of {asks}")
+    if seam and seam not in answers:
+        lacks = [asked for asked in SEAMS[seam] if not hasattr(made, asked)]
+        there = answers[0] if answers[0] in SETTINGS else "name"
+        raise ConfigError(
+            f"policy {name}: it is named for {seam}, but has no {', '.join(lacks)}; it answers at "
+            f"{' and '.join(answers)}: say so in the site file ([policy] {there} = …)"
+        )
     return answers

@@ -56,6 +56,29 @@ class Broken:
 class Nobody:
     pass
 
+class Slipped(LoadWhereWanted):
+    def worth_lodaing(self, context, alive):
+        return 1
+
+class SlippedValue(HottestFirst):
+    ask_every_call = True
+
+class SlippedBelow(Slipped):
+    """What is inherited from a class of one's own is held against the rest as well."""
+
+class Helped(First):
+    """Names of its own: near to one that it answers itself, to a value's, and to none."""
+    timers = 3
+    def places(self, view):
+        return self.asks_every_calls(view)
+    def asks_every_calls(self, view):
+        return view
+    def hottest_of_mine(self):
+        return None
+
+def with_settings(size):
+    return LoadWhereWanted(patience_s=size)
+
 def patient():
     return LoadWhereWanted(patience_s=99.0)
 
@@ -98,6 +121,31 @@ def test_a_function_may_make_it(mine: Path) -> None:
     assert type(find("mine.py:everything", folder=mine).make().residency) is LoadWhereWanted
 
 
+def test_names_of_ones_own_beside_those_that_are_asked_for_are_fine(mine: Path) -> None:
+    assert type(find("mine.py:Helped", folder=mine).make().dispatch).__name__ == "Helped"
+
+
+def test_a_function_that_wants_more_than_it_gets_is_not_offered(mine: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find("mine.py:Nevr", folder=mine)
+    assert "with_settings" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("seam", "own", "why"),
+    [
+        ("residency", "First", r"has no wanted, measured; it answers at dispatch: .*\(\[policy\] dispatch = …\)"),
+        ("dispatch", "Never", r"has no place, pull, dry, window, asks_every_call; it answers at residency: "),
+        ("residency", "Blocks", r"has no wanted, measured; it answers at provisioning: .*\(\[policy\] name = …\)"),
+    ],
+)
+def test_a_policy_at_a_seam_where_it_does_not_answer_is_refused(mine: Path, seam: str, own: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"mine\.py:{own}: it is named for {seam}, but {why}"):
+        check_policies([site(**{seam: f"{mine}/mine.py:{own}"})])
+    check_policies([site(**{seam: f"{mine}/mine.py:Both"})])
+    check_policies([site(**{"name": f"{mine}/mine.py:{own}", seam: "exclusive"})])
+
+
 def test_a_module_is_imported(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(find("stoker.manager.policies.scattered:AnyFree").make().dispatch) is AnyFree
     monkeypatch.syspath_prepend(str(mine))
@@ -112,13 +160,16 @@ def test_it_decides(mine: Path) -> None:
 
 
 FAULTS = {
-    "mine.py:Nevr": r"there is no class Nevr in it; it has .*\bNever\b",
-    "mine.py:value": r"there is no class value in it",
+    "mine.py:Nevr": r"there is no class or function Nevr in it; it has Never, .*, Nobody, .*, patient, everything$",
+    "mine.py:value": r"there is no class or function value in it",
     "mine.py:Half": r"it answers at residency, but has no measured, period_s, round, timer, advised; derive it from "
     r"stoker\.manager\.policies\.LoadWhereWanted",
     "mine.py:Broken": r"it cannot be made: ValueError: no way",
     "mine.py:Nobody": r"it answers at no seam; a policy has one of place \(dispatch\), wanted \(residency\), "
     r"demand \(provisioning\)",
+    "mine.py:Slipped": r"nobody asks for its worth_lodaing; did you mean worth_loading\? \(a name of your own",
+    "mine.py:SlippedBelow": r"nobody asks for its worth_lodaing; did you mean worth_loading\?",
+    "mine.py:SlippedValue": r"nobody asks for its ask_every_call; did you mean asks_every_call\?",
     "other.py:Never": r"other\.py: no such file",
     "bad.py:Never": r"cannot be imported: SyntaxError: ",
     "no_such_module:Never": r"cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",
