@@ -162,6 +162,12 @@ def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[N
     except SessionError:
         raise
     except Exception as error:
+        from stoker.manager.live.raised import raised
+
+        lines = raised(error)
+        if lines:
+            text = f"{ended}, and its policy raises where it did then; stoker replay {folder.path} says at which event"
+            raise SessionError("\n".join([text, *lines])) from error
         raise SessionError(
             f"{ended}, and its journal {folder.journal} cannot be replayed by this version of Stoker"
             f" ({type(error).__name__}: {error}); its logs are there: stoker logs --session {folder.path}"

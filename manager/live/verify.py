@@ -4,11 +4,13 @@ while the session lived.
 The core is a pure function of its events, so a difference means that something else went into a decision (a fault of
 the core or of a policy: a clock, chance, the order of a set), or that the code or the policies are not those that ran
 the session. After the first difference the two sessions are no longer the same one, so the replay stops there.
+
+A policy that raises ends a replay as it ended the manager: the journal has the event, and no check of what was decided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,6 +22,7 @@ from stoker.manager.core.events import Event, FromClient, FromPilot, ManagerRest
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal
 from stoker.manager.live.decisions import NO_DECISIONS, check_of
+from stoker.manager.live.raised import raised
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_manager import ClientHello, PilotHello
 
@@ -68,13 +71,14 @@ def verify(
     path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
 ) -> Replayed:
     """Replay a journal and compare. `tell` hears now and then how many events have been replayed, and their time in
-    seconds after the first. Raises SessionError if there is no journal, or nothing in it."""
+    seconds after the first. Raises SessionError if there is no journal, or nothing in it, or where a policy raises."""
     core: Core | None = None
     made: dict[int, _Made] = {}
     events = checked = restarts = 0
     began = last = 0.0
     found: Difference | None = None
-    for now, record in journal.read_checked(path):
+    records = journal.read_checked(path)
+    for now, record in records:
         if isinstance(record, journal.Decided):
             found, here = _compare(record, made, began)
             checked += here
@@ -84,8 +88,18 @@ def verify(
             continue
         if core is None:
             core, began = Core(session, policies, now=now), now
-            core.start()
-        commands = core.handle(record, now)
+        try:
+            if not events:
+                core.start()
+            commands = core.handle(record, now)
+        except Exception as error:
+            lines = raised(error)
+            if not lines:  # nobody's policy, but a fault of the core's
+                raise
+            where = f"session {session}: event {events:,}, {now - began:.3f} s after the start"
+            then = "as it did not" if _was_decided(events, records) else "as it did"
+            text = f"{where}: the policy raises {type(error).__name__}, {then} when the session lived"
+            raise SessionError("\n".join([text, *lines]), session=session, event=events) from error
         if len(made) < journal.MOST_CHECKS:
             made[events] = _Made(check_of(commands), now, record, commands)
         restarts += isinstance(record, ManagerRestarted)
@@ -95,6 +109,12 @@ def verify(
     if core is None:
         raise SessionError(f"the journal {path} is empty: nothing has happened in the session")
     return Replayed(session, events, checked, restarts, last - began, found)
+
+
+def _was_decided(event: int, records: Iterator[tuple[float, Event | journal.Decided]]) -> bool:
+    """Whether the rest of a journal has a check of what was decided about an event."""
+    checks = (record for _, record in records if isinstance(record, journal.Decided))
+    return any(number == event for record in checks for number, _ in record.numbered())
 
 
 def _compare(record: journal.Decided, made: dict[int, _Made], began: float) -> tuple[Difference | None, int]:

@@ -168,6 +168,49 @@ def test_a_decision_that_was_another_names_its_event(manager: Manager, peers: Pe
     assert found.difference.event == found.checked == wrong
 
 
+class Careless(HottestFirst):
+    """Raises as soon as a library has room."""
+
+    def pull(self, view: object, library: object) -> int:  # type: ignore[override]
+        raise ZeroDivisionError("nothing to divide by")
+
+
+def careless() -> Policies:
+    blocks = KeepBlocks()
+    return Policies(dispatch=Careless(), residency=LoadWhereWanted(provisioning=blocks), provisioning=blocks)
+
+
+def test_a_policy_that_raises_is_told_by_its_own_lines(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
+    lived(manager, peers, calls=10)
+    assert manager.ended() == 0
+    with pytest.raises(SessionError) as caught:
+        replayed(folder, careless())
+    first, *rest = str(caught.value).splitlines()
+    assert "the policy raises ZeroDivisionError, as it did not when the session lived" in first
+    assert f"event {caught.value.facts['event']:,}, " in first
+    assert __file__ in rest[0]
+    assert rest[-1] == "ZeroDivisionError: nothing to divide by"
+    assert not any("/core/" in line for line in rest)
+
+
+def test_an_event_at_which_the_manager_died_raises_as_it_did(
+    manager: Manager, peers: Peers, folder: SessionFolder
+) -> None:
+    """Its journal ends with the event, of which nothing was decided."""
+    lived(manager, peers, calls=10)
+    assert manager.ended() == 0
+    with pytest.raises(SessionError) as caught:
+        replayed(folder, careless())
+    events = list(journal.read(folder.journal))
+    folder.journal.unlink()
+    again = journal.Journal(folder.journal)
+    for now, event in events[: caught.value.facts["event"] + 1]:
+        again.write(now, event)
+    again.close()
+    with pytest.raises(SessionError, match=r"the policy raises ZeroDivisionError, as it did when the session lived"):
+        replayed(folder, careless())
+
+
 def test_a_journal_without_checks_replays_with_a_note(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     book = journal.Journal(path)
