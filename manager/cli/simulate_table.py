@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.manager.study.comparison import SPEED, Column, Row, verdict, worth_for
+from stoker.manager.study.comparison import SPEED, Column, Row, verdicts, worth_for
 from stoker.manager.study.run_folder import SCENARIO, Written
 from stoker.manager.study.running import Finished
 from stoker.manager.study.scenario import Scenario, label
@@ -20,14 +20,17 @@ _NARROW = 0.02
 
 
 def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """A line a policy, means with the half widths of their 95 % intervals. Columns that are zero throughout are left
-    out."""
-    shown = [column for column in columns if _says_something(rows, column.key)]
+    """A line a policy, means with the half widths of their 95 % intervals. Columns without a number are left
+    out, and those of zeros that nobody misses."""
+    shown = [column for column in columns if _says_something(rows, column)]
     titles = {column.key: column.title for column in shown}
+    scales = {column.key: column.scale for column in shown}
     if any(SPEED in row.estimates for row in rows):
         titles[SPEED] = f"speed (x {label(rows[0].policy)})"
     cells = [["policy", *titles.values()]]
-    cells += [[label(row.policy), *(show(row.estimates[key]) for key in titles)] for row in rows]
+    cells += [
+        [label(row.policy), *(show(row.estimates[key], scale=scales.get(key, 1.0)) for key in titles)] for row in rows
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  " + "   ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]).rstrip()
@@ -35,19 +38,20 @@ def table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
     ]
 
 
-def show(found: Estimate | None) -> str:
+def show(found: Estimate | None, *, scale: float = 1.0) -> str:
     """`578 ± 12`: as many digits as the mean deserves; a dash where there is no number."""
     if found is None:
         return "–"
-    digits = next((digits for digits, least in enumerate((100.0, 10.0, 1.0)) if abs(found.mean) >= least), 3)
-    if found.mean.is_integer() and not found.half_width:
+    mean, half_width = found.mean * scale, (found.half_width or 0.0) * scale
+    digits = next((digits for digits, least in enumerate((100.0, 10.0, 1.0)) if abs(mean) >= least), 3)
+    if mean.is_integer() and not half_width:
         digits = 0
-    return f"{found.mean:,.{digits}f}" + (f" ± {found.half_width:,.{digits}f}" if found.half_width else "")
+    return f"{mean:,.{digits}f}" + (f" ± {half_width:,.{digits}f}" if half_width else "")
 
 
 def notes(runs: Sequence[Finished], rows: Sequence[Row], scenario: Scenario) -> list[str]:
     """What the table does and does not show, in sentences."""
-    out = [text for text in (verdict(runs, rows, scenario=scenario),) if text]
+    out = verdicts(runs, rows, scenario=scenario)
     for row in rows:
         if row.cut_off:
             end = show_seconds(scenario.until_s)
@@ -125,5 +129,6 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def _says_something(rows: Sequence[Row], key: str) -> bool:
-    return any(found is not None and (found.mean or found.half_width) for row in rows for found in [row.estimates[key]])
+def _says_something(rows: Sequence[Row], column: Column) -> bool:
+    found = [estimate for row in rows if (estimate := row.estimates[column.key]) is not None]
+    return any(each.mean or each.half_width for each in found) if column.may_lack else bool(found)

@@ -47,12 +47,15 @@ class Device:
         self._works: dict[Work, None] = {}
         self._wanted = 0.0
         """Of what it can compute; more than all of it where calls wait for each other."""
+        self._busy_s = self._busy_since = 0.0
 
     def begin(self, seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]) -> Work:
         """Run something that takes so long if it gets the part of the device that it wants. `then` is called when it
         has ended, and says so with `done`."""
         work = Work(seconds, part, self._agenda.now, then, args)
         before = self._wanted
+        if not self._works:
+            self._busy_since = self._agenda.now
         self._works[work] = None
         self._wanted = before + part
         if self._wanted <= _ALL:
@@ -74,9 +77,15 @@ class Device:
         self._leave(work)
         return self._agenda.now - work._began_at if work._slowed else work.seconds
 
+    def busy_s(self, now: float) -> float:
+        """For how long at least one call has run on it, until now. Several at once count once."""
+        return self._busy_s + (now - self._busy_since if self._works else 0.0)
+
     def _leave(self, work: Work) -> None:
         before = self._wanted
         del self._works[work]
+        if not self._works:
+            self._busy_s += self._agenda.now - self._busy_since
         self._wanted = before - work._part if self._works else 0.0
         if before > _ALL:
             self._share(before)

@@ -200,6 +200,10 @@ class SimPilot:
             self.left = True
             self.vanish()
 
+    def busy_s(self, now: float) -> float:
+        """Device-seconds until now in which at least one call ran on a device."""
+        return sum(device.busy_s(now) for device in self.computes.values())
+
     def vanish(self) -> None:
         """It is over, whatever it was doing."""
         if not self.here:
@@ -208,6 +212,7 @@ class SimPilot:
         for library in self.libraries.values():
             library.vanish()
         self.fetching.vanish()
+        self.sim.busy_s += self.busy_s(self.sim.agenda.now)
         self.sim.log.note(self.sim.agenda.now, Happened.PILOT_WENT, pilot=self.number, value=float(len(self.devices)))
         self.sim.pilot_ended(self)
 

@@ -44,7 +44,8 @@ class SimulationError(StokerError):
 
 class Outcome(msgspec.Struct, frozen=True):
     """What came of a run. Times in seconds; `device_s` by tier, cold and warm. `ended_at`: when the last call had
-    ended, or the time at which the run was cut off (`complete` is False then)."""
+    ended, or the time at which the run was cut off (`complete` is False then). `busy_s`: device-seconds in which at
+    least one call ran on the device."""
 
     complete: bool
     ended_at: float
@@ -55,6 +56,7 @@ class Outcome(msgspec.Struct, frozen=True):
     device_s: dict[str, float]
     lost_pilots: int
     rerun_calls: int
+    busy_s: float = 0.0
 
 
 class Simulation:
@@ -82,6 +84,8 @@ class Simulation:
         self.message_s = float(world.delays.message_s)
         self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
         self.core_events = 0
+        self.busy_s = 0.0
+        """Of pilots that are over."""
         self._made_pilots = 0
         self.client = SimClient(self, arrivals)
         self._batch = {
@@ -119,6 +123,7 @@ class Simulation:
             device_s=device_seconds(state),
             lost_pilots=state.lost_pilots,
             rerun_calls=state.rerun_calls,
+            busy_s=self.busy_s + sum(pilot.busy_s(ended_at) for pilot in self.pilots.values()),
         )
 
     def _why(self) -> str:

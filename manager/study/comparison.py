@@ -20,17 +20,20 @@ from stoker.manager.study.statistics import Estimate, estimate
 
 class Column(msgspec.Struct, frozen=True):
     """A number of each run, and how it is called: by programs, and by people. None where a run has no such number; a
-    mean over the others is then worth something, or (`of_all`) nothing."""
+    mean over the others is then worth something, or (`of_all`) nothing. Programs get bytes, seconds and shares; a table
+    has `scale` times as much. `may_lack`: nobody misses it where it is 0 in all rows."""
 
     key: str
     title: str
     value: Callable[[Finished], float | None]
     of_all: bool = True
+    scale: float = 1.0
+    may_lack: bool = False
 
 
 class Row(msgspec.Struct, frozen=True):
     """A policy: its runs, those of them that were cut off, the calls that failed, and an estimate a column, where there
-    can be one."""
+    can be one: in bytes, seconds and shares, where the column's key names no other unit."""
 
     policy: str
     runs: int
@@ -46,7 +49,7 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
     """What is worth comparing: how much was done, where runs are cut off; how long calls waited, where they do not all
     come at once; how many met their deadlines, where they have some."""
     items = Column("items", "items", lambda run: float(run.outcome.items))
-    in_time = Column("in_time", "in time (%)", lambda run: _minus(run.figures.in_time, 0.0))
+    in_time = Column("in_time", "in time (%)", lambda run: run.figures.in_time, scale=100.0)
     waits = (
         Column("wait_p50_s", "wait, median (s)", lambda run: run.figures.wait_p50_s),
         Column(WAIT_P95_S, "wait, p95 (s)", lambda run: run.figures.wait_p95_s),
@@ -59,10 +62,10 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
         *(() if isinstance(scenario.workload, Sweep) else waits),
         *((in_time,) if has_deadlines(scenario.workload) else ()),
         Column("device_hours", "device-hours", lambda run: run.figures.held_s / 3600),
-        Column("busy", "busy (%)", lambda run: run.figures.busy * 100),
+        Column("busy", "busy (%)", lambda run: run.figures.busy, scale=100.0),
         Column("loads", "loads", lambda run: float(run.figures.loads)),
-        Column("shared_bytes", "shared (GB)", lambda run: run.figures.shared_bytes / 1e9),
-        Column("rerun_calls", "run again", lambda run: float(run.outcome.rerun_calls)),
+        Column("shared_bytes", "shared (GB)", lambda run: run.figures.shared_bytes, scale=1e-9, may_lack=True),
+        Column("rerun_calls", "run again", lambda run: float(run.outcome.rerun_calls), may_lack=True),
     )
 
 
@@ -132,21 +135,27 @@ def worth_for(scenario: Scenario, runs: Sequence[Finished]) -> Worth:
     return _TIME if all(run.outcome.complete for run in runs) else _ITEMS
 
 
-def verdict(runs: Sequence[Finished], rows: Sequence[Row], *, scenario: Scenario) -> str:
-    """What the table does and does not show, in a sentence; empty for one policy."""
+def verdicts(runs: Sequence[Finished], rows: Sequence[Row], *, scenario: Scenario) -> list[str]:
+    """What the table does and does not show: a sentence for each policy but the first, which it is held against."""
     worth = worth_for(scenario, runs)
-    there = [row.policy for row in rows]
-    means = {policy: fmean(leads) for policy in there if (leads := _leads(runs, policy, there[0], worth))}
-    if len(means) < 2:
+    first, *others = [row.policy for row in rows] or [""]
+    found = (_stand(runs, other, first, worth) for other in others)
+    return [sentence for sentence in found if sentence]
+
+
+def _stand(runs: Sequence[Finished], policy: str, first: str, worth: Worth) -> str:
+    """Which of two policies is ahead, and by how much; empty where they have no seed in common."""
+    leads = _leads(runs, policy, first, worth)
+    if not leads:
         return ""
-    best, second = sorted(means, key=lambda policy: -means[policy])[:2]
+    if not any(leads):
+        return f"{label(first)} and {label(policy)}: neither is ahead of the other"
+    best, second = (policy, first) if fmean(leads) > 0 else (first, policy)
     leads = _leads(runs, best, second, worth)
     ahead = f"{label(best)} is ahead of {label(second)}"
     if len(leads) < 2:
         return f"{ahead}; one seed says little about it, more tell more: --seeds 5"
     lead = estimate(leads)
-    if not (lead.mean or lead.half_width):
-        return f"{label(best)} and {label(second)} are as good as each other, and no policy is better"
     sure, chance = f"{lead.mean:.1f} ± {lead.half_width or 0.0:.1f}", f", which may be chance over {len(leads)} seeds"
     shown = worth.shown.format(other=label(second), lead=sure if lead.low > 0 else f"{lead.mean:.1f}")
     return f"{ahead}: {shown}{', seed by seed' if lead.low > 0 else chance}"

@@ -16,11 +16,12 @@ from stoker.manager.study.statistics import quantile
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a run came to. Times in seconds, sums of devices in device-seconds.
+    """What a run came to. Times in seconds, sums of devices in device-seconds, shares from 0 to 1.
 
-    `items_per_s`: items done over the whole run. `busy`: the share of the device time that was held in which calls ran
-    to their end (more than 1 where several calls share a device). `wait_p50_s`, `wait_p95_s`: from a call's coming to
-    its first beginning (`Measures.waits_s`). `bound_s`: no policy can be done before; None = not asked, or never.
+    `items_per_s`: items done over the whole run. `busy`: the share of the device time that was held in which at least
+    one call ran on the device; several at once count once, and one that is cut off later counts as well. `wait_p50_s`,
+    `wait_p95_s`: from a call's coming to its first beginning (`Measures.waits_s`). `bound_s`: no policy can be done
+    before; None = not asked, or never.
     `in_time`: the share of calls with a deadline that met it; None = none has one, or calls were only counted.
     """
 
@@ -45,7 +46,7 @@ def figures_of(
     return Figures(
         items_per_s=outcome.items / outcome.ended_at if outcome.ended_at else 0.0,
         held_s=measured.held_s,
-        busy=measured.useful_s / measured.held_s if measured.held_s else 0.0,
+        busy=min(1.0, outcome.busy_s / measured.held_s) if measured.held_s else 0.0,  # more than 1 is rounding
         lost_s=measured.lost_s,
         loads=log.what.count(Happened.LIBRARY_READY),
         wait_p50_s=quantile(waits, 0.5),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sim.worlds import calls, model, source, world
+from sim.worlds import calls, model, simulate, source, world
 
 from stoker.manager.core.seams import Load, Policies
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
@@ -14,6 +14,8 @@ from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.device import Device, Work
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
+from stoker.manager.study.figures import figures_of
+from stoker.manager.study.measures import measure
 
 GB = 1_000_000_000
 
@@ -49,6 +51,27 @@ def test_one_alone_takes_its_time() -> None:
     clock.begin("a", 10.0)
     clock.begin("b", 10.0, at=10.0)
     assert clock.run() == {"a": 10.0, "b": 20.0}
+
+
+def test_a_device_is_busy_while_at_least_one_runs() -> None:
+    clock = Clock()
+    clock.begin("a", 10.0)
+    clock.begin("b", 10.0, at=5.0)
+    clock.begin("c", 4.0, at=30.0)
+    clock.agenda.at(32.0, lambda: busy.append(clock.device.busy_s(32.0)))
+    busy: list[float] = []
+    clock.run()
+    assert [*busy, clock.device.busy_s(40.0)] == pytest.approx([22.0, 24.0])
+
+
+@pytest.mark.parametrize("pool", [1, [(0.0, 1), (20.0, 0), (40.0, 1)]], ids=["stays", "lost"])
+def test_no_device_is_busy_for_longer_than_it_is_held(pool: int | list[tuple[float, int]]) -> None:
+    simulation, outcome = simulate(world(source(pool), model(slots=4)), calls(100))
+    measured = measure(simulation.log, until_s=outcome.ended_at)
+    assert measured.useful_s == pytest.approx(100.0)  # four at a time
+    assert outcome.busy_s == pytest.approx(25.0, abs=1.0)
+    assert figures_of(simulation.log, outcome, measured).busy == pytest.approx(outcome.busy_s / measured.held_s)
+    assert outcome.busy_s < measured.held_s
 
 
 def test_two_at_once_take_twice_as_long() -> None:

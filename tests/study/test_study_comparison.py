@@ -12,7 +12,7 @@ from sim.worlds import model, simulate, source, world
 from stoker.manager.cli.simulate_table import notes, show, table
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Outcome
-from stoker.manager.study.comparison import Row, columns_for, compare, verdict, with_bounds
+from stoker.manager.study.comparison import Row, columns_for, compare, verdicts, with_bounds
 from stoker.manager.study.curves import Curves
 from stoker.manager.study.figures import Figures, share_in_time
 from stoker.manager.study.measures import Steps
@@ -86,20 +86,31 @@ def test_policies_are_compared_seed_by_seed() -> None:
     assert slower is not None
     assert (slower.low, slower.high) == pytest.approx((0.8, 0.8))
     assert a.estimates["speed"] == estimate([1.0] * 4)
-    assert verdict(runs, [a, b], scenario=scenario()) == "a is ahead of b: b takes 25.0 ± 0.0 % longer, seed by seed"
+    assert verdicts(runs, [a, b], scenario=scenario()) == ["a is ahead of b: b takes 25.0 ± 0.0 % longer, seed by seed"]
 
 
 def test_a_lead_that_may_be_chance_is_called_so() -> None:
     runs = [run("a", seed, ended_at=at) for seed, at in enumerate((100.0, 130.0))]
     runs += [run("b", seed, ended_at=at) for seed, at in enumerate((120.0, 115.0))]
-    assert "which may be chance over 2 seeds" in verdict(runs, compared(runs), scenario=scenario())
-    assert "one seed says little" in verdict(runs[::2], compared(runs[::2]), scenario=scenario())
-    assert verdict(runs[:2], compared(runs[:2]), scenario=scenario()) == ""
+    assert "which may be chance over 2 seeds" in verdicts(runs, compared(runs), scenario=scenario())[0]
+    assert "one seed says little" in verdicts(runs[::2], compared(runs[::2]), scenario=scenario())[0]
+    assert verdicts(runs[:2], compared(runs[:2]), scenario=scenario()) == []
 
 
-def test_policies_that_do_the_same_are_as_good_as_each_other() -> None:
-    runs = [run(policy, seed, ended_at=100.0) for policy in "ab" for seed in range(3)]
-    assert verdict(runs, compared(runs), scenario=scenario()).startswith("a and b are as good as each other")
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_policies_that_do_the_same_are_not_ahead_of_each_other(seeds: int) -> None:
+    runs = [run(policy, seed, ended_at=100.0) for policy in "ab" for seed in range(seeds)]
+    assert verdicts(runs, compared(runs), scenario=scenario()) == ["a and b: neither is ahead of the other"]
+
+
+def test_each_of_several_is_held_against_the_first() -> None:
+    ends = {"first": 100.0, "same": 100.0, "slow": 125.0, "quick": 80.0}
+    runs = [run(policy, seed, ended_at=end) for policy, end in ends.items() for seed in range(3)]
+    assert verdicts(runs, compared(runs), scenario=scenario()) == [
+        "first and same: neither is ahead of the other",
+        "first is ahead of slow: slow takes 25.0 ± 0.0 % longer, seed by seed",
+        "quick is ahead of first: first takes 25.0 ± 0.0 % longer, seed by seed",
+    ]
 
 
 def test_what_was_done_counts_where_runs_are_cut_off_or_calls_fail() -> None:
@@ -110,10 +121,10 @@ def test_what_was_done_counts_where_runs_are_cut_off_or_calls_fail() -> None:
         for seed in range(3)
     ]
     said = "b is ahead of a: it does 100.0 ± 0.0 % more items a second, seed by seed"
-    assert verdict(runs, compared(runs), scenario=cut) == said
+    assert verdicts(runs, compared(runs), scenario=cut) == [said]
     runs = [run("quick", seed, ended_at=10.0, items=1, failed={"no memory": 999}) for seed in range(3)]
     runs += [run("slow", seed, ended_at=100.0) for seed in range(3)]
-    assert verdict(runs, compared(runs), scenario=scenario()).startswith("slow is ahead of quick: it does 9900.0")
+    assert verdicts(runs, compared(runs), scenario=scenario())[0].startswith("slow is ahead of quick: it does 9900.0")
 
 
 def test_calls_that_come_one_after_the_other_are_judged_by_how_long_they_wait() -> None:
@@ -123,7 +134,7 @@ def test_calls_that_come_one_after_the_other_are_judged_by_how_long_they_wait() 
     of = scenario("two-kinds")
     rows = compare(with_bounds(runs), columns_for(of), policies=("a", "b"), all_at_once=False)
     said = "b is ahead of a: at the 95th percentile a call waits 7.0 ± 0.0 s less, seed by seed"
-    assert verdict(runs, rows, scenario=of) == said
+    assert verdicts(runs, rows, scenario=of) == [said]
     assert all("speed" not in row.estimates for row in rows)
 
 
@@ -133,9 +144,29 @@ def test_deadlines_count_where_calls_have_them() -> None:
     runs += [run("b", seed, ended_at=100.0, wait_p95_s=9.0, in_time=0.75) for seed in range(3)]
     rows = compare(with_bounds(runs), columns_for(of), policies=("a", "b"), all_at_once=False)
     said = "b is ahead of a: of every 100 deadlines it meets 25.0 ± 0.0 more, seed by seed"
-    assert verdict(runs, rows, scenario=of) == said
-    assert rows[1].estimates["in_time"] == estimate([75.0] * 3)
-    assert any("in time (%)" in line for line in table(rows, columns_for(of)))
+    assert verdicts(runs, rows, scenario=of) == [said]
+    assert rows[1].estimates["in_time"] == estimate([0.75] * 3)
+    head, a, b = table(rows, columns_for(of))
+    at = head.index("in time (%)") + len("in time (%)")
+    assert (a[:at].split()[-1], b[:at].split()[-1]) == ("50", "75")
+
+
+def test_deadlines_that_nobody_meets_are_shown() -> None:
+    of = scenario("two-kinds", "workload.deadline=60 s")
+    runs = [run("a", seed, ended_at=100.0, in_time=0.0) for seed in range(3)]
+    head, line = table(compared(runs, of=of), columns_for(of))
+    at = head.index("in time (%)") + len("in time (%)")
+    assert line[:at].split()[-1] == "0"
+
+
+def test_programs_get_bytes_and_shares_and_people_read_gigabytes_and_percent() -> None:
+    runs = [run("a", 0, ended_at=100.0)]
+    [row] = compared(runs)
+    assert (row.estimates["shared_bytes"], row.estimates["busy"]) == (estimate([3e9]), estimate([0.5]))
+    head, line = table([row], columns_for(scenario()))
+    for title, shown in (("shared (GB)", "3.00"), ("busy (%)", "50")):
+        at = head.index(title) + len(title)
+        assert line[:at].split()[-1].startswith(shown[0]), title
 
 
 def test_a_call_is_in_time_if_it_ended_well_before_its_deadline() -> None:
