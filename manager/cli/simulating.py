@@ -16,7 +16,8 @@ from stoker.manager.cli.simulate_progress import Progress, progress
 from stoker.manager.cli.simulate_table import count
 from stoker.manager.live.own_policies import find
 from stoker.manager.policies.named import SHIPPED
-from stoker.manager.sim.workload import Sweep
+from stoker.manager.sim.check import doubtful
+from stoker.manager.sim.workload import Sweep, contexts_of
 from stoker.manager.study import run_folder
 from stoker.manager.study.comparison import columns_for, compare, with_bounds
 from stoker.manager.study.running import Finished, run_all
@@ -155,7 +156,9 @@ def _header(plan: Plan) -> list[str]:
     facts = [", ".join(map(label, scenario.policies)), count(scenario.seeds, "seed"), count(plan.total, "run")]
     if plan.jobs > 1:
         facts.append(f"{plan.jobs} at a time")
-    return [f"scenario {scenario.name} · {' · '.join(facts)}", *([scenario.about] if scenario.about else [])]
+    about = [scenario.about] if scenario.about else []
+    doubts = [f"note: {doubt}" for doubt in doubtful(scenario.world, wanted=contexts_of(scenario.workload))]
+    return [f"scenario {scenario.name} · {' · '.join(facts)}", *about, *doubts]
 
 
 def show_known(*, as_json: bool) -> None:

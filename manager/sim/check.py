@@ -55,6 +55,33 @@ def _impossible(world: World, wanted: Iterable[str], until_s: float) -> Iterator
         yield from _never_done(world, name, until_s=until_s)
 
 
+def doubtful(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
+    """What can be in a world, but is hardly meant: a sentence each. The world is a possible one."""
+    models = [(name, world.contexts[name]) for name in wanted]
+    for source in world.sources:
+        most = max(blocks for _, blocks in source.steps)
+        if most > source.max_blocks:
+            yield (
+                f"source {source.name}: there is capacity for {most} blocks, but max_blocks = {source.max_blocks}: no "
+                "more are asked for"
+            )
+        if not most:
+            yield f"source {source.name} never serves a call: its capacity is 0 all the time"
+            continue
+        fits = [(name, model) for name, model in models if source in _of_use(world, model)]
+        if models and not fits:
+            names = ", ".join(name for name, _ in models)
+            yield f"source {source.name} never serves a call: its devices ({source.kind}) cannot hold {names}"
+        elif models and source.walltime_s:
+            name, model = min(fits, key=lambda each: _load_s(world, each[1], source))
+            least_s = _load_s(world, model, source)
+            if least_s >= source.walltime_s:
+                yield (
+                    f"source {source.name} never serves a call: a block lasts {show_seconds(source.walltime_s)}, and "
+                    f"{name} takes {show_seconds(least_s)} until it is loaded there"
+                )
+
+
 def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
     """The same calls; raises ConfigError at the first that cannot be: it comes before the one before it, it has no
     items, its context is not in the world, or no block lives long enough for it."""

@@ -166,8 +166,9 @@ class Watch:
         if ended != self._ended:
             self._ended, self._since_s = ended, now_s
         if now_s - self._since_s > STUCK_S:
+            since = show_seconds(self._since_s) if self._ended else "the beginning"
             raise SimulationError(
-                f"no call has ended since {show_seconds(self._since_s)}, and it is {show_seconds(now_s)}; calls that "
+                f"no call has ended since {since}, and it is {show_seconds(now_s)}; calls that "
                 'are lost again and again, or that the policy forgets? until = "…" cuts a run off'
             )
         self._still = self._still + 1 if now_s == self._now_s else 0

@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import math
 import os
 import re
 import tomllib
@@ -60,8 +61,8 @@ from stoker.manager.sim.workload import Workload, contexts_of
 from stoker.manager.sim.world import NO_TIME, Rate, World
 from stoker.manager.study import overrides
 from stoker.manager.study.overrides import Change
-from stoker.site import Duration, Name, absolute_policy, check_policy_name, policy_file
-from stoker.units import parse_rate
+from stoker.site import Duration, Name, Size, absolute_policy, check_policy_name, policy_file
+from stoker.units import parse_rate, without_unit
 
 Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
@@ -171,10 +172,15 @@ def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str]
 
 
 def read(kind: type, value: Any) -> Any:
-    """What a scenario file says in words: rates, sizes, durations. A `dec_hook` for msgspec. Raises UnitError."""
+    """What a scenario file says in words: rates, sizes, durations, each with its unit. A `dec_hook` for msgspec. Raises
+    UnitError."""
+    bare = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    if bare and kind in _MEASURED:
+        raise without_unit(str(value), number=str(value), what=_MEASURED[kind])
     return Rate(parse_rate(value)) if kind is Rate else read_unit(kind, value)
 
 
+_MEASURED: dict[type, str] = {Rate: "rate", Size: "size"}
 _SHAPES = {"name": "up to 40 letters, digits, dots, dashes and underscores"}
 _TOP = frozenset(field.encode_name for field in msgspec.structs.fields(Scenario))
 _WORLD = frozenset(field.encode_name for field in msgspec.structs.fields(World))

@@ -17,6 +17,7 @@ _BYTES = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
 _SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_UNITS_OF = {"duration": ("h", "min"), "size": (" GB", " MB"), "rate": (" GB/s", " Gbit/s")}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)")
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]+)\s*/\s*s")
 
@@ -82,9 +83,11 @@ def parse_seconds(text: str | int | float) -> float:
     return total
 
 
-def without_unit(text: str, *, number: str) -> UnitError:
-    """What to say of a duration whose `number` has no unit."""
-    return UnitError(f'{text} is not a duration: the unit of {number} is missing; write "{number}h" or "{number}min"')
+def without_unit(text: str, *, number: str, what: str = "duration") -> UnitError:
+    """What to say of a duration, a size or a rate (`what`) whose `number` has no unit."""
+    one, other = _UNITS_OF[what]
+    problem = f"the unit of {number} is missing"
+    return UnitError(f'{text} is not a {what}: {problem}; write "{number}{one}" or "{number}{other}"')
 
 
 def show_bytes(size: float) -> str:

@@ -75,6 +75,12 @@ def test_what_is_written_as_scenario_is_the_same_again(stoker: Stoker, tmp_path:
     assert set(logs[0]) == {"default-0.parquet", "default-1.parquet"}
 
 
+def test_a_setting_that_changes_nothing_is_noted_before_it_begins(stoker: Stoker) -> None:
+    done = stoker("simulate", "static-pool", *SMALL, "--seeds", "1", "--set", "sources.gpu.capacity=40")
+    said = "note: source gpu: there is capacity for 40 blocks, but max_blocks = 20: no more are asked for"
+    assert done.output.splitlines()[2] == said
+
+
 def test_programs_get_one_document(stoker: Stoker, tmp_path: Path) -> None:
     done = stoker("simulate", "static-pool", *SMALL, "--seeds", "2", "--out", "here", "--json")
     document = msgspec.json.decode(done.stdout, type=dict[str, Any])

@@ -100,6 +100,10 @@ def test_a_run_in_which_nothing_ends_any_more_is_stopped() -> None:
     with pytest.raises(SimulationError, match=r"^no call has ended since .* until = "):
         watch(3600.0 * 9_999 + STUCK_S, 49)
     assert len(told) == 10_000
+    watch = Watch(lambda *_: None)
+    watch(3600.0, 0)
+    with pytest.raises(SimulationError, match=r"^no call has ended since the beginning, and it is "):
+        watch(STUCK_S + 1.0, 0)
 
 
 def test_a_run_whose_clock_stands_still_is_stopped() -> None:

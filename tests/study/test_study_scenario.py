@@ -9,7 +9,8 @@ import pytest
 
 from stoker.config_types import settings
 from stoker.errors import ConfigError
-from stoker.manager.sim.workload import Poisson, Sweep, Trace
+from stoker.manager.sim.check import doubtful
+from stoker.manager.sim.workload import Poisson, Sweep, Trace, contexts_of
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, SourceModel
 from stoker.manager.study.scenario import Scenario, find_scenario, label, load_scenario, parse_scenario, shipped
 from stoker.manager.study.scenario_text import scenario_text
@@ -108,6 +109,10 @@ FAULTS = {
     ('"1.2 GB/s"', '"0 GB/s"'): "line 34: [world.links] shared: a link of no bandwidth moves nothing",
     ('memory = "12 GB"', 'memory = "12 GX"'): "line 12: [world.devices.NVIDIA TITAN X] memory: '12 GX' is not a size;"
     " write a number and one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
+    ('memory = "12 GB"', "memory = 12"): "line 12: [world.devices.NVIDIA TITAN X] memory: 12 is not a size: the unit of"
+    ' 12 is missing; write "12 GB" or "12 MB"',
+    ('"1.2 GB/s"', "1.2"): "line 34: [world.links] shared: 1.2 is not a rate: the unit of 1.2 is missing; write"
+    ' "1.2 GB/s" or "1.2 Gbit/s"',
     ('memory = "12 GB"', ""): "line 11: [world.devices.NVIDIA TITAN X] memory is missing",
     ('memory = "12 GB"', 'capacity = "12 GB"'): "line 12: [world.devices.NVIDIA TITAN X] capacity is not a setting;"
     " did you mean capacity in [world.sources]?",
@@ -180,6 +185,31 @@ def test_a_walltime_that_no_load_fits_in_is_refused() -> None:
     assert parse(TEXT, "sources.new.walltime=10 s").world.sources[0].walltime_s == 10  # the other source has none
 
 
+DOUBTS = {
+    ("sources.old.capacity=0",): "source old never serves a call: its capacity is 0 all the time",
+    ("sources.new.capacity=40",): "source new: there is capacity for 40 blocks, but max_blocks = 4: no more are asked"
+    " for",
+    ("sources.new.walltime=10 s",): "source new never serves a call: a block lasts 10 s, and llm takes 13 s until it is"
+    " loaded there",
+    ('contexts.llm.kinds=["a10"]', "sources.old.max_blocks=2"): "source old never serves a call: its devices (NVIDIA"
+    " TITAN X) cannot hold llm",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", DOUBTS, ids=lambda changes: changes[0])
+def test_a_source_that_does_not_do_what_it_seems_to_is_noted(changes: tuple[str, ...]) -> None:
+    plain = parse(TEXT, "sources.old.max_blocks=2")
+    assert list(doubtful(plain.world, wanted=["llm"])) == []
+    changed = parse(TEXT, "sources.old.max_blocks=2", *changes)
+    assert list(doubtful(changed.world, wanted=["llm"])) == [DOUBTS[changes]]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_nothing_of_a_shipped_scenario_is_doubtful(name: str) -> None:
+    scenario = load_scenario(shipped()[name])
+    assert list(doubtful(scenario.world, wanted=contexts_of(scenario.workload))) == []
+
+
 def test_files_of_one_name_are_the_same_files() -> None:
     with pytest.raises(
         ConfigError, match=r"line 32: \[world\.contexts\.other\] files: weights is 1\.0 GB here and 3\.4"
@@ -211,6 +241,10 @@ def test_a_workload_is_changed_to_another_kind() -> None:
 
 CHANGES = {
     "links.shred=1 GB/s": "--set links.shred=1 GB/s: [world.links] shred is not a setting; did you mean shared?",
+    "world.links.shared=1": "--set world.links.shared=1: [world.links] shared: 1 is not a rate: the unit of 1 is"
+    ' missing; write "1 GB/s" or "1 Gbit/s"',
+    "contexts.llm.device_memory=7.5": "--set contexts.llm.device_memory=7.5: [world.contexts.llm] device_memory: 7.5 is"
+    ' not a size: the unit of 7.5 is missing; write "7.5 GB" or "7.5 MB"',
     "sources.nw.nodes=1": "--set sources.nw.nodes=1: there is no nw; did you mean new?",
     "sources.7.nodes=1": "--set sources.7.nodes=1: there is no 7; there are new, old",
     "sources.new.kind=b": "--set sources.new.kind=b: [world.sources.new] kind = 'b' is no device of this world; there"
