@@ -46,7 +46,8 @@ class Estimate(msgspec.Struct, frozen=True):
     """What a recipe has cost on one kind of device. 0 = never measured; seconds and bytes.
 
     Memory is the most that was seen, times are means with their standard deviations. `run_s` is a call's time over all
-    functions, `functions` by function (key or name).
+    functions, `functions` by function (key or name); what is counted there are records, each the mean of some calls,
+    and `calls` has how many calls of a function those were.
     """
 
     load_s: float = 0.0
@@ -60,6 +61,7 @@ class Estimate(msgspec.Struct, frozen=True):
     run_sd: float = 0.0
     runs: int = 0
     functions: dict[str, Measured] = {}
+    calls: dict[str, int] = {}
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -93,9 +95,12 @@ class PerformanceStore:
         facts = {"load_s": load_s, **known}
         self._add((recipe_key, kind, what, "", value) for what, value in facts.items())
 
-    def record_runs(self, recipe_key: str, *, kind: str, function: str, run_s: Iterable[float]) -> None:
-        """Calls of a function (its key or name) on a recipe's context, in seconds."""
-        self._add((recipe_key, kind, "run_s", function, seconds) for seconds in run_s)
+    def record_runs(self, recipe_key: str, *, kind: str, function: str, run_s: Iterable[float], calls: int = 1) -> None:
+        """Calls of a function (its key or name) on a recipe's context, in seconds. `calls`: of how many of them each
+        time is the mean."""
+        more = (("calls", float(calls)),) if calls > 1 else ()
+        facts = [fact for seconds in run_s for fact in (("run_s", seconds), *more)]
+        self._add((recipe_key, kind, what, function, value) for what, value in facts)
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
         """What is known of a recipe, by device kind."""
@@ -141,6 +146,8 @@ class PerformanceStore:
 def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> Estimate:
     functions = {name: _measured(numbers) for (what, name), numbers in facts.items() if what == "run_s"}
     load = _measured(facts.get(("load_s", ""), (0, 0.0, 0.0, 0.0)))
+    more = {name: numbers for (what, name), numbers in facts.items() if what == "calls"}
+    calls = {name: each.count + _beyond_one(more.get(name)) for name, each in functions.items()}
     run = _together([numbers for (what, _), numbers in facts.items() if what == "run_s"])
 
     def most(what: str) -> int:
@@ -158,7 +165,13 @@ def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> 
         run_sd=run.sd,
         runs=run.count,
         functions=functions,
+        calls=calls,
     )
+
+
+def _beyond_one(records: tuple[int, float, float, float] | None) -> int:
+    """Calls that records have beside the one that each has at least."""
+    return round(records[0] * (records[1] - 1.0)) if records is not None else 0
 
 
 def _measured(numbers: tuple[int, float, float, float]) -> Measured:

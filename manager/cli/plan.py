@@ -78,9 +78,8 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
         close = difflib.get_close_matches(app, names, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names[:12])}"
         raise ConfigError(f"{app} is no application, and no function of which calls were measured here; {hint}")
-    return msgspec.structs.replace(
-        work, inputs=inputs or work.inputs, inputs_per_call=per_call or work.inputs_per_call
-    )  # fmt: skip
+    given = {"inputs": inputs, "inputs_per_call": per_call, "measured_per_call": per_call and work.inputs_per_call}
+    return msgspec.structs.replace(work, **{name: value for name, value in given.items() if value is not None})
 
 
 def _with_forecast() -> list[str]:
@@ -116,6 +115,7 @@ def render(found: Plan) -> list[str]:
     if found.price:
         cost = _scaled(written.device_hours, found.price)
         out.append(f"  cost          {_number_range(cost)}, at {found.price:g} a device-hour")
+    out.append(f"  policy        {found.policy}")
     if math.isinf(written.finish_s.p90):
         out.append("  it may never be done like this: see below what it rests on")
     if len(found.by_blocks) > 1:

@@ -37,12 +37,16 @@ SETTINGS = ("name", "dispatch", "residency")
 
 class Chosen(msgspec.Struct, frozen=True):
     """Policies by name; `dispatch` and `residency` only where they are not those of `name`. `search_path`: folders
-    that modules are imported from, beyond the environment's."""
+    that modules are imported from, beyond the environment's. As a text: the names, for people."""
 
     name: str = Policy().name
     dispatch: str = ""
     residency: str = ""
     search_path: str = ""
+
+    def __str__(self) -> str:
+        at_seams = {"dispatch": self.dispatch, "residency": self.residency}
+        return ", ".join([_short(self.name), *(f"{seam} {_short(name)}" for seam, name in at_seams.items() if name)])
 
 
 def agreed(sites: Iterable[Site]) -> Chosen:
@@ -99,16 +103,31 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
         )
 
 
-def policies_of(folder: SessionFolder) -> Policies:
-    """Fresh policies, as they were chosen for a session. Raises ConfigError, SessionError."""
+def chosen_in(folder: SessionFolder) -> Chosen:
+    """What was chosen for a session. Raises SessionError."""
     file = folder.path / FILE
     try:
-        kept = msgspec.json.decode(file.read_bytes(), type=Chosen)
+        return msgspec.json.decode(file.read_bytes(), type=Chosen)
     except FileNotFoundError:
-        return default_policies()
+        return Chosen()
     except (OSError, msgspec.DecodeError) as error:
         raise SessionError(f"{file} cannot be read: {error}; it says which policies decide in the session") from error
-    return _made(kept, folder.path)
+
+
+def policy_in_words(folder: SessionFolder) -> str:
+    """Who decides in a session, by name; empty where the default policies do, or nobody can tell."""
+    try:
+        kept = chosen_in(folder)
+    except SessionError as error:
+        log.warning("%s", error)
+        return ""
+    return "" if kept == Chosen() else str(kept)
+
+
+def policies_of(folder: SessionFolder) -> Policies:
+    """Fresh policies, as they were chosen for a session. Raises ConfigError, SessionError."""
+    kept = chosen_in(folder)
+    return default_policies() if kept == Chosen() else _made(kept, folder.path)
 
 
 def _made(kept: Chosen, folder: Path) -> Policies:
@@ -121,6 +140,11 @@ def _made(kept: Chosen, folder: Path) -> Policies:
     if kept.residency:
         residency = find(kept.residency, folder=folder, seam="residency").make(provisioning=provisioning).residency
     return Policies(dispatch=dispatch, residency=residency, provisioning=provisioning)
+
+
+def _short(name: str) -> str:
+    """A policy's name without the folder of its file."""
+    return f"{Path(file).name}{name[len(file) :]}" if (file := policy_file(name)) else name
 
 
 def _copied(setting: str, name: str, folder: SessionFolder) -> str:

@@ -53,7 +53,8 @@ class History:
                 )
             case RecordRuns(recipe=recipe, kind=kind, function=function, calls=calls, run_s=run_s):
                 if calls:
-                    self._store.record_runs(recipe, kind=kind, function=function, run_s=[run_s / calls])
+                    mean_s = run_s / calls
+                    self._store.record_runs(recipe, kind=kind, function=function, run_s=[mean_s], calls=calls)
             case RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):
                 devices = Devices(command.kind, command.devices, command.memory_bytes)
                 self._sources.record_wait(source, wait_s=wait_s, boot_s=boot_s, devices=devices)

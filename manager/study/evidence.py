@@ -3,6 +3,10 @@ managers recorded there (`stoker.contexts.availability`), and of both from the s
 
 Pilots that are lost are taken to be lost at a constant rate: losses over the time that pilots were here, whatever ended
 it (the maximum-likelihood estimate for exponential times of which most are cut short).
+
+A manager remembers what calls took, not how many inputs they had. So calls of another size than those that were
+measured are taken to cost as much an input: too much where a call has a fixed cost that its inputs share, too little
+where a larger call does not fit as well. Either way it is said.
 """
 
 from __future__ import annotations
@@ -42,21 +46,29 @@ class Sureness(enum.Enum):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What is to be done: so many inputs through one function, so many to a call."""
+    """What is to be done: so many inputs through one function, so many to a call. `measured_per_call`: how many those
+    calls had that were measured (0 = as many)."""
 
     app: str
     function: str
     inputs: int
     inputs_per_call: int = 1
+    measured_per_call: int = 0
 
     @property
     def calls(self) -> int:
         """Calls in all."""
         return -(-self.inputs // self.inputs_per_call)
 
+    @property
+    def larger(self) -> float:
+        """A call against one that was measured, by their inputs."""
+        return self.inputs_per_call / (self.measured_per_call or self.inputs_per_call)
+
 
 class Time(msgspec.Struct, frozen=True):
-    """A time that was measured `count` times: its mean in seconds, and its standard deviation over the mean."""
+    """A time that was measured `count` times: its mean in seconds, and its standard deviation over the mean. Calls are
+    measured together, some at a time: then what is counted, and spreads, are their means."""
 
     mean_s: float = 0.0
     cv: float = 0.0
@@ -114,7 +126,7 @@ def gather(
     facts = measured[chosen]
     run = facts.functions[work.function]
     load = Time(facts.load_s + facts.start_s, _over(facts.load_sd, facts.load_s + facts.start_s), facts.loads)
-    runs = Time(run.mean, _over(run.sd, run.mean), run.count)
+    runs = Time(run.mean * work.larger, _over(run.sd, run.mean), run.count)
     devices = seen.count if seen is not None else _devices_of(site, chosen)
     memory = seen.memory_bytes if seen is not None else 0
     return Evidence(
@@ -128,7 +140,7 @@ def gather(
         lost_per_s=_lost_per_s(availability),
         most=availability.most,
         reasons=(
-            *_of_function(work, chosen, expected, runs=runs, load=load),
+            *_of_function(work, expected, facts=facts, kind=chosen, load=load),
             *_of_site(site, availability, devices=devices, is_seen=seen is not None),
         ),
     )
@@ -185,21 +197,34 @@ def _devices_of(site: Site, kind: str) -> int:
 # ---- how much was measured
 
 
-def _of_function(work: Work, kind: str, expected: str, *, runs: Time, load: Time) -> list[Reason]:
+def _of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load: Time) -> list[Reason]:
+    run, calls = facts.functions[work.function], facts.calls[work.function]
     fits = _is_meant(expected, kind)
     elsewhere = "" if fits else f"; the site should have {expected}, of which nothing was measured"
-    spread = f", give or take {runs.cv:.0%}" if runs.count > 1 else ""
-    ran = f"a call of {work.function} ran {show_seconds(runs.mean_s)} on {kind}{spread}"
+    spread = f", give or take {_share(_over(run.sd, run.mean))}" if calls > 1 else ""
+    ran = f"a call of {work.function} ran {show_seconds(run.mean)} on {kind}{spread}"
+    sure = _level(calls, much=MUCH_RUNS, some=SOME_RUNS) if fits else Sureness.POOR
+    reasons = [Reason(f"{ran} ({_counted(calls, 'call')} measured){elsewhere}", sure)]
+    if work.larger != 1.0:
+        reasons.append(_of_size(work, run.mean))
     loads = f"its context loaded in {show_seconds(load.mean_s)}" if load.count else "no load of its context"
-    return [
-        Reason(
-            f"{ran} (measured {runs.count} times){elsewhere}",
-            _level(runs.count, much=MUCH_RUNS, some=SOME_RUNS) if fits else Sureness.POOR,
-        ),
-        Reason(
-            f"{loads} (measured {load.count} times)", _level(load.count, much=MUCH_LOADS, some=SOME_LOADS)
-        ),
-    ]  # fmt: skip
+    sure = _level(load.count, much=MUCH_LOADS, some=SOME_LOADS)
+    return [*reasons, Reason(f"{loads} ({_counted(load.count, 'load')} measured)", sure)]
+
+
+def _of_size(work: Work, run_s: float) -> Reason:
+    measured, now = _counted(work.measured_per_call, "input"), _counted(work.inputs_per_call, "input")
+    whole = show_seconds(run_s * work.larger)
+    text = f"the calls that were measured are taken to have had {measured} each, and each input to cost the same:"
+    return Reason(f"{text} a call of {now} runs {whole}", Sureness.FAIR)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def _share(cv: float) -> str:
+    return f"{cv:.0%}" if cv >= 0.01 else "less than 1%"
 
 
 def _of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> list[Reason]:

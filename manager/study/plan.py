@@ -27,7 +27,7 @@ from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.attendants import source_of
-from stoker.manager.live.chosen import policies_for
+from stoker.manager.live.chosen import agreed, policies_for
 from stoker.manager.live.own_policies import find
 from stoker.manager.policies import LoadWhereWanted
 from stoker.manager.protocol.blocks import Rule
@@ -70,7 +70,7 @@ class Forecast(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """What to expect of a run. `as_written`: as the site file says. `by_blocks` and `by_walltime`: with others than it
     says; `best_blocks` and `best_walltime_s`: the least that is as good as any (0: a walltime does not matter here).
-    `price` is of a device-hour, in the site's own money; 0 = not said."""
+    `price` is of a device-hour, in the site's own money; 0 = not said. `policy`: those that decide, by name."""
 
     site: str
     work: Work
@@ -84,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True):
     price: float
     sureness: Sureness
     reasons: tuple[Reason, ...]
+    policy: str = ""
 
 
 def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str], None] | None = None) -> Plan:
@@ -120,6 +121,7 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
         price=site.provider.price,
         sureness=evidence.sureness,
         reasons=evidence.reasons,
+        policy=str(agreed([site])),
     )
 
 

@@ -46,12 +46,30 @@ def test_a_plan_says_when_what_and_how_sure(stoker: Stoker, site: str) -> None:
 @pytest.mark.usefixtures("measured")
 def test_a_function_of_ones_own_is_planned_by_its_name(stoker: Stoker, site: str) -> None:
     told = msgspec.json.decode(stoker("plan", site, "verify", "--inputs", "50", "--json").output)
-    assert told["work"] == {"app": "verify", "function": "verify", "inputs": 50, "inputs_per_call": 1}
+    assert told["work"] == {
+        "app": "verify", "function": "verify", "inputs": 50, "inputs_per_call": 1, "measured_per_call": 0
+    }  # fmt: skip
     assert told["as_written"]["finish_s"]["p50"] > 9.0
     assert told["price"] == 2.0
     how_many = stoker("plan", site, "verify").exception
     assert isinstance(how_many, ConfigError)
     assert "--inputs" in str(how_many)
+
+
+@pytest.mark.usefixtures("measured")
+def test_inputs_that_are_packed_otherwise_than_they_were_measured_cost_the_same_each(stoker: Stoker) -> None:
+    Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
+
+    def told(app: str, *more: str) -> list[str]:
+        return stoker("plan", "here.toml", app, "--inputs", "400", *more).output.splitlines()
+
+    single, packed = told("verify"), told("verify", "--per-call", "10")
+    assert packed[0].startswith("plan · verify on here · 400 inputs in 40 calls")
+    assert "  policy        default" in packed
+    assert any("are taken to have had 1 input each" in line for line in packed)
+    assert not any("are taken to have had" in line for line in single)
+    app = told("fact-verification", "--per-call", "4")
+    assert any("are taken to have had 16 inputs each" in line for line in app)
 
 
 @pytest.mark.usefixtures("measured")

@@ -49,6 +49,7 @@ def test_each_record_has_its_place() -> None:
     store = performance()
     estimate = store.estimates("r")["cpu"]
     assert (estimate.load_s, estimate.start_s, estimate.run_s, estimate.runs) == (9.0, 1.0, 2.0, 1)
+    assert estimate.calls == {"verify": 4}
     assert [found.recipe for found in store.recipes_of("verify")] == ["r"]
     assert store.functions() == ["verify"]
     store.close()

@@ -66,6 +66,29 @@ def test_inputs_are_packed_into_calls(store: PerformanceStore) -> None:
     assert found.as_written.finish_s.p50 == pytest.approx(10.0 + 51 * 2.0, rel=0.03)
 
 
+def test_calls_of_another_size_than_was_measured_cost_as_much_an_input(store: PerformanceStore) -> None:
+    measure(store, kind="cpu")
+    work = Work("verify", "verify", 1000, inputs_per_call=10, measured_per_call=1)
+    evidence = known(local(), store, work=work)
+    found = make_plan(local(), work, evidence)
+    assert found.as_written.finish_s.p50 == pytest.approx(10.0 + 50 * 20.0, rel=0.03)
+    assert found.sureness is Sureness.FAIR
+    [said] = [reason.text for reason in evidence.reasons if "are taken to have had" in reason.text]
+    assert said.startswith("the calls that were measured are taken to have had 1 input each")
+    assert said.endswith("a call of 10 inputs runs 20 s")
+    assert any("a call of verify ran 2.0 s on cpu" in reason.text for reason in evidence.reasons)
+
+
+def test_calls_are_counted_and_not_the_records_of_them(store: PerformanceStore) -> None:
+    store.record_runs("r", kind="cpu", function="verify", run_s=[1.0] * 5, calls=40)
+    store.record_runs("r", kind="cpu", function="verify", run_s=[1.0])
+    evidence = known(local(), store, work=Work("verify", "verify", 10))
+    said = evidence.reasons[0]
+    assert said.text == "a call of verify ran 1.0 s on cpu, give or take less than 1% (201 calls measured)"
+    assert said.sureness is Sureness.GOOD
+    assert evidence.run.count == 6
+
+
 @pytest.mark.parametrize("inputs", [100, 10_000])
 def test_the_policy_that_the_site_names_decides(store: PerformanceStore, inputs: int) -> None:
     """One that loads before each call takes so much longer, also where many calls are simulated as one."""
@@ -75,6 +98,7 @@ def test_the_policy_that_the_site_names_decides(store: PerformanceStore, inputs:
     )  # fmt: skip
     work = Work("verify", "verify", inputs)
     found = make_plan(site, work, known(site, store, work=work))
+    assert found.policy == "disk-only"
     assert found.as_written.finish_s.p50 == pytest.approx(inputs / 2 * (10.0 + 2.0), rel=0.02)
 
 
@@ -127,7 +151,7 @@ def test_what_was_hardly_measured_is_forecast_widely_and_said(store: Performance
     found = make_plan(local(), work, evidence).as_written.finish_s
     assert evidence.sureness is Sureness.POOR
     assert found.p90 > 1.3 * found.p10
-    assert any("measured 2 times" in reason.text for reason in evidence.reasons)
+    assert any("(2 calls measured)" in reason.text for reason in evidence.reasons)
 
 
 def test_the_kind_of_device_that_the_site_names_is_taken(store: PerformanceStore) -> None:
