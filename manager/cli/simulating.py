@@ -98,6 +98,7 @@ def _plan(asked: Asked) -> Plan:
     scenario = replace(scenario, policies=policies, seeds=asked.seeds or scenario.seeds)
     jobs = asked.jobs or len(os.sched_getaffinity(0))
     folder = run_folder.make(scenario.name, out=asked.out)
+    run_folder.keep_policies(folder, policies)
     return Plan(scenario, folder, min(jobs, len(policies) * scenario.seeds))
 
 

@@ -5,15 +5,18 @@ results.json      each run, and the table over all of them
 logs/             an event log a run, POLICY-SEED.parquet, each there as soon as the run is done
 *.png, *.svg      plots
 timeline.json.gz  the first run, for Perfetto
+policies/         files of policies of one's own, as they were: scenario.toml names these
 """
 
 from __future__ import annotations
 
 import datetime
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 import stoker
 from stoker.errors import ConfigError, StokerError
@@ -27,8 +30,9 @@ from stoker.manager.study.running import Finished
 from stoker.manager.study.scenario import Scenario, label
 from stoker.manager.study.scenario_text import scenario_text
 from stoker.manager.study.timeline import write_timeline
+from stoker.site import policy_file
 
-LOGS, SCENARIO, RESULTS, TIMELINE = "logs", "scenario.toml", "results.json", "timeline.json.gz"
+LOGS, SCENARIO, RESULTS, TIMELINE, POLICIES = "logs", "scenario.toml", "results.json", "timeline.json.gz", "policies"
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -75,12 +79,35 @@ def make(name: str, *, out: Path | None) -> Path:
     return folder
 
 
+def keep_policies(folder: Path, policies: Sequence[str]) -> None:
+    """Copy the files of policies into a new folder: what is simulated again from it decides as it did, whatever has
+    become of them. Raises ConfigError."""
+    for number, policy in enumerate(policies):
+        kept = _kept(number, policy)
+        if kept == policy:
+            continue
+        try:
+            copy = folder / policy_file(kept)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(policy_file(policy), copy)
+        except OSError as error:
+            raise ConfigError(f"policy {policy}: cannot be copied into {folder}: {error.strerror}") from None
+
+
+def _kept(number: int, policy: str) -> str:
+    """The name of a policy in the folder's own copy of its file, if it is one in a file."""
+    file = policy_file(policy)
+    return f"{POLICIES}/{number}/{Path(file).name}{policy[len(file) :]}" if file else policy
+
+
 def clean(folder: Path, runs: Sequence[Finished]) -> None:
     """Remove logs of runs that were stopped while they wrote them, and a folder in which nothing was done."""
     of_runs = {Path(run.log).name for run in runs}
     for path in (folder / LOGS).iterdir():
         if path.name not in of_runs:
             path.unlink(missing_ok=True)
+    if not runs:
+        shutil.rmtree(folder / POLICIES, ignore_errors=True)
     for each in () if runs else (folder / LOGS, folder):
         try:
             each.rmdir()
@@ -102,7 +129,8 @@ def write(folder: Path, scenario: Scenario, runs: Sequence[Finished], results: R
     machine says why."""
     logs = tuple(sorted(run.log for run in runs))
     yield Written("logs", logs, "an event a row, for polars or pandas")
-    yield Written("scenario", (_text(folder / SCENARIO, scenario_text(scenario)),), "what was simulated")
+    kept = replace(scenario, policies=tuple(_kept(*each) for each in enumerate(scenario.policies)))
+    yield Written("scenario", (_text(folder / SCENARIO, scenario_text(kept)),), "what was simulated")
     text = msgspec.json.format(msgspec.json.encode(results), indent=1).decode() + "\n"
     yield Written("results", (_text(folder / RESULTS, text),), "the table and each run")
     if scenario.outputs.plots:

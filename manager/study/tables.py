@@ -89,21 +89,27 @@ def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | N
                 else:
                     yield Row(path, reader.line_num, columns, cells)
             if columns is None:
-                raise ConfigError(f"{path}: the file is empty: there is not even a header", file=str(path))
+                raise ConfigError(f"{show_path(path)}: the file is empty: there is not even a header", file=str(path))
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from None
 
 
 def wrong(path: Path, line: int, field: str, what: str) -> ConfigError:
     """`file: line N: field: what is wrong`."""
-    parts = (str(path), f"line {line}", field, what) if field else (str(path), f"line {line}", what)
+    parts = (show_path(path), f"line {line}", field, what) if field else (show_path(path), f"line {line}", what)
     return ConfigError(": ".join(parts), file=str(path), line=line, key=field)
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
     """The error for a file that is not there, or whose bytes are not what they should be."""
     why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-    return ConfigError(f"{path}: {why}", file=str(path))
+    return ConfigError(f"{show_path(path)}: {why}", file=str(path))
+
+
+def show_path(path: Path) -> str:
+    """A path as people write it: from the working folder, for what lies below it."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def open_bytes(path: Path) -> BinaryIO:

@@ -31,7 +31,7 @@ import msgspec
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.workload import Trace, TraceFormat, Workload, arrivals
-from stoker.manager.study.tables import Row, open_bytes, read_table, unreadable, wrong
+from stoker.manager.study.tables import Row, open_bytes, read_table, show_path, unreadable, wrong
 
 _MOST_GPUS = 10_000
 _MOST_ITEMS = 1_000_000_000
@@ -58,7 +58,9 @@ def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) ->
     first = next(calls, None)
     if first is None:
         cut = trace.start_s or trace.for_s or trace.cluster
-        raise ConfigError(f"{path}: {'no call is left of it' if cut else 'it holds no calls'}", file=str(path))
+        raise ConfigError(
+            f"{show_path(path)}: {'no call is left of it' if cut else 'it holds no calls'}", file=str(path)
+        )
     return chain((first,), calls)
 
 
@@ -252,7 +254,7 @@ def _functions(path: Path) -> list[_Function]:
         functions = msgspec.json.decode(text, type=list[_Function])
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$")
-        raise ConfigError(f"{path}: {where.rstrip('`') or 'the file'}: {problem}", file=str(path)) from None
+        raise ConfigError(f"{show_path(path)}: {where.rstrip('`') or 'the file'}: {problem}", file=str(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         found = re.search(r"\(byte (\d+)\)", str(error))
         line = text.count(b"\n", 0, int(found[1])) + 1 if found else 1
@@ -266,4 +268,6 @@ def _functions(path: Path) -> list[_Function]:
 
 def _in_function(path: Path, place: int, function: _Function, field: str, what: str) -> ConfigError:
     """JSON has all of it in one line: the function and the place in its list say where."""
-    return ConfigError(f"{path}: function {place} ({function.name[:12]}): {field}: {what}", file=str(path), key=field)
+    return ConfigError(
+        f"{show_path(path)}: function {place} ({function.name[:12]}): {field}: {what}", file=str(path), key=field
+    )

@@ -150,7 +150,7 @@ class Broken(HottestFirst):
 """
 
 
-def test_a_policy_of_ones_own_goes_by_its_file(stoker: Stoker, tmp_path: Path) -> None:
+def test_a_policy_of_ones_own_goes_by_its_file_and_is_kept_as_it_was(stoker: Stoker, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "own.py").write_text(OWN)
     done = stoker("simulate", "static-pool", *SMALL, "--seeds", "2", "--policy", "mine/own.py:Careful", "--out", "here")
@@ -159,7 +159,13 @@ def test_a_policy_of_ones_own_goes_by_its_file(stoker: Stoker, tmp_path: Path) -
     assert {path.name for path in (tmp_path / "here" / "logs").iterdir()} == {
         "own.py-Careful-0.parquet", "own.py-Careful-1.parquet"
     }  # fmt: skip
-    assert f"{tmp_path}/mine/own.py:Careful" in (tmp_path / "here" / "scenario.toml").read_text()
+    (tmp_path / "mine" / "own.py").write_text("")
+    again = stoker("simulate", "here/scenario.toml", "--jobs", "1", "--out", "again")
+    assert again.exit_code == 0, again.output
+    logs = [
+        {path.name: path.read_bytes() for path in (tmp_path / each / "logs").iterdir()} for each in ("here", "again")
+    ]
+    assert logs[0] == logs[1]
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

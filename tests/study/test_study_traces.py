@@ -236,6 +236,16 @@ def test_a_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
         read_trace(Trace(format=TraceFormat.CSV, file="away.csv", context="llm"), folder=tmp_path)
 
 
+def test_a_file_is_called_as_people_call_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "day").mkdir()
+    (tmp_path / "day" / "bad.csv").write_text("at_s\n5\n4\n")
+    for file, said in (("bad.csv", r"^day/bad\.csv: line 3: at_s: "), ("../away.csv", r"^day/\.\./away\.csv: no such")):
+        with pytest.raises(ConfigError, match=said) as caught:
+            list(read_trace(Trace(format=TraceFormat.CSV, file=file, context="llm"), folder=tmp_path / "day"))
+        assert caught.value.file == str(tmp_path / "day" / file)
+
+
 @real
 @pytest.mark.parametrize(
     ("format", "file", "settings", "number"),
