@@ -13,7 +13,7 @@ import sys
 
 from stoker.errors import StokerError
 from stoker.manager.live import interfaces, keeper, lease
-from stoker.manager.live.chosen import policies_of
+from stoker.manager.live.chosen import chosen_in, policies_of
 from stoker.manager.live.server import Patience, Server, check_folder
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site import Session
@@ -84,6 +84,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace) -> Server:
         pilot_lease_s=options.pilot_lease,
         idle_s=options.idle,
     )
+    logging.info("policy: %s", chosen_in(folder))
     return Server(
         folder,
         session=options.name or folder.path.name,

@@ -75,7 +75,7 @@ class Watch:
     def run(self) -> None:
         """Show the session until it is over (SessionEndedError)."""
         with console.redrawn() as place:
-            picture = status.Picture(place)
+            picture = status.Picture(place, policy=status.policy_of(self._folder))
             while True:
                 try:
                     with Observer(self._folder) as observer:

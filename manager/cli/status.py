@@ -9,6 +9,7 @@ import click
 from stoker.manager.cli import console
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.cli.sessions import NEWEST, find, status_of, takes_session
+from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.show_status import render
 from stoker.manager.protocol.to_client import Status
 
@@ -29,28 +30,32 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
         _watch(session)
         return
     folder, answer = status_of(session)
+    policy = policy_of(folder)
     if as_json:
-        console.json({"over": answer.over, "folder": str(folder.path), "status": answer.status})
+        told = {"over": answer.over, "folder": str(folder.path), "policy": policy or "default", "status": answer.status}
+        console.json(told)
         return
     if answer.over:
         console.line(f"{answer.over}; this is how it was left")
-    console.lines(render(answer.status, over=bool(answer.over)))
+    console.lines(render(answer.status, over=bool(answer.over), policy=policy))
 
 
 class Picture:
-    """A session that is looked at again and again. On a terminal it stands still; elsewhere what is new is printed."""
+    """A session that is looked at again and again. On a terminal it stands still; elsewhere what is new is printed.
+    `policy`: who decides in it, where it is not the default."""
 
-    def __init__(self, place: console.Redrawn) -> None:
+    def __init__(self, place: console.Redrawn, *, policy: str = "") -> None:
         self._place = place
+        self._policy = policy
         self._last: Status | None = None
         self._trouble = ""
 
     def show(self, status: Status) -> None:
         """Show it as it is now."""
         if console.is_terminal():
-            self._place.show(render(status))
+            self._place.show(render(status, policy=self._policy))
         else:
-            console.lines(news(status, before=self._last))
+            console.lines(news(status, before=self._last, policy=self._policy))
         self._last, self._trouble = status, ""
 
     def show_trouble(self, text: str) -> None:
@@ -62,11 +67,11 @@ class Picture:
         self._trouble = text
 
 
-def news(status: Status, *, before: Status | None) -> list[str]:
+def news(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
     """What to say of a session in a log: all of it when pilots, blocks or contexts have changed, one line when only
     calls have come or ended, nothing when nothing has happened."""
     if before is None or _standing(status) != _standing(before):
-        return [*render(status), ""]
+        return [*render(status, policy=policy), ""]
     return render(status)[:1] if _moving(status) != _moving(before) else []
 
 
@@ -86,6 +91,13 @@ def _moving(status: Status) -> tuple[int, ...]:
     return status.queued, status.running, status.done
 
 
+def policy_of(folder: SessionFolder) -> str:
+    """Who decides in a session, in words; empty where the default policies do."""
+    from stoker.manager.live.chosen import policy_in_words
+
+    return policy_in_words(folder)
+
+
 def watch_every_s() -> float:
     """How often a session is looked at that is watched."""
     return _WATCH_EVERY_S if console.is_terminal() else _WATCH_EVERY_ON_A_PIPE_S
@@ -93,8 +105,9 @@ def watch_every_s() -> float:
 
 def _watch(session: str) -> None:
     try:
-        with Observer(find(session)) as observer, console.redrawn() as place:
-            picture = Picture(place)
+        folder = find(session)
+        with Observer(folder) as observer, console.redrawn() as place:
+            picture = Picture(place, policy=policy_of(folder))
             while True:
                 picture.show(observer.status())
                 time.sleep(watch_every_s())

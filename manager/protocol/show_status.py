@@ -20,12 +20,13 @@ _BAR = 8
 _SHOWN_STEM = 13
 
 
-def render(status: Status, *, over: bool = False) -> list[str]:
-    """The lines of `stoker status`."""
+def render(status: Status, *, over: bool = False, policy: str = "") -> list[str]:
+    """The lines of `stoker status`. `policy`: who decides, where it is not the default."""
     out = [_headline(status, over=over), ""]
     out += _table(
         [
             ("pilots", _pilots(status, over=over)),
+            *_rows("policy", [policy] if policy else []),
             *_rows("contexts", _contexts(status.contexts)),
             *_rows("objects", _objects(status.objects)),
             *_rows("losses", [_losses(status)] if _losses(status) else []),

@@ -75,6 +75,12 @@ def test_a_log_hears_all_of_what_stands_a_line_of_calls_and_nothing_twice() -> N
         assert status.news(changed, before=later) == [*status.render(changed), ""]
 
 
+def test_who_decides_is_shown_where_it_is_not_the_default() -> None:
+    shown = status.render(NOTHING, policy="spare.py:Spare, dispatch random")
+    assert shown == [*status.render(NOTHING), "  policy    spare.py:Spare, dispatch random"]
+    assert status.news(NOTHING, before=None, policy="random")[-2] == "  policy    random"
+
+
 def test_an_empty_session_is_two_short_lines() -> None:
     assert status.render(NOTHING) == [
         "session k3v9 · up 3.0 s · 0 calls done, 0 running, 0 queued",

@@ -15,11 +15,13 @@ import pytest
 from click.testing import Result
 from live.peers import Manager, Peer, key_pair
 
+from stoker.config import parse_site
 from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
 from stoker.manager.cli import ask
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.core.libraries import LOAD_TRIES
+from stoker.manager.live.chosen import keep_policies
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Printed
@@ -51,10 +53,27 @@ def test_status_of_a_live_session(stoker: Stoker, client: Peer, pilot: Peer) -> 
     assert result.output.startswith("session test · up ")
     assert "1 calls done, 0 running, 0 queued" in result.output
     assert "n014-ab12  cpu:0" in result.output
+    assert "policy" not in result.output
     told = msgspec.json.decode(stoker("status", "--json").output)
-    assert told["over"] == ""
+    assert (told["over"], told["policy"]) == ("", "default")
     assert told["status"]["done"] == 1
     assert [pilot["pilot"] for pilot in told["status"]["pilots"]] == ["n014-ab12"]
+
+
+def test_who_decides_in_a_session_is_in_its_status_and_in_its_log(
+    stoker: Stoker, folder: SessionFolder, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("from stoker.manager.policies import HottestFirst as Mine\n")
+    text = f'[policy]\nname = "exclusive"\ndispatch = "{tmp_path}/mine.py:Mine"\n'
+    keep_policies(folder, [parse_site(text, file="site.toml")])
+    manager = Manager(folder)
+    try:
+        assert "  policy    exclusive, dispatch mine.py:Mine\n" in stoker("status").output
+        told = msgspec.json.decode(stoker("status", "--json").output)
+        assert told["policy"] == "exclusive, dispatch mine.py:Mine"
+        assert "INFO policy: exclusive, dispatch mine.py:Mine\n" in folder.manager_log.read_text()
+    finally:
+        manager.close()
 
 
 def test_a_session_that_lives_comes_before_a_newer_one_that_is_over(
