@@ -92,3 +92,11 @@ def test_parameters_that_are_none_are_refused(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         main(["--keep-fits", "--out", str(tmp_path)])
     assert "holds no parameter sets" in capsys.readouterr().err
+
+
+def test_limits_are_rounded_up_and_the_page_has_the_text_of_the_report() -> None:
+    assert [report.at_most(part) for part in (0.0203, 0.02, 0.0)] == ["2.1%", "2.0%", "0.0%"]
+    run = next(run for run in paper.RUNS if (run.awareness, run.batch) == (Awareness.FULL, 100))
+    page = (FOLDER / PAGE).read_text()
+    assert f"numbers within {report.at_most(abs(run.error(predict.static(FIRST, run))))}" in page  # the worst of them
+    assert page.startswith(report.HEAD)

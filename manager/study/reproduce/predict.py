@@ -33,7 +33,7 @@ from stoker.manager.study.reproduce.proportion import Distance, distance
 EARLY_S = (60.0, 600.0)
 """When the three GPUs of Figure 8 may have dropped out."""
 HALVES: Mapping[str, float] = {paper.A10: 1.0, paper.TITAN: 1.0}
-NONE_LOST = "from 900 s, none lost early"
+NONE_LOST = "from 900 s, none lost early (for comparison, not counted)"
 """What Figure 8 would be without the loss, for comparison."""
 RAMPS_9A: tuple[tuple[str, float, float, Mapping[str, float]], ...] = (
     ("evenly in 5,000 s, half and half", 5000.0, 1.0, HALVES),
