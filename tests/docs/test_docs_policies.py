@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 import pytest
+from core.builders import Cluster, devices, recipe
 
 from stoker.config import load_site
 from stoker.manager import policies
 from stoker.manager.live.chosen import check_policies
+from stoker.manager.live.own_policies import find
 from stoker.manager.study.running import run_one
 from stoker.manager.study.scenario import load_scenario
 from stoker.site import Duration
@@ -19,6 +22,7 @@ from stoker.site import Duration
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "policies.md").read_text()
 EXAMPLES = DOCS / "examples"
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def test_the_table_has_those_that_ship() -> None:
@@ -27,7 +31,7 @@ def test_the_table_has_those_that_ship() -> None:
 
 
 def test_the_policy_on_the_page_is_the_one_in_the_file_and_has_twenty_lines() -> None:
-    (shown,) = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    shown = PROGRAMS[0]
     assert shown == (EXAMPLES / "spare.py").read_text()
     assert len(shown.splitlines()) <= 20
 
@@ -39,6 +43,40 @@ def test_its_methods_are_those_that_the_page_names() -> None:
     assert len(rows) == 3
     for methods, base in rows:
         assert all(hasattr(getattr(policies, base), method) for method in re.findall(r"\w+", methods))
+
+
+def test_the_hooks_and_settings_are_those_that_there_are() -> None:
+    told = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", TEXT, re.MULTILINE))
+    settings = {name for name, given in told.items() if given == "…"}
+    hooks = {name: given for name, given in told.items() if name not in settings}
+    base = policies.LoadWhereWanted
+    asked = {"wanted", "measured", "timer"}
+    assert hooks.keys() == {name for name in vars(base) if not name.startswith("_")} - asked
+    for name, given in hooks.items():
+        assert [*inspect.signature(getattr(base, name)).parameters][1:] == given.split(", ")
+    for name in settings:
+        (row,) = re.findall(rf"^\| `{name}\(…\)` \| (.*)", TEXT, re.MULTILINE)
+        has = [*inspect.signature(getattr(policies, name)).parameters.values()]
+        assert set(re.findall(r"`(\w+)`", row)) == {each.name for each in has}
+        values = {each.name: float(each.default) for each in has if each.default is not None}
+        shown = {name: float(value) for name, value in re.findall(r"`(\w+)` \(([\d.]+)\)", row)}
+        assert shown == values
+
+
+def test_its_functions_and_its_class_are_policies(tmp_path: Path) -> None:
+    (tmp_path / "policies.py").write_text(PROGRAMS[1])
+    patient, prompt, favourites = (
+        find(f"policies.py:{name}", folder=tmp_path).make() for name in ("patient", "without_backlog", "Favourites")
+    )
+    residency = patient.residency
+    assert isinstance(residency, policies.LoadWhereWanted)
+    assert residency.patience_s == 60.0
+    assert residency.provisioning is patient.provisioning
+    assert isinstance(prompt.dispatch, policies.HottestFirst)
+    assert prompt.dispatch.prefetch_s == 0.0
+    here = Cluster(policies=lambda: favourites).define(recipe("a"))
+    here.join("p1", of=devices(1)).join("p2", of=devices(1, kind="NVIDIA A10")).calls(1, context="a")
+    assert [library.pilot.id for library in here.core.state.libraries.values()] == ["p2"]
 
 
 def test_it_makes_calls_in_bursts_wait_for_less(tmp_path: Path) -> None:
