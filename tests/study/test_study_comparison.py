@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +182,14 @@ def test_a_call_is_in_time_if_it_ended_well_before_its_deadline() -> None:
 def test_waits_are_told_where_calls_do_not_all_come_at_once() -> None:
     assert "wait_p95_s" in {column.key for column in columns_for(scenario("two-kinds"))}
     assert "wait_p95_s" not in {column.key for column in columns_for(scenario())}
+
+
+def test_every_column_is_explained_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scenarios.md").read_text()
+    cut = scenario("two-kinds", "workload.deadline=60 s", "until=1 h")
+    titles = {column.title for of in (scenario(), cut) for column in columns_for(of)}
+    assert {"in time (%)", "items", "busy (%)"} <= titles
+    assert [title for title in titles if f"`{title}`" not in page] == []
 
 
 def test_the_table_is_aligned_and_leaves_out_what_is_zero() -> None:
