@@ -1,0 +1,61 @@
+"""docs/plan-and-replay.md names what the two commands take and print."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stoker.manager.cli.plan import plan, render
+from stoker.manager.cli.replay import render as render_replay
+from stoker.manager.cli.replay import replay
+from stoker.manager.live.verify import Replayed
+from stoker.manager.study import evidence
+from stoker.manager.study.evidence import Reason, Sureness, Work
+from stoker.manager.study.plan import SEEDS, Forecast, Plan, Range
+
+TEXT = (Path(__file__).parents[2] / "docs" / "plan-and-replay.md").read_text()
+SAMPLES = [text.splitlines()[1:] for text in re.findall(r"^```\n(\$ .*?)^```", TEXT, re.MULTILINE | re.DOTALL)]
+MADE = Plan(
+    site="pool",
+    work=Work("verify", "verify", 2000, 10, 1),
+    kind="NVIDIA A10",
+    devices=1,
+    as_written=Forecast(4, 14_400.0, Range(1232.0, 1362.0, 1427.0), Range(1.11, 1.20, 1.29)),
+    by_blocks=(),
+    by_walltime=(),
+    best_blocks=4,
+    best_walltime_s=3600.0,
+    price=1.5,
+    sureness=Sureness.FAIR,
+    reasons=(Reason("1 of 4 pilots were lost in 5.0 pilot-hours", Sureness.FAIR),),
+    policy="default",
+)
+
+
+def test_its_options_are_those_that_there_are() -> None:
+    has = {
+        option for command in (plan, replay) for each in command.params for option in each.opts if option[:2] == "--"
+    }
+    assert set(re.findall(r"`(--[a-z-]+)", TEXT)) == has
+
+
+def test_a_plan_looks_like_the_one_on_the_page() -> None:
+    lines = [line for line in render(MADE) if not line.startswith("  cost")]
+    assert set(lines) <= set(SAMPLES[0])
+    assert "over 20 seeds" in TEXT
+    assert SEEDS == 20
+
+
+def test_a_replay_looks_like_the_one_on_the_page() -> None:
+    assert render_replay(Replayed("k3v9", 4812, 4812, 0, 57.0), took_s=0.9) == SAMPLES[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [("MUCH", "good` from 30 calls, 3 loads and 10"), ("SOME", "from 5, 1 and 3")]
+)
+def test_what_counts_as_much_is_as_the_page_says(name: str, level: str) -> None:
+    counts = [getattr(evidence, f"{name}_{what}") for what in ("RUNS", "LOADS", "WAITS")]
+    assert [int(number) for number in re.findall(r"\d+", level)] == counts
+    assert level in " ".join(TEXT.split())
