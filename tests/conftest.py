@@ -12,6 +12,21 @@ import pytest
 from stoker.contexts.state import snapshot_folder
 
 
+LONGEST = (
+    "test_batch_chaos.py", "test_apps_end_to_end.py", "test_apps_tuning_tune.py", "test_batch_slurm_grace.py",
+    "test_batch_slurm_away.py", "test_batch_slurm_walltime.py", "test_batch_slurm_probe.py",
+    "test_session_neighbours.py", "test_contexts_causal_lm.py", "test_live_snapshots.py",
+)  # fmt: skip
+"""Files that take a minute or more, the longest first."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files begin, whatever the order of the rest: of several workers none is left alone with one."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Programs that tests start behave alike wherever the tests run.
 
