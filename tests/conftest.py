@@ -11,7 +11,6 @@ import pytest
 
 from stoker.contexts.state import snapshot_folder
 
-
 LONGEST = (
     "test_batch_chaos.py", "test_apps_end_to_end.py", "test_apps_tuning_tune.py", "test_batch_slurm_grace.py",
     "test_batch_slurm_away.py", "test_batch_slurm_walltime.py", "test_batch_slurm_probe.py",
