@@ -20,6 +20,7 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.manager.live.own_policies import find
+from stoker.manager.live.raised import raised
 from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.bound import lower_bound
 from stoker.manager.sim.check import in_order, refuse_impossible
@@ -108,8 +109,8 @@ def _do(run: _Run, tell: Tell, *, scenario: Scenario, folder: Path) -> Finished:
     except OSError as error:
         raise SimulationError(f"{run}: {error}", policy=run.policy, seed=run.seed) from error
     except Exception as error:  # a policy of somebody's own may raise anything
-        text = f"{run} failed:\n{traceback.format_exc()}"
-        raise SimulationError(text, policy=run.policy, seed=run.seed) from error
+        lines = "\n".join(raised(error)) or traceback.format_exc()
+        raise SimulationError(f"{run} failed:\n{lines}", policy=run.policy, seed=run.seed) from error
 
 
 def _deaf(*_: Any) -> None:

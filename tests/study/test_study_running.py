@@ -80,6 +80,30 @@ def test_a_process_that_is_killed_is_told_with_what_it_did(long: Scenario, tmp_p
         list(run_all(long, policies=["default"], seeds=[3, 4], folder=tmp_path, jobs=2, tell=kill))
 
 
+RAISES = """from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
+from stoker.manager.core.seams import Policies
+
+class Broken(HottestFirst):
+    def pull(self, view, library):
+        return self.count[library.id]
+
+def broken(*, provisioning=None):
+    asked = provisioning or KeepBlocks()
+    return Policies(Broken(), LoadWhereWanted(provisioning=asked), asked)
+"""
+
+
+def test_a_policy_that_raises_is_told_with_its_own_lines_alone(small: Scenario, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(RAISES)
+    with pytest.raises(SimulationError) as told:
+        list(run_all(small, policies=[f"{tmp_path / 'mine.py'}:broken"], seeds=[0], folder=tmp_path))
+    head, *lines = str(told.value).splitlines()
+    assert head == "policy mine.py:broken, seed 0 failed:"
+    assert 'mine.py", line 6, in pull' in lines[0]
+    assert lines[-1] == "AttributeError: 'Broken' object has no attribute 'count'"
+    assert "core.py" not in str(told.value)
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_trace_that_turns_out_bad_is_refused_from_wherever_it_is_read(tmp_path: Path, jobs: int) -> None:
     (tmp_path / "trace.csv").write_text("at_s\n0\n5\n4\n")
