@@ -31,7 +31,7 @@ run: $(STAMP) ## verify claims with a small language model; make run ARGS="--all
 	@$(BIN)/stoker run fact_verification $(ARGS)
 
 test: $(STAMP) ## every test; make test ARGS="tests/core -k gang" for some; JOBS=1 for one after the other
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(STAMP) ## format, lint, types and import contracts (the tests are `make test`, so that nobody runs them twice)
 	@sound=true; for step in "ruff format --check ." "ruff check ." mypy lint-imports; do \

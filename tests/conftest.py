@@ -21,7 +21,8 @@ LONGEST = (
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files begin, whatever the order of the rest: of several workers none is left alone with one."""
+    """The longest files begin, whatever the order of the rest: of several workers none is left alone with one. (For
+    that `make test` asks xdist not to sort files by the number of their tests.)"""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
 
