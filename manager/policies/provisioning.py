@@ -11,9 +11,9 @@ contexts need, and blocks that are under way count for as many calls as they wil
 first that could serve a call is asked; when its blocks have waited for `late_s`, the next one is asked as well.
 
 A source whose blocks are refused, or bring no pilot, is asked again after a pause that doubles (`backoff_s`); when that
-has happened `give_up` times, nothing else can come and no pilot is here, the waiting calls are told why. Pilots that
-die young one after the other, before anything was loaded on them, make pauses too, but shorter ones: on machines that
-others preempt it happens.
+has happened `give_up` times (twice that for a source that has brought pilots before), nothing else can come and no
+pilot is here, the waiting calls are told why. Pilots that die young one after the other, before anything was loaded on
+them, make pauses too, but shorter ones: on machines that others preempt it happens.
 
 Blocks are let go only after they have had nothing to do for `idle_s`, and only while no call waits that they could run,
 so growing and shrinking cannot chase each other; of those the ones that hold the least go first.
@@ -207,12 +207,17 @@ class KeepBlocks(Quiet):
 
     # ---- none at all
 
+    def _patience(self, source: SourceState) -> int:
+        """How often in a row it may fail. One that has brought pilots is no mistake in a site file: somebody may be
+        cancelling its jobs, or killing them."""
+        return self.give_up if self._is_new(source) else 2 * self.give_up
+
     def _hopeless(self, view: View) -> Iterator[Action]:
         """When every source has failed again and again and no pilot is here: why."""
         if not view.sources or view.pilots or not view.hungry:
             return
         sources = view.sources.values()
-        if any(source.failures < self.give_up or source.coming for source in sources):
+        if any(source.failures < self._patience(source) or source.coming for source in sources):
             return
         said = [f"no pilot could be started: {source.source.name}: {source.last_failure}" for source in sources]
         more = "\n  ".join([*said, "mend what it says (the site file, or what a job finds on its node) and try again"])

@@ -135,6 +135,23 @@ def test_no_block_is_asked_for_that_no_queued_call_could_use(cluster: Make) -> N
     assert c.asked() == []
 
 
+def test_a_source_that_has_brought_pilots_may_fail_twice_as_often(cluster: Make) -> None:
+    c = cluster().sources(OPEN).call("c1")
+    (id,) = c.asked()
+    c.block(id, phase=BlockPhase.RUNNING).join("p1", block=id).lose("p1")
+    c.block(id, phase=BlockPhase.ENDED, reason="killed by signal 9")
+    killed = 0
+    while not c.ended and killed < 20:
+        for id in c.asked():
+            killed += 1
+            c.block(id, phase=BlockPhase.ENDED, reason="killed by signal 9")
+        c.wait(1.0)
+    assert killed == 6
+    failure = c.ended["c1"].failure
+    assert failure is not None
+    assert "no pilot could be started: backfill: killed by signal 9" in failure.message
+
+
 def test_a_failing_source_is_asked_again_after_pauses_that_double_and_then_the_call_is_told(cluster: Make) -> None:
     c = cluster().sources(OPEN).call("c1")
     asked: list[tuple[float, str]] = []
