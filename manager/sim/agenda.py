@@ -26,11 +26,6 @@ def cancel(entry: Entry) -> None:
     entry[3] = ()
 
 
-def due_at(entry: Entry) -> float:
-    """When it is to happen, or was to."""
-    return float(entry[0])
-
-
 class Agenda:
     """A heap of entries. `now` is the time of the one that is happening."""
 

@@ -96,11 +96,6 @@ class Measures(msgspec.Struct, frozen=True):
         """Items done a second, over the makespan."""
         return self.items / self.makespan_s if self.makespan_s else 0.0
 
-    @property
-    def items_per_device_s(self) -> float:
-        """Items done for each second that a device was held."""
-        return self.items / self.held_s if self.held_s else 0.0
-
     def share_within(self, limit_s: float) -> float:
         """The share of all calls that ended well within so many seconds from their coming."""
         known = len(self.turnarounds_s) + self.failed + self.unfinished

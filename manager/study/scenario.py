@@ -43,8 +43,6 @@ import difflib
 import enum
 import math
 import os
-import re
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +51,7 @@ from typing import Annotated, Any
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import explain
+from stoker.config_errors import explain, parse_toml
 from stoker.config_lines import line_of
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import impossible, nearest
@@ -153,13 +151,7 @@ def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) 
 
 def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str] = ()) -> Scenario:
     """The scenario that `text` describes; `file` is what an error calls it. Raises ConfigError."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        found = re.search(r"\(at line (\d+)", str(error))
-        line = int(found[1]) if found else text.count("\n") + 1
-        problem = re.sub(r" \(at .*\)$", "", str(error))
-        raise ConfigError(f"{file}: line {line}: not TOML: {problem}", file=file, line=line) from None
+    data = parse_toml(text, file=file)
     made = [overrides.apply(data, change, top=_TOP, world=_WORLD) for change in changes]
     _make_absolute(data, folder)
     try:

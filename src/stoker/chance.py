@@ -12,8 +12,6 @@ import math
 from hashlib import blake2b
 from statistics import NormalDist
 
-import msgspec
-
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _quantile = NormalDist().inv_cdf
@@ -56,14 +54,3 @@ def least_factor(*, cv: float) -> float:
         return 1.0
     variance = math.log1p(cv * cv)
     return math.exp(math.sqrt(variance) * _quantile(0.5 / (1 << 53)) - variance / 2)
-
-
-class Spread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A time with its spread: lognormal, `mean` in seconds, `cv` its standard deviation over the mean."""
-
-    mean_s: float
-    cv: float = 0.0
-
-    def draw(self, stream: Stream, number: int) -> float:
-        """Seconds."""
-        return self.mean_s * stream.factor(number, cv=self.cv)

@@ -64,14 +64,12 @@ import difflib
 import json
 import math
 import os
-import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stoker.config_errors import explain
+from stoker.config_errors import explain, parse_toml
 from stoker.errors import ConfigError, UnitError
 from stoker.site import Duration, Engine, Pilot, Policy, Provider, ProviderKind, Session, Site, Size, absolute_policy
 from stoker.units import parse_bytes, parse_seconds, without_unit
@@ -105,13 +103,9 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
 
 def parse_site(text: str, *, file: str) -> Site:
     """The site that `text` describes; `file` is what an error calls it. Raises ConfigError."""
+    data = parse_toml(text, file=file)
     try:
-        return msgspec.convert(tomllib.loads(text), type=Site, dec_hook=read_unit)
-    except tomllib.TOMLDecodeError as error:
-        found = re.search(r"\(at line (\d+)", str(error))
-        line = int(found[1]) if found else text.count("\n") + 1
-        problem = re.sub(r" \(at .*\)$", "", str(error))
-        raise ConfigError(f"{file}: line {line}: not TOML: {problem}", file=file, line=line) from None
+        return msgspec.convert(data, type=Site, dec_hook=read_unit)
     except msgspec.ValidationError as error:
         fault = explain(str(error), text=text, root=Site, shapes=_SHAPES)
         raise ConfigError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import enum
 import re
+import tomllib
 import typing
 from collections.abc import Iterable
 from typing import Any
@@ -17,6 +18,7 @@ import msgspec
 
 from stoker.config_lines import Path, line_of
 from stoker.config_types import Place, Read, is_struct, look, settings, tables, tag_field, tags
+from stoker.errors import ConfigError
 
 
 class Fault(typing.NamedTuple):
@@ -27,6 +29,17 @@ class Fault(typing.NamedTuple):
     key: str
     problem: str
     path: Path = ()
+
+
+def parse_toml(text: str, *, file: str) -> dict[str, Any]:
+    """What a TOML text says; `file` is what an error calls it. Raises ConfigError with the line that is not TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"\(at line (\d+)", str(error))
+        line = int(found[1]) if found else text.count("\n") + 1
+        problem = re.sub(r" \(at .*\)$", "", str(error))
+        raise ConfigError(f"{file}: line {line}: not TOML: {problem}", file=file, line=line) from None
 
 
 class _Said(typing.NamedTuple):

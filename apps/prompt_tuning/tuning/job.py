@@ -39,16 +39,14 @@ import datetime
 import enum
 import hashlib
 import os
-import re
 import time
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import explain
+from stoker.config_errors import explain, parse_toml
 from stoker.config_lines import line_of
 from stoker.errors import ConfigError
 from stoker.site import Duration
@@ -200,13 +198,7 @@ def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job
 
 def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None) -> Job:
     """The job that `text` describes; `file` is what an error calls it. Raises ConfigError."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        found = re.search(r"\(at line (\d+)", str(error))
-        line = int(found[1]) if found else text.count("\n") + 1
-        problem = re.sub(r" \(at .*\)$", "", str(error))
-        raise ConfigError(f"{file}: line {line}: not TOML: {problem}", file=file, line=line) from None
+    data = parse_toml(text, file=file)
     try:
         job: Job = msgspec.convert(data, type=Job, dec_hook=read_unit)
     except msgspec.ValidationError as error:
