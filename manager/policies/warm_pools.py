@@ -32,6 +32,7 @@ Times are in seconds, on the manager's clock. A replica may be several devices: 
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -163,9 +164,11 @@ def order(
 
 
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
-    """When each warm replica is free, in order, and each that is promised; none before now."""
+    """When each warm replica is free, in order, and each that is promised. Those that are idle are free now; one whose
+    job runs longer than it should is free any moment, but not yet."""
+    soon = math.nextafter(now, math.inf)
     promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
-    return sorted([now] * idle + [max(now, at) for at in (*pool.busy, *promised)])
+    return sorted([now] * idle + [max(soon, at) for at in (*pool.busy, *promised)])
 
 
 def _delay(free: list[float], job: Job, *, slack_s: float, now: float) -> bool:

@@ -44,6 +44,13 @@ def test_who_is_late_whatever_happens_gets_what_nobody_else_wants() -> None:
     assert allot([Job(1, 0.0, (100.0,)), hopeful], Pool(idle=2), now=0.0) == {1: 1, 2: 1}
 
 
+def test_a_device_whose_job_is_late_is_not_idle() -> None:
+    lost = [job(1, 10.0, 100.0), job(2, 11.0, 100.0)]
+    assert allot(lost, Pool(idle=1, busy=(15.0,)), now=20.0) == {1: 1}
+    pools = {"a": Pool(idle=0, busy=(15.0,), cold_s=20.0)}
+    assert replicas(order({"a": [job(3, 90.0, 100.0)]}, pools, cold=8, now=20.0)) == {3: 3}
+
+
 def test_a_delayed_job_keeps_the_idle_device_that_it_will_need_with_another() -> None:
     """It needs two within 60 s: one is idle, the other is free at 5 s."""
     lost, delayed = job(1, 10.0, 100.0), job(2, 60.0, 100.0)
