@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Never, NoReturn
 
-from stoker.manager.core import blocks, calls, feeding, libraries, pilots
+from stoker.manager.core import blocks, calls, feeding, forecasts, gangs, libraries, pilots
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.seams import (
@@ -13,6 +13,7 @@ from stoker.manager.core.seams import (
     Drop,
     Evict,
     FailWaiting,
+    Forecast,
     Load,
     PolicyError,
     Release,
@@ -25,7 +26,7 @@ from stoker.manager.core.seams import (
     Unload,
     WantBlocks,
 )
-from stoker.manager.core.state import Call, Context, Library, Pilot
+from stoker.manager.core.state import Call, Context, Gang, Library, Pilot
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_pilot import EvictCall, RunCalls
 from stoker.manager.protocol.to_pilot import TakeBack as TakeBackMessage
@@ -55,6 +56,8 @@ def apply(core: Core, action: Action, *, seam: str) -> None:
             _resize(core, action)
         case FailWaiting():
             libraries.fail_waiting(core, _context(core, action.recipe), action.failure)
+        case Forecast():
+            forecasts.note(core, action)
         case Timer():
             core.set_timer(f"{seam}/{action.key}", action.at)
         case WantBlocks():
@@ -147,17 +150,18 @@ def _send_gang(core: Core, action: SendGang) -> None:
     if not smallest <= len(action.libraries) <= largest or len(set(action.libraries)) != len(action.libraries):
         raise PolicyError(f"a gang of {len(action.libraries)} for a call that wants {smallest} to {largest}")
     members = tuple(_with_room(core, id, call) for id in action.libraries)
-    calls.start_gang(core, call, members, action.rendezvous)
+    gangs.start(core, call, members, action.rendezvous)
 
 
 def _evict(core: Core, action: Evict) -> None:
     call = core.state.calls.get(action.call)
-    if call is None or not isinstance(call.holder, Library):
-        raise PolicyError(f"call {action.call} is not held by one library")
-    unsent = core.sends.get(call.holder)
+    if call is None or call.holder is None:
+        raise PolicyError(f"call {action.call} is held by no library")
+    holder = call.holder.members[0] if isinstance(call.holder, Gang) else call.holder
+    unsent = core.sends.get(holder)
     if unsent and call in unsent:
         raise PolicyError(f"call {action.call} is being sent in this very moment")
-    core.say(call.holder.pilot, EvictCall(call.holder.id, call.id))
+    core.say(holder.pilot, EvictCall(holder.id, call.id))
 
 
 def _take_back(core: Core, action: TakeBack) -> None:

@@ -41,7 +41,7 @@ def _running(state: State, limit: int) -> Iterator[ListedCall]:
     longest = heapq.nsmallest(limit, _held(state, limit), key=lambda held: (held[2].sent_at, held[2].id))
     for library, ahead, call in longest:
         where = tuple(map(_place, call.holder.members if isinstance(call.holder, Gang) else (library,)))
-        yield _listed(call, ListedState.RUNNING, state.now - call.sent_at, where=where, ahead=ahead)
+        yield _listed(state, call, ListedState.RUNNING, state.now - call.sent_at, where=where, ahead=ahead)
 
 
 def _held(state: State, limit: int) -> Iterator[tuple[Library, int, Call]]:
@@ -57,7 +57,7 @@ def _waiting(state: State, limit: int) -> Iterator[ListedCall]:
     """The next of each context, by priority and then as they came, as if one device served all contexts in turn."""
     heads = [context.queue.first(limit, looks=_LOOKS) for context in state.contexts.values() if context.queue.count]
     for call in heapq.merge(*heads, key=lambda call: (-call.group.options.priority, call.submitted_at, call.id)):
-        yield _listed(call, ListedState.WAITING, state.now - call.submitted_at)
+        yield _listed(state, call, ListedState.WAITING, state.now - call.submitted_at)
 
 
 def _failed(state: State, limit: int) -> Iterator[ListedCall]:
@@ -65,16 +65,28 @@ def _failed(state: State, limit: int) -> Iterator[ListedCall]:
     for call in reversed(state.failed.values()):
         at, how = next(((at, text) for at, text in reversed(call.notes or ()) if text.startswith(FAILED)), (0.0, ""))
         if how and not how.startswith(_CANCELLED):
-            yield _listed(call, ListedState.FAILED, state.now - at, error=how.partition("\n")[0])
+            yield _listed(state, call, ListedState.FAILED, state.now - at, error=how.partition("\n")[0])
 
 
 def _listed(
-    call: Call, state: ListedState, since_s: float, *, where: tuple[str, ...] = (), ahead: int = 0, error: str = ""
+    of: State,
+    call: Call,
+    state: ListedState,
+    since_s: float,
+    *,
+    where: tuple[str, ...] = (),
+    ahead: int = 0,
+    error: str = "",
 ) -> ListedCall:
     context: Context = call.group.context
+    report, forecast = of.reports.get(call.id), of.forecasts.get(call.id)
+    due_at = call.group.options.objective.deadline_at
     return ListedCall(
-        show_call(call.id), call.group.function.name, context.recipe.name, state, since_s, where, ahead, error
-    )
+        show_call(call.id), call.group.function.name, context.recipe.name, state, since_s, where, ahead, error,
+        *((report.done, report.total, report.metric) if report is not None else (0.0, 0.0, 0.0)),
+        due_in_s=due_at - of.now if due_at else None,
+        ends_in_s=forecast.ends_at - of.now if forecast is not None else None,
+    )  # fmt: skip
 
 
 def _place(library: Library) -> str:

@@ -9,8 +9,7 @@ from stoker.manager.core import feeding
 from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import Call, Context, Gang, Group, Library
-from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, GangPlace
-from stoker.manager.protocol.to_pilot import RunCalls
+from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
@@ -21,6 +20,9 @@ POISON_KILLS = 2
 ONE_BY_ONE = 4
 """So many calls that arrive together are placed one by one; more are pulled from the queue by libraries with room,
 which costs less a call and comes to the same."""
+
+GANG_GRACE_S = 10.0
+"""What a member of a gang that is taken apart has to end by itself, before its library is ended for it."""
 
 KEPT_FAILURES = 1000
 """So many failed calls are kept for `stoker explain`."""
@@ -167,7 +169,9 @@ def retry(core: Core, call: Call, *, why: str) -> None:
 
 def withdraw(core: Core, call: Call, *, running: bool) -> None:
     """Take a held call away from whoever holds it; its slot stays taken until the pilot says that it is free."""
-    members = call.holder.members if isinstance(call.holder, Gang) else (call.holder,)
+    holder = call.holder
+    members = holder.members if isinstance(holder, Gang) else (holder,)
+    grace_s = GANG_GRACE_S if isinstance(holder, Gang) else 0.0
     for library in members:
         if library is not None and library.held.pop(call.id, None) is not None:
             batch = core.sends.get(library)
@@ -175,7 +179,7 @@ def withdraw(core: Core, call: Call, *, running: bool) -> None:
                 batch.remove(call)
             else:
                 library.zombies[call.id] = running
-                core.drop(library, call.id, running=running)
+                core.drop(library, call.id, running=running, grace_s=grace_s)
             feeding.reclass(core, library)
     call.holder = None
 
@@ -214,6 +218,8 @@ def end(core: Core, call: Call, outcome: CallEnd) -> None:
     call.state = CallState.ENDED
     del state.calls[call.id]
     state.reports.pop(call.id, None)
+    state.forecasts.pop(call.id, None)
+    state.breaks.pop(call.id, None)
     closed(core, group, 1)
     if not outcome.ok:
         if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
@@ -277,37 +283,3 @@ def cancel(core: Core, call: Call, *, reason: str, running: bool) -> None:
     if call.state is CallState.HELD:
         withdraw(core, call, running=running)
     fail(core, call, Failure(FailureKind.CANCELLED, reason))
-
-
-# ---- gangs
-
-
-def start_gang(core: Core, call: Call, members: tuple[Library, ...], rendezvous: str) -> None:
-    """Start a waiting call on all of these libraries together, each with its part; rank = position."""
-    group = call.group
-    group.context.queue.leave(call)
-    fed(core, group.context)
-    call.state = CallState.HELD
-    call.holder = Gang(members)
-    call.sent_at = core.state.now
-    for rank, library in enumerate(members):
-        library.held[call.id] = call
-        if call.kills and library.slots > 1:
-            library.suspect = call
-        feeding.reclass(core, library)
-        place = GangPlace(rank, len(members), rendezvous)
-        blob = feeding.blob_for(library, group)
-        core.say(library.pilot, RunCalls(library.id, group.function.key, [call.spec], group.options, blob, place))
-
-
-def gang_end(core: Core, call: Call, library: Library, outcome: CallEnd) -> None:
-    """A member has ended its part. The call ends with the last of them, with rank 0's result, or the first failure."""
-    gang = call.holder
-    if not isinstance(gang, Gang):
-        core.state.refuse("end of a gang that is not one")
-        return
-    gang.ends[library.id] = outcome
-    if not outcome.ok:
-        end(core, call, outcome)
-    elif len(gang.ends) == len(gang.members):
-        end(core, call, gang.ends[gang.members[0].id])

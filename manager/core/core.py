@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, assert_never
 
-from stoker.manager.core import actions, blocks, clients, feeding, libraries, objects, pilots, walltime
+from stoker.manager.core import actions, blocks, clients, feeding, forecasts, libraries, objects, pilots, walltime
 from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
 from stoker.manager.core.events import (
     AdviceArrived,
@@ -35,7 +35,7 @@ from stoker.manager.core.events import (
 from stoker.manager.core.seams import Action, Changes, Policies, PolicyError, Rounds
 from stoker.manager.core.state import Call, Client, Context, Library, Pilot, State
 from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.calls import CallEnd, CallForecast
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_pilot import CancelCalls, RunCalls
 
@@ -88,7 +88,8 @@ class Core:
         self.demand_changed = False
         """Provisioning is asked, once residency has made of it what it can."""
         self._results: dict[Client, list[CallEnd]] = {}
-        self._drops: dict[tuple[Library, bool], list[CallId]] = {}
+        self._drops: dict[tuple[Library, bool, float], list[CallId]] = {}
+        self.forecasts: dict[Client, list[CallForecast]] = {}
         self._seams: tuple[tuple[str, Rounds], ...] = (
             ("dispatch", policies.dispatch),
             ("residency", policies.residency),
@@ -162,9 +163,9 @@ class Core:
         else:
             batch += calls
 
-    def drop(self, library: Library, call: CallId, *, running: bool) -> None:
+    def drop(self, library: Library, call: CallId, *, running: bool, grace_s: float) -> None:
         """A library is told to drop a call when the event is over."""
-        self._drops.setdefault((library, running), []).append(call)
+        self._drops.setdefault((library, running, grace_s), []).append(call)
 
     def forget_drops(self) -> None:
         """Nobody needs to be told to drop anything: everything ends."""
@@ -212,9 +213,11 @@ class Core:
         if self.returned or self.dirty or self.supply_changed or self.demand_changed:
             self._ask()
         objects.settle(self)
-        for (library, running), dropped in self._drops.items():
-            self.say(library.pilot, CancelCalls(library.id, tuple(dropped), running))
+        for (library, running, grace_s), dropped in self._drops.items():
+            self.say(library.pilot, CancelCalls(library.id, tuple(dropped), running, grace_s))
         self._drops.clear()
+        if self.forecasts:
+            forecasts.send(self)
         if self.sends:
             self._send_calls()
         if self._results:

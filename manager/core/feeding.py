@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import calls
+from stoker.manager.core import calls, gangs
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.seams import PolicyError
@@ -191,7 +191,7 @@ def ended(core: Core, library: Library, ends: list[CallEnd]) -> None:
             continue
         if call.group is not group:
             if group is not None:
-                _account(core, library, group, good, count=count, seconds=seconds)
+                account(core, library, group, good, count=count, seconds=seconds)
             group, good, count, seconds = call.group, [], 0, 0.0
         count += 1
         total += 1
@@ -204,17 +204,18 @@ def ended(core: Core, library: Library, ends: list[CallEnd]) -> None:
         elif outcome.ok:  # watched: what it cost is counted as for any other, or a replay would decide otherwise
             calls.end(core, call, outcome)
         else:
-            _account(core, library, group, good, count=count, seconds=seconds)
+            account(core, library, group, good, count=count, seconds=seconds)
             good, count, seconds = [], 0, 0.0
             calls.end(core, call, outcome)
     if group is not None:
-        _account(core, library, group, good, count=count, seconds=seconds)
+        account(core, library, group, good, count=count, seconds=seconds)
         if first and library.context.queue.count:
             core.dirty[library.context] = None
-    reports = core.state.reports
-    if reports:
-        for outcome in ends:
-            reports.pop(outcome.call, None)
+    for kept in (core.state.reports, core.state.forecasts):
+        if kept:
+            for outcome in ends:
+                if outcome.call not in open_calls:
+                    kept.pop(outcome.call, None)
     library.served += total
     library.pilot.ended += total
     _rate(core, total)
@@ -224,7 +225,7 @@ def ended(core: Core, library: Library, ends: list[CallEnd]) -> None:
 def _odd_end(core: Core, library: Library, call: Call | None, outcome: CallEnd) -> int:
     """The end of a call that this library does not hold alone. Returns how many calls it ran for that: 0 or 1."""
     if call is not None and type(call.holder) is Gang:
-        calls.gang_end(core, call, library, outcome)
+        gangs.ended(core, call, library, outcome)
         return 1
     if library.zombies.pop(outcome.call, None) is None:
         core.state.refuse("late or repeated end of a call")
@@ -240,10 +241,10 @@ def _odd_end(core: Core, library: Library, call: Call | None, outcome: CallEnd) 
 
 def _may_count(call: Call, library: Library) -> bool:
     """Whether an end counts that comes from a pilot which had been given up: its call is still open."""
-    return type(call.holder) is not Gang and not any(device.fault for device in library.devices)
+    return call.group.options.gang[1] == 1 and not any(device.fault for device in library.devices)
 
 
-def _account(core: Core, library: Library, group: Group, good: list[CallEnd], *, count: int, seconds: float) -> None:
+def account(core: Core, library: Library, group: Group, good: list[CallEnd], *, count: int, seconds: float) -> None:
     """Count `count` runs of a group, and deliver those that ended well."""
     if good:
         calls.closed(core, group, len(good))

@@ -6,11 +6,22 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from stoker.manager.core import blocks, calls, feeding, libraries, objects, reconcile, rejoin, snapshots, walltime
+from stoker.manager.core import (
+    blocks,
+    calls,
+    feeding,
+    gangs,
+    libraries,
+    objects,
+    reconcile,
+    rejoin,
+    snapshots,
+    walltime,
+)
 from stoker.manager.core.commands import RecordRuns, ToPilot
 from stoker.manager.core.events import FromPilot
 from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.core.state import Call, Device, Library, Pilot, State
+from stoker.manager.core.state import Call, Device, Gang, Library, Pilot, State
 from stoker.manager.protocol import to_client, to_manager, to_pilot
 from stoker.manager.protocol.calls import CallProgress
 from stoker.manager.protocol.ids import ClientId, DeviceId, PilotId, RecipeKey
@@ -21,6 +32,7 @@ from stoker.manager.protocol.to_manager import (
     CallsReturned,
     DeviceFault,
     FetchFailed,
+    GangMeets,
     Heartbeat,
     LibraryGone,
     LibraryNews,
@@ -120,7 +132,15 @@ def _of_objects(core: Core, pilot: Pilot, message: _OfObjects) -> None:
 
 
 _FromLibrary = (
-    CallsEnded | CallsReturned | CallsProgress | CallEvicted | LibraryNews | LibraryReady | LibraryGone | LibraryResized
+    CallsEnded
+    | CallsReturned
+    | CallsProgress
+    | CallEvicted
+    | GangMeets
+    | LibraryNews
+    | LibraryReady
+    | LibraryGone
+    | LibraryResized
 )
 
 
@@ -134,6 +154,8 @@ def _of_library(core: Core, library: Library, message: _FromLibrary) -> None:
             _progress(core, library, message)
         case CallEvicted():
             _evicted(core, library, message.progress)
+        case GangMeets(call=call, address=address):
+            gangs.met(core, library, call, address)
         case LibraryNews(phase=phase):
             library.phase = phase
             library.notes.append((core.state.now, phase.value))
@@ -350,6 +372,10 @@ def _progress(core: Core, library: Library, message: CallsProgress) -> None:
             if report.call not in library.zombies:
                 state.refuse("progress of a call that the library does not hold")
             continue
+        if isinstance(call.holder, Gang):
+            if call.holder.members[0] is not library:  # every rank may report; the first one's counts
+                continue
+            gangs.progress(core, call, call.holder, report)
         state.reports[report.call] = report
         if report.state:
             call.spec = msgspec.structs.replace(call.spec, progress=report.state)

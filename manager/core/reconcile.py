@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import calls, feeding, libraries
+from stoker.manager.core import calls, feeding, gangs, libraries
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import Library, Pilot
 from stoker.manager.protocol.ids import CallId
@@ -49,6 +49,7 @@ def _library(core: Core, library: Library, facts: LibraryFacts) -> None:
         again = tuple(CallId(id) for id, flag in library.zombies.items() if flag is running)
         if again:
             core.say(library.pilot, CancelCalls(library.id, again, running))
+    gangs.remind(core, library)
     if library.resizing:
         core.say(library.pilot, ResizeLibrary(library.id, library.resizing[-1]))
         del library.resizing[:-1]

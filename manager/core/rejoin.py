@@ -66,7 +66,9 @@ def _adopt(core: Core, library: Library, promised_bytes: int, was: LibraryState,
     library.notes.append((state.now, "back, as it was"))
     for id in facts.calls:
         call = state.calls.get(id)
-        if call is not None and call.state is CallState.WAITING and call.group.context is context:
+        if call is None or call.group.options.gang[1] > 1:  # one rank of a gang is no call
+            continue
+        if call.state is CallState.WAITING and call.group.context is context:
             _goes_on(core, library, call)
     feeding.reclass(core, library)
     calls.starving(core, context)

@@ -22,7 +22,7 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.state import Call, Context, Device, Library, Pilot
-from stoker.manager.protocol.calls import Failure
+from stoker.manager.protocol.calls import CallForecast, CallProgress, Failure
 from stoker.manager.protocol.ids import BlockId, CallId, ClientId, DeviceId, LibraryId, PilotId, RecipeKey
 
 
@@ -60,6 +60,14 @@ class View(Protocol):
     @property
     def hungry(self) -> Mapping[str, Context]:
         """Contexts with waiting calls, by recipe key."""
+
+    @property
+    def reports(self) -> Mapping[int, CallProgress]:
+        """What running calls, and those that were evicted, said last of their progress."""
+
+    @property
+    def forecasts(self) -> Mapping[int, CallForecast]:
+        """What was said last of the ends of calls."""
 
     @property
     def sources(self) -> Mapping[str, SourceState]:
@@ -142,6 +150,14 @@ class FailWaiting(msgspec.Struct, frozen=True):
     failure: Failure
 
 
+class Forecast(msgspec.Struct, frozen=True):
+    """What a call's end is expected to be: when, and whether that is before its deadline. Its client is told."""
+
+    call: CallId
+    ends_at: float
+    in_time: bool
+
+
 class Timer(msgspec.Struct, frozen=True):
     """Ask again at this time. The asking policy gets `timer(view, key)`."""
 
@@ -177,7 +193,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Resize | FailWaiting | Timer | WantBlocks
+    Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Resize | FailWaiting | Forecast | Timer | WantBlocks
     | ReleaseBlock | Release | Ask
 )  # fmt: skip
 
@@ -263,7 +279,7 @@ class Policies(msgspec.Struct, frozen=True):
 
 
 __all__ = [
-    "Action", "Ask", "Changes", "ClientId", "Dispatch", "Drop", "Evict", "FailWaiting", "Load", "Policies",
+    "Action", "Ask", "Changes", "ClientId", "Dispatch", "Drop", "Evict", "FailWaiting", "Forecast", "Load", "Policies",
     "PolicyError", "Provisioning", "Release", "ReleaseBlock", "Residency", "Resize", "Rounds", "Send", "SendGang",
     "TakeBack", "Timer", "Unload", "View", "WantBlocks",
 ]  # fmt: skip

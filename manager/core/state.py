@@ -14,11 +14,12 @@ import msgspec
 
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import ContextAdvice
+from stoker.manager.core.paces import Paces
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.queue import Queue
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.transfers import Transfers
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure
+from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec, Failure
 from stoker.manager.protocol.ids import BlockId, CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.manager.protocol.reliable import Inbox
 from stoker.manager.protocol.to_manager import DeviceFacts, LibraryPhase
@@ -110,10 +111,14 @@ class Call(msgspec.Struct, gc=False, eq=False):
 class Gang:
     """The libraries that run one call together. The call ends when every member has ended it; rank 0's end counts."""
 
-    __slots__ = ("ends", "members")
+    __slots__ = ("address", "ends", "members", "report")
 
     def __init__(self, members: tuple[Library, ...]) -> None:
         self.members = members
+        self.address = ""
+        """Where rank 0 awaits the others, once it has said so."""
+        self.report: tuple[float, float] | None = None
+        """When it said last how many items were done, and how many."""
         self.ends: dict[LibraryId, CallEnd] = {}
 
 
@@ -133,7 +138,7 @@ class Context:
 
     __slots__ = (
         "advice", "ask_at", "asked_at", "backlogged", "cut_after_s", "cut_loads", "ended", "failed_on", "filling",
-        "idle", "last_failure", "libraries", "load_failures", "load_s", "load_total_s", "loads", "queue",
+        "idle", "last_failure", "libraries", "load_failures", "load_s", "load_total_s", "loads", "paces", "queue",
         "recipe", "resident_bytes", "roomy", "run_s", "run_total_s", "runs", "starved_since",
     )  # fmt: skip
 
@@ -150,6 +155,8 @@ class Context:
         self.filling: Filling | None = None
         """Who was given a call last."""
         self.advice: dict[str, ContextAdvice] = {}
+        self.paces = Paces()
+        """How long work takes on gangs of each size."""
         self.ask_at = 1
         """Residency is asked again when so many calls wait."""
         self.asked_at = 0.0
@@ -337,6 +344,10 @@ class State:
         """Contexts with waiting calls."""
         self.reports: dict[int, CallProgress] = {}
         """Last progress report of each running call that made one."""
+        self.forecasts: dict[int, CallForecast] = {}
+        """When calls are expected to end, as their clients were told last."""
+        self.breaks: dict[int, int] = {}
+        """How often the ranks of a gang call have lost each other."""
         self.timers: dict[str, float] = {}
         self.sources: dict[str, SourceState] = {}
         self.blocks: dict[BlockId, Block] = {}

@@ -13,6 +13,7 @@ from stoker.errors import (
     CallError,
     CallTimeoutError,
     ContextError,
+    GangBroken,
     NoDeviceError,
     PoisonCallError,
     RemoteCallError,
@@ -35,6 +36,7 @@ _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
     FailureKind.DROPPED: CallDroppedError,
     FailureKind.CANCELLED: CallCancelledError,
     FailureKind.DIED: CallError,
+    FailureKind.GANG: GangBroken,
 }
 
 

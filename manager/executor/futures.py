@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from parsl.dataflow.futures import AppFuture
 
 from stoker.manager.executor.failures import outcome
-from stoker.manager.protocol.calls import CallEnd, CallProgress
+from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.manager.protocol.ids import CallId, show_call
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class CallFuture(Future[Any]):
-    """A concurrent.futures.Future whose cancellation reaches the manager. `progress` is the call's last report.
+    """A concurrent.futures.Future whose cancellation reaches the manager. `progress` is the call's last report, and
+    `forecast` what the manager expects of its end, if it has a deadline.
 
     A call that runs can be cancelled too: it is stopped even if that costs its library. Parsl logs
     `parsl_executor_task_id`.
@@ -28,6 +29,7 @@ class CallFuture(Future[Any]):
     def __init__(self, link: Link) -> None:
         super().__init__()
         self.progress: CallProgress | None = None
+        self.forecast: CallForecast | None = None
         self.call: CallId | None = None
         self._link = link
 
@@ -65,9 +67,12 @@ class CallFuture(Future[Any]):
     def flush(self) -> None:
         """Nothing: a future is settled at once."""
 
-    def report(self, progress: CallProgress) -> None:
-        """The running call says how far it is."""
-        self.progress = progress
+    def report(self, said: CallProgress | CallForecast) -> None:
+        """The running call says how far it is, or the manager when it will end."""
+        if isinstance(said, CallForecast):
+            self.forecast = said
+        else:
+            self.progress = said
 
     def _set(self, value: Any, error: BaseException | None) -> None:
         try:

@@ -6,7 +6,7 @@ import queue
 from collections import deque
 from typing import Any
 
-from stoker.manager.protocol.calls import CallEnd, CallProgress
+from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.manager.protocol.ids import CallId
 
 
@@ -30,5 +30,5 @@ class Inbox:
         """Ring once for all that came together."""
         self.bell.put(None)
 
-    def report(self, progress: CallProgress) -> None:
-        """Reports of running calls are not shown."""
+    def report(self, said: CallProgress | CallForecast) -> None:
+        """Reports of single calls are not shown."""

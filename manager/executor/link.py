@@ -347,6 +347,8 @@ class Link:
                     self._out.acked(message.sequence)
             case to_client.Progress():
                 self.waiting.report(message.reports)
+            case to_client.Forecasts():
+                self.waiting.report(message.forecasts)
             case to_client.ClientWelcome():
                 self._welcome(message)
             case to_client.Rejected():

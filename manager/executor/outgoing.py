@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from stoker.contexts.recipe import Recipe
 from stoker.manager.protocol import to_client, to_manager, wire
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec
+from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec
 from stoker.manager.protocol.ids import CallId, RecipeKey
 from stoker.manager.protocol.reliable import Outbox
 from stoker.manager.protocol.to_pilot import FunctionBlob
@@ -38,8 +38,8 @@ class Waiter(Protocol):
     def flush(self) -> None:
         """All ends that came together have been settled."""
 
-    def report(self, progress: CallProgress) -> None:
-        """The running call says how far it is."""
+    def report(self, said: CallProgress | CallForecast) -> None:
+        """The running call says how far it is, or the manager when it will end."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -13,7 +13,7 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ProtocolError
 from stoker.manager.executor.large import LargeArguments, discard_result
 from stoker.manager.executor.outgoing import Waiter
-from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Payload
+from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress, CallSpec, Payload
 from stoker.manager.protocol.ids import CallId, show_call
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class WaitingCalls:
         self._drop_files(gone)
         return gone
 
-    def report(self, reports: Iterable[CallProgress]) -> None:
+    def report(self, reports: Iterable[CallProgress | CallForecast]) -> None:
         """How far calls are."""
         for report in reports:
             waiter = self.waiters.get(report.call)

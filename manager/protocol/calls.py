@@ -20,20 +20,24 @@ INLINE_LIMIT_BYTES = 1_000_000
 
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What policies may know of a call's input. Lengths in tokens; 0 = unknown."""
+    """What policies may know of a call's input. Lengths in tokens; 0 = unknown. `items` are those that it has at most;
+    `fixed_s`: seconds that it takes before the first of them, on however many devices."""
 
     items: int = 1
     input_length: int = 0
     expected_output: int = 0
+    fixed_s: float = 0.0
 
 
 class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the user wants of a call's time. Seconds; 0 = not wanted. `deadline_at` is on the manager's clock."""
+    """What the user wants of a call's time. Seconds; 0 = not wanted. `deadline_at` is on the manager's clock; with
+    `drop_late`, a call that cannot make it is dropped, else it runs when nobody else needs its devices."""
 
     deadline_at: float = 0.0
     latency_s: float = 0.0
     ttft_s: float = 0.0
     tpot_s: float = 0.0
+    drop_late: bool = False
 
 
 class CallOptions(msgspec.Struct, frozen=True, gc=False):
@@ -85,6 +89,8 @@ class FailureKind(enum.Enum):
     """Somebody cancelled it, or the session ended before it ran."""
     DIED = "died"
     """Its library process ended: by a signal, or because something called exit."""
+    GANG = "gang"
+    """Other ranks of its gang were lost, or did not come. It is started again, and ends so only after many tries."""
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
@@ -134,8 +140,17 @@ class CallProgress(msgspec.Struct, frozen=True, array_like=True):
     state: bytes = b""
 
 
+class CallForecast(msgspec.Struct, frozen=True, array_like=True):
+    """When a policy expects a call to end, on the manager's clock, and whether that is before its deadline."""
+
+    call: CallId
+    ends_at: float
+    in_time: bool
+
+
 class GangPlace(msgspec.Struct, frozen=True):
-    """A member's place in its gang: its rank, how many there are, and where they meet (`host:port`)."""
+    """A member's place in its gang: its rank, how many there are, and where they meet (`host:port`; empty: rank 0 will
+    say where)."""
 
     rank: int
     size: int

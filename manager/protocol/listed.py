@@ -22,7 +22,9 @@ class ListedCall(msgspec.Struct, frozen=True):
     """One call. `call` is its id as people write it; `since_s` the time that it has been in its state.
 
     `where` is `pilot/library` of a running one (of each member of a gang), with `ahead` calls before it there; `error`
-    the first line of what a failed one failed with, as far as the manager knows it.
+    the first line of what a failed one failed with, as far as the manager knows it. `done` of `total` steps and the
+    `metric` are what it said last of itself. `due_in_s`: until its deadline (negative: that is over; None: it has
+    none); `ends_in_s`: until it is expected to end (None: nobody says).
     """
 
     call: str
@@ -33,3 +35,8 @@ class ListedCall(msgspec.Struct, frozen=True):
     where: tuple[str, ...] = ()
     ahead: int = 0
     error: str = ""
+    done: float = 0.0
+    total: float = 0.0
+    metric: float = 0.0
+    due_in_s: float | None = None
+    ends_in_s: float | None = None

@@ -59,6 +59,13 @@ class Evicted(_Message, frozen=True, tag="evicted"):
     progress: CallProgress
 
 
+class Listens(_Message, frozen=True, tag="listens"):
+    """Rank 0 of a call's gang awaits the others at this port of its host."""
+
+    call: CallId
+    port: int
+
+
 class Resized(_Message, frozen=True, tag="resized"):
     """The reservation has changed."""
 
@@ -76,4 +83,4 @@ class SnapshotMade(_Message, frozen=True, tag="snapshot"):
     made_s: float
 
 
-ToAgent = Hello | Loaded | LoadFailed | Ended | GivenBack | Reports | Evicted | Resized | SnapshotMade
+ToAgent = Hello | Loaded | LoadFailed | Ended | GivenBack | Reports | Evicted | Listens | Resized | SnapshotMade

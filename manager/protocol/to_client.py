@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stoker.manager.protocol.blocks import BlockOrder, BlockStatus, KnownBlock
-from stoker.manager.protocol.calls import CallEnd, CallProgress
+from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.manager.protocol.ids import BlockId, CallId
 from stoker.manager.protocol.listed import ListedCall
 
@@ -45,6 +45,12 @@ class Progress(_Message, frozen=True, tag="progress"):
     """Reports of the client's running calls."""
 
     reports: list[CallProgress]
+
+
+class Forecasts(_Message, frozen=True, tag="forecasts"):
+    """When calls with deadlines are expected to end. Said of a call at first, and whenever it has changed."""
+
+    forecasts: list[CallForecast]
 
 
 class Ack(_Message, frozen=True, tag="ack"):
@@ -228,6 +234,6 @@ class SessionOver(_Message, frozen=True, tag="over"):
 
 
 ToClient = (
-    ClientWelcome | ClientRefused | Results | Rejected | Progress | Ack | Status | Story | Calls | SessionOver
-    | KnownBlocks | SubmitBlocks | CancelBlocks
+    ClientWelcome | ClientRefused | Results | Rejected | Progress | Forecasts | Ack | Status | Story | Calls
+    | SessionOver | KnownBlocks | SubmitBlocks | CancelBlocks
 )  # fmt: skip

@@ -46,6 +46,13 @@ class Evict(_Message, frozen=True, tag="evict"):
     call: CallId
 
 
+class Meet(_Message, frozen=True, tag="meet"):
+    """Where rank 0 of a call's gang awaits the others, as `host:port`."""
+
+    call: CallId
+    address: str
+
+
 class Resize(_Message, frozen=True, tag="resize"):
     """Change the reservation of device memory: the context's `resize(bytes)` is called if it has one."""
 
@@ -56,4 +63,4 @@ class Stop(_Message, frozen=True, tag="stop"):
     """Finish what runs, give back the rest, exit."""
 
 
-ToLibrary = Load | Run | GiveBack | Evict | Resize | Stop
+ToLibrary = Load | Run | GiveBack | Evict | Meet | Resize | Stop

@@ -257,6 +257,14 @@ class CallEvicted(_Message, frozen=True, tag="evicted"):
     progress: CallProgress
 
 
+class GangMeets(_Message, frozen=True, tag="gang-meets"):
+    """Rank 0 of a gang awaits the others at this `host:port`."""
+
+    library: LibraryId
+    call: CallId
+    address: str
+
+
 class LibraryResized(_Message, frozen=True, tag="resized"):
     """A library's reservation on each of its devices is now this many bytes."""
 
@@ -357,5 +365,5 @@ FromClient = (
 FromPilot = (
     PilotHello | LibraryNews | LibraryReady | LibraryGone | CallsEnded | CallsReturned | CallsProgress | CallEvicted
     | LibraryResized | Heartbeat | PilotLeaving | WantObjects | ObjectsHere | ObjectsGone | FetchFailed | DeviceFault
-    | SnapshotHere | WalltimeNews
+    | SnapshotHere | WalltimeNews | GangMeets
 )  # fmt: skip

@@ -87,11 +87,21 @@ class TakeBack(_Message, frozen=True, tag="take-back"):
 
 
 class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
-    """Drop these calls if they have not begun; if `running`, stop them even if that costs the library."""
+    """Drop these calls if they have not begun; if `running`, stop them even if that costs the library. They are asked
+    to end by themselves first, and have `grace_s` for it."""
 
     library: LibraryId
     calls: tuple[CallId, ...]
     running: bool = False
+    grace_s: float = 0.0
+
+
+class MeetGang(_Message, frozen=True, tag="meet-gang"):
+    """Where rank 0 awaits the other members of a call's gang, of which this library is one."""
+
+    library: LibraryId
+    call: CallId
+    address: str
 
 
 class EvictCall(_Message, frozen=True, tag="evict-call"):
@@ -148,5 +158,5 @@ class Exit(_Message, frozen=True, tag="exit"):
 
 ToPilot = (
     PilotWelcome | HelloAgain | PilotRefused | StartLibrary | StopLibrary | RunCalls | TakeBack | CancelCalls
-    | EvictCall | ResizeLibrary | FetchObject | Ack | Exit
+    | MeetGang | EvictCall | ResizeLibrary | FetchObject | Ack | Exit
 )  # fmt: skip

@@ -16,7 +16,7 @@ import msgspec
 from stoker.errors import ProtocolError
 from stoker.manager.protocol import to_agent, to_client, to_library, to_manager, to_pilot
 
-VERSION = 3
+VERSION = 4
 """Said in every hello: peers of another version are refused."""
 
 M = TypeVar("M")

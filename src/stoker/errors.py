@@ -14,6 +14,7 @@
         ├── CallTimeoutError    it ran longer than it was allowed
         ├── CallDroppedError    a policy dropped it, with a reason
         ├── CallCancelledError  somebody cancelled it, or the session ended before it ran
+        ├── GangBroken          ranks of its gang were lost, again and again
         └── RemoteCallError     it raised something that cannot be brought back as itself
 
 A message says what happened, where, and what to do. Facts are attributes, and every error survives pickling.
@@ -97,6 +98,11 @@ class CallDroppedError(CallError):
 
 class CallCancelledError(CallError):
     """The call was cancelled, or the session ended before it ran."""
+
+
+class GangBroken(CallError):
+    """Other ranks of a gang were lost, or did not come. Raised inside a call, it has the call started again, with the
+    checkpoint that rank 0 left; the client sees it only when that has happened again and again."""
 
 
 class RemoteCallError(CallError):

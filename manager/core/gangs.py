@@ -1,0 +1,128 @@
+"""Calls that run on several libraries at once: they start together, meet, and end or begin again together.
+
+All members are told at one moment. Rank 0 says where it awaits the others, which is passed on to them. The call ends
+with the last member's end, with rank 0's result. When a member is lost the others can do nothing more, so the whole
+call goes back into the queue with rank 0's last checkpoint, and starts on what is left then. Members notice a loss by
+themselves as well (`FailureKind.GANG`), often sooner than the manager does: a dead peer breaks their connections, while
+a silent pilot is given up after its lease. Such an end is no end of the call, unless it comes again and again.
+
+Nobody is ever held for a gang that is not complete (`SendGang` names all members), so no two gangs can wait for each
+other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.manager.core import calls, feeding
+from stoker.manager.core.paces import work_of
+from stoker.manager.core.phases import CallState
+from stoker.manager.core.state import Call, Gang, Library
+from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, GangPlace
+from stoker.manager.protocol.to_pilot import MeetGang, RunCalls
+
+if TYPE_CHECKING:
+    from stoker.manager.core.core import Core
+
+MOST_BREAKS = 10
+"""A call whose ranks lose each other so often, although their libraries live, is given up."""
+
+
+def start(core: Core, call: Call, members: tuple[Library, ...], rendezvous: str) -> None:
+    """Start a waiting call on all of these libraries together, each with its part; rank = position."""
+    group = call.group
+    group.context.queue.leave(call)
+    calls.fed(core, group.context)
+    call.state = CallState.HELD
+    call.holder = Gang(members)
+    call.sent_at = core.state.now
+    for rank, library in enumerate(members):
+        library.held[call.id] = call
+        if call.kills and library.slots > 1:
+            library.suspect = call
+        feeding.reclass(core, library)
+        place = GangPlace(rank, len(members), rendezvous)
+        blob = feeding.blob_for(library, group)
+        core.say(library.pilot, RunCalls(library.id, group.function.key, [call.spec], group.options, blob, place))
+
+
+def met(core: Core, library: Library, id: int, address: str) -> None:
+    """Rank 0 has said where it awaits the others: tell them."""
+    call = library.held.get(id)
+    if call is None or not isinstance(call.holder, Gang) or call.holder.members[0] is not library:
+        if id not in library.zombies:
+            core.state.refuse("meeting place of a gang that is not one")
+        return
+    call.holder.address = address
+    for member in call.holder.members[1:]:
+        core.say(member.pilot, MeetGang(member.id, call.id, address))
+
+
+def remind(core: Core, library: Library) -> None:
+    """A pilot is back: what it may not have heard of the gangs that its library is in."""
+    for call in library.held.values():
+        gang = call.holder
+        if isinstance(gang, Gang) and gang.address and gang.members[0] is not library:
+            core.say(library.pilot, MeetGang(library.id, call.id, gang.address))
+
+
+def progress(core: Core, call: Call, gang: Gang, report: CallProgress) -> None:
+    """Rank 0 has said how far the call is: learn how fast a gang of this size is."""
+    now, before = core.state.now, gang.report
+    began_at, done = before if before is not None else (call.sent_at + _starts_in_s(call, gang), 0.0)
+    if report.done < done:  # it goes on from a checkpoint
+        gang.report = (now, report.done)
+    elif report.done > done and now > began_at:
+        if before is not None or not call.spec.progress:
+            _learn(call, gang, items=report.done - done, seconds=now - began_at)
+        gang.report = (now, report.done)
+
+
+def ended(core: Core, call: Call, library: Library, outcome: CallEnd) -> None:
+    """A member has ended its part. The call ends with the last of them, with rank 0's result, or the first failure."""
+    gang = call.holder
+    if not isinstance(gang, Gang):
+        core.state.refuse("end of a gang that is not one")
+        return
+    gang.ends[library.id] = outcome
+    if not outcome.ok:
+        if outcome.failure is not None and outcome.failure.kind is FailureKind.GANG:
+            _broke(core, call, library, outcome)
+        else:
+            calls.end(core, call, outcome)
+    elif len(gang.ends) == len(gang.members):
+        _account(core, call, gang)
+        calls.end(core, call, gang.ends[gang.members[0].id])
+
+
+def _broke(core: Core, call: Call, library: Library, outcome: CallEnd) -> None:
+    """A rank has lost the others: start again, on whatever is left."""
+    said = outcome.failure.message if outcome.failure is not None else ""
+    breaks = core.state.breaks[call.id] = core.state.breaks.get(call.id, 0) + 1
+    if breaks >= MOST_BREAKS:
+        text = f"its ranks lost each other {breaks} times; the last time on {library.pilot.id}: {said}"
+        failure = Failure(FailureKind.GANG, text, library.pilot.id, library.id)
+        calls.end(core, call, CallEnd(call.id, False, b"", outcome.run_s, failure))
+        return
+    calls.requeue(core, (call,), why=f"lib-{library.id} on {library.pilot.id} lost the other ranks: {said}")
+
+
+def _account(core: Core, call: Call, gang: Gang) -> None:
+    """A gang has done its work."""
+    first = gang.ends[gang.members[0].id]
+    if gang.report is None and not call.spec.progress:
+        items = call.spec.features.items if call.spec.features is not None else 1
+        _learn(call, gang, items=items, seconds=first.run_s - _starts_in_s(call, gang))
+    feeding.account(core, gang.members[0], call.group, [], count=1, seconds=first.run_s)
+
+
+def _learn(call: Call, gang: Gang, *, items: float, seconds: float) -> None:
+    features = call.spec.features
+    work = work_of(features) * items / features.items if features is not None and features.items else items
+    call.group.context.paces.learn(len(gang.members), work=work, seconds=max(0.0, seconds))
+
+
+def _starts_in_s(call: Call, gang: Gang) -> float:
+    """What passes between the order and the first item, as far as that is known."""
+    features, paces = call.spec.features, call.group.context.paces
+    return (features.fixed_s if features is not None else 0.0) + (paces.meet_s if len(gang.members) > 1 else 0.0)

@@ -1,0 +1,88 @@
+"""How long a context's work takes on one replica, two, or more: what schedulers of gangs predict with.
+
+A call says how much work it is (`work_of`), and what was measured is seconds for a unit of it, by the size of the gang
+that did it. PromptTuner (§4.4) predicts a job's time as its iterations at most times the most that one takes; a single
+odd iteration would make every job look hopeless for ever, so the most is here the mean and twice the mean deviation,
+over the last measurements.
+
+A size that was never measured is told from the nearest one that was, by Amdahl's law with a small serial part: prompt
+tuning scales almost linearly (§2.2), but a promise should not count on the last few percent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from stoker.manager.protocol.calls import Features
+
+_NEW_WEIGHT = 0.2
+"""The mean follows the last measurements with at least this weight."""
+_SERIAL = 0.05
+"""What of a unit's time no second replica takes away, until it is measured."""
+_CAUTION = 2.0
+"""So many mean deviations above the mean is called a bound."""
+MEET_S = 2.0
+"""What a gang of several may take until its ranks have met (§5.1: at most 2 s)."""
+
+
+class Paces:
+    """Seconds for a unit of work by gang size, each with its mean deviation. `meet_s`: what meeting takes in seconds,
+    for gangs of several."""
+
+    __slots__ = ("_known", "meet_s")
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[float, float, int]] = {}
+        """By size: mean, mean absolute deviation, measurements."""
+        self.meet_s = MEET_S
+
+    def tell(self, seconds: Mapping[int, float], *, meet_s: float = MEET_S) -> None:
+        """What is known beforehand (a profile): seconds for a unit by size. Measurements move it like any other."""
+        self._known.update({size: (pace, 0.0, 1) for size, pace in seconds.items()})
+        self.meet_s = meet_s
+
+    def learn(self, size: int, *, work: float, seconds: float) -> None:
+        """So much work took a gang of this size so long, meeting not counted."""
+        if work <= 0 or seconds < 0:
+            return
+        pace = seconds / work
+        mean, deviation, count = self._known.get(size, (pace, 0.0, 0))
+        weight = max(_NEW_WEIGHT, 1 / (count + 1))
+        deviation += weight * (abs(pace - mean) - deviation)
+        mean += weight * (pace - mean)
+        self._known[size] = (mean, deviation, count + 1)
+
+    def mean_s(self, size: int, work: float) -> float | None:
+        """Seconds that so much work takes on so many replicas, meeting included; None while nothing was measured."""
+        return self._predict(size, work, caution=0.0)
+
+    def bound_s(self, size: int, work: float) -> float | None:
+        """The most that it should take."""
+        return self._predict(size, work, caution=_CAUTION)
+
+    @property
+    def known(self) -> Mapping[int, tuple[float, float, int]]:
+        """By size: seconds for a unit, their mean absolute deviation, and how often that was measured."""
+        return self._known
+
+    def _predict(self, size: int, work: float, *, caution: float) -> float | None:
+        if not self._known:
+            return None
+        if size not in self._known:
+            nearest = min(self._known, key=lambda known: (abs(math.log(known / size)), known))
+            scale = _share(size) / _share(nearest)
+        else:
+            nearest, scale = size, 1.0
+        mean, deviation, _ = self._known[nearest]
+        return work * scale * (mean + caution * deviation) + (self.meet_s if size > 1 else 0.0)
+
+
+def work_of(features: Features | None) -> float:
+    """A call's work in units: tokens where it says how many an item has, else items."""
+    return float(features.items * max(1, features.input_length)) if features is not None else 1.0
+
+
+def _share(size: int) -> float:
+    """What of one replica's time so many take for a unit (Amdahl)."""
+    return _SERIAL + (1 - _SERIAL) / size
