@@ -19,6 +19,7 @@ _HOME = {
     "context": "stoker.contexts.factory",
     "device": "stoker.contexts.ambient",
     "devices": "stoker.contexts.ambient",
+    "gang": "stoker.contexts.ambient",
     "load_variable_from_serverless": "stoker.contexts.ambient",
     "local_path": "stoker.contexts.ambient",
     "progress": "stoker.contexts.ambient",
@@ -38,6 +39,7 @@ __all__ = [
     "context",
     "device",
     "devices",
+    "gang",
     "load_variable_from_serverless",
     "local_path",
     "progress",
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from stoker.contexts.ambient import (
         device,
         devices,
+        gang,
         load_variable_from_serverless,
         local_path,
         progress,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.contexts import payloads
+from stoker.contexts.ranks import ALONE, Gang, SeatHook
 from stoker.errors import StokerError
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
@@ -48,12 +49,14 @@ class _Library:
 
 
 class _Call:
-    """A slot's scope."""
+    """A slot's scope. `seat` is what a member of a gang asks for its place, which is then kept."""
 
-    def __init__(self, *, hook: ProgressHook | None, folder: str, state: bytes) -> None:
+    def __init__(self, *, hook: ProgressHook | None, folder: str, state: bytes, seat: SeatHook | None) -> None:
         self.hook = hook
         self.folder = folder
         self.state = state
+        self.seat = seat
+        self.place: Gang | None = None
 
 
 _library: _Library | None = None
@@ -124,6 +127,20 @@ def saved_state(default: Any = None) -> Any:
     return payloads.loads(scope.state) if scope is not None and scope.state else default
 
 
+def gang(*, limit_s: float = 60.0) -> Gang:
+    """This process's place among the ranks that run the call together; outside of a gang, rank 0 of 1.
+
+    Rank 0 opens the meeting place when it asks; the others wait for it, `limit_s` at most. Raises GangBroken when it
+    does not come: the call is then started again.
+    """
+    scope = _current()
+    if scope is None or scope.seat is None:
+        return ALONE
+    if scope.place is None:
+        scope.place = scope.seat(limit_s)
+    return scope.place
+
+
 def scratch() -> Path:
     """A folder on local disk for this call alone; it is cleared when the call ends."""
     scope = _current()
@@ -192,17 +209,23 @@ def leave_library() -> None:
     _library = _latest_call = None
 
 
-def enter_call(*, hook: ProgressHook | None = None, folder: str = "", state: bytes = b"") -> None:
-    """Begin a call in this thread: its progress hook, its folder, and the checkpoint that it goes on from."""
+def enter_call(
+    *, hook: ProgressHook | None = None, folder: str = "", state: bytes = b"", seat: SeatHook | None = None
+) -> None:
+    """Begin a call in this thread: its progress hook, its folder, the checkpoint that it goes on from, and what gives
+    a member of a gang its place."""
     global _latest_call
-    _latest_call = scope = _Call(hook=hook, folder=folder, state=state)
+    _latest_call = scope = _Call(hook=hook, folder=folder, state=state, seat=seat)
     _call.set(scope)
 
 
 def leave_call() -> None:
     """End this thread's call."""
     global _latest_call
-    if _latest_call is _call.get():
+    scope = _call.get()
+    if scope is not None and scope.place is not None:
+        scope.place.close()
+    if _latest_call is scope:
         _latest_call = None
     _call.set(None)
 

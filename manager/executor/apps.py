@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from parsl.app.errors import wrap_error
@@ -20,6 +20,7 @@ from stoker.manager.executor.futures import AppCallFuture
 from stoker.manager.executor.packing import bare
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants
 from stoker.manager.executor.wants import Wants, read_wants
+from stoker.manager.protocol.calls import Features
 from stoker.units import show_seconds
 
 HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.load("site.toml")
@@ -35,6 +36,9 @@ def app(
     timeout: str | float | None = None,
     priority: int = 0,
     deadline: str | float | None = None,
+    late: str = "run",
+    gang: int | tuple[int, int] = 1,
+    features: Features | Mapping[str, Any] | None = None,
     variants: Sequence[Recipe] = (),
     stream: bool = False,
     cache: bool = False,
@@ -46,6 +50,9 @@ def app(
     - `context`: a recipe. The function gets the loaded context as its first argument; callers leave it out.
     - `batch_size`: how many items `stoker.map` puts into one call, unless it is told otherwise.
     - `timeout`: ends a call that runs longer (`"10 min"`). `deadline`: when a call should be done, from its submission.
+      `late="drop"`: one that cannot make it is dropped; else it runs when nobody else needs its devices.
+    - `gang`: how many devices run a call together, a number or `(smallest, largest)`: see `stoker.gang()`.
+    - `features`: what policies may know of a call, `{"items": 200}`.
     - `priority`: higher runs first. `variants`: other contexts that can serve its calls, best first.
     - `cache`, `ignore_for_cache`: Parsl's memoization; the context is part of what is remembered.
     - `executors`: labels of Parsl executors (default: every StokerExecutor that is loaded).
@@ -62,6 +69,7 @@ def app(
         raise ConfigError(f"batch_size: {batch_size!r} is not a whole number of at least 1")
     recipe = None if context is None else as_recipe(context)
     given = {"context": recipe, "timeout_s": timeout, "deadline_s": deadline, "variants": variants}
+    given |= {"late": late, "gang": gang, "features": features}
     wants = read_wants({**given, "priority": priority, "stream": stream}, takes_context=True)
 
     def decorate(function: Callable[..., Any]) -> StokerApp:

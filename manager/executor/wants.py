@@ -26,6 +26,7 @@ KEYS = {
     "priority": "a whole number; higher runs first (default 0)",
     "timeout_s": 'ends a call that runs longer: seconds, or a text such as "10 min"',
     "deadline_s": "when the call should be done, from now: seconds or a text",
+    "late": '"run" a call that cannot make its deadline when nobody else needs its devices (default), or "drop" it',
     "latency_s": "how long it may take, once submitted: seconds or a text",
     "ttft_s": "time to first token: seconds or a text",
     "tpot_s": "time per output token: seconds or a text",
@@ -85,6 +86,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
                 latency_s=_seconds(specification, "latency_s"),
                 ttft_s=_seconds(specification, "ttft_s"),
                 tpot_s=_seconds(specification, "tpot_s"),
+                drop_late=_late(specification.get("late", "run")),
             ),
             stream=_truth(specification, "stream"),
             variants=tuple(RecipeKey(variant.key) for variant in variants),
@@ -160,6 +162,12 @@ def _truth(specification: Mapping[str, Any], key: str) -> bool:
     if not isinstance(value, bool):
         raise _wrong(key, value, "True or False")
     return value
+
+
+def _late(value: Any) -> bool:
+    if value not in ("run", "drop"):
+        raise _wrong("late", value, '"run" or "drop"')
+    return bool(value == "drop")
 
 
 def _gang(value: Any) -> tuple[int, int]:

@@ -41,8 +41,8 @@ class Library:
         self.told_to_end = False
         self.exited: tuple[int, int, int] | None = None
         """Signal, exit code and peak memory, once its process has ended."""
-        self.cancelling: set[int] = set()
-        """Calls to stop even if they run."""
+        self.cancelling: dict[int, float] = {}
+        """Calls to stop even if they run, and until when they may end by themselves."""
         self.ordered_at = time.monotonic()
         self.started_at = 0.0
         self.hello_at = 0.0

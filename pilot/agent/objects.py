@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.errors import StokerError
+from stoker.errors import SessionError, StokerError
 from stoker.manager.protocol.ids import PilotId
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, WantObjects
@@ -106,7 +106,9 @@ class Objects:
         self.carried = session.is_carried
         """Whether this pilot sees no file of the session, but for those that came with it."""
         self._session = session
-        self.server = _serve(self.shelf, session, self.key)
+        self.host = _own_address(session)
+        """What other pilots reach this machine at."""
+        self.server = _serve(self.shelf, self.host, self.key)
         self._stays_until = 0.0
         self._held_until = 0.0
 
@@ -217,14 +219,22 @@ def look(agent: Agent) -> None:
 # ---- inside
 
 
-def _serve(shelf: CacheShelf, session: SessionFolder, key: bytes) -> Server | None:
-    """Serve other pilots at the address by which this one reaches the manager."""
+def _own_address(session: SessionFolder) -> str:
+    """This machine's address on the network that leads to the manager."""
+    try:
+        host, _ = wire.split_address(session.read().address.removeprefix("tcp://"))
+        return wire.route_to(host)
+    except (OSError, ValueError, SessionError):
+        return "127.0.0.1"
+
+
+def _serve(shelf: CacheShelf, host: str, key: bytes) -> Server | None:
+    """Serve other pilots."""
     if not key:
         log.info("the session has no transfer key: this pilot serves no objects to others")
         return None
     try:
-        host, _ = wire.split_address(session.read().address.removeprefix("tcp://"))
-        return Server(shelf, key=key, host=wire.route_to(host))
+        return Server(shelf, key=key, host=host)
     except (OSError, ValueError) as error:
         log.warning("this pilot serves no objects to others: %s", error)
         return None

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.protocol.calls import CallEnd, FailureKind
-from stoker.manager.protocol.to_library import Evict, GiveBack, Resize, Run, Stop
+from stoker.manager.protocol.to_library import Evict, GiveBack, Meet, Resize, Run, Stop
 from stoker.manager.protocol.to_manager import CallsEnded, CallsReturned, LibraryGone, LibraryResized
 from stoker.manager.protocol.to_pilot import (
     Ack,
@@ -17,6 +17,7 @@ from stoker.manager.protocol.to_pilot import (
     Exit,
     FetchObject,
     HelloAgain,
+    MeetGang,
     PilotRefused,
     PilotWelcome,
     ResizeLibrary,
@@ -54,6 +55,10 @@ def handle(agent: Agent, message: ToPilot) -> None:
             library = agent.libraries.get(number)
             if library is not None:
                 agent.wires.tell(library, Evict(call=call))
+        case MeetGang(library=number, call=call, address=address):
+            library = agent.libraries.get(number)
+            if library is not None:
+                agent.wires.tell(library, Meet(call=call, address=address))
         case ResizeLibrary(library=number, device_memory_bytes=size):
             _resize(agent, number, size)
         case PilotWelcome(heartbeat_s=heartbeat_s, lease_s=lease_s):
@@ -166,7 +171,10 @@ def _cancel(agent: Agent, order: CancelCalls) -> None:
     if rest and library.state.state in (State.READY, State.DRAINING):
         agent.wires.tell(library, GiveBack(calls=rest))
         if order.running:
-            library.cancelling.update(rest)
+            if order.grace_s:
+                for call in rest:
+                    agent.wires.tell(library, Evict(call=call))
+            library.cancelling.update(dict.fromkeys(rest, time.monotonic() + order.grace_s))
 
 
 def _resize(agent: Agent, number: int, size: int) -> None:

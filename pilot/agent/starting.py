@@ -107,6 +107,7 @@ def start(agent: Agent, library: Library, objects: dict[str, str]) -> None:
         log=library.log,
         objects=str(agent.session.objects),
         search_path=agent.search_path,
+        host=agent.objects.host,
     )
     fork = Fork(
         library=number,

@@ -13,6 +13,7 @@ from stoker.manager.protocol.to_agent import (
     Evicted,
     GivenBack,
     Hello,
+    Listens,
     Loaded,
     LoadFailed,
     Reports,
@@ -25,6 +26,7 @@ from stoker.manager.protocol.to_manager import (
     CallsEnded,
     CallsProgress,
     CallsReturned,
+    GangMeets,
     LibraryNews,
     LibraryPhase,
     LibraryReady,
@@ -35,6 +37,7 @@ from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.failures import failure_of
 from stoker.pilot.agent.library import Library
 from stoker.pilot.core.library import State
+from stoker.pilot.transfer.wire import join_address
 from stoker.pilot.zygote.client import Zygote
 from stoker.pilot.zygote.messages import Exited, Forked, ForkFailed, Preloaded
 
@@ -75,6 +78,8 @@ def _message(agent: Agent, library: Library, message: ToAgent) -> None:
         case Evicted(progress=progress):
             if state.ended([progress.call]):  # it counts as served: the library counts it too
                 post(CallEvicted(number, progress))
+        case Listens(call=call, port=port):
+            post(GangMeets(number, call, join_address(agent.objects.host, port)))
         case Hello(pid=pid):
             library.pid = pid
             library.hello_at = time.monotonic()

@@ -105,7 +105,7 @@ def _calls(agent: Agent, library: Library) -> None:
     for call, started_ns in library.running():
         limit_s = library.state.held.get(call, 0.0)  # type: ignore[call-overload]
         ran_s = (time.monotonic_ns() - started_ns) / 1e9
-        cancelled = call in library.cancelling
+        cancelled = time.monotonic() >= library.cancelling.get(call, float("inf"))
         if not cancelled and not (0 < limit_s < ran_s):
             continue
         if (call, started_ns) not in library.running():  # it was being written, or has just ended
@@ -117,4 +117,4 @@ def _calls(agent: Agent, library: Library) -> None:
         else:
             orders.time_out(agent, library, call, limit_s=limit_s, ran_s=ran_s)
         return
-    library.cancelling.intersection_update(library.state.held)
+    library.cancelling = {call: at for call, at in library.cancelling.items() if call in library.state.held}

@@ -71,7 +71,7 @@ def serve(number: int) -> None:
     sandbox.restore()
     gc.collect()
     gc.freeze()  # the context lives as long as the process: the collector need not look at it again
-    server = Server(sock, context=context, calls_allowed=order.recipe.calls_per_library)
+    server = Server(sock, context=context, calls_allowed=order.recipe.calls_per_library, host=settings.host)
 
     def make_runner(slot: int) -> Runner:
         own = sandbox if slot == 0 else Sandbox(os.path.join(settings.folder, f"slot-{slot}"))
@@ -85,6 +85,7 @@ def serve(number: int) -> None:
             tail=tail if slots == 1 else ThreadTail(settings.log),
             context=context,
             report=server.report,
+            meetings=server.meetings,
         )
         os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
         return runner

@@ -19,8 +19,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from stoker.contexts import ambient, payloads
+from stoker.contexts.ranks import SeatHook
 from stoker.contexts.recipe import ObjectRef
-from stoker.errors import SerializationError
+from stoker.errors import GangBroken, SerializationError
 from stoker.manager.protocol.calls import (
     INLINE_LIMIT_BYTES,
     CallEnd,
@@ -28,16 +29,21 @@ from stoker.manager.protocol.calls import (
     CallSpec,
     Failure,
     FailureKind,
+    GangPlace,
     Payload,
 )
+from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_library import Run
 from stoker.pilot.library.functions import Function
 from stoker.pilot.library.marker import Marker
+from stoker.pilot.library.meetings import Meetings
 from stoker.pilot.library.printing import LogTail, ThreadTail
 from stoker.pilot.library.sandbox import Sandbox
 from stoker.pilot.library.settings import Settings
 
 _SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
+NO_CALL = -1
+"""In place of a call's id, which counts from 0: none runs."""
 _now = time.perf_counter
 _clock_ns = time.monotonic_ns
 
@@ -63,6 +69,7 @@ class Runner:
         tail: LogTail | ThreadTail,
         context: Any,
         report: Callable[[CallProgress], None],
+        meetings: Meetings | None = None,
     ) -> None:
         self._settings = settings
         self._slot = slot
@@ -71,11 +78,12 @@ class Runner:
         self._tail = tail
         self._context = context
         self._report = report
+        self._meetings = meetings
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
         self._pid = os.getpid()
-        self.call = 0
-        """The call that runs, 0 when none does."""
+        self.call = NO_CALL
+        """The call that runs."""
         self.begun = 0
         """How many calls have begun, counted by whoever runs them: tells a watcher whether the same one still runs."""
         self.evict = False
@@ -102,7 +110,8 @@ class Runner:
                 self._sandbox.visit(work.run.options.folder)
             function, takes_context = self._open_function(work)
             args, kwargs = self._open_arguments(spec, work)
-            ambient.enter_call(hook=self._hook, folder=self._sandbox.path, state=spec.progress)
+            seat = self._seat(call, work.run.gang) if work.run.gang is not None else None
+            ambient.enter_call(hook=self._hook, folder=self._sandbox.path, state=spec.progress, seat=seat)
             started = _now()
             if takes_context:
                 result = function(self._context, *args, **kwargs)
@@ -129,7 +138,10 @@ class Runner:
             if os.getpid() != self._pid:
                 leave_child(error)
             self.ended_at = ended = _now()
-            payload = self._pack_error(call, error)
+            if isinstance(error, GangBroken) and work.run.gang is not None:
+                failure = self._failure(str(error), kind=FailureKind.GANG)
+            else:
+                payload = self._pack_error(call, error)
         if self.forked:
             _leave_fork()
         printed = self._finish()
@@ -137,9 +149,13 @@ class Runner:
         work.function.took(run_s)
         return CallEnd(call, ok, payload, run_s, failure, printed)
 
+    def _seat(self, call: CallId, place: GangPlace) -> SeatHook | None:
+        meetings = self._meetings
+        return None if meetings is None else lambda limit_s: meetings.seat(call, place, limit_s=limit_s)
+
     def _finish(self) -> Any:
         ambient.leave_call()
-        self.call = 0
+        self.call = NO_CALL
         printed = self._tail.take()
         self._sandbox.restore()
         return printed
@@ -215,9 +231,9 @@ class Runner:
             raise _NotMoved(self._failure(text)) from error
         return ObjectRef(name=name, size_bytes=size, source=str(path))
 
-    def _failure(self, message: str) -> Failure:
+    def _failure(self, message: str, *, kind: FailureKind = FailureKind.SERIALIZATION) -> Failure:
         return Failure(
-            kind=FailureKind.SERIALIZATION,
+            kind=kind,
             message=clean(message),
             pilot=self._settings.pilot,
             library=self._settings.library,
@@ -226,7 +242,7 @@ class Runner:
 
     def _progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
         self._last = CallProgress(call=self.call, done=done, total=total, metric=metric, state=state)  # type: ignore[arg-type]
-        if self.call:
+        if self.call != NO_CALL:
             self._report(self._last)
         return self.evict
 

@@ -29,11 +29,12 @@ from typing import Any, NoReturn
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import CallEnd, CallProgress
 from stoker.manager.protocol.to_agent import Ended, Evicted, GivenBack, Reports, Resized
-from stoker.manager.protocol.to_library import Evict, GiveBack, Load, Resize, Run, Stop
+from stoker.manager.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Stop
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library import frames
 from stoker.pilot.library.functions import Functions
-from stoker.pilot.library.runner import Runner, Work
+from stoker.pilot.library.meetings import Meetings
+from stoker.pilot.library.runner import NO_CALL, Runner, Work
 
 _PATIENCE_S = 0.001
 """How long an end may wait for company, and how long the library is deaf between short calls."""
@@ -50,13 +51,14 @@ _now = time.perf_counter
 class Server:
     """Serves calls on one socket until told to stop, or until the library has served `calls_allowed` (0 = any)."""
 
-    def __init__(self, sock: socket.socket, *, context: Any, calls_allowed: int) -> None:
+    def __init__(self, sock: socket.socket, *, context: Any, calls_allowed: int, host: str = "127.0.0.1") -> None:
         self._sock = sock
         self._context = context
         self._allowed = calls_allowed
         self._reader = frames.FrameReader(sock)
         self._decode = wire.to_library_decoder()
         self._functions = Functions()
+        self.meetings = Meetings(host=host, say=self.send)
         self._queue: FirstCome[Work] = FirstCome()
         self._runners: list[Runner] = []
         self._ends: deque[CallEnd] = deque()
@@ -218,7 +220,7 @@ class Server:
         finally:
             self._reading.release()
 
-    def _handle(self, message: Load | Run | GiveBack | Evict | Resize | Stop) -> None:
+    def _handle(self, message: Load | Run | GiveBack | Evict | Meet | Resize | Stop) -> None:
         match message:
             case Run():
                 self._queue_calls(message)
@@ -230,13 +232,16 @@ class Server:
                 for runner in self._runners:
                     if runner.call == call:
                         runner.evict = True
+                        self.meetings.told(call, "")
                 back = self._queue.drop([call])
                 if back:
                     self._send([GivenBack(tuple(back))])  # type: ignore[arg-type]
+            case Meet(call=call, address=address):
+                self.meetings.told(call, address)
             case Resize(device_memory_bytes=size):
                 self._resizes.append(size)
                 side_by_side = len(self._runners) > 1  # then there may never be a moment between calls
-                if self._resizer is None or side_by_side or not self._runners[0].call:
+                if self._resizer is None or side_by_side or self._runners[0].call == NO_CALL:
                     self._resize()
             case Stop():
                 self._stopping = True
@@ -282,10 +287,10 @@ class Server:
             while True:
                 time.sleep(_TICK_S)
                 begun, call = runner.begun, runner.call
-                if call and begun == seen:
+                if call != NO_CALL and begun == seen:
                     self._send_waiting()
                     self._receive(block=False)
-                elif not call and begun == seen:  # nothing ran for a whole tick
+                elif call == NO_CALL and begun == seen:  # nothing ran for a whole tick
                     break
                 seen = begun
             self._parked = True

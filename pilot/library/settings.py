@@ -9,7 +9,7 @@ class Settings(msgspec.Struct, frozen=True):
     """One library's place on its pilot. Paths are absolute.
 
     `folder` is its own on local disk, `log` the file that its output goes to, `objects` the session's folder for
-    large results, `search_path` is appended to `sys.path`.
+    large results, `search_path` is appended to `sys.path`. `host` is what other pilots reach this machine at.
     """
 
     pilot: str
@@ -18,6 +18,7 @@ class Settings(msgspec.Struct, frozen=True):
     log: str
     objects: str
     search_path: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
 
 
 decode = msgspec.msgpack.Decoder(Settings).decode

@@ -23,7 +23,7 @@ import msgspec
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.protocol import to_pilot
-from stoker.manager.protocol.calls import CallSpec, Failure
+from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
 from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.manager.protocol.to_manager import (
     CallsEnded,
@@ -94,7 +94,7 @@ class Pool:
                 self._cancel(message)
             case to_pilot.ResizeLibrary(library=number, device_memory_bytes=size):
                 self._post(LibraryResized(number, size))
-            case to_pilot.EvictCall() | to_pilot.FetchObject():
+            case to_pilot.EvictCall() | to_pilot.MeetGang() | to_pilot.FetchObject():
                 pass  # a call in TaskVine cannot be looked into; TaskVine brings objects by itself
             case (
                 to_pilot.PilotWelcome() | to_pilot.PilotRefused() | to_pilot.HelloAgain() | to_pilot.Ack()
@@ -131,6 +131,11 @@ class Pool:
             self._engine.take_function(order.function_blob)
         elif order.function not in self._names:
             self._post(CallsReturned(order.library, calls, need_function=True))
+            return
+        if order.gang is not None and order.gang.size > 1:
+            text = f'it wants {order.gang.size} devices at once, and engine = "taskvine" runs no gangs'
+            failure = Failure(FailureKind.NO_DEVICE, text, library=order.library)
+            self._post(CallsEnded(order.library, [CallEnd(call, ok=False, failure=failure) for call in calls]))
             return
         library.state.hold(calls, limit_s=order.options.limit_s)
         library.queue.extend((order, spec) for spec in order.calls)

@@ -18,6 +18,7 @@ _HOME = {
     "causal_lm": "stoker.contexts.causal_lm",
     "context": "stoker.contexts",
     "device": "stoker.contexts",
+    "gang": "stoker.contexts",
     "load": "stoker.manager.executor",
     "load_variable_from_serverless": "stoker.contexts",
     "map": "stoker.manager.executor",
@@ -30,6 +31,7 @@ __all__ = ["__version__", *sorted(_HOME)]
 if TYPE_CHECKING:
     from stoker.contexts import context as context
     from stoker.contexts import device as device
+    from stoker.contexts import gang as gang
     from stoker.contexts import load_variable_from_serverless as load_variable_from_serverless
     from stoker.contexts import progress as progress
     from stoker.contexts import scratch as scratch

@@ -1,0 +1,73 @@
+"""Where the ranks of gangs meet: rank 0 listens and says so, the others are told.
+
+What is said of a call may come before the call does, and while it runs: the thread that reads notes it here, the thread
+that runs the call waits here.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from stoker.contexts.ranks import Gang
+from stoker.errors import GangBroken
+from stoker.manager.protocol.calls import GangPlace
+from stoker.manager.protocol.ids import CallId
+from stoker.manager.protocol.to_agent import Listens
+from stoker.units import show_seconds
+
+_KEPT = 64
+"""Calls whose address is remembered although they have not asked: more are in no library's hands at a time."""
+
+
+class Meetings:
+    """One library's. `host` is what other pilots reach this machine at; `say` sends a message to the agent."""
+
+    def __init__(self, *, host: str, say: Callable[[Listens], None]) -> None:
+        self._host = host
+        self._say = say
+        self._addresses: dict[int, str] = {}
+        self._changed = threading.Condition()
+
+    def told(self, call: int, address: str) -> None:
+        """Rank 0 of a call's gang awaits the others here; empty: this rank is called off."""
+        with self._changed:
+            self._addresses[call] = address
+            while len(self._addresses) > _KEPT:
+                del self._addresses[next(iter(self._addresses))]
+            self._changed.notify_all()
+
+    def seat(self, call: CallId, place: GangPlace, *, limit_s: float) -> Gang:
+        """A rank's place, once it is known where to meet. Raises GangBroken if nobody says so in time."""
+        if place.size == 1:
+            return Gang(rank=0, size=1)
+        if place.rank == 0:
+            return self._listen(call, place)
+        ends_at = time.monotonic() + limit_s
+        with self._changed:
+            while call not in self._addresses and not place.rendezvous:
+                if not self._changed.wait(ends_at - time.monotonic()):
+                    raise GangBroken(
+                        f"rank {place.rank} of {place.size} was not told within {show_seconds(limit_s)} where rank 0"
+                        " is: did it not begin, or does it not call stoker.gang()?",
+                        rank=place.rank, size=place.size,
+                    )  # fmt: skip
+            address = self._addresses.pop(call, "") or place.rendezvous
+        if not address:
+            raise GangBroken(f"rank {place.rank} of {place.size} was called off", rank=place.rank, size=place.size)
+        return Gang(rank=place.rank, size=place.size, rendezvous=address)
+
+    def _listen(self, call: CallId, place: GangPlace) -> Gang:
+        try:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            listener = socket.create_server((self._host, 0), family=family, backlog=place.size + 64)
+        except OSError as error:
+            raise GangBroken(
+                f"rank 0 of {place.size} cannot listen on {self._host}: {error}", rank=0, size=place.size
+            ) from error
+        port = listener.getsockname()[1]
+        self._say(Listens(call=call, port=port))
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        return Gang(rank=0, size=place.size, rendezvous=f"{shown}:{port}", listener=listener)

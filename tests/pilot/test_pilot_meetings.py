@@ -1,0 +1,73 @@
+"""Where the ranks of a gang meet, as a library knows it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from stoker.errors import GangBroken
+from stoker.manager.protocol.calls import GangPlace
+from stoker.manager.protocol.ids import CallId
+from stoker.manager.protocol.to_agent import Listens
+from stoker.pilot.library.meetings import Meetings
+
+CALL = CallId(7)
+
+
+@pytest.fixture
+def said() -> list[Listens]:
+    return []
+
+
+@pytest.fixture
+def meetings(said: list[Listens]) -> Meetings:
+    return Meetings(host="127.0.0.1", say=said.append)
+
+
+def test_rank_0_listens_before_it_says_so(meetings: Meetings, said: list[Listens]) -> None:
+    place = meetings.seat(CALL, GangPlace(0, 3), limit_s=1.0)
+    assert said == [Listens(CALL, int(place.rendezvous.rpartition(":")[2]))]
+    with socket.create_connection(("127.0.0.1", said[0].port)):
+        assert place.listener is not None
+        place.listener.accept()[0].close()
+    place.close()
+
+
+def test_an_address_may_come_before_its_rank_asks(meetings: Meetings) -> None:
+    meetings.told(CALL, "10.0.0.7:29500")
+    place = meetings.seat(CALL, GangPlace(2, 3), limit_s=0.0)
+    assert (place.rank, place.size, place.rendezvous, place.listener) == (2, 3, "10.0.0.7:29500", None)
+
+
+def test_an_address_that_comes_late_wakes_its_rank(meetings: Meetings) -> None:
+    timer = threading.Timer(0.05, meetings.told, (CALL, "10.0.0.7:29500"))
+    timer.start()
+    assert meetings.seat(CALL, GangPlace(1, 2), limit_s=30.0).rendezvous == "10.0.0.7:29500"
+    timer.join()
+
+
+def test_an_address_of_another_call_is_not_taken(meetings: Meetings) -> None:
+    meetings.told(8, "10.0.0.7:29500")
+    with pytest.raises(GangBroken, match=r"rank 1 of 2 was not told within .* where rank 0 is"):
+        meetings.seat(CALL, GangPlace(1, 2), limit_s=0.01)
+
+
+def test_a_rank_that_is_called_off_does_not_wait(meetings: Meetings) -> None:
+    meetings.told(CALL, "")
+    with pytest.raises(GangBroken, match="rank 1 of 2 was called off"):
+        meetings.seat(CALL, GangPlace(1, 2), limit_s=30.0)
+    meetings.told(CALL, "10.0.0.7:29500")  # of the call's next gang
+    assert meetings.seat(CALL, GangPlace(1, 2), limit_s=0.0).rendezvous == "10.0.0.7:29500"
+
+
+def test_a_gang_of_one_meets_nobody(meetings: Meetings, said: list[Listens]) -> None:
+    place = meetings.seat(CALL, GangPlace(0, 1), limit_s=0.0)
+    assert (place.rendezvous, place.listener, said) == ("", None, [])
+
+
+def test_rank_0_that_cannot_listen_says_where() -> None:
+    elsewhere = Meetings(host="192.0.2.1", say=lambda _: None)  # an address for documentation: nobody's
+    with pytest.raises(GangBroken, match=r"rank 0 of 2 cannot listen on 192\.0\.2\.1"):
+        elsewhere.seat(CALL, GangPlace(0, 2), limit_s=1.0)
