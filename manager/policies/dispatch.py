@@ -59,7 +59,7 @@ class HottestFirst(Quiet):
         context, group = call.group.context, call.group
         if context.queue.count:
             return None
-        if group.options.gang[0] > 1:
+        if group.options.gang[1] > 1:
             return self._gang(context, call)
         filling = context.filling
         if filling is not None and group.cost.runs and self._fills(view, filling, call):
@@ -83,7 +83,7 @@ class HottestFirst(Quiet):
         if head is None:
             return 0
         group = head.group
-        if group.options.gang[0] > 1:
+        if group.options.gang[1] > 1:
             gang = self._gang(context, head)
             return (gang,) if gang is not None else 0
         if library.pilot.ends_at and not _in_time(view, library, head):

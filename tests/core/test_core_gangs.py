@@ -1,0 +1,248 @@
+"""Calls on several libraries: where they meet, how they lose each other, what is learned of their pace."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from core.builders import DIED, Cluster, cluster
+
+from stoker.manager.core import actions
+from stoker.manager.core.paces import Paces, work_of
+from stoker.manager.core.seams import Forecast, PolicyError
+from stoker.manager.core.state import Gang
+from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Features, GangPlace
+from stoker.manager.protocol.ids import show_call
+
+ALONE = Failure(FailureKind.GANG, "connection reset by peer")
+
+
+@pytest.fixture
+def three() -> Cluster:
+    """A gang of three, on a pilot each."""
+    made = cluster(pilots=3)
+    made.calls(3).ready()
+    made.end("1", "2", "3").forget()
+    return made.call("g", gang=(2, 3))
+
+
+def places(made: Cluster) -> dict[str, GangPlace | None]:
+    """What every pilot was told to run, and as which rank."""
+    said = {}
+    for name in ("p1", "p2", "p3"):
+        mail = made.mail.get(name)
+        if mail and isinstance(mail[0], to_pilot.RunCalls):
+            said[name] = made.hears(name, to_pilot.RunCalls).gang
+    return said
+
+
+def ranks(made: Cluster) -> list[str]:
+    """The pilots of the gang's members, by rank."""
+    return [library.pilot.id for library in made.holders("g")]
+
+
+def lost(made: Cluster, pilot: str) -> Cluster:
+    """A rank on this pilot says that it has lost the others."""
+    library = made.library(pilot)
+    end = CallEnd(made.ids["g"], False, b"", 2.0, ALONE)  # type: ignore[arg-type]
+    return made.report(pilot, say.CallsEnded(library.id, [end]))
+
+
+def test_every_member_has_a_rank_and_the_others_are_told_where_rank_0_is(three: Cluster) -> None:
+    order = ranks(three)
+    assert places(three) == {name: GangPlace(rank, 3) for rank, name in enumerate(order)}
+    three.report(order[0], say.GangMeets(three.library(order[0]).id, three.ids["g"], "10.0.0.1:4000"))  # type: ignore[arg-type]
+    for name in order[1:]:
+        said = three.hears(name, to_pilot.MeetGang)
+        assert (said.library, said.call, said.address) == (three.library(name).id, three.ids["g"], "10.0.0.1:4000")
+    three.nothing_else_was_said()
+
+
+def test_only_rank_0_says_where(three: Cluster) -> None:
+    order = ranks(three)
+    three.forget()
+    three.report(order[1], say.GangMeets(three.library(order[1]).id, three.ids["g"], "10.0.0.2:4000"))  # type: ignore[arg-type]
+    three.nothing_else_was_said()
+    assert three.refused == {"meeting place of a gang that is not one": 1}
+
+
+def test_a_member_whose_pilot_was_cut_off_is_told_again(three: Cluster) -> None:
+    order = ranks(three)
+    three.report(order[0], say.GangMeets(three.library(order[0]).id, three.ids["g"], "10.0.0.1:4000"))  # type: ignore[arg-type]
+    three.cut(order[1]).forget()
+    three.come_back(order[1], **{f"lib{three.library(order[1]).id}": ("g",)})
+    three.hears(order[1], to_pilot.PilotWelcome)
+    assert three.hears(order[1], to_pilot.MeetGang).address == "10.0.0.1:4000"
+
+
+def test_a_member_that_never_got_the_call_has_it_started_again(three: Cluster) -> None:
+    """The manager was killed between its decision and the message."""
+    order = ranks(three)
+    three.forget().cut(order[1])
+    three.come_back(order[1], **{f"lib{three.library(order[1]).id}": ()})
+    told = three.hears(order[0], to_pilot.CancelCalls)
+    assert (told.calls, told.running) == ((three.ids["g"],), True)
+    assert told.grace_s > 0, "a library is not ended for what is no fault of it"
+
+
+def test_a_rank_that_has_lost_the_others_ends_no_call(three: Cluster) -> None:
+    order = ranks(three)
+    first = three.library(order[0])
+    three.report(
+        order[0],
+        say.CallsProgress(first.id, [CallProgress(three.ids["g"], 5.0, 10.0, 0.5, b"five done")]),  # type: ignore[arg-type]
+    )
+    three.forget()
+    lost(three, order[2])
+    assert "g" not in three.ended
+    for name in order[:2]:  # they stop, each by itself
+        three.report(name, say.CallsReturned(three.library(name).id, (three.ids["g"],)))  # type: ignore[arg-type]
+    call = three.the_call("g")
+    assert isinstance(call.holder, Gang)
+    assert len(call.holder.members) >= 2
+    assert call.spec.progress == b"five done"
+    assert "lost the other ranks: connection reset by peer" in three.story(show_call(call.id))
+
+
+def test_a_late_end_of_one_rank_is_not_the_call_s(three: Cluster) -> None:
+    order = ranks(three)
+    lost(three, order[2])
+    late = CallEnd(three.ids["g"], True, b"a rank's result", 2.0)  # type: ignore[arg-type]
+    three.report(order[1], say.CallsEnded(three.library(order[1]).id, [late]))
+    assert "g" not in three.ended
+
+
+def test_a_gang_whose_ranks_lose_each_other_for_ever_is_given_up(three: Cluster) -> None:
+    for _ in range(100):
+        if "g" in three.ended:
+            break
+        if three.the_call("g").holder is None:
+            for name in ("p1", "p2", "p3"):
+                library = three.library(name)
+                if library.zombies:
+                    three.report(name, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
+            continue
+        lost(three, ranks(three)[0])
+    failure = three.ended["g"].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.GANG
+    assert failure.message.startswith("its ranks lost each other 10 times")
+    assert not three.core.state.breaks
+
+
+def test_a_member_that_dies_takes_no_other_library_along(three: Cluster) -> None:
+    order = ranks(three)
+    three.forget().die(three.library(order[1]), "g", failure=DIED)
+    for name in (order[0], order[2]):
+        assert three.hears(name, to_pilot.CancelCalls).grace_s > 0
+    assert "g" not in three.ended
+
+
+def test_a_pilot_that_comes_back_after_it_was_given_up_is_no_gang(three: Cluster) -> None:
+    order = ranks(three)
+    number = three.library(order[1]).id
+    three.lose(order[1]).come_back(order[1], **{f"lib{number}": ("g",)})
+    holder = three.the_call("g").holder
+    assert holder is None or isinstance(holder, Gang)
+
+
+def test_an_evicted_gang_goes_on_from_its_checkpoint(three: Cluster) -> None:
+    order = ranks(three)
+    first = three.library(order[0])
+    three.forget().report(order[0], say.CallEvicted(first.id, CallProgress(three.ids["g"], 3.0, 9.0, 0.0, b"three")))  # type: ignore[arg-type]
+    assert three.hears(order[1], to_pilot.CancelCalls).calls == (three.ids["g"],)
+    assert three.the_call("g").spec.progress == b"three"
+
+
+# ---- paces
+
+
+def test_a_pace_is_learned_from_what_rank_0_reports(three: Cluster) -> None:
+    order = ranks(three)
+    for done, rank in ((10.0, 0), (500.0, 1), (30.0, 0)):
+        three.wait(5.0)
+        library = three.library(order[rank])
+        three.report(order[rank], say.CallsProgress(library.id, [CallProgress(three.ids["g"], done, 100.0)]))  # type: ignore[arg-type]
+    paces = three.context().paces
+    # 10 items in the 3 s that the first 5 s leave after meeting, then 20 in 10 s.
+    mean = 0.3 + 0.5 * (0.5 - 0.3)
+    assert paces.mean_s(3, 100) == pytest.approx(100 * mean + paces.meet_s)
+    assert three.core.state.reports[three.ids["g"]].done == 30.0
+
+
+def test_a_pace_is_told_from_the_end_of_a_call_that_reported_nothing() -> None:
+    made = cluster(pilots=1)
+    made.calls(1).ready()
+    made.end("1")
+    made.call("g", gang=(1, 4))
+    made.end("g", run_s=6.0)
+    assert made.context().paces.bound_s(1, 1) == pytest.approx(6.0)
+
+
+def test_nothing_is_predicted_before_anything_was_measured() -> None:
+    paces = Paces()
+    assert (paces.mean_s(1, 10), paces.bound_s(4, 10)) == (None, None)
+
+
+def test_more_replicas_are_faster_but_never_perfectly_so() -> None:
+    paces = Paces()
+    paces.learn(2, work=10, seconds=10.0)
+    seconds = [paces.mean_s(size, 100) for size in (1, 2, 4, 8)]
+    alone = seconds[0]
+    assert alone is not None
+    assert seconds[1] == 100.0 + paces.meet_s
+    assert all(one is not None and other is not None and one > other for one, other in itertools.pairwise(seconds))
+    assert all(one is not None and one > alone / size for one, size in zip(seconds[1:], (2, 4, 8), strict=True))
+
+
+def test_a_size_that_was_measured_is_not_told_from_another() -> None:
+    paces = Paces()
+    paces.tell({1: 1.0, 4: 0.5}, meet_s=1.5)
+    assert paces.mean_s(4, 10) == 5.0 + 1.5
+    assert paces.mean_s(3, 10) == pytest.approx(5.0 * (0.05 + 0.95 / 3) / (0.05 + 0.95 / 4) + 1.5)
+
+
+def test_a_bound_is_above_the_mean_by_what_measurements_vary() -> None:
+    paces = Paces()
+    for seconds in (1.0, 1.0, 1.0):
+        paces.learn(1, work=1, seconds=seconds)
+    assert paces.bound_s(1, 1) == paces.mean_s(1, 1) == 1.0
+    paces.learn(1, work=1, seconds=2.0)
+    mean, bound = paces.mean_s(1, 1), paces.bound_s(1, 1)
+    assert mean is not None
+    assert bound is not None
+    assert 1.0 < mean < bound < 2.0
+    for _ in range(50):
+        paces.learn(1, work=1, seconds=1.0)
+    assert paces.bound_s(1, 1) == pytest.approx(1.0, abs=0.01)
+
+
+def test_work_is_tokens_where_a_call_says_them() -> None:
+    assert (work_of(None), work_of(Features(items=5)), work_of(Features(5, 100))) == (1.0, 5.0, 500.0)
+
+
+# ---- forecasts
+
+
+def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
+    made = cluster()
+    made.calls(1).forget()
+
+    def say_it(ends_at: float, *, in_time: bool) -> list[to_client.Forecasts]:
+        actions.apply(made.core, Forecast(made.ids["1"], ends_at, in_time), seam="dispatch")  # type: ignore[arg-type]
+        made.tell("ana", say.AskStatus(), numbered=False)
+        mail = [x for x in made.mail.get("ana", ()) if isinstance(x, to_client.Forecasts)]
+        made.forget()
+        return mail
+
+    now = made.now
+    assert [(x.ends_at, x.in_time) for x in say_it(now + 100, in_time=True)[0].forecasts] == [(now + 100, True)]
+    assert say_it(now + 105, in_time=True) == []
+    assert say_it(now + 120, in_time=True) != []
+    assert say_it(now + 121, in_time=False) != []
+    with pytest.raises(PolicyError, match="there is no call 999"):
+        actions.apply(made.core, Forecast(999, 1.0, True), seam="dispatch")  # type: ignore[arg-type]
+    made.tell("ana", say.Cancel([made.ids["1"]]))  # type: ignore[list-item]
+    assert not made.core.state.forecasts
