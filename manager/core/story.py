@@ -54,6 +54,8 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
     what = f"{group.function.name}  wants {context.recipe.name}"
     notes: list[Note] = [(call.submitted_at, "submitted")]
     notes += call.notes or []
+    if call.state is not CallState.ENDED and (expected := _expected(state, call)):
+        notes.append((state.now, expected))
     if call.state is CallState.WAITING:
         since = show_seconds(state.now - call.submitted_at)
         before = next((n for n, other in enumerate(context.queue) if other is call), 0)
@@ -72,6 +74,18 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
         return f"{what}  running for {since}{done}", notes
     notes.append((call.sent_at or call.submitted_at, "sent to a library" if call.sent_at else "never sent"))
     return f"{what}  ended", notes
+
+
+def _expected(state: State, call: Call) -> str:
+    """What is expected of a call with a deadline, in words; empty if nobody says."""
+    due_at, said = call.group.options.objective.deadline_at, state.forecasts.get(call.id)
+    if said is None:
+        return f"is to be done in {show_seconds(due_at - state.now)}" if due_at > state.now else ""
+    ends = f"is expected to end in {show_seconds(max(0.0, said.ends_at - state.now))}"
+    if not due_at:
+        return ends
+    apart = show_seconds(abs(due_at - said.ends_at))
+    return f"{ends}, {apart} before its deadline" if said.in_time else f"{ends}, {apart} too late for its deadline"
 
 
 def _where(call: Call) -> str:

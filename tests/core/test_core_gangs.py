@@ -13,7 +13,7 @@ from stoker.manager.core.seams import Forecast, PolicyError
 from stoker.manager.core.state import Gang
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Features, GangPlace
+from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Features, GangPlace, Objective
 from stoker.manager.protocol.ids import show_call
 
 ALONE = Failure(FailureKind.GANG, "connection reset by peer")
@@ -246,3 +246,16 @@ def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
         actions.apply(made.core, Forecast(999, 1.0, True), seam="dispatch")  # type: ignore[arg-type]
     made.tell("ana", say.Cancel([made.ids["1"]]))  # type: ignore[list-item]
     assert not made.core.state.forecasts
+
+
+def test_a_call_s_story_says_what_is_expected_of_it() -> None:
+    made = cluster()
+    made.call("c", objective=Objective(deadline_at=made.now + 60))
+    name = show_call(made.the_call("c").id)
+    assert "is to be done in 1 min" in made.story(name)
+    actions.apply(made.core, Forecast(made.ids["c"], made.now + 50, True), seam="dispatch")  # type: ignore[arg-type]
+    made.tell("ana", say.AskStatus(), numbered=False).forget()
+    assert "is expected to end in 50 s, 10 s before its deadline" in made.story(name)
+    actions.apply(made.core, Forecast(made.ids["c"], made.now + 90, False), seam="dispatch")  # type: ignore[arg-type]
+    made.tell("ana", say.AskStatus(), numbered=False).forget()
+    assert "is expected to end in 1 min 30 s, 30 s too late for its deadline" in made.story(name)
