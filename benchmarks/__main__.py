@@ -26,6 +26,7 @@ from benchmarks import (
     noop,
     preemption,
     prompt_bank,
+    prompt_quality,
     recovery,
     simulator,
     taskvine,
@@ -53,6 +54,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     fidelity.NAME: (fidelity.TITLE, fidelity.measure),
     simulator.NAME: (simulator.TITLE, simulator.measure),
     prompt_bank.NAME: (prompt_bank.TITLE, prompt_bank.measure),
+    prompt_quality.NAME: (prompt_quality.TITLE, prompt_quality.measure),
 }
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.paired import MODEL, missing, run_side
-from benchmarks.prompt_bank_side import DATA, PROMPTS
+from benchmarks.prompt_tasks import DATA, PROMPTS
 from benchmarks.table import Bar, Line, Table
 
 NAME, TITLE = "prompt_bank", "the Prompt Bank: scores computed a lookup, and the regret against scoring every candidate"

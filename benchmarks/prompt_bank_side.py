@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.paired import ROOT, machine
+from benchmarks.paired import machine
+from benchmarks.prompt_tasks import PROMPTS, TASKS
 from stoker.apps.common.record_log import RecordLog
 from stoker.apps.prompt_tuning.bank import scoring
 from stoker.apps.prompt_tuning.bank.build import ensure_bank
@@ -26,60 +26,8 @@ from stoker.contexts import ambient
 from stoker.contexts.causal_lm import default_model, load
 from stoker.contexts.state import state_folder
 
-DATA = ROOT.parent / "shared" / "data"
-PROMPTS = DATA / "prompts" / "prompt_bank.jsonl.xz"
-Pairs = list[tuple[str, str]]
-WORDS = {"SUPPORTS": " true", "REFUTES": " false", "NOT ENOUGH INFO": " unknown", "NOT_ENOUGH_INFO": " unknown",
-         "DISPUTED": " disputed"}  # fmt: skip
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    data = path.read_bytes()
-    return [json.loads(line) for line in (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines()]
-
-
-def claims() -> Pairs:
-    return [(f"\nClaim: {row['claim']}\nAnswer:", WORDS[row["label"]]) for row in rows(DATA / "fever/paper_dev.jsonl")]
-
-
-def statements() -> Pairs:
-    return [(f"\nText: {row['evidence']}\nStatement:", f" {row['claim']}") for row in _symmetric()]
-
-
-def evidence() -> Pairs:
-    return [
-        (f"\nEvidence: {row['evidence']}\nClaim: {row['claim']}\nAnswer:", WORDS[row["label"]]) for row in _symmetric()
-    ]
-
-
-def _symmetric() -> list[dict[str, Any]]:
-    return rows(DATA / "tasks/feversymmetric/symmetric_v0.2/fever_symmetric_dev.jsonl")
-
-
-def sums() -> Pairs:
-    path = DATA / "tasks/gsm8k/grade_school_math/data/train.jsonl"
-    return [(f"\nQuestion: {row['question']}\nAnswer:", " " + row["answer"].split("#### ")[1]) for row in rows(path)]
-
-
-def climate() -> Pairs:
-    path = DATA / "tasks/climate_fever/dataset/climate-fever.jsonl"
-    return [(f"\nClaim: {row['claim']}\nVerdict:", WORDS[row["claim_label"]]) for row in rows(path)]
-
-
-def steps() -> Pairs:
-    path = DATA / "tasks/gsm8k/grade_school_math/data/train.jsonl"
-    return [(f"\nProblem: {row['question']}\nFirst step:", " " + row["answer"].split("\n")[0]) for row in rows(path)]
-
-
-def programs() -> Pairs:
-    path = DATA / "tasks/humaneval/data/HumanEval.jsonl.gz"
-    return [(f"\n{row['prompt']}", row["canonical_solution"].split("\n")[0]) for row in rows(path)]
-
-
-TASKS: dict[str, Callable[[], Pairs]] = {
-    "claims": claims, "statements": statements, "climate": climate, "evidence": evidence, "sums": sums,
-    "steps": steps, "programs": programs,
-}  # fmt: skip
+FIRST = ("claims", "statements", "climate", "evidence", "sums", "steps", "programs")
+"""The tasks, in the order in which they are taken."""
 LONGEST = 600
 """Characters of a sample, at the most: longer ones are passed over."""
 
@@ -148,7 +96,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     every = read_candidates(PROMPTS)
     wanted = options.candidates or len(every)
     some = [every[place * len(every) // wanted] for place in range(wanted)]
-    samples, count = options.samples or (16 if on_gpu else 4), options.tasks or (len(TASKS) if on_gpu else 4)
+    samples, count = options.samples or (16 if on_gpu else 4), options.tasks or (len(FIRST) if on_gpu else 4)
     folder = options.folder / f"{len(some)}-of-{len(every)}"
     read_s = 0.0
 
@@ -167,7 +115,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     layers, group_s = bank.layers, time.perf_counter() - begun - read_s
     found: dict[str, list[dict[str, float]]] = {}
     spent_s, scored = 0.0, 0
-    for task in list(TASKS)[:count]:
+    for task in FIRST[:count]:
         pairs = [pair for pair in TASKS[task]() if len("".join(pair)) <= LONGEST]
         chosen = scoring.evaluation_samples(pairs, count=samples)
         score = Scores(options.folder, task, samples, scoring.scorer(model, chosen, batch_size=16 if on_gpu else 1))
@@ -181,7 +129,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",
         "candidates": len(layers), "clusters": len(sizes), "largest": max(sizes), "samples": samples,
-        "tasks": list(TASKS)[:count], "kinds": found, "read_s": read_s, "group_s": group_s,
+        "tasks": FIRST[:count], "kinds": found, "read_s": read_s, "group_s": group_s,
         "score_s": spent_s / scored if scored else 0.0,
         "two_layers_mean": len(sizes) - 1 + sum(size * size for size in sizes) / sum(sizes),
         "two_layers_worst": len(sizes) - 1 + max(sizes),
@@ -197,7 +145,7 @@ if __name__ == "__main__":
     parser.add_argument("--candidates", type=int, default=0, help="spread evenly over the file [all]")
     parser.add_argument("--clusters", type=int, default=CLUSTERS, help="K [%(default)s]")
     parser.add_argument("--samples", type=int, default=0, help="of each task [16 on a GPU, 4 on a CPU]")
-    parser.add_argument("--tasks", type=int, default=0, help=f"the first of {', '.join(TASKS)} [all on a GPU, else 4]")
+    parser.add_argument("--tasks", type=int, default=0, help=f"the first of {', '.join(FIRST)} [all on a GPU, else 4]")
     parser.add_argument("--folder", type=Path, default=state_folder() / "prompt-bank-benchmark", help="what is kept")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,132 @@
+"""What the benchmark of initial prompts makes of tuning curves, and that all of it runs on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.prompt_quality import interval, table_of
+from benchmarks.prompt_quality_side import CHOSEN, crossing, iterations_to, of_task, options, run, target
+from benchmarks.prompt_tasks import TASKS
+from benchmarks.table import Verdict
+
+CURVE = [(0, 5.0), (3, 3.0), (6, 2.0), (9, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("reach", "counted", "between"), [(6.0, 1, 1.0), (3.0, 3, 3.0), (2.5, 6, 4.5), (1.0, 9, 9.0), (0.5, 15, 15.0)]
+)
+def test_iterations_to_accuracy(reach: float, counted: int, between: float) -> None:
+    assert iterations_to(CURVE, reach, most=15) == counted
+    assert crossing(CURVE, reach, most=15) == pytest.approx(between)
+
+
+def record(part: str, prompt: str, *losses: float) -> dict[str, Any]:
+    points = [(3 * place, loss) for place, loss in enumerate(losses)]
+    return {"task": "one", "part": part, "prompt": prompt, "points": points}
+
+
+def records() -> list[dict[str, Any]]:
+    return [
+        {"task": "one", "part": "lookup", "prompt": "", "best": ["b", "a"], "scores": 7},
+        record("random", "r", 6.0, 5.0, 2.0, 3.0),
+        record("random", "q", 7.0, 6.0, 5.0, 4.0),
+        record("listed", "a", 5.0, 3.0),
+        record("listed", "b", 4.0, 3.5, 2.5),
+        record("induced", "i", 6.0, 5.0, 4.0, 3.1),
+    ]
+
+
+def test_a_task_is_told_by_the_target_of_random_prompts_and_the_order_of_scores() -> None:
+    assert target(records()[1:3]) == 3.0  # the best that each has come to, not where it ended
+    found = of_task(records(), most=9)
+    assert found is not None
+    assert found["by_score"] == 6
+    assert found["best"] == 3
+    assert found["listed"] == [6, 3]
+    assert found["randoms"] == [6, 9]
+    assert found["induced"] == 9
+    assert found["by_score_between"] == pytest.approx(4.5)
+    assert found["reached"] is True
+
+
+@pytest.mark.parametrize("missing", range(6))
+def test_a_task_without_one_of_its_records_is_not_counted(missing: int) -> None:
+    kept = [one for place, one in enumerate(records()) if place != missing]
+    found = of_task(kept, most=9)
+    if missing in (1, 2):  # one random prompt is a target too; the side draws as many as it was told
+        assert found is not None
+    else:
+        assert found is None
+
+
+def found(by_score: list[int], best: list[int], randoms: list[list[int]]) -> dict[str, Any]:
+    tasks = {}
+    for number, (ours, least, drawn) in enumerate(zip(by_score, best, randoms, strict=True)):
+        one = {"by_score": ours, "best": least, "randoms": drawn, "induced": ours}
+        between = {f"{name}_between": value for name, value in one.items()}
+        tasks[f"task {number}"] = {**one, **between, "listed": [ours], "reach": 1.0, "reached": True, "scores": 9}
+    return {"machine": "here", "settings": {"iterations": 15}, "tasks": tasks, "spent_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("best", "drawn", "verdicts"),
+    [
+        (6, [8, 8, 15], [Verdict.MET, Verdict.MET]),
+        (5, [3, 7, 15], [Verdict.MISSED, Verdict.MISSED]),
+    ],
+)
+def test_bars_are_of_the_median_task(best: int, drawn: list[int], verdicts: list[Verdict]) -> None:
+    table = table_of(found([6] * 10, [best] * 6 + [1] * 2 + [6] * 2, [drawn] * 10))
+    assert [line.verdict() for line in table.lines if line.bar is not None] == verdicts
+
+
+def test_fewer_than_ten_tasks_meet_no_bar() -> None:
+    table = table_of(found([3] * 9, [3] * 9, [[15]] * 9))
+    assert {line.verdict() for line in table.lines if line.bar is not None} == {Verdict.TOO_FEW}
+
+
+def test_the_interval_holds_the_median_and_is_the_same_each_time() -> None:
+    numbers = [0.3, 0.5, 0.8, 0.9, 1.0, 1.0, 1.0, 0.7, 0.6, 0.4]
+    low, high = interval(numbers, draws=500)
+    assert min(numbers) <= low < statistics.median(numbers) < high <= max(numbers)
+    assert interval(numbers, draws=500) == (low, high)
+    assert interval([0.5] * 4, draws=50) == (0.5, 0.5)
+
+
+def test_there_are_ten_tasks() -> None:
+    assert len(set(CHOSEN)) == 10
+    assert set(CHOSEN) <= set(TASKS)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("peft", reason="PEFT is not installed")
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    torch.set_num_threads(before)
+
+
+def test_it_runs_on_a_tiny_model_and_goes_on_where_it_was(tmp_path: Path, one_thread: None) -> None:
+    asked = ("--quick", "--folder", str(tmp_path))
+    first = run(options(asked))
+    (log,) = tmp_path.glob("curves-*.jsonl")
+    lines = log.read_bytes().splitlines(keepends=True)
+    parts = [json.loads(line)["part"] for line in lines]
+    assert parts == ["lookup", "random", "random", "listed", "listed", "listed", "induction", "induced"]
+    log.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # killed in the middle of a record
+    assert run(options((*asked, "--report")))["tasks"] == {}
+    again = run(options(asked))
+    assert again["tasks"] == first["tasks"]
+    assert again["tasks"]["letters"]["by_score"] >= again["tasks"]["letters"]["best"] >= 1
+    assert log.read_bytes().startswith(b"".join(lines[:3]))
+    assert log.read_bytes().count(b"\n") == len(lines)
+    assert run(options((*asked, "--report")))["tasks"] == first["tasks"]
+    assert {line.verdict(quick=True) for line in table_of(again).lines} == {Verdict.NOT_JUDGED, Verdict.NO_BAR}
