@@ -47,7 +47,8 @@ class Estimate(msgspec.Struct, frozen=True):
 
     Memory is the most that was seen, times are means with their standard deviations. `run_s` is a call's time over all
     functions, `functions` by function (key or name); what is counted there are records, each the mean of some calls,
-    and `calls` has how many calls of a function those were.
+    and `calls` has how many calls of a function those were. `paces`: seconds for a unit of a call's work, by the size
+    of its gang.
     """
 
     load_s: float = 0.0
@@ -62,6 +63,7 @@ class Estimate(msgspec.Struct, frozen=True):
     runs: int = 0
     functions: dict[str, Measured] = {}
     calls: dict[str, int] = {}
+    paces: dict[int, Measured] = {}
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -101,6 +103,10 @@ class PerformanceStore:
         more = (("calls", float(calls)),) if calls > 1 else ()
         facts = [fact for seconds in run_s for fact in (("run_s", seconds), *more)]
         self._add((recipe_key, kind, what, function, value) for what, value in facts)
+
+    def record_pace(self, recipe_key: str, *, kind: str, size: int, pace_s: float) -> None:
+        """A call that so many libraries ran together: seconds for a unit of its work."""
+        self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
         """What is known of a recipe, by device kind."""
@@ -166,6 +172,7 @@ def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]]) -> 
         runs=run.count,
         functions=functions,
         calls=calls,
+        paces={int(size): _measured(numbers) for (what, size), numbers in facts.items() if what == "pace_s"},
     )
 
 

@@ -59,6 +59,15 @@ class RecordRuns(msgspec.Struct, frozen=True):
     run_s: float
 
 
+class RecordPace(msgspec.Struct, frozen=True):
+    """Remember how long a unit of a call's work took gangs of a size on a device kind. Seconds."""
+
+    recipe: RecipeKey
+    kind: str
+    size: int
+    pace_s: float
+
+
 class RecordWait(msgspec.Struct, frozen=True):
     """Remember how long a block waited in its source's queue, and from the start of its job until its first pilot came.
     Seconds; 0 for the second where the batch system had not said yet that it runs. And what devices that pilot has:
@@ -99,5 +108,5 @@ class EndManager(msgspec.Struct, frozen=True):
     reason: str
 
 
-Record = RecordLoad | RecordRuns | RecordWait | RecordStay | RecordPilots
+Record = RecordLoad | RecordRuns | RecordPace | RecordWait | RecordStay | RecordPilots
 Command = ToPilot | ToClient | SetTimer | AskAdvice | Record | DiscardObject | EndManager

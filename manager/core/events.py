@@ -55,7 +55,9 @@ class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
 
 
 class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
-    """What is believed of a context on a device kind. Seconds and bytes; 0 = not known. `sd` fields: uncertainty."""
+    """What is believed of a context on a device kind. Seconds and bytes; 0 = not known. `sd` fields: uncertainty.
+    `paces`: seconds for a unit of a call's work by the size of its gang (see `paces`); `meet_s`: what meeting takes,
+    0 = not known."""
 
     load_s: float = 0.0
     load_sd_s: float = 0.0
@@ -63,6 +65,8 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
     peak_bytes: int = 0
     run_s: float = 0.0
     run_sd_s: float = 0.0
+    paces: dict[int, float] = {}
+    meet_s: float = 0.0
 
 
 class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):

@@ -15,10 +15,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.manager.core import calls, feeding
+from stoker.manager.core.commands import RecordPace
 from stoker.manager.core.paces import work_of
 from stoker.manager.core.phases import CallState
 from stoker.manager.core.state import Call, Gang, Library
 from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, GangPlace
+from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_pilot import MeetGang, RunCalls
 
 if TYPE_CHECKING:
@@ -113,6 +115,10 @@ def _account(core: Core, call: Call, gang: Gang) -> None:
     if gang.report is None and not call.spec.progress:
         items = call.spec.features.items if call.spec.features is not None else 1
         _learn(call, gang, items=items, seconds=first.run_s - _starts_in_s(call, gang))
+    known = call.group.context.paces.known.get(len(gang.members))
+    if known is not None:
+        kind = gang.members[0].devices[0].facts.kind
+        core.out.append(RecordPace(RecipeKey(call.group.context.recipe.key), kind, len(gang.members), known[0]))
     feeding.account(core, gang.members[0], call.group, [], count=1, seconds=first.run_s)
 
 

@@ -157,6 +157,11 @@ def advise(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
             context.run_s = advice.run_s
         if not context.load_s:
             context.load_s = advice.load_s
+    sizes = {size for advice in by_kind.values() for size in advice.paces} - set(context.paces.known)
+    if sizes:  # of several kinds the slowest counts: nobody knows where a call will run
+        slowest = {size: max(advice.paces.get(size, 0.0) for advice in by_kind.values()) for size in sorted(sizes)}
+        meet_s = max(advice.meet_s for advice in by_kind.values()) or context.paces.meet_s
+        context.paces.tell(slowest, meet_s=meet_s)
 
 
 # ---- the end

@@ -68,7 +68,7 @@ def app(
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise ConfigError(f"batch_size: {batch_size!r} is not a whole number of at least 1")
     recipe = None if context is None else as_recipe(context)
-    given = {"context": recipe, "timeout_s": timeout, "deadline_s": deadline, "variants": variants}
+    given: dict[str, Any] = {"context": recipe, "timeout_s": timeout, "deadline_s": deadline, "variants": variants}
     given |= {"late": late, "gang": gang, "features": features}
     wants = read_wants({**given, "priority": priority, "stream": stream}, takes_context=True)
 

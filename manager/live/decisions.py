@@ -27,6 +27,7 @@ from stoker.manager.core.commands import (
     DiscardObject,
     EndManager,
     RecordLoad,
+    RecordPace,
     RecordPilots,
     RecordRuns,
     RecordStay,
@@ -51,6 +52,7 @@ TO_PILOT: dict[type, _Brief] = {
     to_pilot.StopLibrary: lambda m: (m.library, m.drain),
     to_pilot.TakeBack: lambda m: (m.library, m.count),
     to_pilot.CancelCalls: lambda m: (m.library, m.calls, m.running),
+    to_pilot.MeetGang: lambda m: ("meet", m.library, m.call, m.address),
     to_pilot.EvictCall: lambda m: (m.library, m.call),
     to_pilot.ResizeLibrary: lambda m: (m.library, m.device_memory_bytes),
     to_pilot.FetchObject: lambda m: (m.object.name, [peer.pilot for peer in m.peers], m.origin, m.keep),
@@ -66,6 +68,7 @@ TO_CLIENT: dict[type, _Brief] = {
     to_client.SubmitBlocks: lambda m: ("submit", [(order.block, order.source) for order in m.orders]),
     to_client.CancelBlocks: lambda m: ("cancel", m.blocks),
     to_client.KnownBlocks: lambda m: ("known", [(block.block, block.source, block.phase) for block in m.blocks]),
+    to_client.Forecasts: lambda m: ("forecasts", [(said.call, said.ends_at, said.in_time) for said in m.forecasts]),
     to_client.ClientWelcome: lambda m: ("welcome", m.number),
     to_client.ClientRefused: lambda _: ("refused",),
     to_client.SessionOver: lambda _: ("over",),
@@ -83,7 +86,7 @@ OF_SHELL: dict[type, _Brief] = {
 NO_DECISIONS = frozenset(
     {
         to_pilot.Ack, to_client.Ack, to_client.Progress, to_client.Status, to_client.Story, to_client.Calls,
-        RecordLoad, RecordRuns, RecordWait, RecordStay, RecordPilots,
+        RecordLoad, RecordRuns, RecordPace, RecordWait, RecordStay, RecordPilots,
     }
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from stoker.manager.core.commands import (
     AskAdvice,
     Record,
     RecordLoad,
+    RecordPace,
     RecordPilots,
     RecordRuns,
     RecordStay,
@@ -55,6 +56,8 @@ class History:
                 if calls:
                     mean_s = run_s / calls
                     self._store.record_runs(recipe, kind=kind, function=function, run_s=[mean_s], calls=calls)
+            case RecordPace(recipe=recipe, kind=kind, size=size, pace_s=pace_s):
+                self._store.record_pace(recipe, kind=kind, size=size, pace_s=pace_s)
             case RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):
                 devices = Devices(command.kind, command.devices, command.memory_bytes)
                 self._sources.record_wait(source, wait_s=wait_s, boot_s=boot_s, devices=devices)
@@ -78,6 +81,7 @@ class History:
                 peak_bytes=e.peak_bytes,
                 run_s=e.run_s,
                 run_sd_s=e.run_sd,
+                paces={size: measured.mean for size, measured in e.paces.items()},
             )
             for kind, e in known.items()
         }

@@ -8,6 +8,8 @@ import pytest
 from core.builders import DIED, Cluster, cluster
 
 from stoker.manager.core import actions
+from stoker.manager.core.commands import RecordPace
+from stoker.manager.core.events import AdviceArrived, ContextAdvice
 from stoker.manager.core.paces import Paces, work_of
 from stoker.manager.core.seams import Forecast, PolicyError
 from stoker.manager.core.state import Gang
@@ -259,3 +261,18 @@ def test_a_call_s_story_says_what_is_expected_of_it() -> None:
     actions.apply(made.core, Forecast(made.ids["c"], made.now + 90, False), seam="dispatch")  # type: ignore[arg-type]
     made.tell("ana", say.AskStatus(), numbered=False).forget()
     assert "is expected to end in 1 min 30 s, 30 s too late for its deadline" in made.story(name)
+
+
+def test_what_other_sessions_measured_is_believed_until_this_one_has() -> None:
+    made = cluster(pilots=1)
+    slow, fast = ContextAdvice(paces={1: 2.0, 2: 1.2}, meet_s=0.5), ContextAdvice(paces={1: 1.0})
+    made.event(AdviceArrived("bare", {"cpu": fast, "gpu": slow}))  # type: ignore[arg-type]
+    paces = made.context().paces
+    assert (paces.bound_s(1, 10), paces.bound_s(2, 10)) == (20.0, 12.5)
+    paces.learn(1, work=1, seconds=4.0)
+    made.event(AdviceArrived("bare", {"cpu": fast}))  # type: ignore[arg-type]
+    assert paces.mean_s(1, 10) == pytest.approx(30.0)
+    made.calls(1).ready()
+    made.end("1").call("g", gang=(1, 2)).end("g", run_s=5.0)
+    pace = paces.mean_s(1, 1)
+    assert [x for x in made.others if isinstance(x, RecordPace)] == [RecordPace("bare", "cpu", 1, pace)]  # type: ignore[arg-type]

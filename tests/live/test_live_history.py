@@ -8,7 +8,15 @@ import pytest
 from live.peers import Manager, Peer, until
 
 from stoker.contexts.availability import Availability
-from stoker.manager.core.commands import RecordLoad, RecordPilots, RecordRuns, RecordStay, RecordWait
+from stoker.manager.core.commands import (
+    AskAdvice,
+    RecordLoad,
+    RecordPace,
+    RecordPilots,
+    RecordRuns,
+    RecordStay,
+    RecordWait,
+)
 from stoker.manager.live.history import History, availability, performance
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol import to_manager as say
@@ -41,10 +49,15 @@ def test_each_record_has_its_place() -> None:
     history.record(RecordLoad(key, "llm", "cpu", 1.0, 9.0, 5, 6, 0))
     history.record(RecordRuns(key, "verify", "cpu", 4, 8.0))
     history.record(RecordRuns(key, "verify", "cpu", 0, 0.0))
+    for size, pace_s in ((1, 0.4), (1, 0.6), (2, 0.3)):
+        history.record(RecordPace(key, "cpu", size, pace_s))
     history.record(RecordWait("pool", 60.0, 5.0, "NVIDIA A10", 2, 24_000_000_000))
     history.record(RecordPilots("pool", 1))
     history.record(RecordStay("pool", 900.0, PilotEnd.LOST))
     history.record(RecordPilots("pool", 0))
+    advice = history.answer(AskAdvice(key))
+    assert advice is not None
+    assert advice.by_kind["cpu"].paces == {1: pytest.approx(0.5), 2: 0.3}
     history.close()
     store = performance()
     estimate = store.estimates("r")["cpu"]
