@@ -35,7 +35,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
         return Table(name=NAME, title=TITLE, skipped=reason)
     if not PROMPTS.exists():
         return Table(name=NAME, title=TITLE, skipped=f"{DATA} has no prompts; the candidates are not in the repository")
-    size = ("--candidates", "60", "--samples", "2", "--tasks", "1", "--clusters", "8") if quick else ()
+    size = ("--candidates", "60", "--samples", "2", "--tasks", "claims", "--clusters", "8") if quick else ()
     found = run_side("benchmarks.prompt_bank_side", *size, timeout_s=12 * 3600)
     say(found["machine"])
     return table_of(found)

@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     every = read_candidates(PROMPTS)
     wanted = options.candidates or len(every)
     some = [every[place * len(every) // wanted] for place in range(wanted)]
-    samples, count = options.samples or (16 if on_gpu else 4), options.tasks or (len(FIRST) if on_gpu else 4)
+    samples, tasks = options.samples or (16 if on_gpu else 4), options.tasks or FIRST[: None if on_gpu else 4]
     folder = options.folder / f"{len(some)}-of-{len(every)}"
     read_s = 0.0
 
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     layers, group_s = bank.layers, time.perf_counter() - begun - read_s
     found: dict[str, list[dict[str, float]]] = {}
     spent_s, scored = 0.0, 0
-    for task in FIRST[:count]:
+    for task in tasks:
         pairs = [pair for pair in TASKS[task]() if len("".join(pair)) <= LONGEST]
         chosen = scoring.evaluation_samples(pairs, count=samples)
         score = Scores(options.folder, task, samples, scoring.scorer(model, chosen, batch_size=16 if on_gpu else 1))
@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",
         "candidates": len(layers), "clusters": len(sizes), "largest": max(sizes), "samples": samples,
-        "tasks": FIRST[:count], "kinds": found, "read_s": read_s, "group_s": group_s,
+        "tasks": tasks, "kinds": found, "read_s": read_s, "group_s": group_s,
         "score_s": spent_s / scored if scored else 0.0,
         "two_layers_mean": len(sizes) - 1 + sum(size * size for size in sizes) / sum(sizes),
         "two_layers_worst": len(sizes) - 1 + max(sizes),
@@ -145,7 +145,8 @@ if __name__ == "__main__":
     parser.add_argument("--candidates", type=int, default=0, help="spread evenly over the file [all]")
     parser.add_argument("--clusters", type=int, default=CLUSTERS, help="K [%(default)s]")
     parser.add_argument("--samples", type=int, default=0, help="of each task [16 on a GPU, 4 on a CPU]")
-    parser.add_argument("--tasks", type=int, default=0, help=f"the first of {', '.join(FIRST)} [all on a GPU, else 4]")
+    told = f"which [{' '.join(FIRST)}; without a GPU the first 4]"
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, metavar="TASK", help=told)
     parser.add_argument("--folder", type=Path, default=state_folder() / "prompt-bank-benchmark", help="what is kept")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)

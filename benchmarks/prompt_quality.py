@@ -17,6 +17,8 @@ first of its results was seen; `prompt_quality_side.Settings` has the numbers.
   prompt of a task, at most 15 iterations, the metric (loss a target token) taken every 3.
 - *Target*: the mean over random prompts of the bank of the loss that tuning them brings (§6.1, which has 20 of them;
   here 3, for what each costs).
+  All of the short list are tuned, in the order of their scores; one that has not reached the target when another had is
+  stopped there, since it is not the best of them.
 - *ITA*: the iteration of the first evaluation that has reached the target, as a job reports it. A prompt that never
   does counts as 15, which is less than the truth and makes every ratio less extreme. A second line reads ITA between
   evaluations, where the line through two of them crosses the target: no bar is judged by it.
@@ -80,7 +82,7 @@ def table_of(found: dict[str, Any]) -> Table:
     for task, one in tasks.items():
         notes.append(
             f"{task}: target {one['reach']:.3f}; chosen {one['by_score']}{'' if one['reached'] else ' (not reached)'},"
-            f" short list {one['listed']}, random {one['randoms']}, induced {one['induced']};"
+            f" short list {', '.join(one['listed'])}, random {one['randoms']}, induced {one['induced']};"
             f" {one['scores']} scores"
         )
     notes.append(f"at most {settings['iterations']} iterations, {found['spent_s']:,.0f} s of processor time in all")

@@ -96,18 +96,18 @@ class Bench:
         samples = [Sample(*pair) for pair in scoring.evaluation_samples(some, count=settings.samples)]
         training = [(one.input, one.target) for one in split(samples, data=data, seed=settings.seed).training]
         listed = self.keep(task, "lookup", "", lambda: self.look_up(training))["best"]
-        drawn = self.draw(task)
 
-        def tuned(part: str, texts: Sequence[str], reach: float | None) -> list[Record]:
-            return [
-                self.keep(task, part, Candidate(text=one).key, lambda one=one: self.tune(one, data, samples, reach))  # type: ignore[misc]
-                for one in texts
-            ]
+        def tuned(part: str, text: str, *, reach: float | None = None, most: int = settings.iterations) -> Record:
+            key = Candidate(text=text).key
+            return self.keep(task, part, key, lambda: self.tune(text, data, samples, reach=reach, most=most))
 
-        reach = target(tuned("random", drawn, None))
-        tuned("listed", [self.layers.candidates[key].text for key in listed], reach)
-        induced = self.keep(task, "induction", "", lambda: self.induce(training))
-        tuned("induced", [induced["text"]], reach)
+        reach = target([tuned("random", text) for text in self.draw(task)])
+        least = settings.iterations
+        for key in listed:
+            # Whoever has not reached the target when another one had is not the best, wherever it would have ended.
+            points = tuned("listed", self.layers.candidates[key].text, reach=reach, most=least)["points"]
+            least = min(least, iterations_to(points, reach, most=settings.iterations))
+        tuned("induced", self.keep(task, "induction", "", lambda: self.induce(training))["text"], reach=reach)
 
     def keep(self, task: str, part: str, prompt: str, make: Callable[[], Record]) -> Record:
         """The record of this, made if there is none."""
@@ -142,7 +142,7 @@ class Bench:
         said = self.model.generate([DEMONSTRATIONS.format(pairs=pairs)], max_new_tokens=2 * self.settings.tokens)[0]
         return {"text": " ".join(said.split()) or "Answer."}
 
-    def tune(self, text: str, data: Data, samples: Sequence[Sample], reach: float | None) -> Record:
+    def tune(self, text: str, data: Data, samples: Sequence[Sample], *, reach: float | None, most: int) -> Record:
         """The curve of a tuning from this text: the loss of the evaluation samples by iteration."""
         from stoker.apps.prompt_tuning.tuning.tune import tune
 
@@ -151,9 +151,7 @@ class Bench:
         job = Job(
             data=data,
             prompt=Prompt(initial=text, virtual_tokens=min(own, settings.tokens)),
-            until=Until(
-                metric=Metric.LOSS, reach=reach, iterations=settings.iterations, evaluate_every=settings.evaluate_every
-            ),
+            until=Until(metric=Metric.LOSS, reach=reach, iterations=most, evaluate_every=settings.evaluate_every),
             training=Training(batch=settings.batch, seed=settings.seed),
         )
         tuned = tune(self.model, job, samples)
@@ -181,6 +179,12 @@ def crossing(points: Sequence[Sequence[float]], reach: float, *, most: int) -> f
     return float(most)
 
 
+def said(points: Sequence[Sequence[float]], reach: float) -> str:
+    """ITA for people: `6`, or `>6` of a tuning that had not reached the target when it was stopped."""
+    last, loss = points[-1]
+    return f"{int(last)}" if loss <= reach else f">{int(last)}"
+
+
 def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
     """What a task's records come to; None before all of them are there. `by_score` is the list's first."""
     names = ("lookup", "random", "listed", "induced")
@@ -196,7 +200,7 @@ def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
         found[f"best{name}"] = min(count(points, reach, most=most) for points in listed)
         found[f"randoms{name}"] = [count(one["points"], reach, most=most) for one in parts["random"]]
         found[f"induced{name}"] = count(parts["induced"][0]["points"], reach, most=most)
-    found["listed"] = [iterations_to(points, reach, most=most) for points in listed]
+    found["listed"] = [said(points, reach) for points in listed]
     found["reached"] = min(loss for _, loss in listed[0]) <= reach
     return found
 

@@ -48,7 +48,7 @@ def test_a_task_is_told_by_the_target_of_random_prompts_and_the_order_of_scores(
     assert found is not None
     assert found["by_score"] == 6
     assert found["best"] == 3
-    assert found["listed"] == [6, 3]
+    assert found["listed"] == ["6", "3"]
     assert found["randoms"] == [6, 9]
     assert found["induced"] == 9
     assert found["by_score_between"] == pytest.approx(4.5)
@@ -70,7 +70,7 @@ def found(by_score: list[int], best: list[int], randoms: list[list[int]]) -> dic
     for number, (ours, least, drawn) in enumerate(zip(by_score, best, randoms, strict=True)):
         one = {"by_score": ours, "best": least, "randoms": drawn, "induced": ours}
         between = {f"{name}_between": value for name, value in one.items()}
-        tasks[f"task {number}"] = {**one, **between, "listed": [ours], "reach": 1.0, "reached": True, "scores": 9}
+        tasks[f"task {number}"] = {**one, **between, "listed": [str(ours)], "reach": 1.0, "reached": True, "scores": 9}
     return {"machine": "here", "settings": {"iterations": 15}, "tasks": tasks, "spent_s": 1.0}
 
 
