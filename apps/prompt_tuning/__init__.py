@@ -1,5 +1,30 @@
 """Prompt tuning with deadlines (PromptTuner): soft prompts tuned over real data, begun from a good text.
 
-bank/    candidates for initial prompts, and the search among them by score
-tuning/  the tuning of a soft prompt
+    from stoker.apps.prompt_tuning import tune
+
+bank/      candidates for initial prompts, and the search among them by score
+tuning/    the tuning of a soft prompt: what runs in a library
+prompts.py, budget.py   the instructions that ship; what a lookup in the bank may take
+order.py, work.py       what a call is given; the function that runs beside a model
+submit.py  `tune(job)`, the future of a tuned prompt
+board.py, watch.py      where each job is, for `stoker tune status`; looking at the session for it
+run.py, report.py       jobs from their files to their results; which deadlines were met, and why not
+cli.py     `stoker tune`, and `stoker run prompt_tuning`
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stoker.apps.prompt_tuning.submit import tune as tune
+
+__all__ = ["tune"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "tune":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from stoker.apps.prompt_tuning.submit import tune
+
+    return tune

@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from parsl.dataflow.futures import AppFuture
 
 from stoker.manager.executor.failures import outcome
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class CallFuture(Future[Any]):
-    """A concurrent.futures.Future whose cancellation reaches the manager. `progress` is the call's last report, and
-    `forecast` what the manager expects of its end, if it has a deadline.
+    """A concurrent.futures.Future whose cancellation reaches the manager. `progress` is the call's last report, with
+    the last checkpoint that it has told, and `forecast` what the manager expects of its end, if it has a deadline.
 
     A call that runs can be cancelled too: it is stopped even if that costs its library. Parsl logs
     `parsl_executor_task_id`.
@@ -71,8 +72,9 @@ class CallFuture(Future[Any]):
         """The running call says how far it is, or the manager when it will end."""
         if isinstance(said, CallForecast):
             self.forecast = said
-        else:
-            self.progress = said
+        else:  # a checkpoint stays until there is a newer one
+            kept = b"" if self.progress is None else self.progress.state
+            self.progress = said if said.state or not kept else msgspec.structs.replace(said, state=kept)
 
     def _set(self, value: Any, error: BaseException | None) -> None:
         try:

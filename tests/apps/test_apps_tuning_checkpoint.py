@@ -11,7 +11,6 @@ pytest.importorskip("peft", reason="PEFT is not installed")
 from stoker.apps.prompt_tuning.tuning.checkpoint import (  # noqa: E402
     FILE,
     Header,
-    Point,
     State,
     pack,
     put_back,
@@ -20,6 +19,7 @@ from stoker.apps.prompt_tuning.tuning.checkpoint import (  # noqa: E402
     unpack,
     write_file,
 )
+from stoker.apps.prompt_tuning.tuning.result import Point  # noqa: E402
 
 POINT = Point(10, 0.5, 2.5)
 

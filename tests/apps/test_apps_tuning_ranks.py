@@ -109,6 +109,16 @@ def test_all_ranks_make_room_together_when_one_is_asked_to(alone):
     assert all(same(answer, alone) for answer in answers)
 
 
+def test_a_gang_scores_together_and_every_rank_begins_from_the_same(tmp_path):
+    with gang.gang("choose", specs(1, bank=str(tmp_path / "one"))) as ranks:
+        ((text, scored),) = ranks.answers()
+    with gang.gang("choose", specs(3, bank=str(tmp_path / "three"))) as ranks:
+        answers = ranks.answers()
+    assert [answer[0] for answer in answers] == [text] * 3
+    assert sum(answer[1] for answer in answers) == scored
+    assert all(answer[1] >= scored // 5 for answer in answers), "single prompts are scored by rank 0"
+
+
 def test_ranks_that_wait_in_vain_say_who_did_not_come():
     three = specs(3, limit_s=2.0)
     with gang.gang("meet", [three[0], three[2]]) as ranks:

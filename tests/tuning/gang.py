@@ -127,6 +127,26 @@ def meet_twice(spec: dict[str, Any]) -> Any:
     return [meet(spec["first"]), meet(spec["second"])]
 
 
+def choose(spec: dict[str, Any]) -> Any:
+    """The initial prompt that this rank gets, for the tiny job without one, from the bank in the spec's folder; and how
+    many prompts this rank has scored."""
+    from tuning import tiny
+
+    from stoker.apps.prompt_tuning.bank import scoring
+    from stoker.apps.prompt_tuning.order import BankPlace, Order
+    from stoker.apps.prompt_tuning.tuning import exchange, initial
+
+    counts, scorer = [], scoring.scorer
+    order = Order(tiny.job(initial=""), tiny.samples(), bank=BankPlace(spec.pop("bank"), "tiny"))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        exchange.meet(**spec, job="choose", device="cpu", limit_s=LIMIT_S) as others,
+    ):
+        patch.setattr(scoring, "scorer", lambda model, samples: scorer(model, samples, seen=counts.append))
+        found = initial.choose(tiny.context(), order, others, known=None)
+    return found.text, sum(counts)
+
+
 def kill_in_pass(model: Any, number: int) -> None:
     """Have SIGKILL end this process in its `number`-th pass through the model's last layer."""
     passes = iter(range(1, number + 1))

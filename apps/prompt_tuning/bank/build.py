@@ -158,14 +158,31 @@ def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
 
     Raises as `BankStore.insert`.
     """
-    with locked(bank.folder):
-        readings = Readings(bank.folder, model=bank.model, reading=bank.reading)
+    return bank.insert(candidate, _keep(bank.folder, candidate, model=bank.model, reading=bank.reading, read=read))
+
+
+def contribute(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Insertion | None:
+    """Insert a prompt into the bank of this folder. Where there is none yet, or a damaged one, it is kept for the one
+    that will be built (None). Raises as `insert`, and StokerError for a folder of another model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    bank = _whole(folder, model=model, reading=reading)
+    if bank is not None:
+        return insert(bank, candidate, read=read)
+    _keep(folder, candidate, model=model, reading=reading, read=read)
+    return None
+
+
+def _keep(folder: Path, candidate: Candidate, *, model: str, reading: str, read: Reader) -> Array:
+    """The candidate's raw feature `[width]`; it and the candidate are among the readings of the folder now."""
+    with locked(folder):
+        readings = Readings(folder, model=model, reading=reading)
     feature = readings.features([candidate]) if candidate.key in readings else read([candidate.text])
-    with locked(bank.folder):
-        readings = Readings(bank.folder, model=bank.model, reading=bank.reading)
+    with locked(folder):
+        readings = Readings(folder, model=model, reading=reading)
         if readings.candidates.get(candidate.key) != candidate:
             readings.add([candidate], feature)
-    return bank.insert(candidate, feature[0])
+    first: Array = feature[0]
+    return first
 
 
 def keep_aside(path: Path) -> Path:

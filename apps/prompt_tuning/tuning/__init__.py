@@ -11,7 +11,10 @@ exchange.py    how ranks meet and add up
 checkpoint.py  a job's state as bytes and as a file
 pace.py        where the time goes, and how much is left
 tune.py        the loop
+initial.py     the text that a soft prompt begins as, from the bank if it has none
+call.py        all of it as a call on a library
 result.py      what comes back
 
-`job`, `samples`, `metrics`, `batches` and `pace` import no PyTorch: a login node reads jobs and data with them.
+`job`, `samples`, `metrics`, `batches`, `pace` and `result` import no PyTorch: a login node reads jobs, data and results
+with them.
 """

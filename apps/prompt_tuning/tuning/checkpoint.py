@@ -9,9 +9,7 @@ before. One that can't be read is no reason to fail a job that can begin again: 
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,8 @@ import safetensors
 import safetensors.torch
 import torch
 
+from stoker.apps.common.whole_file import write_whole
+from stoker.apps.prompt_tuning.tuning.result import Point
 from stoker.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -27,14 +27,6 @@ log = logging.getLogger(__name__)
 FILE = "checkpoint.safetensors"
 _HEADER = "stoker"
 _PROMPT, _BEST, _OPTIMIZER = "prompt", "best", "optimizer."
-
-
-class Point(msgspec.Struct, frozen=True, array_like=True):
-    """An evaluation: after how many iterations, the metric, and the loss a target token."""
-
-    iteration: int
-    metric: float
-    loss: float
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -103,20 +95,9 @@ def read_file(folder: Path) -> bytes:
         raise ConfigError(f"{folder / FILE}: cannot be read: {error.strerror}", file=str(folder / FILE)) from None
 
 
-def write_file(folder: Path, data: bytes, *, name: str = FILE) -> None:
-    """Put these bytes there, whole or not at all. Raises ConfigError if the folder can't be written."""
-    draft = folder / f".{name}.{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, folder / name)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise ConfigError(f"{folder / name}: cannot be written: {error.strerror}", file=str(folder / name)) from None
+def write_file(folder: Path, data: bytes) -> None:
+    """Put a checkpoint there, whole or not at all. Raises ConfigError if the folder can't be written."""
+    write_whole(folder, data, name=FILE)
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

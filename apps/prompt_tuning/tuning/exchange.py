@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError, GangBroken
 from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,9 @@ _GOODBYE_S = 5.0
 _AGAIN_S = 0.05
 
 
-class ExchangeError(StokerError):
-    """The ranks of a gang did not meet, or one of them was lost. Facts: `rank`, `size`, `rendezvous`."""
+class ExchangeError(GangBroken):
+    """The ranks of a gang did not meet, or one of them was lost. A manager that reads it starts the job again. Facts:
+    `rank`, `size`, `rendezvous`."""
 
 
 class Exchange:
@@ -61,8 +62,9 @@ class Exchange:
                 raise self._failed(f"lost a rank in the exchange of gradients ({_first_line(error)})") from error
         return values
 
-    def share(self, data: bytes) -> bytes:
-        """What rank 0 gives, on every rank. All ranks call it. Raises ExchangeError when rank 0 is lost or silent."""
+    def share(self, data: bytes, *, limit_s: float | None = None) -> bytes:
+        """What rank 0 gives, on every rank. All ranks call it. `limit_s`: how long rank 0 may take, where that is more
+        than the limit of the exchange. Raises ExchangeError when rank 0 is lost or silent."""
         if self.size == 1:
             return data
         name = f"shared/{self._shared}"
@@ -71,6 +73,8 @@ class Exchange:
             if self.rank == 0:
                 self._store.set(name, data)
                 return data
+            if limit_s is not None:
+                self._store.wait([name], datetime.timedelta(seconds=limit_s))
             return bytes(self._store.get(name))
         except RuntimeError as error:
             raise self._failed(f"did not get from rank 0 what it shares ({_first_line(error)})") from error
@@ -102,12 +106,22 @@ class Exchange:
 
 
 @contextlib.contextmanager
-def meet(*, rank: int, size: int, rendezvous: str, job: str, device: str, limit_s: float) -> Iterator[Exchange]:
+def meet(
+    *,
+    rank: int,
+    size: int,
+    rendezvous: str,
+    job: str,
+    device: str,
+    limit_s: float,
+    listener: socket.socket | None = None,
+) -> Iterator[Exchange]:
     """The exchange of a gang, for as long as the block runs.
 
     `rendezvous` is `host:port` on rank 0's machine, `job` what all must have in common, `device` as PyTorch names it.
-    `limit_s` is how long to wait for the others, here and in each exchange. Raises ConfigError for a rank or an address
-    that cannot be, ExchangeError when the others do not come or have come for another job.
+    `limit_s` is how long to wait for the others, here and in each exchange. `listener` is a socket of rank 0's that
+    listens there already; it is taken over. Raises ConfigError for a rank or an address that cannot be, ExchangeError
+    when the others do not come or have come for another job.
     """
     if not 0 <= rank < size:
         raise ConfigError(f"rank {rank} of {size}: ranks count from 0 and are less than the size")
@@ -116,7 +130,7 @@ def meet(*, rank: int, size: int, rendezvous: str, job: str, device: str, limit_
         return
     host, port = _address(rendezvous)
     began = time.monotonic()
-    store = _store(host, port, rank=rank, size=size, limit_s=limit_s)
+    store = _store(host, port, rank=rank, size=size, limit_s=limit_s, listener=listener)
     _roll_call(store, rank=rank, size=size, where=rendezvous, job=job, limit_s=limit_s - (time.monotonic() - began))
     try:
         group = _group(store, rank=rank, size=size, device=device, host=host, port=port, limit_s=limit_s)
@@ -142,11 +156,11 @@ def _address(rendezvous: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _store(host: str, port: int, *, rank: int, size: int, limit_s: float) -> Any:
+def _store(host: str, port: int, *, rank: int, size: int, limit_s: float, listener: socket.socket | None) -> Any:
     ends_at = time.monotonic() + limit_s
     try:
         # By itself the store would listen on every network of this machine.
-        served = {"master_listen_fd": _listen(host, port)} if rank == 0 else {}
+        served = {"master_listen_fd": _descriptor(listener, host, port)} if rank == 0 else {}
         if rank:
             _knock(host, port, ends_at=ends_at)
         left = datetime.timedelta(seconds=max(1.0, ends_at - time.monotonic()))
@@ -161,8 +175,11 @@ def _store(host: str, port: int, *, rank: int, size: int, limit_s: float) -> Any
         ) from error  # fmt: skip
 
 
-def _listen(host: str, port: int) -> int:
+def _descriptor(listener: socket.socket | None, host: str, port: int) -> int:
     """The descriptor of a socket that listens on this address alone."""
+    if listener is not None:
+        listener.setblocking(True)
+        return listener.detach()
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with contextlib.ExitStack() as closing:
         found = closing.enter_context(socket.socket(family, kind))

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stoker.apps.prompt_tuning.tuning.job import Metric
+from stoker.apps.prompt_tuning.tuning.job import Job, Metric
+from stoker.errors import ConfigError
 
 _ORDERS = 4
 _WORD = re.compile(r"[a-z0-9]+")
@@ -90,6 +91,16 @@ class Tally(msgspec.Struct, frozen=True):
 def count_words(text: str) -> int:
     """How many words BLEU sees in a text."""
     return len(_words_13a(text))
+
+
+def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
+    """Raises ConfigError when the job's metric is the same for every prompt: `targets` are those that decide."""
+    if job.until.metric is Metric.BLEU and all(count_words(target) < _ORDERS for target in targets):
+        raise ConfigError(
+            f"[until] metric = 'bleu' is 0 for every prompt: it counts four words in a row, and no target of"
+            f" {job.data.path} that decides has as many; choose 'accuracy' or 'rouge-l'",
+            file=job.data.path, key="metric",
+        )  # fmt: skip
 
 
 def of_text(written: str, wanted: str) -> Tally:

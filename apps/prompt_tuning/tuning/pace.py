@@ -27,6 +27,8 @@ _KEPT = 50
 class Part(enum.Enum):
     """What a job spends its time with."""
 
+    BANK = "bank"
+    """Looking up the initial prompt in the bank, and putting the tuned one into it."""
     START = "start"
     """Meeting the other ranks, making the soft prompt, reading a checkpoint."""
     DATA = "data"

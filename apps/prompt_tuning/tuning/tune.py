@@ -31,7 +31,6 @@ import torch
 from stoker.apps.prompt_tuning.tuning.batches import batch_indices, share
 from stoker.apps.prompt_tuning.tuning.checkpoint import (
     Header,
-    Point,
     State,
     pack,
     put_back,
@@ -43,10 +42,10 @@ from stoker.apps.prompt_tuning.tuning.checkpoint import (
 from stoker.apps.prompt_tuning.tuning.encoding import Ids, Row, encode_prompt, encode_samples, refuse_too_long
 from stoker.apps.prompt_tuning.tuning.exchange import Exchange, meet
 from stoker.apps.prompt_tuning.tuning.job import Job, Metric, Optimizer, digest_job
-from stoker.apps.prompt_tuning.tuning.metrics import Tally, count_words
+from stoker.apps.prompt_tuning.tuning.metrics import Tally, refuse_unreachable
 from stoker.apps.prompt_tuning.tuning.pace import Clock, Pace, Part, communication_share
 from stoker.apps.prompt_tuning.tuning.passes import gradient, measure
-from stoker.apps.prompt_tuning.tuning.result import End, Tuned
+from stoker.apps.prompt_tuning.tuning.result import End, Point, Tuned
 from stoker.apps.prompt_tuning.tuning.samples import Sample, digest_samples, split
 from stoker.apps.prompt_tuning.tuning.softprompt import SoftPrompt, embed, nearest_tokens, soft_prompt
 from stoker.contexts import payloads
@@ -102,20 +101,49 @@ def tune(
     a checkpoint, when `report` has.
     """
     clock = Clock()
-    with clock.time(Part.DATA):
-        rows = _Rows(context, job, samples)
-        digest = digest_job(job, digest_samples(samples), _shape(context.model), rows.prompt)
-    device = str(context.model.get_input_embeddings().weight.device)
     with contextlib.ExitStack() as stack:
         with clock.time(Part.START):
             exchange = stack.enter_context(
-                meet(rank=rank, size=size, rendezvous=rendezvous, job=digest, device=device, limit_s=limit_s)
-            )
+                meet(
+                    rank=rank, size=size, rendezvous=rendezvous, job=purpose(context, job, samples),
+                    device=device_of(context), limit_s=limit_s,
+                )
+            )  # fmt: skip
+        return tune_with(exchange, context, job, samples, clock=clock, start=start, folder=folder, report=report)
+
+
+def tune_with(
+    exchange: Exchange,
+    context: Model,
+    job: Job,
+    samples: Sequence[Sample],
+    *,
+    clock: Clock,
+    start: bytes = b"",
+    folder: Path | None = None,
+    report: Report | None = None,
+) -> Tuned:
+    """`tune` for ranks that have met already. `clock` has what was spent so far; what the job spends is added."""
+    with clock.time(Part.DATA):
+        rows = _Rows(context, job, samples)
+        digest = purpose(context, job, samples, rows.prompt)
+    with contextlib.ExitStack() as stack:
+        with clock.time(Part.START):
             state = _begin(context, rows.prompt, exchange, digest=digest, start=start, folder=folder)
             soft = stack.enter_context(soft_prompt(context.model, state.prompt))
             run = _Run(job, context.tokenizer, rows, soft, exchange, state, clock, folder=folder, report=report)
         run.go()
         return run.result()
+
+
+def purpose(context: Model, job: Job, samples: Sequence[Sample], *more: Any) -> str:
+    """16 hex digits of what ranks must have in common: the job's numbers, its samples, and the model's shape."""
+    return digest_job(job, digest_samples(samples), _shape(context.model), *more)
+
+
+def device_of(context: Model) -> str:
+    """Where the context's model is, as PyTorch names it."""
+    return str(context.model.get_input_embeddings().weight.device)
 
 
 def _shape(model: Any) -> tuple[str, int]:
@@ -136,12 +164,7 @@ class _Rows:
             refuse_too_long(self.prompt, rows, some, data=job.data, longest=longest)
             encoded.append(rows)
         self.training, self.evaluation, self.held_out = encoded
-        if job.until.metric is Metric.BLEU and all(count_words(sample.target) < 4 for sample in parts.evaluation):
-            raise ConfigError(
-                f"[until] metric = 'bleu' is 0 for every prompt: it counts four words in a row, and no target of"
-                f" {job.data.path} that decides has as many; choose 'accuracy' or 'rouge-l'",
-                file=job.data.path, key="metric",
-            )  # fmt: skip
+        refuse_unreachable(job, [sample.target for sample in parts.evaluation])
 
 
 def _begin(context: Model, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes, folder: Path | None) -> State:
@@ -177,6 +200,7 @@ class _Run:
         self._best = state.best
         self._pace = Pace(batch=job.training.batch, evaluate_every=job.until.evaluate_every)
         self._saved_at = time.monotonic()
+        self._first_step_at = 0.0
         self._leaving = False
         self._diverged = False
 
@@ -230,7 +254,7 @@ class _Run:
             text=str(self._tokenizer.decode(nearest_tokens(self._soft.base, self._best))), best=best,
             held_out=Point(best.iteration, held_out.value(until.metric), held_out.value(Metric.LOSS)),
             points=header.points, devices=self._exchange.size, communication_share=communication_share(spent_s),
-            spent_s=spent_s, adapter=adapter, adapter_config=config,
+            spent_s=spent_s, adapter=adapter, adapter_config=config, first_step_at=self._first_step_at,
         )  # fmt: skip
 
     def _step(self) -> tuple[float, bool]:
@@ -252,6 +276,7 @@ class _Run:
             soft.vectors.grad = (sums[:-3] / tokens).view_as(soft.vectors).to(soft.vectors.dtype)
             self._optimizer.step()
             soft.vectors.grad = None
+        self._first_step_at = self._first_step_at or time.time()
         self._header = msgspec.structs.replace(self._header, iteration=self._header.iteration + 1)
         return loss / tokens, leaving > 0
 

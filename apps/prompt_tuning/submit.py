@@ -1,0 +1,143 @@
+"""`tune(job)`: a job as a call on the hot model that it wants, on as many devices as its deadline needs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import stoker
+from stoker.apps.prompt_tuning.budget import is_over, read_paces
+from stoker.apps.prompt_tuning.order import BankPlace, Order
+from stoker.apps.prompt_tuning.tuning.job import Job, digest_job, read_job
+from stoker.apps.prompt_tuning.tuning.metrics import refuse_unreachable
+from stoker.apps.prompt_tuning.tuning.samples import Sample, digest_samples, read_samples, split
+from stoker.apps.prompt_tuning.work import PRELOAD, tune_prompt
+from stoker.contexts.causal_lm import causal_lm
+from stoker.contexts.recipe import Recipe
+from stoker.contexts.state import state_folder
+from stoker.errors import ConfigError
+from stoker.manager.protocol.calls import Features
+
+if TYPE_CHECKING:
+    from stoker.manager.executor.apps import StokerApp
+    from stoker.manager.executor.futures import AppCallFuture
+
+DEVICES = 8
+"""A job whose user does not say runs on at most so many devices: communication eats what more would bring."""
+_LETTERS_A_TOKEN = 4.0
+_PROMPT_TOKENS = 32
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A job that was checked, as far as a machine without its model can."""
+
+    job: Job
+    samples: tuple[Sample, ...]
+    recipe: Recipe
+    model: str
+    """What identifies the model: its content, or its name on the hub."""
+
+    @property
+    def digest(self) -> str:
+        """What decides the numbers that come out: two jobs with the same one are one job."""
+        return digest_job(self.job, digest_samples(self.samples), self.model)
+
+
+def tune(
+    job: Job | str | os.PathLike[str],
+    *,
+    samples: Sequence[Sample] | None = None,
+    gang: int | tuple[int, int] = (1, DEVICES),
+    late: str = "run",
+    bank: str | os.PathLike[str] | None = "",
+) -> AppCallFuture:
+    """Submit a job to the session that is loaded (`stoker.load`); the future of its `Tuned`.
+
+    - `job`: a `Job`, or the path of a `job.toml`. `samples`: its data, where they are not in the file that it names.
+    - `gang`: on how many devices at once, a number or `(smallest, largest)`; the scheduler decides within these.
+    - `late`: what becomes of a job that cannot make its deadline: `"run"` it when nobody else needs its devices, or
+      `"drop"` it, which the future tells as CallDroppedError.
+    - `bank`: the folder of the prompt bank; empty: this model's own, in the state folder; None: no bank.
+
+    Raises ConfigError for a job or data that cannot be meant, RecipeError for a model that is not there, SessionError
+    before a site is loaded.
+    """
+    ready = check(job if isinstance(job, Job) else read_job(job), samples=samples)
+    app, order = call_of(ready, gang=gang, late=late, bank=bank)
+    return app(order)
+
+
+def check(job: Job, *, samples: Sequence[Sample] | None = None) -> Ready:
+    """The job with its data and its model. Raises ConfigError and RecipeError, as `tune`."""
+    job.refuse_past(now_s=time.time())
+    given = read_samples(job.data) if samples is None else tuple(samples)
+    parts = split(given, data=job.data, seed=job.training.seed)
+    refuse_unreachable(job, [sample.target for sample in parts.evaluation])
+    recipe = causal_lm(job.model)
+    preload = tuple(dict.fromkeys([*recipe.preload, *PRELOAD]))
+    identity = ", ".join(part.name for part in recipe.objects) or job.model
+    return Ready(job, given, msgspec.structs.replace(recipe, preload=preload), identity)
+
+
+def call_of(
+    ready: Ready,
+    *,
+    gang: int | tuple[int, int] = (1, DEVICES),
+    late: str = "run",
+    bank: str | os.PathLike[str] | None = "",
+    start: bytes = b"",
+) -> tuple[StokerApp, Order]:
+    """The app that runs a job, and what it is to be given now. `start` is what an earlier attempt has left."""
+    job, now = ready.job, time.time()
+    deadline = job.deadline_s(submitted_s=now)
+    slo_s = 0.0 if deadline is None else deadline - now
+    if deadline is not None and slo_s <= 0:
+        job.refuse_past(now_s=now)
+    place = None if bank is None else bank_place(ready, folder=bank)
+    order = Order(job=job, samples=ready.samples, bank=place, slo_s=slo_s, start=start)
+    app = stoker.app(
+        context=ready.recipe,
+        deadline=slo_s or None,
+        late=late,
+        gang=_gang(gang, most=job.training.batch),
+        features=_features(order),
+    )(tune_prompt)
+    return app, order
+
+
+def bank_place(ready: Ready, *, folder: str | os.PathLike[str] = "") -> BankPlace:
+    """Where the bank of a job's model lies."""
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in ready.model)[:80]
+    path = Path(folder).absolute() if folder else state_folder() / "prompt-banks" / name
+    return BankPlace(str(path), ready.model)
+
+
+def _gang(gang: int | tuple[int, int], *, most: int) -> tuple[int, int]:
+    """Not more ranks than a batch has samples: one of them would have nothing to do."""
+    least, largest = gang if isinstance(gang, tuple) else (gang, gang)
+    if least > most:
+        raise ConfigError(f"gang: {least} devices for a [training] batch of {most} samples; give fewer", key="gang")
+    return least, max(least, min(largest, most))
+
+
+def _features(order: Order) -> Features:
+    """What the scheduler may know: its work grows with the iterations, and with the tokens of one."""
+    job = order.job
+    letters = sum(len(sample.input) + len(sample.target) for sample in order.samples) / len(order.samples)
+    prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_A_TOKEN or _PROMPT_TOKENS
+    tokens = round(job.training.batch * (letters / _LETTERS_A_TOKEN + prompt))
+    return Features(items=job.until.iterations, input_length=max(1, tokens), fixed_s=_lookup_s(order))
+
+
+def _lookup_s(order: Order) -> float:
+    """What the lookup in the bank will take, by what earlier ones took; 0 where there will be none, or nobody knows."""
+    if order.bank is None or order.job.prompt.initial.strip():
+        return 0.0
+    known = read_paces(Path(order.bank.folder)).values()
+    lookup_s = max((pace.lookup_s for pace in known), default=0.0)
+    return 0.0 if is_over(lookup_s, slo_s=order.slo_s) else lookup_s

@@ -1,0 +1,46 @@
+"""What runs beside a model: one job, as one rank of its gang.
+
+A login node imports this module, to name the function; what the function needs is imported in the library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.apps.prompt_tuning.order import BankPlace, Order
+
+if TYPE_CHECKING:
+    from stoker.apps.prompt_tuning.tuning.result import Tuned
+    from stoker.contexts.engine import CausalLM
+
+PRELOAD = ("peft", "stoker.apps.prompt_tuning.tuning.call")
+"""What a pilot imports ahead, beside what the model itself wants: PEFT alone takes seconds."""
+
+
+def tune_prompt(model: CausalLM, order: Order) -> Tuned:
+    """Tunes a soft prompt for this job; every rank of a gang calls it, and rank 0's result counts.
+
+    Raises as `tuning.tune`.
+    """
+    from stoker.apps.prompt_tuning.tuning.call import run
+
+    return run(model, order)
+
+
+def build_bank(model: CausalLM, place: BankPlace, prompts: str, again: bool = False) -> int:
+    """Makes the bank of this model from the prompts of a file, or adds them to it; how many it has then.
+
+    Raises ConfigError for a file that cannot be read, StokerError for a bank of another model.
+    """
+    from pathlib import Path
+
+    from stoker.apps.prompt_tuning.bank.build import ensure_bank
+    from stoker.apps.prompt_tuning.bank.candidate import read_candidates
+    from stoker.apps.prompt_tuning.bank.scoring import reader, reading_of
+    from stoker.contexts.ambient import progress
+
+    bank = ensure_bank(
+        Path(place.folder), read_candidates(Path(prompts)), model=place.model, reading=reading_of(),
+        read=reader(model), again=again, progress=lambda done, of: progress(done, of),
+    )  # fmt: skip
+    return len(bank.layers)

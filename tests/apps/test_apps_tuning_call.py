@@ -1,0 +1,159 @@
+"""One job as a call on a library: where its initial prompt is from, what it goes on from, and what the bank gets."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("peft", reason="PEFT is not installed")
+
+import msgspec  # noqa: E402
+from tuning import tiny  # noqa: E402
+
+from stoker.apps.prompt_tuning import budget, order, prompts, work  # noqa: E402
+from stoker.apps.prompt_tuning.bank.candidate import key_of, read_candidates  # noqa: E402
+from stoker.apps.prompt_tuning.bank.scoring import reading_of  # noqa: E402
+from stoker.apps.prompt_tuning.bank.store import open_bank  # noqa: E402
+from stoker.apps.prompt_tuning.order import BankPlace, Initial, Order, Saved  # noqa: E402
+from stoker.apps.prompt_tuning.tuning import call  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.job import Metric  # noqa: E402
+from stoker.contexts import ambient, payloads  # noqa: E402
+from stoker.contexts.ambient import Evicted  # noqa: E402
+from stoker.errors import ConfigError  # noqa: E402
+
+SHIPPED = len(read_candidates(prompts.SHIPPED))
+
+
+@pytest.fixture(scope="module")
+def context():
+    torch.set_num_threads(1)
+    return tiny.context()
+
+
+def bank_of(folder):
+    return open_bank(folder, model="tiny", reading=reading_of()).layers
+
+
+def order_of(folder=None, *, slo_s=0.0, start=b"", **job):
+    bank = None if folder is None else BankPlace(str(folder), "tiny")
+    return Order(tiny.job(**job), tiny.samples(), bank=bank, slo_s=slo_s, start=start)
+
+
+def test_a_prompt_that_is_named_is_begun_from_and_the_bank_is_not_built(context, tmp_path):
+    tuned = work.tune_prompt(context, order_of(tmp_path / "bank"))
+    assert (tuned.initial, tuned.initial_from) == ("say yes or no", "the job")
+    assert tuned.first_step_at > 0
+    assert not (tmp_path / "bank" / "bank").exists()
+    assert (tmp_path / "bank" / "readings").exists(), "what was tuned waits for the bank"
+
+
+def test_without_one_the_bank_finds_it_and_gets_the_tuned_prompt(context, tmp_path):
+    tuned = work.tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
+    shipped = {one.text: one for one in read_candidates(prompts.SHIPPED)}
+    assert tuned.initial in shipped
+    assert tuned.initial_from.startswith("the bank (loss ")
+    assert f"{SHIPPED} of {SHIPPED} scored" in tuned.initial_from
+    assert tuned.spent_s["bank"] > 0
+    held = bank_of(tmp_path)
+    mine = held.candidates[key_of(tuned.text)]
+    assert (mine.source, mine.task, mine.metric, mine.value) == ("tuned", "tiny", "loss", tuned.held_out.metric)
+    assert len(held) == SHIPPED + (tuned.text not in shipped)
+    assert budget.read_paces(tmp_path)["cpu"].lookup_s > 0
+
+
+def test_two_jobs_with_the_same_tuned_prompt_leave_one(context, tmp_path):
+    first, second = (work.tune_prompt(context, order_of(tmp_path, initial="", iterations=2)) for _ in range(2))
+    assert len(bank_of(tmp_path)) <= SHIPPED + len({first.text, second.text})
+
+
+def test_a_lookup_that_takes_too_long_is_left_out(context, tmp_path):
+    # Nothing is known of this bank's lookups: a few scores tell that they do not fit into a millisecond.
+    short = work.tune_prompt(context, order_of(tmp_path, initial="", iterations=1, slo_s=0.001))
+    assert short.initial == "Answer with one of these: no, yes."
+    assert "the targets (a lookup takes" in short.initial_from
+    assert "over 20% of the 1.0 ms that there are" in short.initial_from
+    # It is remembered, and asked for no more.
+    budget.remember(tmp_path, "cpu", budget.Pace(1.0, 100.0))
+    assert "takes 1 min 40 s" in work.tune_prompt(context, order_of(tmp_path, initial="", slo_s=499.0)).initial_from
+    assert "the bank" in work.tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
+
+
+def test_a_bank_that_cannot_be_used_costs_the_lookup_alone(context, tmp_path):
+    (tmp_path / "bank").mkdir()
+    work.tune_prompt(context, order_of(tmp_path / "bank", initial="", iterations=1))
+    other = msgspec.structs.replace(order_of(initial="", iterations=1), bank=BankPlace(str(tmp_path / "bank"), "else"))
+    tuned = work.tune_prompt(context, other)
+    assert tuned.initial_from.startswith("the targets (the bank cannot be used: ")
+    assert "is a bank of tiny" in tuned.initial_from
+    (tmp_path / "file").write_text("")
+    tuned = work.tune_prompt(context, order_of(tmp_path / "file", initial="", iterations=1))
+    assert "the bank cannot be used" in tuned.initial_from
+
+
+def test_a_bank_file_cut_in_half_is_made_again(context, tmp_path, caplog):
+    work.tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
+    before = set(bank_of(tmp_path).candidates)
+    data = (tmp_path / "bank").read_bytes()
+    (tmp_path / "bank").write_bytes(data[: len(data) // 2])
+    tuned = work.tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
+    assert tuned.initial_from.startswith("the bank (loss ")
+    assert set(bank_of(tmp_path).candidates) >= before
+    assert "the damaged bank is" in caplog.text
+
+
+def test_samples_that_are_too_long_to_be_scored_are_passed_over(context, tmp_path):
+    fits, long = tiny.samples(12), [msgspec.structs.replace(one, input=one.input * 60) for one in tiny.samples(30)]
+    long = [one for one in long if 192 < len(one.input) < 200][:3]
+    mixed = msgspec.structs.replace(order_of(tmp_path, initial=""), samples=(*fits, *long))
+    assert work.tune_prompt(context, mixed).initial_from.startswith("the bank")
+
+
+def test_what_a_call_goes_on_from_needs_no_lookup(context, tmp_path, monkeypatch):
+    whole = work.tune_prompt(context, order_of(tmp_path, initial=""))
+    reports = []
+
+    def hook(done, total, metric, state):
+        reports.append((done, total, metric, state))
+        return done == 3
+
+    ambient.enter_call(hook=hook)
+    monkeypatch.setattr(call, "_REPORT_EVERY_S", 0.0)  # so quick a job would report its first and last iteration alone
+    with pytest.raises(Evicted) as caught:
+        work.tune_prompt(context, order_of(tmp_path, initial=""))
+    assert [one[:2] for one in reports] == [(1, 6), (2, 6), (3, 6)]
+    kept = order.unpack(payloads.loads(caught.value.state))
+    assert kept.initial.text == whole.initial
+    assert kept.metric is not None
+    ambient.enter_call(hook=None, state=caught.value.state)
+    budget.remember(tmp_path, "cpu", budget.Pace(1.0, 100.0))
+    rest = work.tune_prompt(context, order_of(tmp_path, initial="", slo_s=1.0))
+    ambient.leave_call()
+    assert (rest.adapter, rest.points, rest.initial) == (whole.adapter, whole.points, whole.initial)
+    assert rest.initial_from.startswith("the bank (loss ")
+
+
+def test_an_attempt_of_another_session_is_gone_on_with(context):
+    reports = []
+    ambient.enter_call(hook=lambda done, total, metric, state: reports.append((done, state)))
+    whole = work.tune_prompt(context, order_of())
+    ambient.leave_call()
+    start = next(payloads.loads(state) for done, state in reports if state)
+    assert isinstance(order.unpack(start), Saved)
+    rest = work.tune_prompt(context, order_of(start=start))
+    assert (rest.adapter, rest.points) == (whole.adapter, whole.points)
+    # What cannot be read costs only time; what is another job's is refused.
+    assert work.tune_prompt(context, order_of(start=start[: len(start) // 2])).points == whole.points
+    with pytest.raises(ConfigError, match="another job"):
+        work.tune_prompt(context, order_of(start=order.pack(Saved(Initial("other"), order.unpack(start).checkpoint))))
+
+
+def test_a_prompt_that_tuning_has_not_made_better_is_not_for_the_bank(context, tmp_path):
+    tuned = work.tune_prompt(context, order_of(tmp_path, initial="", metric=Metric.LOSS, reach=100.0))
+    assert tuned.best.iteration == 0
+    assert len(bank_of(tmp_path)) == SHIPPED
+
+
+def test_a_bank_is_built_from_a_file_of_prompts(context, tmp_path):
+    (tmp_path / "mine.csv").write_text("text\nfirst prompt\nsecond prompt\n")
+    place = BankPlace(str(tmp_path / "bank"), "tiny")
+    assert work.build_bank(context, place, str(tmp_path / "mine.csv")) == 2
+    (tmp_path / "more.csv").write_text("text\nthird prompt\n")
+    assert work.build_bank(context, place, str(tmp_path / "more.csv"), again=True) == 3
