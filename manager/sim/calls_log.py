@@ -1,6 +1,7 @@
 """What becomes of calls, into the log: a row for each of them, or counts for all of them together.
 
-A call with a story takes three rows, which anything can be computed from later. A minute of short requests has
+A call with a story takes three rows, which anything can be computed from later, and one that a gang runs two more for
+each other member. A minute of short requests has
 millions of calls, and nobody asks for the story of one: `CountedCalls` keeps sums, writes them every so often, and at
 the end how long calls waited and took, in classes of 1 % width. `stoker.manager.study.measures` reads both.
 """
@@ -9,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stoker.manager.protocol.calls import CallSpec
 from stoker.manager.sim.log import Happened, Log
@@ -24,23 +24,32 @@ _SHORTEST_S = 1e-6
 _AT_ONCE = 50_000
 
 
+class Where(NamedTuple):
+    """A library and its pilot, by number, and how many devices it has."""
+
+    library: int
+    pilot: int
+    devices: int
+
+
 class CallsLog(Protocol):
-    """Hears what becomes of calls. Times in seconds; an entry of `began` pairs a call with when it began."""
+    """Hears what becomes of calls. Times in seconds. The members of a gang are told apart by their rank; the call is
+    that of rank 0, which a call that runs alone has as well."""
 
-    def came(self, at_s: float, call: int, *, items: int) -> None:
-        """A program has it."""
+    def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:
+        """A program has it. `due_at`: its deadline, 0 = none."""
 
-    def began(self, at_s: float, spec: CallSpec, *, library: int, pilot: int) -> None:
+    def began(self, at_s: float, spec: CallSpec, where: Where, *, rank: int) -> None:
         """It runs."""
 
-    def ended(self, at_s: float, spec: CallSpec, *, library: int, pilot: int) -> None:
-        """It has run to its end."""
+    def ended(self, at_s: float, spec: CallSpec, where: Where, *, rank: int, items: int) -> None:
+        """It has run to its end, which came after so many items."""
+
+    def left(self, at_s: float, spec: CallSpec, where: Where, *, rank: int, kept_s: float) -> None:
+        """It ran, and does not any more. So many seconds of the run were not for nothing."""
 
     def failed(self, at_s: float, call: int, *, items: int) -> None:
         """Its program was told so."""
-
-    def stopped(self, at_s: float, calls: Iterable[int]) -> None:
-        """They ran, and do not any more: their library is over, or they were evicted."""
 
     def close(self, at_s: float) -> None:
         """Nothing follows."""
@@ -52,28 +61,30 @@ class EachCall:
     def __init__(self, log: Log) -> None:
         self._log = log
 
-    def came(self, at_s: float, call: int, *, items: int) -> None:
+    def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:
         """A program has it."""
         self._log.note(at_s, Happened.CALL_CAME, call=call, value=items)
+        if due_at:
+            self._log.note(at_s, Happened.CALL_DUE, call=call, value=due_at)
 
-    def began(self, at_s: float, spec: CallSpec, *, library: int, pilot: int) -> None:
+    def began(self, at_s: float, spec: CallSpec, where: Where, *, rank: int) -> None:
         """It runs."""
-        self._log.note(
-            at_s, Happened.CALL_BEGAN, call=spec.call, library=library, pilot=pilot, value=items_of(spec)
-        )  # fmt: skip
+        what, value = (Happened.PART_BEGAN, rank) if rank else (Happened.CALL_BEGAN, items_of(spec))
+        self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
 
-    def ended(self, at_s: float, spec: CallSpec, *, library: int, pilot: int) -> None:
+    def ended(self, at_s: float, spec: CallSpec, where: Where, *, rank: int, items: int) -> None:
         """It has run to its end."""
-        self._log.note(
-            at_s, Happened.CALL_ENDED, call=spec.call, library=library, pilot=pilot, value=items_of(spec)
-        )  # fmt: skip
+        what, value = (Happened.PART_ENDED, rank) if rank else (Happened.CALL_ENDED, items)
+        self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
+
+    def left(self, at_s: float, spec: CallSpec, where: Where, *, rank: int, kept_s: float) -> None:
+        """It ran, and does not any more."""
+        what = Happened.PART_LEFT if rank else Happened.CALL_LEFT
+        self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=kept_s)
 
     def failed(self, at_s: float, call: int, *, items: int) -> None:
         """Its program was told so."""
         self._log.note(at_s, Happened.CALL_FAILED, call=call, value=items)
-
-    def stopped(self, at_s: float, calls: Iterable[int]) -> None:
-        """The end of their library says it."""
 
     def close(self, at_s: float) -> None:
         """Nothing follows."""
@@ -89,6 +100,10 @@ class CountedCalls:
         self._fresh: set[int] = set()
         """Those of them that never began."""
         self._running: dict[int, float] = {}
+        self._parts: dict[tuple[int, int], float] = {}
+        """Other members of gangs that run a call, by its number and their rank."""
+        self._again: set[int] = set()
+        """Calls that have run to their end more than once."""
         self._sums = [0.0] * len(Happened)
         self._ends = 0
         self._waits, self._takes = _Times(), _Times()
@@ -96,7 +111,7 @@ class CountedCalls:
         self._first = True
         """No call has come: the row for the first says when."""
 
-    def came(self, at_s: float, call: int, *, items: int) -> None:  # noqa: ARG002 (CallsLog)
+    def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:  # noqa: ARG002 (CallsLog)
         """A program has it."""
         self._open[call] = at_s
         self._fresh.add(call)
@@ -105,9 +120,12 @@ class CountedCalls:
             self._first = False
             self._write(at_s)
 
-    def began(self, at_s: float, spec: CallSpec, *, library: int, pilot: int) -> None:  # noqa: ARG002 (CallsLog)
+    def began(self, at_s: float, spec: CallSpec, where: Where, *, rank: int) -> None:  # noqa: ARG002 (CallsLog)
         """It runs."""
         call = spec.call
+        if rank:
+            self._parts[call, rank] = at_s
+            return
         self._running[call] = at_s
         if call in self._fresh:
             self._fresh.discard(call)
@@ -115,36 +133,40 @@ class CountedCalls:
         if call in self._open:
             self._add(at_s, Happened.CALLS_BEGAN)
 
-    def ended(self, at_s: float, spec: CallSpec, *, library: int, pilot: int) -> None:  # noqa: ARG002 (CallsLog)
+    def ended(self, at_s: float, spec: CallSpec, where: Where, *, rank: int, items: int) -> None:
         """It has run to its end; what ran before was for nothing if it had ended already."""
         call = spec.call
-        ran_s, came_at = at_s - self._running.pop(call), self._open.pop(call, None)
+        if rank:
+            what = Happened.SECONDS_LOST if call in self._again else Happened.SECONDS_USED
+            self._add(at_s, what, (at_s - self._parts.pop((call, rank))) * where.devices)
+            return
+        used_s, came_at = (at_s - self._running.pop(call)) * where.devices, self._open.pop(call, None)
         if came_at is None:
-            self._add(at_s, Happened.SECONDS_LOST, ran_s)
+            self._again.add(call)
+            self._add(at_s, Happened.SECONDS_LOST, used_s)
             return
         self._takes.add(at_s - came_at)
-        self._add(at_s, Happened.SECONDS_USED, ran_s)
-        self._add(at_s, Happened.CALLS_ENDED, items_of(spec))
+        self._add(at_s, Happened.SECONDS_USED, used_s)
+        self._add(at_s, Happened.CALLS_ENDED, items)
         self._ends += 1
+
+    def left(self, at_s: float, spec: CallSpec, where: Where, *, rank: int, kept_s: float) -> None:
+        """It waits again, if its program has not heard of its end."""
+        call = spec.call
+        began_at = self._parts.pop((call, rank)) if rank else self._running.pop(call, at_s - kept_s)
+        self._add(at_s, Happened.SECONDS_USED, kept_s * where.devices)
+        self._add(at_s, Happened.SECONDS_LOST, (at_s - began_at - kept_s) * where.devices)
+        if not rank and call in self._open:
+            self._add(at_s, Happened.CALLS_BACK)
 
     def failed(self, at_s: float, call: int, *, items: int) -> None:  # noqa: ARG002 (CallsLog)
         """Its program was told so."""
         if self._open.pop(call, None) is None:
             return
-        began_at = self._running.pop(call, None)
-        if began_at is None:
+        if call not in self._running:
             self._add(at_s, Happened.CALLS_BEGAN)  # it does not wait any more
-        else:
-            self._add(at_s, Happened.SECONDS_LOST, at_s - began_at)
         self._fresh.discard(call)
         self._add(at_s, Happened.CALLS_FAILED)
-
-    def stopped(self, at_s: float, calls: Iterable[int]) -> None:
-        """They wait again."""
-        for call in calls:
-            self._add(at_s, Happened.SECONDS_LOST, at_s - self._running.pop(call, at_s))
-            if call in self._open:
-                self._add(at_s, Happened.CALLS_BACK)
 
     def close(self, at_s: float) -> None:
         """Write what was not written, and the classes of times. What never began has waited until now."""

@@ -23,7 +23,11 @@ ACKNOWLEDGED = 1000
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A call that comes at a time. `deadline_s` counts from then (0 = none); lengths are in tokens."""
+    """A call that comes at a time. `deadline_s` counts from then (0 = none); lengths are in tokens.
+
+    `gang`: on how many libraries together it may run, at least and at most. `fixed_s`: what it takes before its first
+    item, on however many. `items_done`: it ends after so many of its `items` (0 = all of them), which no policy knows.
+    """
 
     at_s: float
     context: str
@@ -32,6 +36,9 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     expected_output: int = 0
     priority: int = 0
     deadline_s: float = 0.0
+    gang: tuple[int, int] = (1, 1)
+    fixed_s: float = 0.0
+    items_done: int = 0
 
 
 class SimClient:
@@ -70,14 +77,14 @@ class SimClient:
         now, sim = self._sim.agenda.now, self._sim
         messages: list[to_manager.FromClient] = []
         batch: list[CallSpec] = []
-        key: tuple[str, int, float] | None = None
+        key: tuple[str, int, float, tuple[int, int]] | None = None
         from_s = now
 
         def close() -> None:
             if batch and key is not None:
-                context, priority, deadline_s = key
+                context, priority, deadline_s, gang = key
                 objective = Objective(deadline_at=from_s + deadline_s if deadline_s else 0.0)
-                options = CallOptions(priority=priority, objective=objective)
+                options = CallOptions(priority=priority, objective=objective, gang=gang)
                 messages.append(
                     to_manager.Submit(FunctionKey(context), RecipeKey(context), list(batch), options)
                 )  # one function a context
@@ -90,15 +97,20 @@ class SimClient:
                 model = sim.world.contexts[arrival.context]
                 messages.append(to_manager.DefineRecipe(recipe_of(arrival.context, model)))
                 messages.append(to_manager.DefineFunction(FunctionKey(arrival.context), arrival.context, b""))
-            this = arrival.context, arrival.priority, arrival.deadline_s
+            this = arrival.context, arrival.priority, arrival.deadline_s, arrival.gang
             if this != key:
                 close()
                 key, from_s = this, arrival.at_s
             call = make_call_id(client=0, sequence=self.submitted)
-            features = Features(arrival.items, arrival.input_length, arrival.expected_output)
+            features = Features(arrival.items, arrival.input_length, arrival.expected_output, arrival.fixed_s)
             batch.append(CallSpec(call, b"", features))
-            self._items[call] = arrival.items
-            sim.calls_log.came(arrival.at_s if self._gathers_s else now, call, items=arrival.items)
+            self._items[call] = arrival.items_done or arrival.items
+            if arrival.items_done:
+                sim.really[call] = arrival.items_done
+            due_at = arrival.at_s + arrival.deadline_s if arrival.deadline_s else 0.0
+            sim.calls_log.came(
+                arrival.at_s if self._gathers_s else now, call, items=arrival.items, due_at=due_at
+            )  # fmt: skip
             self.submitted += 1
             self._next = next(self._arrivals, None)
         close()
@@ -114,6 +126,7 @@ class SimClient:
             return
         for end in message.ends:
             items = self._items.pop(end.call)
+            self._sim.really.pop(end.call, None)
             self.ended += 1
             if end.ok:
                 self.items_done += items
@@ -137,7 +150,7 @@ def recipe_of(name: str, model: ContextModel) -> Recipe:
         name=name,
         loader=b"simulated",
         objects=tuple(object_of(files.name, files.size_bytes) for files in model.files) if kept else (),
-        needs=Needs(device_memory_bytes=int(model.device_memory_bytes), kinds=model.kinds),
+        needs=Needs(model.devices, device_memory_bytes=int(model.device_memory_bytes), kinds=model.kinds),
         slots=model.slots,
         awareness=model.awareness,
         calls_per_library=0 if model.awareness is Awareness.FULL else 1,

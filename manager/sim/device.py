@@ -6,14 +6,17 @@ more is wanted than there is, each call runs at full speed, also beside calls of
 all calls on the device are slowed down alike: each gets its part of the device in proportion to what it wants. That is
 processor sharing, which is what time slices between the kernels of several processes come to.
 
+A call may run on several devices in step, those of one library or of a gang's: then it goes at the speed of the slowest
+of them, and what it leaves unused of the others nobody else gets, since it waits there at a barrier.
+
 Loads take no part in it: they are limited by links and by the host. Left out: what one library's use of the caches
 and of the memory's bandwidth costs another, and computing that gets cheaper by being done together (a context that
-does so says it with its slots). A library on several devices computes on the first of them.
+does so says it with its slots).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stoker.manager.sim.agenda import Agenda, Entry, cancel
@@ -23,18 +26,25 @@ _ALL = 1.0 + 1e-9
 
 
 class Work:
-    """One call that runs. `seconds`: how long it takes at full speed."""
+    """One call that runs. `seconds`: how long it takes at full speed; `began_at`: when it began."""
 
-    __slots__ = ("_act", "_args", "_began_at", "_entry", "_left_s", "_part", "_since", "_slowed", "seconds")
+    __slots__ = (
+        "_act", "_args", "_devices", "_entry", "_left_s", "_pace", "_part", "_since", "_slowed", "began_at",
+        "seconds",
+    )  # fmt: skip
 
     def __init__(
-        self, seconds: float, part: float, now: float, act: Callable[..., None], args: tuple[Any, ...]
-    ) -> None:
+        self, devices: Sequence[Device], seconds: float, part: float, now: float, act: Callable[..., None],
+        args: tuple[Any, ...],
+    ) -> None:  # fmt: skip
         self.seconds = seconds
+        self._devices = devices
         self._part = part
-        self._began_at = self._since = now
+        self.began_at = self._since = now
         self._left_s = seconds
         self._slowed = False
+        self._pace = 1.0
+        """Seconds by the clock that a second at full speed takes just now."""
         self._entry: Entry | None = None
         self._act, self._args = act, args
 
@@ -48,38 +58,64 @@ class Device:
         self._wanted = 0.0
         """Of what it can compute; more than all of it where calls wait for each other."""
         self._busy_s = self._busy_since = 0.0
+        self._holders = 0
+        self._held_s = self._held_since = 0.0
 
     def begin(self, seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]) -> Work:
         """Run something that takes so long if it gets the part of the device that it wants. `then` is called when it
         has ended, and says so with `done`."""
-        work = Work(seconds, part, self._agenda.now, then, args)
-        before = self._wanted
-        if not self._works:
-            self._busy_since = self._agenda.now
-        self._works[work] = None
-        self._wanted = before + part
+        work = Work((self,), seconds, part, self._agenda.now, then, args)
+        self._enter(work)
         if self._wanted <= _ALL:
             work._entry = self._agenda.after(seconds, then, *args)
         else:
-            self._share(before)
+            self._share()
         return work
 
     def stop(self, work: Work) -> float:
-        """It goes no further. Gives back how much of it was done, from 0 to 1."""
-        left_s = self._left_s(work, self._wanted)
+        """It goes no further, here and wherever it runs in step. Gives back how much of it was done, from 0 to 1."""
+        left_s = self._left_s(work)
         if work._entry is not None:
             cancel(work._entry)
-        self._leave(work)
+        for device in work._devices:
+            device._leave(work)
         return 1.0 - left_s / work.seconds if work.seconds else 1.0
+
+    def reached(self, work: Work) -> float:
+        """How much of it is done, in seconds at full speed."""
+        return work.seconds - self._left_s(work)
 
     def done(self, work: Work) -> float:
         """It has ended. Gives back how long it has run, in seconds by the clock."""
-        self._leave(work)
-        return self._agenda.now - work._began_at if work._slowed else work.seconds
+        for device in work._devices:
+            device._leave(work)
+        return self._agenda.now - work.began_at if work._slowed else work.seconds
 
     def busy_s(self, now: float) -> float:
         """For how long at least one call has run on it, until now. Several at once count once."""
         return self._busy_s + (now - self._busy_since if self._works else 0.0)
+
+    def held_s(self, now: float) -> float:
+        """For how long at least one library has had it, until now."""
+        return self._held_s + (now - self._held_since if self._holders else 0.0)
+
+    def hold(self) -> None:
+        """One more library has it."""
+        if not self._holders:
+            self._held_since = self._agenda.now
+        self._holders += 1
+
+    def let_go(self) -> None:
+        """One of them has it no more."""
+        self._holders -= 1
+        if not self._holders:
+            self._held_s += self._agenda.now - self._held_since
+
+    def _enter(self, work: Work) -> None:
+        if not self._works:
+            self._busy_since = self._agenda.now
+        self._works[work] = None
+        self._wanted += work._part
 
     def _leave(self, work: Work) -> None:
         before = self._wanted
@@ -88,19 +124,38 @@ class Device:
             self._busy_s += self._agenda.now - self._busy_since
         self._wanted = before - work._part if self._works else 0.0
         if before > _ALL:
-            self._share(before)
+            self._share()
 
-    def _share(self, before: float) -> None:
-        """Everything that runs goes on at the speed that is left for it. `before`: what was wanted until now."""
-        slower = max(1.0, self._wanted)
+    def _share(self) -> None:
+        """Everything that runs here goes on at the speed that is left for it."""
         for work in self._works:
-            work._left_s = self._left_s(work, before)
+            work._left_s = self._left_s(work)
             work._since = self._agenda.now
             work._slowed = True
+            wanted = max(device._wanted for device in work._devices)
+            work._pace = wanted if wanted > _ALL else 1.0
             if work._entry is not None:
                 cancel(work._entry)
-            work._entry = self._agenda.after(work._left_s * slower, work._act, *work._args)
+            work._entry = self._agenda.after(work._left_s * work._pace, work._act, *work._args)
 
-    def _left_s(self, work: Work, wanted: float) -> float:
-        """What is left of it, in seconds at full speed, if so much has been wanted since it was looked at last."""
-        return max(0.0, work._left_s - (self._agenda.now - work._since) / (wanted if wanted > _ALL else 1.0))
+    def _left_s(self, work: Work) -> float:
+        """What is left of it, in seconds at full speed."""
+        return max(0.0, work._left_s - (self._agenda.now - work._since) / work._pace)
+
+
+def begin_together(
+    devices: Sequence[Device], seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]
+) -> Work:
+    """Run something on several devices in step. Any of them stops it, or hears that it is done, for all."""
+    if len(devices) == 1:
+        return devices[0].begin(seconds, part=part, then=then, args=args)
+    agenda = devices[0]._agenda
+    work = Work(devices, seconds, part, agenda.now, then, args)
+    for device in devices:
+        device._enter(work)
+    crowded = [device for device in devices if device._wanted > _ALL]
+    for device in crowded:
+        device._share()
+    if not crowded:
+        work._entry = agenda.after(seconds, then, *args)
+    return work

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import Awareness, ObjectRef
-from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, GangPlace
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_manager import (
     CallEvicted,
@@ -19,10 +21,11 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
 )
 from stoker.manager.protocol.to_pilot import StartLibrary
-from stoker.manager.sim.calls_log import items_of
-from stoker.manager.sim.device import Work
+from stoker.manager.sim.calls_log import Where, items_of
+from stoker.manager.sim.device import Work, begin_together
 from stoker.manager.sim.flows import Transfer
 from stoker.manager.sim.log import Happened
+from stoker.manager.sim.runs import CallRun, SoloRun, planned
 from stoker.pilot.core.library import LibraryState, State
 from stoker.pilot.core.turns import FirstCome
 from stoker.units import show_bytes
@@ -40,20 +43,27 @@ class SimLibrary:
         self.recipe = order.recipe
         self.model = pilot.sim.world.contexts[order.recipe.name]
         speed = pilot.sim.world.devices[pilot.kind].speed
-        self._call_s = self.model.of_kind(self.model.call_s, pilot.kind) / speed
-        self._item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
+        self.call_s = self.model.of_kind(self.model.call_s, pilot.kind) / speed
+        self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
         self.state = LibraryState(order.library, order.recipe, order.devices)
-        self.turns: FirstCome[CallSpec] = FirstCome()
-        self.running: dict[CallId, tuple[CallSpec, Work]] = {}
-        self._device = pilot.computes[order.devices[0]]
-        self._part = 1 / order.recipe.slots
-        self.items = 0
+        self.turns: FirstCome[tuple[CallSpec, GangPlace | None]] = FirstCome()
+        self.running: dict[CallId, CallRun | SoloRun] = {}
+        """Calls that take a slot: they run, or wait for the rest of their gang."""
+        self.devices = tuple([pilot.computes[device] for device in order.devices])
+        self.part = 1 / order.recipe.slots
+        """What a call wants of each device."""
+        alone = self.devices[0].begin if len(self.devices) == 1 else partial(begin_together, self.devices)
+        self._compute: Callable[..., Work] = alone
+        self.where = Where(order.library, pilot.number, len(order.devices))
+        self._items = 0
         """Items that this process has begun."""
         self.ordered_at = pilot.sim.agenda.now
         self.started_at = 0.0
         self.told_to_end = False
         self._moves: dict[Transfer, None] = {}
         """What must have come before it goes on."""
+        for device in self.devices:
+            device.hold()
 
     # ---- from the order to the context
 
@@ -106,7 +116,7 @@ class SimLibrary:
             what = f"{show_bytes(needed)} of device memory are needed, {show_bytes(promised)} were promised"
             self.end(failed=f"the loader of {self.recipe.name} ran out of memory: {what}")
             return
-        self._move(needed, (self.pilot.machine.bus,), self._ready)
+        self._move(needed * len(self.devices), (self.pilot.machine.bus,), self._ready)
         if not self._moves:
             self._ready()
 
@@ -142,16 +152,16 @@ class SimLibrary:
 
     # ---- calls
 
-    def run(self, calls: list[CallSpec], *, limit_s: float) -> None:
-        """Calls have come for it."""
+    def run(self, calls: list[CallSpec], *, gang: GangPlace | None = None, limit_s: float) -> None:
+        """Calls have come for it, or its part of a gang's."""
         self.state.hold([spec.call for spec in calls], limit_s=limit_s)
         turns, slots, running = self.turns, self.recipe.slots, self.running
         begins = self.state.state is State.READY and not turns
         for spec in calls:
             if begins and len(running) < slots:
-                self._begin(spec)
+                self._begin(spec, gang)
             else:
-                turns.add(spec.call, spec)
+                turns.add(spec.call, (spec, gang))
 
     def pump(self) -> None:
         """Begin calls while there are slots."""
@@ -162,31 +172,58 @@ class SimLibrary:
             turn = self.turns.take()
             if turn is None:
                 return
-            self._begin(turn[1])
+            self._begin(*turn[1])
 
-    def _begin(self, spec: CallSpec) -> None:
-        sim = self.pilot.sim
-        work = self._device.begin(self._seconds(spec), part=self._part, then=self._ended, args=(spec,))
-        self.running[spec.call] = spec, work
-        sim.calls_log.began(sim.agenda.now, spec, library=self.number, pilot=self.pilot.number)
+    def _begin(self, spec: CallSpec, gang: GangPlace | None) -> None:
+        sim, call = self.pilot.sim, spec.call
+        if gang is not None and gang.size > 1:
+            run = sim.gathering.get(call) or CallRun(sim, spec, size=gang.size)
+            self.running[call] = sim.gathering[call] = run
+            run.join(self, rank=gang.rank)
+        elif sim.progress_s:
+            self.running[call] = run = CallRun(sim, spec, size=1)
+            run.join(self, rank=0)
+        else:
+            work = self._compute(self._seconds(spec), part=self.part, then=self._solo_ended, args=(spec,))
+            self.running[call] = SoloRun(spec, work)
+            sim.calls_log.began(sim.agenda.now, spec, self.where, rank=0)
 
     def _seconds(self, spec: CallSpec) -> float:
-        """How long a call takes here, from its beginning, or from where it was evicted."""
-        model, items = self.model, items_of(spec)
-        seconds = self._call_s + items * self._item_s
-        if model.item_cv:
-            seconds *= self.pilot.sim.chance_of_calls.factor(spec.call, cv=model.item_cv)
-        if self.items < model.warm_items:
-            seconds += min(items, model.warm_items - self.items) * model.warm_item_s
-        self.items += items
-        return seconds * (1.0 - _done_part(spec)) if spec.progress else seconds
+        """How long a call takes here by itself."""
+        sim, model, features = self.pilot.sim, self.model, spec.features
+        items = sim.items_of(spec) if sim.really else items_of(spec)
+        if spec.progress or (features is not None and features.fixed_s):
+            seconds = planned(sim, spec, (self,)).whole_s
+        else:
+            seconds = self.call_s + items * self.item_s
+            if model.item_cv:
+                seconds *= sim.chance_of_calls.factor(spec.call, cv=model.item_cv)
+        if self._items < model.warm_items:
+            seconds += self.warm_up(items) * model.warm_item_s
+        return seconds
 
-    def _ended(self, spec: CallSpec) -> None:
-        call, sim = spec.call, self.pilot.sim
-        ran_s = self._device.done(self.running.pop(call)[1])
+    def _solo_ended(self, spec: CallSpec) -> None:
+        sim, run = self.pilot.sim, self.running[spec.call]
+        ran_s = self.devices[0].done(run.work)
+        items = sim.items_of(spec) if sim.really else items_of(spec)
+        sim.calls_log.ended(sim.agenda.now, spec, self.where, rank=0, items=items)
+        self.ended(spec.call, ran_s=ran_s)
+
+    def warm_up(self, items: int) -> int:
+        """It begins so many items; returns how many of them take longer, because its process is fresh."""
+        cold = min(items, self.model.warm_items - self._items) if self._items < self.model.warm_items else 0
+        self._items += items
+        return cold
+
+    def ended(self, call: CallId, *, ran_s: float) -> None:
+        """A call has ended, or its part of it."""
+        del self.running[call]
         self.state.ended((call,))
-        sim.calls_log.ended(sim.agenda.now, spec, library=self.number, pilot=self.pilot.number)
         self.pilot.post_end(self.number, CallEnd(call, True, b"", ran_s))
+        self._goes_on()
+
+    def _goes_on(self) -> None:
+        """A slot is free."""
         if self.state.retires or (self.told_to_end and not self.running):
             self.end()
         else:
@@ -200,15 +237,21 @@ class SimLibrary:
 
     def evict(self, call: CallId) -> None:
         """Checkpoint a running call and give it back, if it runs."""
-        if call not in self.running:
+        run = self.running.pop(call, None)
+        if run is None:
             return
-        spec, work = self.running.pop(call)
-        part = _done_part(spec)
-        part += (1.0 - part) * self._device.stop(work)
-        self.pilot.sim.calls_log.stopped(self.pilot.sim.agenda.now, (call,))
+        progress = run.leave(self, keep=True)
         self.state.returned((call,))
-        self.pilot.post(CallEvicted(self.number, CallProgress(call, done=part, total=1.0, state=repr(part).encode())))
-        self.pump()
+        self.pilot.post(CallEvicted(self.number, progress))
+        self._goes_on()
+
+    def stop(self, calls: tuple[CallId, ...]) -> None:
+        """Those of these calls that run end by themselves, because they were asked to; they count for nothing."""
+        stopped = tuple(call for call in calls if call in self.running)
+        for call in stopped:
+            self.running.pop(call).leave(self)
+        self.give_back(stopped)
+        self._goes_on()
 
     # ---- the end
 
@@ -237,11 +280,12 @@ class SimLibrary:
 
     def vanish(self) -> None:
         """Stop everything of it, without a word."""
-        for _, work in self.running.values():
-            self._device.stop(work)
         sim = self.pilot.sim
-        sim.calls_log.stopped(sim.agenda.now, self.running)
+        for run in self.running.values():
+            run.leave(self)
         self.running.clear()
+        for device in self.devices:
+            device.let_go()
         for transfer in self._moves:
             sim.network.stop(transfer)
         self._moves.clear()
@@ -251,8 +295,3 @@ class SimLibrary:
     def wants(self) -> tuple[ObjectRef, ...]:
         """Objects that must be on its pilot's disk before it starts."""
         return self.recipe.objects
-
-
-def _done_part(spec: CallSpec) -> float:
-    """What of a call was done before it was evicted elsewhere."""
-    return float(spec.progress) if spec.progress else 0.0

@@ -23,6 +23,7 @@ class Happened(enum.IntEnum):
     CALL_FAILED = 3
     """Its items."""
     LIBRARY_STARTED = 4
+    """Its devices; 0 in old logs, where it has one."""
     LIBRARY_READY = 5
     """Seconds from the order to load."""
     LIBRARY_ENDED = 6
@@ -57,6 +58,17 @@ class Happened(enum.IntEnum):
     """Seconds that `call` calls waited before they began, in the last rows of a run."""
     TOOK = 23
     """Seconds from the coming of `call` calls to their end, in the last rows of a run."""
+    CALL_DUE = 24
+    """When its deadline is, in seconds: a row beside that of its coming, for calls that have one."""
+    CALL_LEFT = 25
+    """Seconds of its run that were not for nothing: it runs no more, and goes on from a checkpoint, or from its
+    beginning (0)."""
+    PART_BEGAN = 26
+    """The rank of another member of the gang that runs it; rank 0 has the rows of a call that runs alone."""
+    PART_ENDED = 27
+    """As above."""
+    PART_LEFT = 28
+    """As CALL_LEFT."""
 
 
 class Log:

@@ -97,7 +97,7 @@ class SimPilot:
         match message:
             case to_pilot.RunCalls():
                 self._run(message)
-            case to_pilot.Ack() | to_pilot.PilotWelcome() | to_pilot.HelloAgain():
+            case to_pilot.Ack() | to_pilot.PilotWelcome() | to_pilot.HelloAgain() | to_pilot.MeetGang():
                 pass
             case to_pilot.StartLibrary():
                 self._start(message)
@@ -109,8 +109,8 @@ class SimPilot:
                     self.post(to_manager.CallsReturned(number, ()))
                 else:
                     library.give_back(library.turns.give_back(count))
-            case to_pilot.CancelCalls(library=number, calls=calls, running=running):
-                self._cancel(number, calls, running=running)
+            case to_pilot.CancelCalls():
+                self._cancel(message)
             case to_pilot.EvictCall(library=number, call=call):
                 library = self.libraries.get(number)
                 if library is not None:
@@ -135,7 +135,7 @@ class SimPilot:
             calls = tuple(spec.call for spec in order.calls)
             self.post(to_manager.CallsReturned(order.library, calls, refused=refused))
         else:
-            library.run(order.calls, limit_s=order.options.limit_s)
+            library.run(order.calls, gang=order.gang, limit_s=order.options.limit_s)
 
     def _start(self, order: to_pilot.StartLibrary) -> None:
         try:
@@ -145,7 +145,10 @@ class SimPilot:
             self.post(to_manager.LibraryGone(order.library, failure, loading=True))
             return
         library = self.libraries[order.library] = SimLibrary(self, order)
-        self.sim.log.note(self.sim.agenda.now, Happened.LIBRARY_STARTED, library=order.library, pilot=self.number)
+        self.sim.log.note(
+            self.sim.agenda.now, Happened.LIBRARY_STARTED, library=order.library, pilot=self.number,
+            value=float(len(order.devices)),
+        )  # fmt: skip
         self.fetching.bring(library.wants, library)
 
     def _stop(self, number: LibraryId, *, drain: bool) -> None:
@@ -157,13 +160,16 @@ class SimPilot:
         else:
             library.end()
 
-    def _cancel(self, number: LibraryId, calls: tuple[int, ...], *, running: bool) -> None:
-        library = self.libraries.get(number)
+    def _cancel(self, order: to_pilot.CancelCalls) -> None:
+        library = self.libraries.get(order.library)
         if library is None:
             return
-        library.give_back(library.turns.drop(calls))
-        if running and any(call in library.running for call in calls):
-            library.end()
+        library.give_back(library.turns.drop(order.calls))
+        if order.running and any(call in library.running for call in order.calls):
+            if order.grace_s:
+                library.stop(order.calls)
+            else:
+                library.end()
 
     def _resize(self, number: LibraryId, size: int) -> None:
         library = self.libraries.get(number)
@@ -204,6 +210,10 @@ class SimPilot:
         """Device-seconds until now in which at least one call ran on a device."""
         return sum(device.busy_s(now) for device in self.computes.values())
 
+    def warm_s(self, now: float) -> float:
+        """Device-seconds until now in which at least one library had a device, or was loading into it."""
+        return sum(device.held_s(now) for device in self.computes.values())
+
     def vanish(self) -> None:
         """It is over, whatever it was doing."""
         if not self.here:
@@ -211,8 +221,10 @@ class SimPilot:
         self.here = False
         for library in self.libraries.values():
             library.vanish()
+            library.state.gone(())
         self.fetching.vanish()
         self.sim.busy_s += self.busy_s(self.sim.agenda.now)
+        self.sim.warm_s += self.warm_s(self.sim.agenda.now)
         self.sim.log.note(self.sim.agenda.now, Happened.PILOT_WENT, pilot=self.number, value=float(len(self.devices)))
         self.sim.pilot_ended(self)
 

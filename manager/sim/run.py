@@ -22,15 +22,17 @@ from stoker.manager.core.seams import Policies, PolicyError
 from stoker.manager.core.story import waits_for
 from stoker.manager.protocol import to_client, to_manager, to_pilot, wire
 from stoker.manager.protocol.blocks import BlockOrder
-from stoker.manager.protocol.ids import ClientId, PilotId
+from stoker.manager.protocol.calls import CallSpec
+from stoker.manager.protocol.ids import CallId, ClientId, PilotId
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.batch import BatchSystem
-from stoker.manager.sim.calls_log import CallsLog, CountedCalls, EachCall
+from stoker.manager.sim.calls_log import CallsLog, CountedCalls, EachCall, items_of
 from stoker.manager.sim.client import Arrival, SimClient
 from stoker.manager.sim.flows import Network
 from stoker.manager.sim.log import Log
 from stoker.manager.sim.machine import SharedFiles
 from stoker.manager.sim.pilot import SimPilot
+from stoker.manager.sim.runs import CallRun
 from stoker.manager.sim.world import SourceModel, World
 
 _FACTORY = ClientId("factory")
@@ -45,7 +47,8 @@ class SimulationError(StokerError):
 class Outcome(msgspec.Struct, frozen=True):
     """What came of a run. Times in seconds; `device_s` by tier, cold and warm. `ended_at`: when the last call had
     ended, or the time at which the run was cut off (`complete` is False then). `busy_s`: device-seconds in which at
-    least one call ran on the device."""
+    least one call ran on the device; `warm_s`: in which at least one library had it, from its order to its end (the
+    tier "warm" begins when a library is ready)."""
 
     complete: bool
     ended_at: float
@@ -57,6 +60,7 @@ class Outcome(msgspec.Struct, frozen=True):
     lost_pilots: int
     rerun_calls: int
     busy_s: float = 0.0
+    warm_s: float = 0.0
 
 
 class Simulation:
@@ -83,8 +87,13 @@ class Simulation:
         """From what a pilot says until the manager hears it."""
         self.message_s = float(world.delays.message_s)
         self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
+        self.progress_s = float(world.delays.progress_s)
+        self.gathering: dict[CallId, CallRun] = {}
+        """Gangs whose members are not all there yet."""
+        self.really: dict[CallId, int] = {}
+        """How many items a call turns out to have, where they are fewer than it says. No policy knows."""
         self.core_events = 0
-        self.busy_s = 0.0
+        self.busy_s = self.warm_s = 0.0
         """Of pilots that are over."""
         self._made_pilots = 0
         self.client = SimClient(self, arrivals)
@@ -124,6 +133,7 @@ class Simulation:
             lost_pilots=state.lost_pilots,
             rerun_calls=state.rerun_calls,
             busy_s=self.busy_s + sum(pilot.busy_s(ended_at) for pilot in self.pilots.values()),
+            warm_s=self.warm_s + sum(pilot.warm_s(ended_at) for pilot in self.pilots.values()),
         )
 
     def _why(self) -> str:
@@ -184,6 +194,10 @@ class Simulation:
         self.handle(FromClient(_FACTORY, 0, [news]))
 
     # ---- what the world's parts use
+
+    def items_of(self, spec: CallSpec) -> int:
+        """How many items a call has."""
+        return self.really.get(spec.call) or items_of(spec)
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
         """A pilot of a block that has started."""

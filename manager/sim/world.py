@@ -84,6 +84,10 @@ class ContextModel(_Part, frozen=True, forbid_unknown_fields=True):
     moves `device_memory` over the bus. A call takes `call` and `item` for each of its items, divided by the device's
     speed; `item_cv` and `load_cv` are their spreads (a library's own, a call's own). In a fresh process the first
     `warm_items` items take `warm_item` longer each.
+
+    A library takes `devices` of one node, and `device_memory` of each. A gang of several libraries needs `gang` until
+    its members have met, and shares the items out among them: with each doubling of its size `gang_efficiency` of a
+    linear speedup is kept (`stoker.manager.sim.duration`).
     """
 
     files: tuple[Files, ...] = ()
@@ -100,6 +104,9 @@ class ContextModel(_Part, frozen=True, forbid_unknown_fields=True):
     warm_items: Count = 0
     warm_item_s: Duration = msgspec.field(default=NO_TIME, name="warm_item")
     page_cache: bool = True
+    devices: Positive = 1
+    gang_s: Duration = msgspec.field(default=NO_TIME, name="gang")
+    gang_efficiency: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
 
     def of_kind(self, times: dict[str, Duration], kind: str) -> float:
         """A time for a kind of device, in seconds; 0 where nothing is said."""
@@ -158,13 +165,15 @@ class Delays(_Part, frozen=True, forbid_unknown_fields=True):
 
     `message`: from one process to another; `frame`: how long a pilot gathers what it has to say before it says it, and
     a program whose calls are counted (`outputs.calls`) those that it submits; `back`: how long the manager waits for a
-    pilot whose connection broke; `poll`: how late the manager hears what the batch system did.
+    pilot whose connection broke; `poll`: how late the manager hears what the batch system did; `progress`: how often a
+    running call says how far it is, with a checkpoint from which it could go on elsewhere (0 = never).
     """
 
     message_s: Duration = msgspec.field(default=Duration(0.0005), name="message")
     frame_s: Duration = msgspec.field(default=NO_TIME, name="frame")
     back_s: Duration = msgspec.field(default=Duration(1.0), name="back")
     poll_s: Duration = msgspec.field(default=Duration(5.0), name="poll")
+    progress_s: Duration = msgspec.field(default=NO_TIME, name="progress")
 
 
 class World(_Part, frozen=True, forbid_unknown_fields=True):

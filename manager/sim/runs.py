@@ -1,0 +1,160 @@
+"""A simulated run of a call: on one library, or on a gang of them that begins together, goes on in step and ends
+together.
+
+A member whose turn has come waits in its slot for the others. From then on all of them are one piece of work on all
+their devices (`stoker.manager.sim.device`), as long as `stoker.manager.sim.duration` says. When one is lost, the others
+stand still until the manager tells them to stop. Left out: that they notice it by themselves, often sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from stoker.manager.protocol.calls import CallProgress, CallSpec
+from stoker.manager.protocol.to_manager import CallsProgress
+from stoker.manager.sim.agenda import Entry, cancel
+from stoker.manager.sim.calls_log import items_of
+from stoker.manager.sim.device import Device, Work, begin_together
+from stoker.manager.sim.duration import Course, Done, course, done_of
+
+if TYPE_CHECKING:
+    from stoker.manager.sim.library import SimLibrary
+    from stoker.manager.sim.run import Simulation
+
+
+class SoloRun(msgspec.Struct, frozen=True, gc=False):
+    """A run on one library that says nothing until it ends, as nearly all are: it must cost little to make."""
+
+    spec: CallSpec
+    work: Work
+
+    def leave(self, library: SimLibrary, *, keep: bool = False) -> CallProgress:
+        """It goes no further. Gives back how far the call was; `keep`: that is kept."""
+        sim, spec, device = library.pilot.sim, self.spec, library.devices[0]
+        plan = replace(planned(sim, spec, (library,)), whole_s=self.work.seconds)
+        done = plan.after(device.reached(self.work))
+        ran_s = sim.agenda.now - self.work.began_at
+        device.stop(self.work)
+        sim.calls_log.left(sim.agenda.now, spec, library.where, rank=0, kept_s=ran_s if keep else 0.0)
+        return _report(spec, done)
+
+
+class CallRun:
+    """One run of a call, from the turn of its first member until the last has left it."""
+
+    __slots__ = (
+        "_began_at", "_course", "_done", "_kept_at", "_next", "_sim", "_size", "begun", "members", "over",
+        "spec", "work",
+    )  # fmt: skip
+
+    work: Work
+    _course: Course
+
+    def __init__(self, sim: Simulation, spec: CallSpec, *, size: int) -> None:
+        self._sim = sim
+        self.spec = spec
+        self._size = size
+        self.members: dict[int, SimLibrary] = {}
+        """By rank."""
+        self.begun = False
+        self.over = False
+        """It goes no further: it has ended, or somebody has left it."""
+        self._began_at = self._kept_at = 0.0
+        self._done = done_of(spec)
+        """How far it was when that was asked last."""
+        self._next: Entry | None = None
+        """When it says again how far it is."""
+
+    def join(self, library: SimLibrary, *, rank: int) -> None:
+        """A member's turn has come. With the last of them it begins."""
+        self.members[rank] = library
+        if len(self.members) < self._size:
+            return
+        sim, spec = self._sim, self.spec
+        devices: Sequence[Device] = library.devices
+        if self._size > 1:
+            del sim.gathering[spec.call]
+            self.members = dict(sorted(self.members.items()))
+            devices = [device for member in self.members.values() for device in member.devices]
+        self.begun = True
+        self._course = self._planned()
+        self._began_at = self._kept_at = sim.agenda.now
+        self.work = begin_together(devices, self._course.whole_s, part=library.part, then=self._ended, args=())
+        for rank, member in self.members.items():
+            sim.calls_log.began(sim.agenda.now, spec, member.where, rank=rank)
+        if sim.progress_s:
+            self._next = sim.agenda.after(sim.progress_s, self._tell)
+
+    def _planned(self) -> Course:
+        """How it goes. The coldest of its members is the slowest."""
+        sim, spec, members = self._sim, self.spec, tuple(self.members.values())
+        plan = planned(sim, spec, members)
+        cold = max([member.warm_up(sim.items_of(spec)) for member in members])
+        return replace(plan, whole_s=plan.whole_s + cold * members[0].model.warm_item_s)
+
+    def _tell(self) -> None:
+        """Rank 0 says how far the call is; it could go on from there."""
+        self._done = self._course.after(self.members[0].devices[0].reached(self.work))
+        self._say()
+        self._kept_at = self._sim.agenda.now
+        self._next = self._sim.agenda.after(self._sim.progress_s, self._tell)
+
+    def _ended(self) -> None:
+        sim, spec = self._sim, self.spec
+        ran_s = self.members[0].devices[0].done(self.work)
+        self.over = True
+        items = sim.items_of(spec)
+        if self._next is not None:
+            cancel(self._next)
+            self._done = Done(1.0, items)
+            self._say()
+        for rank, member in self.members.items():
+            sim.calls_log.ended(sim.agenda.now, spec, member.where, rank=rank, items=items)
+            member.ended(spec.call, ran_s=ran_s)
+
+    def leave(self, library: SimLibrary, *, keep: bool = False) -> CallProgress:
+        """A member goes, and nobody goes any further. Gives back how far the call was then; `keep`: that is kept."""
+        sim, spec = self._sim, self.spec
+        if not self.over:
+            self._stop()
+            if keep:
+                self._kept_at = sim.agenda.now
+        rank = next(rank for rank, member in self.members.items() if member is library)
+        del self.members[rank]
+        if self.begun:
+            sim.calls_log.left(sim.agenda.now, spec, library.where, rank=rank, kept_s=self._kept_at - self._began_at)
+        return _report(spec, self._done)
+
+    def _stop(self) -> None:
+        self.over = True
+        if not self.begun:
+            self._sim.gathering.pop(self.spec.call, None)
+            return
+        first = next(iter(self.members.values())).devices[0]
+        self._done = self._course.after(first.reached(self.work))
+        first.stop(self.work)
+        if self._next is not None:
+            cancel(self._next)
+
+    def _say(self) -> None:
+        first = self.members[0]
+        first.pilot.post(CallsProgress(first.number, [_report(self.spec, self._done)]))
+
+
+def planned(sim: Simulation, spec: CallSpec, members: Sequence[SimLibrary]) -> Course:
+    """How a run on these libraries goes, if they are warm."""
+    model = members[0].model
+    return course(
+        model, spec, call_s=max([member.call_s for member in members]),
+        item_s=max([member.item_s for member in members]),
+        items=sim.items_of(spec), size=len(members),
+        factor=sim.chance_of_calls.factor(spec.call, cv=model.item_cv) if model.item_cv else 1.0,
+    )  # fmt: skip
+
+
+def _report(spec: CallSpec, done: Done) -> CallProgress:
+    return CallProgress(spec.call, done=done.items, total=float(items_of(spec)), state=done.written())
