@@ -20,6 +20,8 @@ were read, nothing was taken over), and public summaries of its §4 and §5. Whe
   as jobs. When plans are made anew is the caller's business.
 - A start costs: a job that begins, or that goes on with another size, does nothing for `start_s`. The simulator adds
   this to the jobs after it has planned; planned with, fewer promises are broken.
+- A step may be of more than one size: a running job that could do with less goes back to what it has first of all, for
+  that saves a start.
 - The paper's greedy step counts the device time of one slot at the new size. Here a job is taken to keep what it gets
   until it is done: with jobs of minutes and starts of many seconds no change would ever pay within a slot. Nobody is
   given more if that makes it later. (The published simulator sorts these steps the other way round, the most device
@@ -176,36 +178,33 @@ def elastic(jobs: Sequence[Job], shares: dict[int, Share], devices: int, *, now:
     sizes = {job.id: job.size if job.fixed else shares[job.id].size_at(now) if job.id in shares else 0 for job in jobs}
     spare = devices - sum(sizes.values())
     by_id = {job.id: job for job in jobs if not job.fixed}
-    steps = [_step(job, sizes[job.id]) for job in by_id.values()]
-    heap = [step for step in steps if step is not None]
+    heap = [step for job in by_id.values() for step in _steps(job, sizes[job.id])]
     heapq.heapify(heap)
     while heap and spare > 0:
-        _, _, id, size = heapq.heappop(heap)
-        more = size - sizes[id]
-        if more > spare:
+        _, _, id, had, size = heapq.heappop(heap)
+        if had != sizes[id] or size - had > spare:
             continue
         sizes[id] = size
-        spare -= more
-        step = _step(by_id[id], size)
-        if step is not None:
+        spare -= size - had
+        for step in _steps(by_id[id], size):
             heapq.heappush(heap, step)
     return sizes
 
 
-_Step = tuple[float, float, int, int]
-"""Device seconds more for each device more, the deadline, the job, the size."""
+_Step = tuple[float, float, int, int, int]
+"""Device seconds more for each device more, the deadline, the job, its size before and after."""
 
 
-def _step(job: Job, has: int) -> _Step | None:
-    """The next size of a job that helps it."""
+def _steps(job: Job, has: int) -> Iterator[_Step]:
+    """Larger sizes that help a job; the smallest alone if it has none."""
     due = job.deadline_at or math.inf
     if not has:
-        return -math.inf, due, job.id, job.run_s[0][0]
+        yield -math.inf, due, job.id, 0, job.run_s[0][0]
+        return
     lasts_s = job.lasts_s(has)
     for size, _ in job.run_s:
         if size > has and job.lasts_s(size) < lasts_s:
-            return (size * job.lasts_s(size) - has * lasts_s) / (size - has), due, job.id, size
-    return None
+            yield (size * job.lasts_s(size) - has * lasts_s) / (size - has), due, job.id, has, size
 
 
 def _below(job: Job, most: int) -> tuple[int, float] | None:

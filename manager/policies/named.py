@@ -17,9 +17,13 @@ from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.core.seams import Dispatch, Policies, Provisioning
 from stoker.manager.policies.dispatch import HottestFirst
+from stoker.manager.policies.elastic_flow import ElasticFlow
 from stoker.manager.policies.exclusive import WholeDevice
 from stoker.manager.policies.forgetful import LoadForEachCall, OneCallEach
+from stoker.manager.policies.infless import Infless
+from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import KeepBlocks
+from stoker.manager.policies.replicas import ByOrder
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.manager.policies.scattered import AnyDevice, AnyFree
 
@@ -56,6 +60,17 @@ def _policies(
     return make
 
 
+def _by_order(dispatch: Callable[[ByOrder], Dispatch]) -> Make:
+    """Where dispatch orders what residency is to load."""
+
+    def make(*, provisioning: Provisioning | None = None) -> Policies:
+        asked = provisioning or KeepBlocks()
+        residency = ByOrder(provisioning=asked)
+        return Policies(dispatch=dispatch(residency), residency=residency, provisioning=asked)
+
+    return make
+
+
 SHIPPED: dict[str, Named] = {
     policy.name: policy
     for policy in (
@@ -85,6 +100,21 @@ SHIPPED: dict[str, Named] = {
             "exclusive",
             "A library gets a whole device, whatever its context needs.",
             _policies(residency=WholeDevice),
+        ),
+        Named(
+            "prompt-tuner",
+            "Calls with deadlines get as many warm devices as they need, in rounds; what nobody uses is let go.",
+            prompt_tuner,
+        ),
+        Named(
+            "infless",
+            "Each context scales its own libraries with its calls, at once, and keeps idle ones for a while (INFless).",
+            _by_order(Infless),
+        ),
+        Named(
+            "elastic-flow",
+            "Deadlines are promised or not as calls come; those that run get more and fewer devices (ElasticFlow).",
+            _by_order(ElasticFlow),
         ),
     )
 }

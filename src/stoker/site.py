@@ -50,7 +50,9 @@ class ProviderKind(enum.Enum):
     KUBERNETES = "kubernetes"
 
 
-POLICY_NAMES = ("default", "disk-only", "no-awareness", "random", "exclusive")
+POLICY_NAMES = (
+    "default", "disk-only", "no-awareness", "random", "exclusive", "prompt-tuner", "infless", "elastic-flow",
+)  # fmt: skip
 """Policies that ship with Stoker (`stoker.manager.policies.named` says what each does)."""
 
 OWN_POLICY = re.compile(r"(?P<place>[^:\s][^:]*):(?P<name>[A-Za-z_]\w*)")

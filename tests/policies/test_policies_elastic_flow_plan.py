@@ -137,6 +137,14 @@ def test_nobody_is_given_devices_that_make_it_later() -> None:
     assert elastic([at_once], minimum_shares([at_once], 4, now=0.0), 4, now=0.0) == {1: 2}
 
 
+def test_a_running_job_that_could_do_with_less_keeps_what_it_has_while_that_is_free() -> None:
+    runs = job(1, 500.0, size=4, start_s=30.0)
+    fresh = job(2, 500.0, start_s=30.0)
+    shares = minimum_shares([runs, fresh], 8, now=0.0)
+    assert shares[1].size_at(0.0) == 1
+    assert elastic([runs, fresh], shares, 5, now=0.0) == {1: 4, 2: 1}
+
+
 # ---- whatever the jobs
 
 seconds = st.floats(1.0, 500.0)
