@@ -2,11 +2,12 @@
 
 Jobs of one model share its *warm pool*: devices on which that model is loaded. All models share the *cold pool*:
 devices that hold nothing. A job runs on several replicas at once and is done sooner. Two questions are asked in every
-round, and both are answered here from times alone; `stoker.manager.policies` turns the answers into actions.
+round, and both are answered here from times alone; `warm_pool_rounds` and `warm_pool_residency` turn the answers into
+actions.
 
 - `allot` (Algorithm 1): which waiting jobs start now on devices that are warm and idle, and on how many each?
-- `order` (Algorithm 2, with DelaySchedulable): which devices are to be warmed, for which jobs? A job that can wait for
-  devices which running jobs will give back gets none.
+- `Walk` (Algorithm 2, with DelaySchedulable): which devices are to be warmed, for which jobs? A job that can wait for
+  devices which running jobs will give back gets none. It also says when each job should be done.
 
 Where we differ from the printed algorithms, and why:
 
@@ -15,48 +16,37 @@ Where we differ from the printed algorithms, and why:
 - Algorithm 1 grows while `A <= R`, and so gives up to R + 1 devices, and one where there are none. Here never more than
   there are. A job has a largest number of replicas of its own; more of them do not help it.
 - Jobs that can make their deadline no more get nothing in Algorithm 1, for ever. Here they run last, on devices that
-  are left over and that no delayed job counts on, one replica each.
-- Algorithm 2's loop runs while `T_slo < T_cold`, which ends at once or never. It grows while the deadline is missed,
-  the load alone would leave time, and there are cold devices; all models take from one count of these.
+  are left over and that no delayed job counts on, with as few replicas as they can.
+- Algorithm 2's loop runs while `T_slo < T_cold`, which ends at once or never. It grows while the deadline is missed
+  and there are cold devices; all models take from one count of these.
 - Line 19 notes durations where line 26 reads points in time. Devices that are being warmed are noted as free again at
   now + T_cold + T(A). They belong to the job that they were ordered for (`Promise`), and so do the idle ones that
   are to run beside them, in all rounds until it starts: each would order them anew otherwise.
 - DelaySchedulable: `k` may be all devices of the pool; nobody gets a device before now; and all k devices are taken
   until the job is done, for it needs them together.
 - Only what idle devices do not cover is ordered.
-- A delay binds nobody. Reservations are made anew in each round, by deadline, and a job whose slack has fallen under
-  the time that warming takes is no longer delayed: it could not be helped any more if what it waits for came late.
+- A delay binds nobody: reservations are made anew in each round, by deadline. They trust the bounds of run times, as
+  the paper does. Once a job's slack is shorter than a load nothing can be warmed for it, so it waits for what it has.
+- Nobody's time is known before a model's first job has run. Such a job measures: it gets the fewest replicas that it
+  can run on, at once, and nobody waits for those.
 
-Times are in seconds, on the manager's clock. A replica may be several devices: callers count replicas.
+A round over thousands of jobs costs what changed: `allot` looks at the heads of `Line`'s rows, and a walk goes on in
+the next round where it stopped in the last. Times are in seconds, on the manager's clock. A replica may be several
+devices: callers count replicas.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from bisect import insort
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import Protocol
 
 import msgspec
 
-
-class Job(msgspec.Struct, frozen=True):
-    """A job that waits. `run_s[a - 1]`: an upper bound of its time on `a` replicas, meeting included, not longer for
-    more of them. `deadline_at`: 0 = none, then it runs when nobody else wants to."""
-
-    id: int
-    deadline_at: float
-    run_s: tuple[float, ...]
-
-    def fewest(self, *, begins_at: float, most: int) -> int:
-        """The least number of replicas, of so many at most, with which it is in time; 0 if there is none."""
-        for count, seconds in enumerate(self.run_s[:most], start=1):
-            if begins_at + seconds <= self.deadline_at:
-                return count
-        return 0
-
-    def is_lost(self, now: float) -> bool:
-        """Whether it is late however many replicas it gets, were they warm."""
-        return now + self.run_s[-1] > self.deadline_at
+from stoker.manager.policies.warm_pool_lines import FRONT, HOPEFUL, Job, Key, Line
 
 
 class Promise(msgspec.Struct, frozen=True):
@@ -76,91 +66,206 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """A model's pool as a round finds it. `idle`: warm replicas that nobody uses, those that are kept for promises
-    among them. `busy`: when each of the others will be free, as far as is known. `cold_s`: what warming one takes."""
+    """A model's pool as a round finds it. `idle`: warm replicas that nobody uses, those that are kept for promises and
+    those in `held` among them. `busy`: when each of the others will be free, as far as is known. `cold_s`: what warming
+    one takes. `held`: idle replicas that a job has taken for itself until it has enough (an ablation)."""
 
     idle: int
     busy: tuple[float, ...] = ()
     promised: tuple[Promise, ...] = ()
     cold_s: float = 0.0
+    held: Mapping[int, int] = {}
+
+    @property
+    def unkept(self) -> int:
+        """Idle replicas that are anybody's."""
+        return max(0, self.idle - sum(promise.kept for promise in self.promised) - sum(self.held.values()))
 
 
-def by_deadline(jobs: Iterable[Job]) -> list[Job]:
-    """Those with a deadline first, the nearest before all; then the others, oldest first."""
-    return sorted(jobs, key=lambda job: (not job.deadline_at, job.deadline_at, job.id))
+# ---- Algorithm 1
+
+_Take = Callable[[Job, int], bool]
 
 
-def allot(jobs: Sequence[Job], pool: Pool, *, now: float) -> dict[int, int]:
-    """Replicas for jobs that start now, by job. `jobs` are all that wait for this pool. What is kept for a job that
-    starts without it, or that is not among them any more, is anybody's."""
-    promised = {promise.job: promise for promise in pool.promised}
-    line = by_deadline(jobs)
-    kept = {job.id: min(promised[job.id].kept, pool.idle) for job in line if job.id in promised}
+def _whatever(job: Job, count: int) -> bool:  # noqa: ARG001
+    return True
+
+
+def allot(line: Line, pool: Pool, *, now: float, take: _Take = _whatever) -> dict[int, int]:
+    """Replicas for jobs that start now, by job. What is kept for a job that starts without it, or that does not wait
+    any more, is anybody's. `take` is asked before a job is given so many, and may refuse: then it waits."""
+    line.advance(now)
+    kept = {each.job: min(each.kept, pool.idle) for each in pool.promised if each.job in line.jobs}
+    kept.update({id: min(count, pool.idle) for id, count in pool.held.items() if id in line.jobs})
     idle = max(0, pool.idle - sum(kept.values()))
     given: dict[int, int] = {}
-    waits: list[Job] = []
-    for job in line:
-        mine = kept.get(job.id, 0)
+    done, passed = set(kept), FRONT
+    while key := _next(line, kept, after=passed, idle=idle, done=done):
+        passed, job, mine = key, line.jobs[key[2]], kept.get(key[2], 0)
         count = job.fewest(begins_at=now, most=idle + mine)
-        if count:
-            given[job.id] = count
-            idle += mine - count
-        else:
-            waits.append(job)
-    spare = _spare(waits, pool, idle=idle, now=now) if idle else 0
-    for job in waits:
-        if spare and (job.is_lost(now) or not job.deadline_at):
-            given[job.id] = 1
-            spare -= 1
+        if not count:
+            continue
+        done.add(job.id)
+        kept.pop(job.id, None)
+        if not take(job, count):
+            continue
+        given[job.id] = count
+        idle += mine - count
+        if mine > count:  # somebody who was passed may want what it gave back
+            passed = FRONT
+    if idle and (line.late or line.rest) and not _counted_on(line, pool, done, idle=idle, now=now):
+        _give_rest(line, pool, given, idle=idle, take=take)
     return given
 
 
-def _spare(waits: Sequence[Job], pool: Pool, *, idle: int, now: float) -> int:
-    """Idle replicas that no delayed job counts on."""
+def _next(line: Line, kept: Mapping[int, int], *, after: Key, idle: int, done: set[int]) -> Key | None:
+    """Who is looked at next: the first for whom what is idle would do, or for whom something is kept."""
+    found = line.first(after=after, most=idle, but=done) if idle else None
+    for id in kept:
+        if line.is_hopeful(id) and after < (key := line.key(id)) and (found is None or key < found):
+            found = key
+    return found
+
+
+def _counted_on(line: Line, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
+    """Whether a job that waits needs the idle replicas together with others that come in time. It needs more than are
+    idle, or it would have got them; so it needs all of these."""
     free = _free_at(pool, now=now, idle=idle)
-    for job in waits:
-        if job.deadline_at and not job.is_lost(now):
-            _delay(free, job, slack_s=0.0, now=now)
-    return sum(at <= now for at in free)
+    for row in line.rows.values():
+        for _, _, id in reversed(row):  # those with much time left are the likeliest
+            if id not in done and _slot(free, line.jobs[id]):
+                return True
+    return False
 
 
-def order(
-    jobs: Mapping[str, Sequence[Job]], pools: Mapping[str, Pool], *, cold: int, now: float, delay: bool = True
-) -> dict[str, dict[int, Promise]]:
-    """Replicas to warm, by model and job. `jobs`: those that still wait when `allot` has given what it could, and
-    `pools` what is idle then. `cold`: replicas that the cold pool can give to all models together. `delay`: without it
-    no job waits for devices of others (an ablation)."""
-    served = {promise.job for pool in pools.values() for promise in pool.promised}
-    free = {}
-    for model, pool in pools.items():
-        unkept = max(0, pool.idle - sum(promise.kept for promise in pool.promised))
-        free[model] = _free_at(pool, now=now, idle=unkept)
-    line = sorted(
-        ((job, model) for model, waiting in jobs.items() for job in waiting if job.deadline_at),
-        key=lambda entry: (entry[0].deadline_at, entry[0].id),
-    )
-    orders: dict[str, dict[int, Promise]] = {}
-    for job, model in line:
-        if job.id in served or job.is_lost(now):
-            continue
-        pool, at = pools[model], free[model]
-        if delay and _delay(at, job, slack_s=pool.cold_s, now=now):
-            continue
-        idle = sum(moment <= now for moment in at)
+def _give_rest(line: Line, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
+    """Best effort. Nobody overtakes one that waits for more replicas than are idle, if the pool has so many."""
+    for _, _, id in chain(line.late, line.rest):
+        job = line.jobs[id]
+        if job.least <= idle:
+            if take(job, job.least):
+                given[id] = job.least
+                idle -= job.least
+        elif job.least <= pool.idle + len(pool.busy):
+            return
+        if not idle:
+            return
+
+
+# ---- Algorithm 2
+
+
+class Cold(Protocol):
+    """The cold pool."""
+
+    def count(self, model: str, *, most: int) -> int:
+        """How many replicas of a model could be warmed just now; not counted further than `most`."""
+
+    def take(self, model: str, count: int, *, job: int) -> None:
+        """So many are warmed for a job."""
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What a walk finds out about a job that waits: when it should be done (infinite: nobody knows), and what was
+    ordered for it. `helped`: it waits for devices of its own, or that others give back in time."""
+
+    model: str
+    job: Job
+    ends_at: float
+    promise: Promise | None = None
+    helped: bool = True
+
+
+class Walk:
+    """Algorithm 2 over the jobs of all models, the nearest deadline first; those that are late, or have none, at last.
+
+    `delay`: without it no job waits for devices of others (an ablation).
+    """
+
+    def __init__(self, *, delay: bool = True) -> None:
+        self.delay = delay
+        self._at = FRONT
+        self._now = 0.0
+        self._pools: dict[str, Pool] = {}
+        self._free: dict[str, list[float]] = {}
+        self._served: dict[int, Promise] = {}
+        self.under_way = False
+
+    def begin(self, pools: Mapping[str, Pool], *, now: float) -> None:
+        """From the front, over pools as they are now."""
+        self._at, self._now, self.under_way = FRONT, now, True
+        self._pools = dict(pools)
+        self._free = {model: _free_at(pool, now=now, idle=pool.unkept) for model, pool in pools.items()}
+        self._served = {promise.job: promise for pool in pools.values() for promise in pool.promised}
+
+    def go_on(self, lines: Mapping[str, Line], cold: Cold, *, looks: int) -> list[Fate]:
+        """The next jobs in line, so many at most. It is over when `under_way` is False."""
+        fates: list[Fate] = []
+        for key, model in self._ahead(lines):
+            if len(fates) >= looks:
+                return fates
+            self._at = key
+            job = lines[model].jobs[key[2]]
+            fates.append(self._hopeful(model, job, cold) if key[0] == HOPEFUL else self._rest(model, job))
+        self.under_way = False
+        return fates
+
+    def _ahead(self, lines: Mapping[str, Line]) -> Iterator[tuple[Key, str]]:
+        ways = [_named(line.behind(self._at), model) for model, line in lines.items() if line and model in self._pools]
+        return heapq.merge(*ways) if len(ways) > 1 else iter(ways[0] if ways else ())
+
+    def _hopeful(self, model: str, job: Job, cold: Cold) -> Fate:
+        pool, free, now = self._pools[model], self._free[model], self._now
+        promise = self._served.get(job.id)
+        if promise is not None:
+            return Fate(model, job, max(promise.free_at, now))
+        held = pool.held.get(job.id, 0)
+        if not held:
+            return self._waits(model, job, cold)
+        idle = bisect_right(free, now)
+        free[:0] = [now] * held
+        found = self._waits(model, job, cold)
+        del free[: max(0, bisect_right(free, now) - idle)]  # what it holds and does not need yet is nobody else's
+        return found
+
+    def _waits(self, model: str, job: Job, cold: Cold) -> Fate:
+        pool, free, now = self._pools[model], self._free[model], self._now
+        slot = _slot(free, job) if self.delay and not job.measures else 0
+        if slot:
+            ends_at = free[slot - 1] + job.run_s[slot - 1]
+            _reserve(free, slot, ends_at)
+            return Fate(model, job, ends_at)
+        idle = bisect_right(free, now)
         warm_at = now + pool.cold_s
-        count = job.fewest(begins_at=warm_at, most=idle + cold)
+        there = idle + cold.count(model, most=max(0, len(job.run_s) - idle))
+        count = job.fewest(begins_at=warm_at, most=there)
         if not count:
-            continue
-        beside = min(idle, count)
-        more = count - beside
-        del at[:beside]
-        free_at = warm_at + job.run_s[count - 1]
-        for _ in range(count):
-            insort(at, free_at)
-        if more:
-            cold -= more
-            orders.setdefault(model, {})[job.id] = Promise(job.id, more, beside, free_at=free_at)
-    return orders
+            return Fate(model, job, _soonest(free, job, warm_at=warm_at, there=there), helped=False)
+        ends_at = math.inf if job.measures else warm_at + job.run_s[count - 1]
+        more = max(0, count - idle)
+        _reserve(free, count - more, ends_at)
+        if not more:  # it may start at once
+            return Fate(model, job, ends_at)
+        for _ in range(more):
+            insort(free, ends_at)
+        cold.take(model, more, job=job.id)
+        return Fate(model, job, ends_at, Promise(job.id, more, count - more, free_at=ends_at))
+
+    def _rest(self, model: str, job: Job) -> Fate:
+        pool, free = self._pools[model], self._free[model]
+        if len(free) < job.least:
+            begins_at = self._now + pool.cold_s
+        else:
+            begins_at = free[job.least - 1]
+        ends_at = math.inf if job.measures else begins_at + job.run_s[job.least - 1]
+        if len(free) >= job.least:
+            _reserve(free, job.least, ends_at)
+        return Fate(model, job, ends_at, helped=False)
+
+
+def _named(keys: Iterator[Key], model: str) -> Iterator[tuple[Key, str]]:
+    for key in keys:
+        yield key, model
 
 
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
@@ -168,21 +273,27 @@ def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
     job runs longer than it should is free any moment, but not yet."""
     soon = math.nextafter(now, math.inf)
     promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
-    return sorted([now] * idle + [max(soon, at) for at in (*pool.busy, *promised)])
+    return [now] * idle + sorted(max(soon, at) for at in chain(pool.busy, promised))
 
 
-def _delay(free: list[float], job: Job, *, slack_s: float, now: float) -> bool:
-    """DelaySchedulable: whether a job is in time on replicas that are free by then; if so they are its own until it is
-    done. A job that would begin so late that nobody could warm others for it any more is not delayed."""
-    for count, seconds in enumerate(job.run_s[: len(free)], start=1):
-        begins_at = free[count - 1]
-        if begins_at + seconds > job.deadline_at:
-            continue
-        if begins_at > now and job.deadline_at - now - job.run_s[-1] < slack_s:
-            return False
-        ends_at = begins_at + seconds
-        del free[:count]
-        for _ in range(count):
-            insort(free, ends_at)
-        return True
-    return False
+def _slot(free: list[float], job: Job) -> int:
+    """DelaySchedulable: the fewest replicas with which a job is in time on those that are free by then; 0 if none."""
+    deadline_at = job.deadline_at
+    for count, (begins_at, seconds) in enumerate(zip(free, job.run_s, strict=False), start=1):
+        if begins_at + seconds <= deadline_at:
+            return count
+    return 0
+
+
+def _reserve(free: list[float], count: int, until: float) -> None:
+    """The replicas that are free first are one job's until then."""
+    del free[:count]
+    place = bisect_right(free, until)
+    free[place:place] = [until] * count
+
+
+def _soonest(free: list[float], job: Job, *, warm_at: float, there: int) -> float:
+    """When a job that cannot be helped would be done, were the others ahead of it done in time."""
+    ends = [begins_at + seconds for begins_at, seconds in zip(free, job.run_s, strict=False)]
+    warmed = min(there, len(job.run_s)) or len(job.run_s)
+    return min(*ends, warm_at + job.run_s[warmed - 1]) if ends else warm_at + job.run_s[warmed - 1]

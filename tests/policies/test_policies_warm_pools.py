@@ -1,63 +1,135 @@
-"""PromptTuner's two algorithms on cases whose answer is known by hand, and what holds for all."""
+"""PromptTuner's two algorithms on cases whose answer is known by hand, and what holds for all. They agree with the
+plain ones of `plain_pools`, which have no line that is kept up to date."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from policies import plain_pools
 
-from stoker.manager.policies.warm_pools import Job, Pool, Promise, allot, by_deadline, order
+from stoker.manager.policies import warm_pools
+from stoker.manager.policies.warm_pool_lines import FRONT, HOPEFUL, Job, Line, by_deadline
+from stoker.manager.policies.warm_pools import Fate, Pool, Promise, Walk
+
+
+class Devices:
+    """A cold pool for all models."""
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+
+    def count(self, model: str, *, most: int) -> int:
+        return min(self.left, most)
+
+    def take(self, model: str, count: int, *, job: int) -> None:
+        assert 0 < count <= self.left
+        self.left -= count
+
+
+def line_of(jobs: Iterable[Job], *, now: float = 0.0) -> Line:
+    line = Line()
+    line.put(jobs, now=now)
+    return line
+
+
+def quick_allot(jobs: Sequence[Job], pool: Pool, *, now: float) -> dict[int, int]:
+    return warm_pools.allot(line_of(jobs), pool, now=now)
+
+
+def walk(
+    jobs: Mapping[str, Sequence[Job]], pools: Mapping[str, Pool], *, cold: int, now: float, delay: bool = True,
+    looks: int = 10**6,
+) -> list[Fate]:  # fmt: skip
+    lines = {model: line_of(waiting) for model, waiting in jobs.items()}
+    for line in lines.values():
+        line.advance(now)
+    walk, devices, fates = Walk(delay=delay), Devices(cold), list[Fate]()
+    walk.begin(pools, now=now)
+    while walk.under_way:
+        fates += walk.go_on(lines, devices, looks=looks)
+    return fates
+
+
+def quick_order(
+    jobs: Mapping[str, Sequence[Job]], pools: Mapping[str, Pool], **how: Any
+) -> dict[str, dict[int, Promise]]:
+    found: dict[str, dict[int, Promise]] = {}
+    for fate in walk(jobs, pools, **how):
+        if fate.promise is not None:
+            found.setdefault(fate.model, {})[fate.job.id] = fate.promise
+    return found
+
+
+Allot = Callable[..., dict[int, int]]
+Order = Callable[..., dict[str, dict[int, Promise]]]
+
+
+@pytest.fixture(params=["plain", "quick"])
+def allot(request: pytest.FixtureRequest) -> Allot:
+    return plain_pools.allot if request.param == "plain" else quick_allot
+
+
+@pytest.fixture(params=["plain", "quick"])
+def order(request: pytest.FixtureRequest) -> Order:
+    return plain_pools.order if request.param == "plain" else quick_order
 
 
 def job(id: int, deadline_at: float, alone_s: float, *, most: int = 4, meeting_s: float = 2.0) -> Job:
-    """Half as long on two replicas and so on, and the time to meet."""
+    """Half as long on two replicas and so on, and the time to meet; never longer on more."""
     shared = (alone_s / count + meeting_s for count in range(2, most + 1))
-    return Job(id, deadline_at, (alone_s, *shared))
+    return Job(id, deadline_at, tuple(accumulate((alone_s, *shared), min)))
 
 
 def replicas(orders: dict[str, dict[int, Promise]]) -> dict[int, int]:
     return {job: promise.replicas for ordered in orders.values() for job, promise in ordered.items()}
 
 
-def test_each_gets_as_few_as_its_deadline_allows_and_the_nearest_deadline_chooses_first() -> None:
+def test_each_gets_as_few_as_its_deadline_allows_and_the_nearest_deadline_chooses_first(allot: Allot) -> None:
     jobs = [job(1, 200.0, 100.0), job(2, 60.0, 100.0), job(3, 30.0, 100.0)]
     assert allot(jobs, Pool(idle=7), now=0.0) == {3: 4, 2: 2, 1: 1}
     assert allot(jobs, Pool(idle=6), now=0.0) == {3: 4, 2: 2}
 
 
-def test_never_more_than_there_are_nor_one_where_there_is_none() -> None:
+def test_never_more_than_there_are_nor_one_where_there_is_none(allot: Allot) -> None:
     assert allot([job(1, 60.0, 100.0)], Pool(idle=1), now=0.0) == {}
     assert allot([job(1, 200.0, 100.0)], Pool(idle=0), now=0.0) == {}
 
 
-def test_a_deadline_ages_while_a_job_waits() -> None:
+def test_a_deadline_ages_while_a_job_waits(allot: Allot) -> None:
     late = job(1, 200.0, 100.0)
     assert allot([late], Pool(idle=4), now=50.0) == {1: 1}
     assert allot([late], Pool(idle=4), now=120.0) == {1: 2}
     assert allot([late], Pool(idle=4), now=150.0) == {1: 3}
 
 
-def test_who_is_late_whatever_happens_gets_what_nobody_else_wants() -> None:
+def test_who_is_late_whatever_happens_gets_what_nobody_else_wants(allot: Allot) -> None:
     lost, hopeful = job(1, 10.0, 100.0), job(2, 300.0, 100.0)
     assert allot([lost, hopeful], Pool(idle=1), now=0.0) == {2: 1}
     assert allot([lost, hopeful], Pool(idle=2), now=0.0) == {1: 1, 2: 1}
     assert allot([Job(1, 0.0, (100.0,)), hopeful], Pool(idle=2), now=0.0) == {1: 1, 2: 1}
 
 
-def test_a_device_whose_job_is_late_is_not_idle() -> None:
+def test_a_device_whose_job_is_late_is_not_idle(allot: Allot, order: Order) -> None:
     lost = [job(1, 10.0, 100.0), job(2, 11.0, 100.0)]
     assert allot(lost, Pool(idle=1, busy=(15.0,)), now=20.0) == {1: 1}
     pools = {"a": Pool(idle=0, busy=(15.0,), cold_s=20.0)}
     assert replicas(order({"a": [job(3, 90.0, 100.0)]}, pools, cold=8, now=20.0)) == {3: 3}
 
 
-def test_a_delayed_job_keeps_the_idle_device_that_it_will_need_with_another() -> None:
+def test_a_delayed_job_keeps_the_idle_device_that_it_will_need_with_another(allot: Allot) -> None:
     """It needs two within 60 s: one is idle, the other is free at 5 s."""
     lost, delayed = job(1, 10.0, 100.0), job(2, 60.0, 100.0)
     assert allot([lost, delayed], Pool(idle=1, busy=(5.0,)), now=0.0) == {}
 
 
-def test_a_job_waits_for_devices_that_come_back_in_time_and_else_for_cold_ones() -> None:
+def test_a_job_waits_for_devices_that_come_back_in_time_and_else_for_cold_ones(order: Order) -> None:
     pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
     assert order({"a": [job(1, 200.0, 100.0)]}, {"a": pool}, cold=8, now=0.0) == {}
     [ordered] = order({"a": [job(1, 130.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)["a"].values()
@@ -66,13 +138,13 @@ def test_a_job_waits_for_devices_that_come_back_in_time_and_else_for_cold_ones()
     assert ordered == Promise(1, 1, free_at=120.0)
 
 
-def test_two_jobs_cannot_wait_for_the_same_device() -> None:
+def test_two_jobs_cannot_wait_for_the_same_device(order: Order) -> None:
     pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
     found = order({"a": [job(1, 200.0, 100.0), job(2, 210.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)
     assert found == {"a": {2: Promise(2, 1, free_at=120.0)}}
 
 
-def test_a_load_counts_and_idle_devices_are_used_first() -> None:
+def test_a_load_counts_and_idle_devices_are_used_first(order: Order) -> None:
     """Until 70 s, after 20 s for warming: 100 s of work on two are 52 s, on three 35 s."""
     pools = {"a": Pool(idle=1, cold_s=20.0)}
     [ordered] = order({"a": [job(1, 70.0, 100.0)]}, pools, cold=8, now=0.0)["a"].values()
@@ -81,14 +153,14 @@ def test_a_load_counts_and_idle_devices_are_used_first() -> None:
     assert order({"a": [job(1, 15.0, 100.0)]}, pools, cold=8, now=0.0) == {}
 
 
-def test_the_cold_pool_is_one_for_all_models() -> None:
+def test_the_cold_pool_is_one_for_all_models(order: Order) -> None:
     jobs = {"a": [job(1, 80.0, 100.0)], "b": [job(2, 60.0, 100.0)]}
     pools = {"a": Pool(idle=0, cold_s=20.0), "b": Pool(idle=0, cold_s=20.0)}
     assert replicas(order(jobs, pools, cold=3, now=0.0)) == {2: 3}
     assert replicas(order(jobs, pools, cold=5, now=0.0)) == {2: 3, 1: 2}
 
 
-def test_what_is_on_its_way_is_not_ordered_again_and_waits_for_its_job() -> None:
+def test_what_is_on_its_way_is_not_ordered_again_and_waits_for_its_job(allot: Allot, order: Order) -> None:
     waiting = job(1, 70.0, 100.0)
     coming = Pool(idle=1, promised=(Promise(1, 2, beside=1),), cold_s=20.0)
     assert order({"a": [waiting]}, {"a": coming}, cold=8, now=1.0) == {}
@@ -97,36 +169,90 @@ def test_what_is_on_its_way_is_not_ordered_again_and_waits_for_its_job() -> None
     assert allot([waiting, job(2, 400.0, 100.0)], come, now=20.0) == {1: 3}
 
 
-def test_what_is_kept_for_nobody_is_anybodys() -> None:
+def test_what_is_kept_for_nobody_is_anybodys(allot: Allot) -> None:
     assert allot([job(2, 400.0, 100.0)], Pool(idle=1, promised=(Promise(1, 2, beside=1),)), now=0.0) == {2: 1}
 
 
-def test_a_job_whose_slack_is_gone_is_not_delayed() -> None:
-    """On four it would be in time if it began at 95 s; should that come late, nobody could warm others for it."""
-    pool = Pool(idle=0, busy=(90.0, 90.0, 90.0, 90.0), cold_s=20.0)
-    near = job(1, 120.0, 100.0)
-    assert order({"a": [near]}, {"a": pool}, cold=8, now=0.0) == {}
-    assert order({"a": [near]}, {"a": pool}, cold=8, now=75.0) == {}
-    tight = job(1, 40.0, 100.0)
+def test_a_job_that_no_load_could_help_any_more_waits_for_what_others_give_back(order: Order) -> None:
+    """On four it is in time if it begins at 10 s. Another one cannot count on those."""
     soon = Pool(idle=0, busy=(10.0, 10.0, 10.0, 10.0), cold_s=20.0)
-    assert order({"a": [tight]}, {"a": soon}, cold=0, now=0.0) == {}
+    assert order({"a": [job(1, 40.0, 100.0)]}, {"a": soon}, cold=8, now=0.0) == {}
+    other = job(2, 60.0, 100.0)
+    assert list(order({"a": [job(1, 40.0, 100.0), other]}, {"a": soon}, cold=8, now=0.0)["a"]) == [2]
+
+
+def test_nobody_knows_how_long_the_first_job_takes_so_nobody_waits_for_its_devices(order: Order, allot: Allot) -> None:
+    first, second = (Job(id, 500.0, (math.inf, 0.0, 0.0), 2, True) for id in (1, 2))
+    assert allot([first, second], Pool(idle=3), now=0.0) == {1: 2}
+    pool = Pool(idle=1, busy=(math.inf, math.inf), cold_s=20.0)
+    found = order({"a": [second]}, {"a": pool}, cold=8, now=0.0)
+    assert found == {"a": {2: Promise(2, 1, 1, free_at=math.inf)}}
+    assert order({"a": [second, job(3, 1000.0, 100.0)]}, {"a": pool}, cold=8, now=0.0)["a"][3].replicas == 1
+
+
+def test_what_a_promised_job_does_not_need_any_more_is_given_to_whoever_was_passed(allot: Allot) -> None:
+    """It was promised two and waits with two idle ones; measurements say now that one will do."""
+    pool = Pool(idle=3, promised=(Promise(2, 1, beside=2, here=0),))
+    assert allot([job(1, 60.0, 100.0), job(2, 150.0, 100.0)], pool, now=0.0) == {2: 1, 1: 2}
+
+
+def test_best_effort_gangs_are_not_overtaken_by_those_that_need_less(allot: Allot) -> None:
+    pair, single = Job(1, 0.0, (math.inf, 60.0), 2), Job(2, 0.0, (100.0,))
+    assert allot([pair, single], Pool(idle=2), now=0.0) == {1: 2}
+    assert allot([pair, single], Pool(idle=1, busy=(9.0,)), now=0.0) == {}
+    assert allot([pair, single], Pool(idle=1), now=0.0) == {2: 1}, "the pool will never have two"
+
+
+def test_what_a_job_holds_is_its_own() -> None:
+    """Without simultaneous allocation: job 1 has one of the two that it needs."""
+    line = line_of([job(1, 60.0, 100.0), job(2, 400.0, 100.0)])
+    assert warm_pools.allot(line, Pool(idle=1, held={1: 1}), now=0.0) == {}
+    assert warm_pools.allot(line, Pool(idle=2, held={1: 2}), now=0.0) == {1: 2}
+    [one, two] = walk(
+        {"a": [job(1, 60.0, 100.0), job(2, 400.0, 100.0)]}, {"a": Pool(idle=1, held={1: 1})}, cold=9, now=0.0
+    )
+    assert one.promise == Promise(1, 1, 1, free_at=52.0)
+    assert (two.promise, two.ends_at) == (None, 152.0)
+
+
+def test_a_walk_says_when_each_should_be_done() -> None:
+    waiting = [job(1, 200.0, 100.0), job(2, 130.0, 100.0), job(3, 20.0, 100.0), Job(4, 0.0, (50.0,))]
+    pool = Pool(idle=0, busy=(40.0,), cold_s=20.0)
+    found = {fate.job.id: fate for fate in walk({"a": waiting}, {"a": pool}, cold=1, now=0.0)}
+    assert [(id, fate.ends_at, fate.helped) for id, fate in found.items()] == [
+        (2, 120.0, True),  # ordered: if it waited it would be late
+        (1, 140.0, True),  # waits for the busy one
+        (3, 220.0, False),  # lost: after the two before it, on what is free first
+        (4, 190.0, False),
+    ]
+
+
+def some_job(id: int, deadline_at: float, alone_s: float, most: int, least: int, kind: int) -> Job:
+    """Of all kinds: every tenth has no deadline, every tenth measures."""
+    if kind == 0:
+        return Job(id, deadline_at, (math.inf,) * (least - 1) + (0.0,) * most, least, True)
+    made = job(id, deadline_at, alone_s, most=least + most - 1)
+    run_s = (math.inf,) * (least - 1) + made.run_s[least - 1 :]
+    return Job(id, 0.0 if kind == 1 else deadline_at, run_s, least)
 
 
 jobs = some.lists(
     some.builds(
-        job, some.integers(0, 10**6), some.floats(0.0, 500.0), some.floats(1.0, 300.0), most=some.integers(1, 8)
+        some_job, some.integers(0, 10**6), some.floats(0.1, 500.0), some.floats(1.0, 300.0), some.integers(1, 8),
+        some.sampled_from([1, 1, 1, 2, 3]), some.integers(0, 9),
     ),
     unique_by=lambda each: each.id,
     max_size=12,
-)
+)  # fmt: skip
 busy = some.lists(some.floats(0.0, 400.0), max_size=8).map(tuple)
+pools = some.builds(Pool, some.integers(0, 12), busy, cold_s=some.floats(0.0, 60.0))
 
 
 @given(jobs, some.integers(0, 12), busy)
 def test_never_more_is_given_than_is_idle_and_who_can_be_in_time_on_it_is(
     waiting: list[Job], idle: int, coming: tuple[float, ...]
 ) -> None:
-    found = allot(waiting, Pool(idle=idle, busy=coming), now=0.0)
+    found = quick_allot(waiting, Pool(idle=idle, busy=coming), now=0.0)
     assert sum(found.values()) <= idle
     by_id = {each.id: each for each in waiting}
     for id, count in found.items():
@@ -144,7 +270,7 @@ def test_what_is_ordered_is_there_and_makes_its_job_come_in_time(
     waiting: list[Job], idle: int, coming: tuple[float, ...], cold: int, cold_s: float
 ) -> None:
     pool = Pool(idle=idle, busy=coming, cold_s=cold_s)
-    ordered = order({"a": waiting}, {"a": pool}, cold=cold, now=0.0).get("a", {})
+    ordered = quick_order({"a": waiting}, {"a": pool}, cold=cold, now=0.0).get("a", {})
     assert sum(promise.replicas for promise in ordered.values()) <= cold
     assert sum(promise.beside for promise in ordered.values()) <= idle
     by_id = {each.id: each for each in waiting}
@@ -154,8 +280,56 @@ def test_what_is_ordered_is_there_and_makes_its_job_come_in_time(
         assert cold_s + run_s <= by_id[id].deadline_at
 
 
+@given(jobs, pools, some.lists(some.integers(1, 3), max_size=4), some.floats(0.0, 400.0))
+def test_allotment_agrees_with_the_plain_one(waiting: list[Job], pool: Pool, kept: list[int], now: float) -> None:
+    promised = tuple(
+        Promise(each.id, count, here=count, free_at=50.0) for each, count in zip(waiting, kept, strict=False)
+    )
+    pool = Pool(pool.idle, pool.busy, promised, pool.cold_s)
+    line = line_of(waiting)
+    plain = plain_pools.allot(waiting, pool, now=now)
+    assert warm_pools.allot(line, pool, now=now) == plain
+
+
+@given(jobs, jobs, pools, pools, some.integers(0, 12), some.floats(0.0, 400.0), some.booleans(), some.integers(1, 5))
+def test_orders_agree_with_the_plain_ones_however_few_are_looked_at_in_a_round(
+    some_jobs: list[Job], more: list[Job], one: Pool, two: Pool, cold: int, now: float, delay: bool, looks: int
+) -> None:
+    waiting = {"a": some_jobs, "b": [msgspec.structs.replace(each, id=each.id + 10**7) for each in more]}
+    plain = plain_pools.order(waiting, {"a": one, "b": two}, cold=cold, now=now, delay=delay)
+    assert quick_order(waiting, {"a": one, "b": two}, cold=cold, now=now, delay=delay, looks=looks) == plain
+
+
+@given(
+    jobs,
+    some.lists(some.tuples(some.integers(0, 11), some.floats(0.0, 30.0), some.integers(0, 12)), max_size=12),
+    pools,
+)
+def test_a_line_that_is_kept_up_to_date_is_one_that_is_made_anew(
+    waiting: list[Job], steps: list[tuple[int, float, int]], pool: Pool
+) -> None:
+    line, here, now = Line(), dict[int, Job](), 0.0
+    for which, later_s, idle in steps:
+        now += later_s
+        if which < len(waiting):
+            one = waiting[which]
+            if one.id in here:
+                del here[one.id]
+                line.remove(one.id)
+            else:
+                here[one.id] = one
+                line.put([one], now=now)
+        line.advance(now)
+        fresh = line_of(here.values(), now=now)
+        assert list(line.behind(FRONT)) == list(fresh.behind(FRONT)), now
+        assert all(line.need(id) == one.fewest(begins_at=now, most=12) for id, one in here.items() if one.deadline_at)
+        assert line.hopeful == any(kind == HOPEFUL for kind, _, _ in line.behind(FRONT))
+        found = warm_pools.allot(line, Pool(idle, pool.busy, cold_s=pool.cold_s), now=now)
+        assert found == plain_pools.allot(list(here.values()), Pool(idle, pool.busy, cold_s=pool.cold_s), now=now)
+
+
 @pytest.mark.parametrize("again", range(3))
-def test_orders_settle(again: int) -> None:
+def test_orders_settle(again: int, order: Order) -> None:
     """With what was ordered promised, nothing more is ordered: rounds come every 50 ms."""
     waiting = [job(n, 60.0 + 10 * n, 100.0) for n in range(6)]
     pool = Pool(idle=again, cold_s=20.0)

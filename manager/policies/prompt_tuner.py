@@ -1,0 +1,49 @@
+"""PromptTuner's Workload Scheduler (§4.4) at the seams: `warm_pool_rounds` and `warm_pool_residency` over one set of
+books. The functions below it are its ablations (§6.3), which scenarios name as
+`"stoker.manager.policies.prompt_tuner:without_delay"`."""
+
+from __future__ import annotations
+
+from stoker.manager.core.seams import Policies, Provisioning
+from stoker.manager.policies.provisioning import KeepBlocks
+from stoker.manager.policies.warm_pool_books import Books
+from stoker.manager.policies.warm_pool_residency import WINDOW_S, WarmPools
+from stoker.manager.policies.warm_pool_rounds import AllotInRounds
+
+
+def prompt_tuner(
+    *,
+    provisioning: Provisioning | None = None,
+    window_s: float = WINDOW_S,
+    delay: bool = True,
+    together: bool = True,
+    reuse: bool = True,
+    early: bool = False,
+) -> Policies:
+    """Jobs with deadlines get as many warm devices as they need.
+
+    `window_s`: how long a replica stays warm that nobody uses. `early`: it goes at once for a job of another model that
+    would be late. `delay`: jobs may wait for devices that others give back in time. `together`: a job's devices are
+    given to it all at once. `reuse`: a library serves job after job.
+    """
+    books, asked = Books(), provisioning or KeepBlocks()
+    return Policies(
+        dispatch=AllotInRounds(books, together=together, reuse=reuse),
+        residency=WarmPools(books, window_s=window_s, delay=delay, reuse=reuse, early=early, provisioning=asked),
+        provisioning=asked,
+    )
+
+
+def without_delay(provisioning: Provisioning | None = None) -> Policies:
+    """Without DelaySchedulable: no job waits for devices of others."""
+    return prompt_tuner(provisioning=provisioning, delay=False)
+
+
+def one_by_one(provisioning: Provisioning | None = None) -> Policies:
+    """Without the warm allocator: each replica of a job takes a device by itself and waits there for the others."""
+    return prompt_tuner(provisioning=provisioning, together=False)
+
+
+def without_reuse(provisioning: Provisioning | None = None) -> Policies:
+    """Without runtime reusing: every job loads its own libraries."""
+    return prompt_tuner(provisioning=provisioning, reuse=False)

@@ -1,0 +1,191 @@
+"""What is remembered of one context's pool: its line, its promises, who ran when, and what calls take as jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import accumulate
+
+from stoker.manager.core.paces import work_of
+from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.state import Call, Context, Gang, Library
+from stoker.manager.core.walltime import CAUTION
+from stoker.manager.policies.residency import UNKNOWN_LOAD_S
+from stoker.manager.policies.warm_pool_lines import Job, Line
+from stoker.manager.policies.warm_pools import Pool, Promise
+from stoker.manager.protocol.calls import CallProgress
+from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
+
+MOST_REPLICAS = 128
+"""No prediction is made for more of them."""
+
+Place = tuple[PilotId, tuple[DeviceId, ...]]
+"""Where a replica is being warmed."""
+
+_DRIFT = 0.01
+_JOBS_PER_S = 10_000
+"""When measurements have moved by more than that, what jobs will take is worked out anew, so many a second."""
+
+
+def in_rounds(call: Call) -> bool:
+    """Whether rounds decide about a call: it has a deadline, or may run as a gang."""
+    options = call.group.options
+    return options.gang[1] > 1 or options.objective.deadline_at > 0
+
+
+class Ordered:
+    """A promise, and where its replicas are being warmed."""
+
+    __slots__ = ("loading", "lost", "places", "promise")
+
+    def __init__(self, promise: Promise, places: list[Place]) -> None:
+        self.promise = promise
+        self.places = places
+        self.lost: list[Place] = []
+        """Places from which no replica will come."""
+        self.loading: set[LibraryId] = set()
+
+
+class Book:
+    """One context's."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.line = Line()
+        self.asked = 0
+        """How many of those in line rounds are asked to decide about."""
+        self.others: set[int] = set()
+        """Those in line that would go the default way if they were alone."""
+        self.promises: dict[int, Ordered] = {}
+        self.held: dict[int, int] = {}
+        """Idle replicas that a job has taken for itself until it has enough (an ablation)."""
+        self.idle_since: dict[LibraryId, float] = {}
+        self.allot_due = self.walk_due = True
+        """Whether something has changed since dispatch, or residency, looked."""
+        self.left_over = False
+        """Whether calls may wait of which nobody thinks, for the last one that rounds decide about has left."""
+        self.short = False
+        """Whether a job waits that is not helped, for want of cold devices or of time."""
+        self.looked_at = -math.inf
+        self._rates: list[tuple[float, float]] = []
+        """Of each gang size, from 1: seconds for a unit of work, and for none."""
+        self._rated_at = -math.inf
+        self._ends: dict[int, tuple[object, float]] = {}
+        """Of running calls: the report by which it was worked out when they end, and that."""
+
+    @property
+    def active(self) -> bool:
+        """Whether rounds decide about its calls just now."""
+        return self.asked > 0
+
+    @property
+    def kept(self) -> int:
+        """Idle replicas that wait for others with a job."""
+        return sum(ordered.promise.kept for ordered in self.promises.values()) + sum(self.held.values())
+
+    def touch(self) -> None:
+        """Something has changed."""
+        self.allot_due = self.walk_due = True
+
+    @property
+    def load_s(self) -> float:
+        """What warming a replica takes, as far as anybody knows."""
+        return self.context.load_s or UNKNOWN_LOAD_S
+
+    # ---- jobs
+
+    def rate(self, now: float) -> bool:
+        """Whether measurements have changed what jobs will take."""
+        fresh = [self._rate(size) for size in range(1, len(self._rates) + 1)]
+        if not fresh or all(_near(a, b) for a, b in zip(fresh, self._rates, strict=True)):
+            return False
+        if now - self._rated_at < len(self.line) / _JOBS_PER_S:
+            return False
+        self._rates, self._rated_at = fresh, now
+        self._ends.clear()
+        return True
+
+    def job(self, call: Call, report: CallProgress | None) -> Job:
+        """A waiting call as a job. `report`: what it said last, where it goes on from a checkpoint."""
+        options, features = call.group.options, call.spec.features
+        deadline_at, (least, most) = options.objective.deadline_at, options.gang
+        most = max(least, min(most, MOST_REPLICAS))
+        while len(self._rates) < most:
+            self._rates.append(self._rate(len(self._rates) + 1))
+        if self._rates[0][0] < math.inf:
+            work, fixed_s = work_of(features), features.fixed_s if features is not None else 0.0
+            if call.spec.progress:
+                fixed_s = 0.0
+                if report is not None and features is not None and features.items:
+                    work *= max(0.0, 1.0 - report.done / features.items)
+            times = [fixed_s + none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
+            if least > 1:
+                times[: least - 1] = [math.inf] * (least - 1)
+            return Job(call.id, deadline_at, tuple(accumulate(times, min)), least, False, options.priority)
+        usual_s = call.group.cost.run_s or self.context.run_s
+        if most == 1 and usual_s:
+            return Job(call.id, deadline_at, (CAUTION * usual_s,), priority=options.priority)
+        run_s = (math.inf,) * (least - 1) + (0.0,) * (most - least + 1)
+        return Job(call.id, deadline_at, run_s, least, True, options.priority)
+
+    def _rate(self, size: int) -> tuple[float, float]:
+        paces = self.context.paces
+        unit_s, none_s = paces.bound_s(size, 1.0), paces.bound_s(size, 0.0)
+        return (math.inf, math.inf) if unit_s is None or none_s is None else (unit_s - none_s, none_s)
+
+    # ---- libraries
+
+    def free(self, *, reuse: bool = True) -> list[Library]:
+        """Those that do nothing, the hottest first. `reuse`: also those that have served a call."""
+        idle = reversed(self.context.idle.values())
+        return [x for x in idle if not x.held and not x.zombies and (reuse or not x.served)]
+
+    def pool(self, *, now: float, idle: int) -> Pool:
+        """The pool, of which so many replicas are free."""
+        promised = tuple(ordered.promise for ordered in self.promises.values())
+        return Pool(idle, tuple(self._busy(now)), promised, self.load_s, self.held)
+
+    def _busy(self, now: float) -> Iterator[float]:
+        """When each replica will be free that is not, and that nobody was promised."""
+        promised = {id for ordered in self.promises.values() for id in ordered.loading}
+        before, ends = self._ends, dict[int, tuple[object, float]]()
+        self._ends = ends
+        for id, library in self.context.libraries.items():
+            if library.pilot.state is not PilotState.HERE:
+                continue
+            if library.state is LibraryState.LOADING:
+                if id not in promised:
+                    yield max(now, library.started_at + self.load_s)
+            elif library.state is LibraryState.READY and library.held:
+                call = next(iter(library.held.values()))
+                known = ends.get(call.id)
+                if known is None:
+                    report = call.holder.report if type(call.holder) is Gang else None
+                    known = before.get(call.id)
+                    if known is None or known[0] is not report:
+                        known = report, self._ends_at(call)
+                    ends[call.id] = known
+                yield known[1]
+
+    def running(self) -> Iterator[tuple[int, float]]:
+        """Calls that ran when `pool` was asked last, and when each should end."""
+        for id, (_, ends_at) in self._ends.items():
+            yield id, ends_at
+
+    def _ends_at(self, call: Call) -> float:
+        features, holder, paces = call.spec.features, call.holder, self.context.paces
+        if call.group.options.gang[1] <= 1:
+            usual_s = call.group.cost.run_s or self.context.run_s
+            return call.sent_at + usual_s if usual_s else math.inf
+        size = len(holder.members) if type(holder) is Gang else 1
+        items = features.items if features is not None else 1
+        at, fixed_s, done = call.sent_at, features.fixed_s if features is not None else 0.0, 0.0
+        if type(holder) is Gang and holder.report is not None:
+            at, done = holder.report
+            fixed_s = -paces.meet_s if size > 1 else 0.0  # they have met
+        seconds = paces.bound_s(size, work_of(features) * max(0.0, 1.0 - done / max(1, items)))
+        return at + fixed_s + seconds if seconds is not None else math.inf
+
+
+def _near(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    return a == b or (abs(a[0] - b[0]) <= _DRIFT * b[0] < math.inf and a[1] == b[1])

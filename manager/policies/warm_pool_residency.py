@@ -1,0 +1,301 @@
+"""Residency, as PromptTuner's (§4.4.2): every 50 ms, which devices are warmed for which jobs, and which are let go.
+
+A walk through all lines (Algorithm 2) says which jobs need more replicas than their pools will have in time. These are
+loaded on *cold* devices: devices with room that hold nothing. (Several models may share a device under the default
+policy; here each job should run at the speed that was predicted for it.) What was ordered for a job is its own until it
+starts; what is lost of it (a load that failed, a pilot that is gone) is ordered again while that can still help, else
+its job is looked at anew. Which pilots are no good for a context is told as by default.
+
+A replica that nobody has used for `window_s` is unloaded, unless it is promised or a job waits in its pool that may yet
+need it. On a batch cluster this makes a device cold; whether its pilot stays is provisioning's business.
+
+Beyond the paper:
+
+- Jobs that are late are left what is idle anyway. Where their context has no replicas they get the fewest that they can
+  run on; those without deadlines get more by the default rules, once no job with a deadline waits.
+- Idle libraries of contexts that rounds do not decide about make room at once, as they do for anybody.
+- A context that has waited long for any device gets one from whoever holds most, as by default.
+- `early` lets idle replicas go at once for jobs of other models that miss their deadlines. The paper does not.
+
+`reuse = False` (an ablation): a library serves one call and is unloaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.seams import Action, Changes, Drop, FailWaiting, Forecast, Load, Timer, Unload, View
+from stoker.manager.core.state import Call, Context, Device, Library
+from stoker.manager.policies.residency import LoadWhereWanted
+from stoker.manager.policies.warm_pool_book import Book, Ordered, Place, in_rounds
+from stoker.manager.policies.warm_pool_books import Books
+from stoker.manager.policies.warm_pool_lines import Job
+from stoker.manager.policies.warm_pool_rounds import LOOK_AGAIN_S, ROUND_S
+from stoker.manager.policies.warm_pool_shelf import Shelf
+from stoker.manager.policies.warm_pools import Fate, Walk
+from stoker.manager.protocol.ids import CallId, LibraryId, RecipeKey
+from stoker.units import show_seconds
+
+WINDOW_S = 60.0
+"""§6.3."""
+
+LOOKS = 300
+"""So many jobs are looked at in a round; of more the rest in the next ones."""
+
+_CHANGE = 0.1
+"""A forecast is told again when it has changed by this part of the time until then."""
+
+
+class WarmPools(LoadWhereWanted):
+    """Residency: Algorithm 2 for contexts with jobs in line, the default way for all others."""
+
+    period_s = ROUND_S
+
+    def __init__(
+        self,
+        books: Books,
+        *,
+        window_s: float = WINDOW_S,
+        delay: bool = True,
+        reuse: bool = True,
+        early: bool = False,
+        looks: int = LOOKS,
+        **default: Any,
+    ) -> None:
+        super().__init__(**default)
+        self.books = books
+        self.window_s = window_s
+        self.reuse = reuse
+        self.early = early
+        self.looks = looks
+        self._walk = Walk(delay=delay)
+        self._again_at = math.inf
+        self._reclaim_at = math.inf
+        self._first: dict[str, Job] = {}
+        """Of each pool, the first job that this walk has found without help."""
+
+    # ---- asked as things happen
+
+    def wanted(self, view: View, context: Context) -> Sequence[Action]:
+        """Nothing, where a round decides, but room that others must make, or a word that it can never be."""
+        book, head = self.books.of(context), context.queue.head()
+        if book is None or not book.active:
+            if head is None or not in_rounds(head):
+                return super().wanted(view, context)
+            return (Timer(view.now + self.ask_again_s, context.recipe.key),)  # the next round has it in its books
+        book.walk_due = True
+        plan: list[Action] = [Timer(view.now + self.ask_again_s, context.recipe.key)]
+        alive = any(self._counts(view, library) for library in context.libraries.values())
+        if alive or book.promises or self._shelf(view).look(context.recipe.key, most=1):
+            return plan
+        impossible = self._impossible(view, context) or self._unfit_everywhere(view, context)
+        if impossible is not None:
+            return (FailWaiting(RecipeKey(context.recipe.key), impossible),)
+        return plan + (self._evict_idle(view, context) or self._share(view, context))
+
+    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+        """What is warmed, and what is let go."""
+        self.books.take(view, changes)
+        plan: list[Action] = []
+        due = any(book.walk_due for book in self.books.all.values())
+        if not self._walk.under_way and (due or view.now >= self._again_at):
+            plan += self._begin(view)
+        if self._walk.under_way:
+            plan += self._go_on(view)
+        if due or view.now >= self._reclaim_at:
+            plan += self._reclaim(view)
+        return plan
+
+    # ---- the walk
+
+    def _begin(self, view: View) -> list[Action]:
+        shelf = self._shelf(view)
+        plan: list[Action] = []
+        pools = {}
+        self._first = {}
+        for key, book in self.books.all.items():
+            book.walk_due = book.short = False
+            plan += self._order_again(view, book, shelf)
+            if book.active:
+                pools[key] = book.pool(now=view.now, idle=len(book.free(reuse=self.reuse)))
+                for id, ends_at in book.running():
+                    plan += _forecast(view, view.calls.get(CallId(id)), ends_at)
+        self._again_at = view.now + LOOK_AGAIN_S if pools else math.inf
+        if pools:
+            self._walk.begin(pools, now=view.now)
+        return plan
+
+    def _go_on(self, view: View) -> list[Action]:
+        shelf = self._shelf(view)
+        plan: list[Action] = []
+        lines = {key: book.line for key, book in self.books.all.items()}
+        for fate in self._walk.go_on(lines, shelf, looks=self.looks):
+            book = self.books.all[fate.model]
+            if fate.promise is not None:
+                loads, places = self._load(book.context, shelf.taken.pop(fate.job.id))
+                book.promises[fate.job.id] = Ordered(fate.promise, places)
+                book.allot_due = True
+                plan += loads
+            elif not fate.helped:
+                self._first.setdefault(fate.model, fate.job)
+                book.short = book.short or book.line.is_hopeful(fate.job.id)
+            plan += self._tell(view, book, fate)
+        if not self._walk.under_way:
+            for key, job in self._first.items():
+                plan += self._without_help(view, self.books.all[key], job, shelf)
+        return plan
+
+    def _load(self, context: Context, sets: list[tuple[Device, ...]]) -> tuple[list[Action], list[Place]]:
+        key = RecipeKey(context.recipe.key)
+        places = [(devices[0].pilot.id, tuple(device.id for device in devices)) for devices in sets]
+        return [
+            Load(key, pilot, ids, self.reservation(context, devices))
+            for (pilot, ids), devices in zip(places, sets, strict=True)
+        ], places
+
+    def _order_again(self, view: View, book: Book, shelf: Shelf) -> list[Action]:
+        """What will never come of a promise is ordered once more, if that still helps; else there is no promise."""
+        plan: list[Action] = []
+        for id, ordered in tuple(book.promises.items()):
+            missing, promise = len(ordered.lost), ordered.promise
+            if not missing:
+                continue
+            key, job = book.context.recipe.key, book.line.jobs[id]
+            free_at = view.now + book.load_s + job.run_s[promise.replicas + promise.beside - 1]
+            if free_at > job.deadline_at or shelf.count(key, most=missing) < missing:
+                del book.promises[id]
+                book.allot_due = True
+                continue
+            shelf.take(key, missing, job=id)
+            loads, places = self._load(book.context, shelf.taken.pop(id))
+            left = [place for place in ordered.places if place not in ordered.lost]
+            book.promises[id] = Ordered(msgspec.structs.replace(promise, free_at=free_at), left + places)
+            plan += loads
+        return plan
+
+    def _without_help(self, view: View, book: Book, job: Job, shelf: Shelf) -> list[Action]:
+        """The first job of a pool that must see what becomes of it: at least there are replicas that it can run on."""
+        context, line = book.context, book.line
+        alive = [library for library in context.libraries.values() if self._counts(view, library)]
+        if context.load_failures:
+            more = 0 if any(x.state is LibraryState.LOADING for x in alive) else 1
+        elif line.late or line.hopeful:
+            more = job.least - len(alive)
+        else:
+            more = self.worth_loading(context, alive)
+        plan: list[Action] = []
+        if more > 0:
+            found = shelf.pick(context.recipe.key, more)
+            plan += self._load(context, found)[0]
+            if len(found) == more:
+                return plan
+        if book.short or more > 0:
+            plan += self._evict_idle(view, context)
+        if book.short and self.early:
+            plan += self._reclaim_early(view, book, job, shelf)
+        return plan
+
+    # ---- words
+
+    def _tell(self, view: View, book: Book, fate: Fate) -> list[Action]:
+        """What is expected of a job; or that it is dropped, where nothing but that can be."""
+        call, job = view.calls.get(CallId(fate.job.id)), fate.job
+        if call is None:
+            return []
+        if job.deadline_at and call.group.options.objective.drop_late and not fate.helped:
+            begins_at = view.now if book.context.libraries else view.now + book.load_s
+            if job.is_lost(begins_at):
+                return [Drop(call.id, _too_late(view, fate))]
+        return _forecast(view, call, fate.ends_at) if job.id not in book.others else []
+
+    # ---- letting go
+
+    def _reclaim(self, view: View) -> list[Action]:
+        plan: list[Action] = []
+        self._reclaim_at = math.inf
+        for book in self.books.all.values():
+            free = {library.id: library for library in book.free()}
+            since = book.idle_since = {id: book.idle_since.get(id, view.now) for id in free}
+            if not self.reuse:
+                used = [id for id, library in free.items() if library.served]
+                plan += [Unload(id, "it has served a call") for id in used]
+                since = {id: at for id, at in since.items() if id not in used}
+            if book.line.hopeful:
+                continue
+            unkept = max(0, len(since) - book.kept)
+            for id, at in sorted(since.items(), key=lambda entry: (entry[1], entry[0]))[:unkept]:
+                if at + self.window_s > view.now:
+                    self._reclaim_at = min(self._reclaim_at, at + self.window_s)
+                    break
+                plan.append(Unload(id, f"nobody has used it for {self.window_s:g} s"))
+        return plan
+
+    def _reclaim_early(self, view: View, book: Book, job: Job, shelf: Shelf) -> list[Action]:
+        """Idle replicas of other models, that nobody there waits for, make room for a job that is late otherwise."""
+        context = book.context
+        wants = job.fewest(begins_at=view.now + book.load_s, most=len(job.run_s))
+        wants -= shelf.count(context.recipe.key, most=wants) + shelf.coming(context)
+        found: list[tuple[float, LibraryId]] = []
+        for other in self.books.all.values():
+            if other is not book and not other.line.hopeful:
+                since = sorted((at, id) for id, at in other.idle_since.items() if self._could_hold(view, context, id))
+                found += since[: max(0, len(other.idle_since) - other.kept)]
+        reason = f"idle, and a job of {context.recipe.name} would be late"
+        return [Unload(id, reason) for _, id in sorted(found)[: max(0, wants)]]
+
+    def _could_hold(self, view: View, context: Context, id: LibraryId) -> bool:
+        """Whether a context would fit on the devices of a library, were they cold."""
+        library = view.libraries.get(id)
+        return library is not None and all(
+            self._suits(context, device) and self.minimum(context, device) <= device.facts.memory_bytes
+            for device in library.devices
+        )
+
+    def _shelf(self, view: View) -> Shelf:
+        return Shelf(view, fits=self._fits)
+
+    def _make_room(self, view: View, context: Context, **how: Any) -> list[Library]:
+        may_go = how.pop("may_go")
+
+        def may_leave(library: Library) -> bool:
+            return may_go(library) and self._may_leave(view, library, context)
+
+        return super()._make_room(view, context, may_go=may_leave, **how)
+
+    def _may_leave(self, view: View, library: Library, context: Context) -> bool:
+        """Whether a library may make room for a context. What is idle in a pool leaves after its window, but for calls
+        that go the default way, and for a context that has waited long."""
+        other = self.books.of(library.context)
+        if other is None:
+            return True
+        if not library.held and (other.line.hopeful or len(other.free()) <= other.kept):
+            return False
+        asks = self.books.of(context)
+        since = context.starved_since
+        return asks is None or not asks.active or (since is not None and view.now - since >= self.patience_s)
+
+
+def _forecast(view: View, call: Call | None, ends_at: float) -> list[Action]:
+    """What is expected of a call, if that is known and has changed."""
+    if call is None or ends_at == math.inf or not in_rounds(call):
+        return []
+    ends_at, due_at = max(ends_at, view.now), call.group.options.objective.deadline_at
+    in_time, before = not due_at or ends_at <= due_at, view.forecasts.get(call.id)
+    if before is None or before.in_time != in_time:
+        return [Forecast(call.id, ends_at, in_time)]
+    changed = abs(ends_at - before.ends_at) > _CHANGE * max(1.0, before.ends_at - view.now)
+    return [Forecast(call.id, ends_at, in_time)] if changed else []
+
+
+def _too_late(view: View, fate: Fate) -> str:
+    left_s = fate.job.deadline_at - view.now
+    due = f"is in {show_seconds(left_s)}" if left_s > 0 else f"was {show_seconds(-left_s)} ago"
+    if fate.ends_at == math.inf:
+        return f"its deadline {due}, and it has not begun"
+    soonest = show_seconds(fate.ends_at - view.now)
+    return f"its deadline {due}, and it cannot be done sooner than in {soonest}: give it more time, or let it be late"

@@ -1,0 +1,157 @@
+"""Dispatch, as PromptTuner's (§4.4.1): every 50 ms, which waiting jobs start, and on how many warm replicas each.
+
+Whatever starts is started whole: a gang is sent to all of its libraries at once, so no two can wait for each other.
+Which libraries of a pool a job gets makes no difference to when it is done; the hottest are taken, so that those that
+are not needed cool down, and such that few pilots have a part in a gang.
+
+A job that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.walltime`). Each
+is told what is expected of it as it starts; residency tells those that wait.
+
+`together` is what §6.3 calls the warm allocator. Without it (an ablation) each of a job's replicas takes an idle device
+as soon as there is one and waits for the others there. Jobs could wait for each other for ever so; who is late, and so
+everybody in the end, gives back what it took.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from stoker.manager.core.seams import Action, Changes, Forecast, Send, SendGang, View
+from stoker.manager.core.state import Call, Library
+from stoker.manager.core.walltime import has_time
+from stoker.manager.policies.dispatch import HottestFirst
+from stoker.manager.policies.warm_pool_book import Book, in_rounds
+from stoker.manager.policies.warm_pool_books import Books
+from stoker.manager.policies.warm_pool_lines import FRONT, HOPEFUL, Job
+from stoker.manager.policies.warm_pools import allot
+from stoker.manager.protocol.ids import CallId, LibraryId
+
+ROUND_S = 0.05
+"""§5.3."""
+
+LOOK_AGAIN_S = 0.25
+"""What time alone has changed is found out so soon."""
+
+
+class AllotInRounds(HottestFirst):
+    """Dispatch: Algorithm 1 for contexts with jobs in line, the default way for all others."""
+
+    period_s = ROUND_S
+
+    def __init__(self, books: Books, *, together: bool = True, reuse: bool = True, **hottest: Any) -> None:
+        super().__init__(**hottest)
+        self.books = books
+        self.together = together
+        self.reuse = reuse
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+        """Nowhere, where a round decides."""
+        book = self.books.of(call.group.context)
+        if in_rounds(call) or (book is not None and book.active):
+            return None
+        return super().place(view, call)
+
+    def pull(self, view: View, library: Library) -> int | Sequence[Action]:
+        """Nothing, where a round decides."""
+        book, head = self.books.of(library.context), library.context.queue.head()
+        if book is not None:
+            book.touch()
+        if head is None or in_rounds(head) or (book is not None and book.active):
+            return 0
+        return super().pull(view, library)
+
+    def dry(self, view: View, library: Library) -> Sequence[Action]:
+        """As by default; and the next round will know."""
+        book = self.books.of(library.context)
+        if book is not None:
+            book.touch()
+        return super().dry(view, library)
+
+    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+        """Who starts now."""
+        self.books.take(view, changes)
+        plan: list[Action] = []
+        for book in self.books.all.values():
+            if book.left_over:
+                book.left_over = False
+                plan += _default_way(book)
+            if book.active and (book.allot_due or view.now >= book.looked_at + LOOK_AGAIN_S):
+                book.allot_due, book.looked_at = False, view.now
+                plan += self._allot(view, book)
+        return plan
+
+    def _allot(self, view: View, book: Book) -> list[Action]:
+        free = book.free(reuse=self.reuse)
+        if not free:
+            return []
+        starts: list[tuple[Job, list[Library]]] = []
+
+        def take(job: Job, count: int) -> bool:
+            members = _members(view, view.calls[CallId(job.id)], free, count=count, run_s=job.run_s[count - 1])
+            if len(members) < count:
+                return False
+            starts.append((job, members))
+            for library in members:
+                free.remove(library)
+            return True
+
+        if not self.together:
+            _grab(book, idle=len(free), now=view.now)
+        allot(book.line, book.pool(now=view.now, idle=len(free)), now=view.now, take=take)
+        plan: list[Action] = []
+        for job, members in starts:
+            self.books.forget(job.id)
+            plan += _start(view, job, members)
+        for id, ordered in tuple(book.promises.items()):
+            if ordered.promise.here >= ordered.promise.replicas:  # all have come, and it is not enough any more
+                del book.promises[id]
+                book.touch()
+        return plan
+
+
+def _start(view: View, job: Job, members: list[Library]) -> list[Action]:
+    """A call on these libraries, and when it should be done."""
+    id, ids = CallId(job.id), tuple(library.id for library in members)
+    gang = view.calls[id].group.options.gang[1] > 1
+    plan: list[Action] = [SendGang(id, ids) if gang else Send(id, ids[0])]
+    ends_at = view.now + job.run_s[len(ids) - 1]
+    if not job.measures and (gang or job.deadline_at):
+        plan.append(Forecast(id, ends_at, not job.deadline_at or ends_at <= job.deadline_at))
+    return plan
+
+
+def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: float) -> list[Library]:
+    """So many free libraries for a call, fewer if there are not enough that it could finish on: those of pilots that
+    have many of them first, so that a gang has to do with few pilots."""
+    able = [x for x in free if x.admits(call) and has_time(view.now, x, run_s)]
+    if 1 < count < len(able):
+        many = Counter(library.pilot.id for library in able)
+        able.sort(key=lambda library: (-min(count, many[library.pilot.id]), library.pilot.id))
+    return able[:count]
+
+
+def _default_way(book: Book) -> list[Action]:
+    """The last call that rounds decide about has left: the others behind it go to what is free. From then on each
+    library pulls, as it does everywhere."""
+    free = book.free()
+    calls = book.context.queue.first(len(free), looks=len(free)) if free else []
+    pairs = ((call, library) for call, library in zip(calls, free, strict=False) if not in_rounds(call))
+    return [Send(call.id, library.id) for call, library in pairs if library.admits(call)]
+
+
+def _grab(book: Book, *, idle: int, now: float) -> None:
+    """Without simultaneous allocation: idle replicas go one by one to whoever wants any, the nearest deadline first,
+    and stay with it."""
+    book.line.advance(now)
+    free = max(0, idle - sum(ordered.promise.kept for ordered in book.promises.values()))
+    line = [id for kind, _, id in book.line.behind(FRONT) if kind == HOPEFUL and id not in book.promises]
+    before, book.held = book.held, {}
+    for wants in (lambda id: before.get(id, 0), book.line.need):  # nobody takes away what somebody has
+        for id in line:
+            has = book.held.get(id, 0)
+            more = min(free, wants(id) - has)
+            if more > 0:
+                book.held[id] = has + more
+                free -= more

@@ -1,0 +1,101 @@
+"""The cold pool: devices that hold nothing, found when somebody needs them, and each given away once a round.
+
+A library that loads nothing (of calls that want no context) takes no room that counts, and leaves its device cold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from stoker.manager.core.fitness import unfit
+from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.seams import View
+from stoker.manager.core.state import Context, Device, Library
+from stoker.manager.policies import durations
+from stoker.manager.policies.residency import GIVE_UP_ON_PILOT
+
+Replica = tuple[Device, ...]
+"""Devices of one pilot that a replica is to be loaded on."""
+
+_Fits = Callable[[Context, Device], bool]
+
+
+class Shelf:
+    """What is cold in a round. `fits`: whether a context has room on a device."""
+
+    def __init__(self, view: View, *, fits: _Fits) -> None:
+        self._view = view
+        self._fits = fits
+        self._cold = [device for device in view.devices() if not any(map(_counts, device.libraries.values()))]
+        self._gone: set[Device] = set()
+        self._found: dict[str, tuple[list[Replica], Iterator[Replica]]] = {}
+        self.taken: dict[int, list[Replica]] = {}
+        """By job."""
+
+    def count(self, model: str, *, most: int) -> int:
+        """How many replicas of a model could be warmed; not counted further than `most`. None while loads of it fail:
+        these are probed one at a time."""
+        return 0 if self._view.contexts[model].load_failures else len(self.look(model, most=most))
+
+    def take(self, model: str, count: int, *, job: int) -> None:
+        """So many are warmed for a job."""
+        self.taken.setdefault(job, []).extend(self.pick(model, count))
+
+    def look(self, model: str, *, most: int) -> list[Replica]:
+        """Up to so many that could be warmed now."""
+        if most <= 0:
+            return []
+        if model not in self._found:
+            self._found[model] = [], self._replicas(self._view.contexts[model])
+        found, more = self._found[model]
+        if self._gone:
+            found[:] = [devices for devices in found if not self._gone.intersection(devices)]
+        found += islice(more, max(0, most - len(found)))
+        return found[:most]
+
+    def pick(self, model: str, count: int) -> list[Replica]:
+        """So many are warmed, fewer if there are no more."""
+        picked = self.look(model, most=count)
+        for devices in picked:
+            self._gone.update(devices)
+        return picked
+
+    def _replicas(self, context: Context) -> Iterator[Replica]:
+        """Devices that would do, where it has failed least first; last, those where it failed twice."""
+        failed_on, wants = context.failed_on, context.recipe.needs.devices
+        for failures in range(GIVE_UP_ON_PILOT + 1) if failed_on else (0,):
+            together: dict[str, list[Device]] = {}
+            for device in self._cold:
+                pilot = device.pilot
+                if device in self._gone or min(GIVE_UP_ON_PILOT, failed_on.get(pilot.id, 0)) != failures:
+                    continue
+                if not self._would_do(context, device):
+                    continue
+                if wants == 1:
+                    yield (device,)
+                    continue
+                some = together[pilot.id] = [x for x in together.get(pilot.id, ()) if x not in self._gone]
+                some.append(device)
+                if len(some) == wants:
+                    yield tuple(together.pop(pilot.id))
+
+    def _would_do(self, context: Context, device: Device) -> bool:
+        pilot, now = device.pilot, self._view.now
+        if not self._fits(context, device) or unfit(pilot, context.recipe.key, now):
+            return False
+        left_s, kind = pilot.ends_at - now, device.facts.kind
+        return not pilot.ends_at or durations.has_time(context, kind, left_s=left_s, lasts_s=pilot.lasts_s)
+
+    def coming(self, context: Context) -> int:
+        """Replicas for which devices become cold any moment."""
+        devices = 0
+        for device in self._view.devices():
+            there = [library for library in device.libraries.values() if _counts(library)]
+            devices += bool(there) and all(library.state is LibraryState.STOPPING for library in there)
+        return devices // context.recipe.needs.devices
+
+
+def _counts(library: Library) -> bool:
+    """Whether a library makes its device warm."""
+    return bool(library.context.recipe.loader)

@@ -1,0 +1,109 @@
+"""Algorithms 1 and 2 as plainly as they can be written, over whole lists: what the quick ones must agree with."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+
+from stoker.manager.policies.warm_pool_lines import Job, by_deadline
+from stoker.manager.policies.warm_pools import Pool, Promise
+
+
+def allot(jobs: Sequence[Job], pool: Pool, *, now: float) -> dict[int, int]:
+    promised = {promise.job: promise for promise in pool.promised}
+    line = by_deadline(jobs)
+    kept = {job.id: min(promised[job.id].kept, pool.idle) for job in line if job.id in promised}
+    idle = max(0, pool.idle - sum(kept.values()))
+    given: dict[int, int] = {}
+    again = True
+    while again:
+        again = False
+        for job in line:
+            mine = kept.get(job.id, 0)
+            count = job.fewest(begins_at=now, most=idle + mine) if job.id not in given else 0
+            if count:
+                given[job.id] = count
+                kept.pop(job.id, None)
+                idle += mine - count
+                if mine > count:  # somebody nearer to a deadline may want it
+                    again = True
+                    break
+    waits = [job for job in line if job.id not in given]
+    spare = _spare(waits, pool, idle=idle, now=now)
+    for job in waits:
+        if not spare:
+            break
+        if job.is_lost(now) or not job.deadline_at:
+            if job.least <= spare:
+                given[job.id] = job.least
+                spare -= job.least
+            elif job.least <= pool.idle + len(pool.busy):
+                break
+    return given
+
+
+def _spare(waits: Sequence[Job], pool: Pool, *, idle: int, now: float) -> int:
+    """Idle replicas that no delayed job counts on."""
+    free = _free_at(pool, now=now, idle=idle)
+    for job in waits:
+        if job.deadline_at and not job.is_lost(now):
+            _delay(free, job)
+    return sum(at <= now for at in free)
+
+
+def order(
+    jobs: Mapping[str, Sequence[Job]], pools: Mapping[str, Pool], *, cold: int, now: float, delay: bool = True
+) -> dict[str, dict[int, Promise]]:
+    served = {promise.job for pool in pools.values() for promise in pool.promised}
+    free = {}
+    for model, pool in pools.items():
+        unkept = max(0, pool.idle - sum(promise.kept for promise in pool.promised))
+        free[model] = _free_at(pool, now=now, idle=unkept)
+    line = sorted(
+        ((job, model) for model, waiting in jobs.items() for job in waiting if job.deadline_at),
+        key=lambda entry: (entry[0].deadline_at, entry[0].id),
+    )
+    orders: dict[str, dict[int, Promise]] = {}
+    for job, model in line:
+        if job.id in served or job.is_lost(now):
+            continue
+        pool, at = pools[model], free[model]
+        if delay and not job.measures and _delay(at, job):
+            continue
+        idle = sum(moment <= now for moment in at)
+        warm_at = now + pool.cold_s
+        count = job.fewest(begins_at=warm_at, most=idle + cold)
+        if not count:
+            continue
+        beside = min(idle, count)
+        more = count - beside
+        del at[:beside]
+        free_at = math.inf if job.measures else warm_at + job.run_s[count - 1]
+        for _ in range(count):
+            insort(at, free_at)
+        if more:
+            cold -= more
+            orders.setdefault(model, {})[job.id] = Promise(job.id, more, beside, free_at=free_at)
+    return orders
+
+
+def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
+    soon = math.nextafter(now, math.inf)
+    promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
+    return sorted([now] * idle + [max(soon, at) for at in _both(pool.busy, promised)])
+
+
+def _both(some: Iterable[float], more: Iterable[float]) -> list[float]:
+    return [*some, *more]
+
+
+def _delay(free: list[float], job: Job) -> bool:
+    for count, seconds in enumerate(job.run_s[: len(free)], start=1):
+        ends_at = free[count - 1] + seconds
+        if ends_at <= job.deadline_at:
+            del free[:count]
+            for _ in range(count):
+                insort(free, ends_at)
+            return True
+    return False
