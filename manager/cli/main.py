@@ -24,6 +24,7 @@ from stoker.manager.cli.plan import plan
 from stoker.manager.cli.replay import replay
 from stoker.manager.cli.simulate import simulate
 from stoker.manager.cli.status import status
+from stoker.manager.cli.tune import tune
 from stoker.manager.cli.up import up
 
 
@@ -34,7 +35,7 @@ def cli() -> None:
 
 
 for command in (
-    run, init, up, down, attach, doctor, status, calls, explain, logs, replay, plan, simulate, sessions, caches,
+    run, tune, init, up, down, attach, doctor, status, calls, explain, logs, replay, plan, simulate, sessions, caches,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -147,7 +147,7 @@ def _device(model: CausalLM) -> torch.device:
 
 def _kind(model: CausalLM) -> str:
     device = _device(model)
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
 
 
 class _Together:

@@ -1,0 +1,132 @@
+"""`stoker tune`: the options, checked, and nothing else. `stoker run prompt_tuning` is `stoker tune submit`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from stoker.apps.common.screen import Screen
+from stoker.apps.prompt_tuning import report, show
+from stoker.apps.prompt_tuning.board import RUNS, read_board
+from stoker.apps.prompt_tuning.detach import detached
+from stoker.apps.prompt_tuning.run import Options, submit
+from stoker.apps.prompt_tuning.submit import DEVICES
+from stoker.errors import ConfigError
+from stoker.manager.cli import console
+
+_FOLDER = click.Path(path_type=Path)
+_WATCH_EVERY_S = 1.0
+
+
+def gang_range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
+    """`4`, or `1-4`: the smallest and the largest number of devices."""
+    least, dash, most = value.partition("-")
+    if not least.isdigit() or (dash and not most.isdigit()):
+        raise click.BadParameter(f"{value} is no number of devices, and no range as in 1-4", context, parameter)
+    found = int(least), int(most or least)
+    if not 1 <= found[0] <= found[1]:
+        raise click.BadParameter(f"{value}: a range goes from at least 1 upwards, as in 1-4", context, parameter)
+    return found
+
+
+@click.command("submit", context_settings={"max_content_width": 120})
+@click.argument("jobs", nargs=-1, required=True, type=_FOLDER, metavar="JOB.toml...")
+@click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
+@click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
+@click.option(
+    "--gang", metavar="N-M", callback=gang_range, default=f"1-{DEVICES}", show_default=True, help="Devices a job."
+)
+@click.option(
+    "--late", type=click.Choice(["run", "drop"]), default="run", show_default=True,
+    help="A job that cannot make its deadline: run it when nobody else needs its devices, or drop it.",
+)  # fmt: skip
+@click.option("--wait/--detach", default=True, help="Wait for them, or leave them to a process of their own. [wait]")
+@click.option("--bank", metavar="DIR", default="", help="The prompt bank. [the model's own, in the state folder]")
+@click.option("--no-bank", is_flag=True, help="Look up no initial prompts, and keep no tuned ones.")
+@click.option("--out", metavar="DIR", type=_FOLDER, default=RUNS, help="Where the run folders go. [runs]")
+@click.option("--fresh", is_flag=True, help="Start anew, even when an unfinished run of the same job is there.")
+@click.option("--json", "json_", is_flag=True, help="The report as JSON on stdout; everything else goes to stderr.")
+@click.pass_context
+def submit_jobs(
+    context: click.Context,
+    /,
+    *,
+    jobs: tuple[Path, ...],
+    site: str,
+    session: str,
+    gang: tuple[int, int],
+    late: str,
+    wait: bool,
+    bank: str,
+    no_bank: bool,
+    out: Path,
+    fresh: bool,
+    json_: bool,
+) -> None:
+    """Tune a soft prompt for each JOB.toml, by its deadline.
+
+    A run folder a job gets the tuned prompt (for PEFT), the text nearest to it, and what it took. A job that was
+    stopped goes on from its last checkpoint when it is submitted again.
+    """
+    if site and session:
+        raise click.UsageError("--session and --site say different things; give one")
+    if bank and no_bank:
+        raise click.UsageError("--bank and --no-bank say different things; give one")
+    options = Options(
+        site=site, session=session, gang=gang, late=late, bank=None if no_bank else bank, out=out, fresh=fresh
+    )
+    if wait:
+        context.exit(submit(jobs, options, screen=Screen(json_only=json_), json=json_))
+    context.exit(detached(jobs, options, json=json_))
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+@click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C, or until the last job is over.")
+@click.argument("runs", type=_FOLDER, default=RUNS)
+def status(*, runs: Path, as_json: bool, watch: bool) -> None:
+    """Every tuning job of RUNS [runs]: how far it is, when it ends, what it waits for."""
+    if watch and as_json:
+        raise click.UsageError("--watch is for people and --json for programs: ask again instead")
+    if as_json:
+        console.json({"jobs": read_board(runs)})
+        return
+    if not watch:
+        console.lines(show.board(read_board(runs), now=time.time()))
+        return
+    with console.redrawn() as place:
+        said: list[str] = []
+        while True:
+            seen = read_board(runs)
+            lines = show.board(seen, now=time.time())
+            if console.is_terminal() or lines != said:
+                place.show(lines)
+            said = lines
+            if all(one.entry.phase.is_over or one.abandoned for one in seen):
+                return
+            time.sleep(_WATCH_EVERY_S)
+
+
+@click.command("report")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+@click.argument("folders", nargs=-1, type=_FOLDER, metavar="[FOLDER]...")
+def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
+    """Which deadlines were met, why not, and what came of each job: of run folders, or of all in runs/."""
+    wanted = folders or (RUNS,)
+    found = [report.read_outcome(Path(one.folder)) for folder in wanted for one in read_board(folder)]
+    outcomes = [one for one in found if one is not None]
+    if not outcomes:
+        where = ", ".join(map(str, wanted))
+        raise ConfigError(f"{where}: no tuning job is known there; `stoker tune submit job.toml` submits one")
+    if as_json:
+        console.json({"jobs": [report.facts(one) for one in outcomes]})
+    else:
+        console.lines(report.render(outcomes, now=time.time()))
+
+
+command = submit_jobs
+"""What `stoker run prompt_tuning` runs."""
+commands = {"submit": submit_jobs, "status": status, "report": report_jobs}
+"""Those of `stoker tune`."""

@@ -1,0 +1,272 @@
+"""Jobs from their files to their results: checked, submitted together, watched, and written into their run folders.
+
+Everything that can be wrong with a job's file, its data or its model's path is said before anything is submitted. From
+then on each job is for itself: one that fails ends none of the others.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json as json_module
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import stoker
+from stoker.apps.common.calls import Stopped, session_line, stop_on_signals
+from stoker.apps.common.hints import count
+from stoker.apps.common.run_folder import RunFolder, open_run
+from stoker.apps.common.screen import Screen
+from stoker.apps.common.whole_file import write_whole
+from stoker.apps.prompt_tuning import order as orders
+from stoker.apps.prompt_tuning import report
+from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, RUNS, Entry, Phase, write_entry
+from stoker.apps.prompt_tuning.display import Display, display
+from stoker.apps.prompt_tuning.submit import DEVICES, Ready, call_of, check
+from stoker.apps.prompt_tuning.tuning.job import read_job
+from stoker.apps.prompt_tuning.tuning.result import Tuned, write_tuned
+from stoker.apps.prompt_tuning.watch import Asker, Picture, look, saved_in, sent
+from stoker.config import load_site
+from stoker.errors import CallDroppedError, ConfigError
+from stoker.manager.executor.detached import JOINS
+from stoker.manager.live.chosen import policy_in_words
+from stoker.manager.protocol.session import SessionFolder
+from stoker.site import POLICY_NAMES, Engine, Policy, Site
+
+if TYPE_CHECKING:
+    from stoker.manager.executor.futures import AppCallFuture
+    from stoker.manager.executor.loading import Session
+
+POLICY = "prompt-tuner"
+"""Who decides in a session that is started for tuning jobs, unless its site file names somebody."""
+INTERRUPTED = 130
+_LOOK_EVERY_S = 0.5
+
+
+Submitted = Callable[[str, Sequence[str]], None]
+"""Takes the session's id and the run folders."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How jobs are submitted. `bank` empty: each model's own; None: none."""
+
+    site: str = ""
+    session: str = ""
+    gang: tuple[int, int] = (1, DEVICES)
+    late: str = "run"
+    bank: str | None = ""
+    out: Path = RUNS
+    fresh: bool = False
+
+
+class Submission:
+    """One job on its way: what it is, its run folder, and how it stands."""
+
+    def __init__(self, ready: Ready, *, name: str, folder: RunFolder, start: bytes) -> None:
+        until = ready.job.until
+        self.ready = ready
+        self.folder = folder
+        self.future: AppCallFuture | None = None
+        self.tuned: Tuned | None = None
+        self._start = start
+        self._kept = b""
+        self._ended_at: float | None = None
+        self.entry = Entry(
+            name=name, iterations=until.iterations, metric_name=until.metric.value, reach=until.reach,
+            deadline_at=None,
+        )  # fmt: skip
+
+    def submit(self, options: Options, *, session: str) -> None:
+        """Hand it to the session that is loaded; its time to the deadline runs from now."""
+        app, order = call_of(
+            self.ready, gang=options.gang, late=options.late, bank=options.bank, start=self._start
+        )  # fmt: skip
+        now = time.time()
+        self.future = app(order)
+        self.future.add_done_callback(self._over)
+        self._note(session=session, submitted_at=now, deadline_at=self.ready.job.deadline_s(submitted_s=now))
+
+    def look(self, picture: Picture | None) -> None:
+        """Take in what has become of it, and write it down."""
+        if self.future is None or self.entry.phase.is_over:
+            return
+        call = sent(self.future)
+        self.entry = look(self.entry, call=call, picture=picture)
+        saved = saved_in(call.progress if call is not None else None)
+        if saved is not None and saved.checkpoint != self._kept:
+            self._kept = saved.checkpoint
+            write_whole(self.folder.path, orders.pack(saved), name=CHECKPOINT)
+        if self.future.done():
+            self._settle(self.future)
+        write_entry(self.folder.path, self.entry)
+
+    def stop(self, why: str) -> None:
+        """Nobody waits for it any more."""
+        if not self.entry.phase.is_over:
+            self._note(phase=Phase.STOPPED, why=why, ended_at=time.time())
+
+    def _over(self, future: object) -> None:
+        del future
+        self._ended_at = time.time()
+
+    def _settle(self, future: AppCallFuture) -> None:
+        ended = {"ended_at": self._ended_at or time.time(), "why": ""}
+        error = future.exception()
+        if error is None:
+            self.tuned = future.result()
+            _write_results(self.folder, self.tuned)
+            best = self.tuned.best
+            self._note(phase=Phase.DONE, iteration=self.tuned.iterations, metric=best.metric, loss=best.loss, **ended)
+        else:
+            phase = Phase.DROPPED if isinstance(error, CallDroppedError) else Phase.FAILED
+            self._note(phase=phase, **{**ended, "why": str(error)})
+
+    def _note(self, **changes: Any) -> None:
+        self.entry = msgspec.structs.replace(self.entry, **changes)
+        write_entry(self.folder.path, self.entry)
+
+
+def submit(
+    files: Sequence[Path], options: Options, *, screen: Screen, json: bool, submitted: Submitted | None = None
+) -> int:
+    """Submit these jobs and wait for them. 0; 1 if one of them has no result; 130 after Ctrl-C (checkpoints are kept).
+    `submitted` is told when all of them are.
+
+    Raises ConfigError for what is wrong with a job, its data or an option, before anything is submitted; RecipeError
+    for a model that is not there; SessionError for a session that cannot be started or joined.
+    """
+    readies = checked(files)
+    site = None if options.session else _site(options.site)
+    with contextlib.ExitStack() as stack:
+        jobs = [_open(stack, name, ready, options) for name, ready in readies.items()]
+        stack.enter_context(stop_on_signals())
+        try:
+            with stoker.load(site, session=options.session, progress=False) as session:
+                for line in headline(session, jobs):
+                    screen.line(line)
+                for job in jobs:
+                    job.submit(options, session=session.id)
+                if submitted is not None:
+                    submitted(session.id, [str(job.folder.path) for job in jobs])
+                with display(screen, drops=options.late == "drop", json=json) as shown:
+                    follow(jobs, session, shown)
+        except Stopped:
+            for job in jobs:
+                job.stop("stopped by whoever submitted it")
+            screen.line()
+            screen.line("stopped: checkpoints are kept; the same command goes on from them:")
+            screen.line(f"  stoker tune submit {shlex.join(map(str, files))}")
+            return INTERRUPTED
+        except BaseException as error:
+            for job in jobs:
+                job.stop(f"its submitter failed: {error}")
+            raise
+    return _finish(jobs, screen=screen, json=json)
+
+
+def checked(files: Sequence[Path]) -> dict[str, Ready]:
+    """The jobs of these files by name, each with its data. Raises ConfigError, RecipeError."""
+    readies: dict[str, Ready] = {}
+    for file in files:
+        job = read_job(file)
+        name = job.name or file.stem
+        if name in readies:
+            raise ConfigError(
+                f"{file}: two jobs are called {name}; give one of them another `name`", file=str(file), key="name"
+            )
+        readies[name] = check(job)
+    return readies
+
+
+def follow(jobs: Sequence[Submission], session: Session, shown: Display) -> None:
+    """Watch the jobs until the last of them is over."""
+    asker = Asker(SessionFolder(session.folder))
+    try:
+        while True:
+            picture = asker.ask()
+            for job in jobs:
+                job.look(picture)
+            shown.show([job.entry for job in jobs])
+            left = [job.future for job in jobs if job.future is not None and not job.entry.phase.is_over]
+            if not left:
+                return
+            concurrent.futures.wait(left, timeout=_LOOK_EVERY_S, return_when=concurrent.futures.FIRST_COMPLETED)
+    finally:
+        asker.close()
+
+
+def headline(session: Session, jobs: Sequence[Submission]) -> Iterator[str]:
+    """What is said first: where they run, how many they are, and whether anybody looks at their deadlines."""
+    yield session_line(session)
+    models = {Path(job.ready.recipe.name).name for job in jobs}
+    yield f"prompt tuning · {count(len(jobs), 'job')} · {', '.join(sorted(models))}"
+    policy = policy_in_words(SessionFolder(session.folder)) or "the default policy"
+    due = any(job.ready.job.until.slo_s or job.ready.job.until.deadline for job in jobs)
+    if due and POLICY not in policy:
+        yield (
+            f"  {policy} decides in this session, and knows no deadlines: jobs run in the order in which they came."
+            f' [policy] name = "{POLICY}" in its site file would'
+        )
+    for job in jobs:
+        if job.folder.resumed:
+            yield f"  {job.entry.name} goes on with {job.folder.path}"
+
+
+def _open(stack: contextlib.ExitStack, name: str, ready: Ready, options: Options) -> Submission:
+    folder = open_run(
+        options.out,
+        app=APP,
+        prefix="".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name),
+        parameters={"job": ready.digest, "name": name},
+        options={"gang": list(options.gang), "late": options.late, "data": ready.job.data.path},
+        fresh=options.fresh,
+    )
+    stack.callback(folder.close)
+    try:
+        start = (folder.path / CHECKPOINT).read_bytes()
+    except OSError:
+        start = b""
+    return Submission(ready, name=name, folder=folder, start=start)
+
+
+def _site(given: str) -> Site | str | None:
+    """The site to load, deciding as tuning wants it where nobody has said otherwise; None: the session that the
+    environment names."""
+    if not given and os.environ.get(JOINS):
+        return None
+    site = load_site(given or None)
+    plain = site.policy.name == Policy().name and not site.policy.dispatch and not site.policy.residency
+    if POLICY not in POLICY_NAMES or not plain or site.sites or site.engine is not Engine.STOKER:
+        return given or None
+    return msgspec.structs.replace(site, policy=msgspec.structs.replace(site.policy, name=POLICY))
+
+
+def _write_results(folder: RunFolder, tuned: Tuned) -> None:
+    """The adapter, what it took, and last the evaluations: where those stand, the run is finished."""
+    write_tuned(tuned, folder.path)
+    rows = [msgspec.structs.asdict(point) for point in tuned.points]
+
+    def write(path: Path) -> None:
+        path.write_text("".join(json_module.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    folder.finish(name="results.jsonl", write=write)
+    (folder.path / CHECKPOINT).unlink(missing_ok=True)
+
+
+def _finish(jobs: Sequence[Submission], *, screen: Screen, json: bool) -> int:
+    """Report what came of them."""
+    outcomes = [report.read_outcome(job.folder.path) for job in jobs]
+    found = [one for one in outcomes if one is not None]
+    if json:
+        screen.json({"jobs": [report.facts(one) for one in found]})
+    else:
+        screen.line()
+        for line in report.render(found, now=time.time()):
+            screen.line(line)
+    return 0 if all(job.entry.phase is Phase.DONE for job in jobs) else 1

@@ -1,0 +1,96 @@
+"""Jobs as lines for people: `stoker tune status`, what a submitter shows while it waits. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+
+from stoker.apps.prompt_tuning.board import Entry, Phase, Seen
+from stoker.units import show_seconds
+
+
+def table(entries: Sequence[Entry], *, now: float, indent: str = "  ") -> list[str]:
+    """A line a job, in columns; under one that waits or has failed, why."""
+    rows = [_row(entry, now=now) for entry in entries]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for entry, row in zip(entries, rows, strict=True):
+        cells = "  ".join(map(str.ljust, row, widths)).rstrip()
+        lines.append(indent + cells)
+        if entry.why:
+            lines += [f"{indent}    {line}" for line in entry.why.splitlines()]
+    return lines
+
+
+def one_line(entry: Entry, *, now: float) -> str:
+    """A job in a line, for logs."""
+    why = f"  {entry.why.splitlines()[0]}" if entry.why else ""
+    return "  ".join(cell for cell in _row(entry, now=now) if cell) + why
+
+
+def board(seen: Sequence[Seen], *, now: float) -> list[str]:
+    """The lines of `stoker tune status`."""
+    if not seen:
+        return ["no tuning job is known in this folder; `stoker tune submit job.toml` submits one"]
+    entries = [one.entry for one in seen]
+    counts = {phase: sum(entry.phase is phase for entry in entries) for phase in Phase}
+    said = ", ".join(f"{number} {phase.value}" for phase, number in counts.items() if number)
+    lines = [f"{len(entries)} tuning job{'s' * (len(entries) != 1)}: {said}", "", *table(entries, now=now)]
+    for one in seen:
+        if one.abandoned:
+            lines += ["", f"{one.entry.name}: whoever submitted it is gone; submit it again, and it goes on from"]
+            lines[-1] += f" its last checkpoint ({one.folder})"
+    return lines
+
+
+def due(entry: Entry, *, now: float) -> str:
+    """When it ends, and what that is to its deadline."""
+    deadline, end = entry.deadline_at, entry.end_at
+    if entry.phase in (Phase.FAILED, Phase.DROPPED, Phase.STOPPED):
+        return f"deadline {clock(deadline, now=now)}" if deadline is not None else ""
+    word = "ended" if entry.phase is Phase.DONE else "ends"
+    if deadline is None:
+        return f"{word} {clock(end, now=now)}" if end is not None else ""
+    if end is None:
+        return f"deadline {clock(deadline, now=now)}"
+    margin = deadline - end
+    how = f"in time by {show_seconds(margin)}" if margin >= 0 else f"late by {show_seconds(-margin)}"
+    return f"{word} {clock(end, now=now)}, {how} (deadline {clock(deadline, now=now)})"
+
+
+def clock(at: float | None, *, now: float) -> str:
+    """A moment as people write it: with its day where that is not today."""
+    if at is None:
+        return ""
+    moment, today = datetime.datetime.fromtimestamp(at), datetime.datetime.fromtimestamp(now).date()
+    return f"{moment:%H:%M:%S}" if moment.date() == today else f"{moment:%Y-%m-%d %H:%M}"
+
+
+def told_late(entry: Entry, *, now: float, drops: bool) -> str:
+    """What is said at once of a job that cannot make its deadline."""
+    late_s = (entry.ends_at or 0.0) - (entry.deadline_at or 0.0)
+    what = (
+        f"{entry.name} cannot make its deadline, {clock(entry.deadline_at, now=now)}: the earliest that can be met is"
+        f" {clock(entry.ends_at, now=now)}, {show_seconds(late_s)} later"
+    )
+    if drops:
+        return f"{what}; it is dropped, as --late drop wants it"
+    return f"{what}; it runs when nobody else needs its devices (--late drop gives such jobs up)"
+
+
+def _row(entry: Entry, *, now: float) -> tuple[str, ...]:
+    steps = f"{entry.iteration}/{entry.iterations}" if entry.iteration or entry.phase is Phase.TUNING else ""
+    loss = f"loss {entry.loss:.3f}" if entry.loss is not None and entry.iteration else ""
+    return entry.name, entry.phase.value, steps, loss, _metric(entry), _devices(entry), due(entry, now=now)
+
+
+def _metric(entry: Entry) -> str:
+    if entry.metric is None or entry.metric_name == "loss":
+        return ""
+    wanted = f" of {entry.reach:g}" if entry.reach is not None else ""
+    return f"{entry.metric_name} {entry.metric:.2f}{wanted}"
+
+
+def _devices(entry: Entry) -> str:
+    count = len(entry.devices)
+    return f"{count} device{'s' * (count != 1)}" if count and not entry.phase.is_over else ""

@@ -1,0 +1,160 @@
+"""What a session says of a job's call, made into the job's state. Everything here reads; nothing is sent but questions.
+
+A call's own reports and the manager's forecasts come by themselves; where a call is, and what it waits for, is asked.
+Where nobody forecasts (policies that know no deadlines) the end is where the iterations so far lead to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker.apps.prompt_tuning.board import Entry, Phase
+from stoker.apps.prompt_tuning.order import Saved, unpack
+from stoker.contexts import payloads
+from stoker.errors import SessionError
+from stoker.manager.cli.ask import Observer
+from stoker.manager.protocol.calls import CallForecast, CallProgress
+from stoker.manager.protocol.listed import ListedCall, ListedState
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.to_client import ContextStatus
+
+if TYPE_CHECKING:
+    from stoker.manager.executor.futures import AppCallFuture, CallFuture
+
+_MOST_CALLS = 1000
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """A session's calls and contexts at one moment."""
+
+    calls: tuple[ListedCall, ...] = ()
+    contexts: tuple[ContextStatus, ...] = ()
+    loading_on: dict[str, tuple[str, ...]] = {}
+    """Devices on which a context is loading, by its name."""
+
+    def ahead(self, call: ListedCall) -> int:
+        """How many calls of its context wait before this one."""
+        same = [one.call for one in self.calls if one.state is ListedState.WAITING and one.context == call.context]
+        return same.index(call.call) if call.call in same else 0
+
+
+class Asker:
+    """Asks a session again and again. One that does not answer is asked anew the next time."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self._folder = folder
+        self._observer: Observer | None = None
+
+    def ask(self) -> Picture | None:
+        """The session now; None if it does not answer."""
+        try:
+            if self._observer is None:
+                self._observer = Observer(self._folder).__enter__()
+            status = self._observer.status()
+            calls = self._observer.calls(limit=_MOST_CALLS, only=None).calls
+        except SessionError:
+            self.close()
+            return None
+        loading: dict[str, tuple[str, ...]] = {}
+        for library in status.libraries:
+            if library.state == "loading":
+                loading[library.recipe] = (*loading.get(library.recipe, ()), *library.devices)
+        return Picture(calls, status.contexts, loading)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._observer is not None:
+            with contextlib.suppress(SessionError):
+                self._observer.close()
+            self._observer = None
+
+
+def sent(future: AppCallFuture) -> CallFuture | None:
+    """The call itself, once Parsl has given it to its executor."""
+    found: CallFuture | None = future.task_record["exec_fu"]
+    return found
+
+
+def saved_in(progress: CallProgress | None) -> Saved | None:
+    """What the call said last that it can go on from."""
+    return unpack(payloads.loads(progress.state)) if progress is not None and progress.state else None
+
+
+def look(entry: Entry, *, call: CallFuture | None, picture: Picture | None, now: float | None = None) -> Entry:
+    """The job's state, by what is known now (`now`: seconds since the epoch)."""
+    now = time.time() if now is None else now
+    if call is None:
+        return entry
+    entry = msgspec.structs.replace(entry, call=call.parsl_executor_task_id)
+    listed = None
+    if picture is not None:
+        listed = next((one for one in picture.calls if one.call == entry.call), None)
+    if listed is not None and picture is not None:
+        entry = _placed(entry, listed, picture, now)
+    if call.progress is not None:
+        entry = _told(entry, call.progress, now)
+    return _forecast(entry, call.forecast)
+
+
+def _placed(entry: Entry, listed: ListedCall, picture: Picture, now: float) -> Entry:
+    """Where the call is."""
+    if listed.state is ListedState.RUNNING:
+        since = now - listed.since_s
+        return msgspec.structs.replace(
+            entry, phase=Phase.TUNING, devices=listed.where, why="",
+            started_at=since if entry.started_at is None else entry.started_at,
+        )  # fmt: skip
+    if listed.state is ListedState.FAILED:
+        return entry
+    again = entry.phase is Phase.TUNING
+    entry = msgspec.structs.replace(entry, devices=(), restarts=entry.restarts + again)
+    context = next((one for one in picture.contexts if one.name == listed.context), None)
+    if devices := picture.loading_on.get(listed.context, ()) if context is not None and not context.hot else ():
+        return msgspec.structs.replace(entry, phase=Phase.LOADING, why=f"its model loads on {', '.join(devices)}")
+    return msgspec.structs.replace(entry, phase=Phase.QUEUED, why=_reason(listed, context, picture))
+
+
+def _reason(listed: ListedCall, context: ContextStatus | None, picture: Picture) -> str:
+    ahead = picture.ahead(listed)
+    if ahead:
+        return f"{ahead} job{'s' * (ahead != 1)} before it"
+    if context is not None and context.hot:
+        return (
+            f"{context.hot} hot device{'s are' if context.hot > 1 else ' is'} busy, or kept for a job that is due first"
+        )
+    return context.waits_for if context is not None else ""
+
+
+def _told(entry: Entry, progress: CallProgress, now: float) -> Entry:
+    """What the call says of itself."""
+    saved = saved_in(progress)
+    ends_at = entry.ends_at
+    if entry.started_at is not None and progress.done > entry.iteration:
+        # From the first step on, as far as it is seen: what came before it comes once.
+        pace_s = (now - entry.started_at) / progress.done
+        ends_at = now + pace_s * max(0.0, progress.total - progress.done)
+    return msgspec.structs.replace(
+        entry, iteration=int(progress.done), iterations=int(progress.total), loss=progress.metric,
+        metric=saved.metric if saved is not None else entry.metric, ends_at=ends_at,
+    )  # fmt: skip
+
+
+def _forecast(entry: Entry, forecast: CallForecast | None) -> Entry:
+    """What the manager expects."""
+    if forecast is None:
+        return entry
+    first = forecast.ends_at if entry.first_ends_at is None else entry.first_ends_at
+    return msgspec.structs.replace(entry, ends_at=forecast.ends_at, first_ends_at=first)
+
+
+def worst(entries: Sequence[Entry]) -> Phase | None:
+    """Of jobs that are over, how the worst ended; None while one is not."""
+    order = (Phase.FAILED, Phase.STOPPED, Phase.DROPPED, Phase.DONE)
+    if any(not entry.phase.is_over for entry in entries):
+        return None
+    return next((phase for phase in order if any(entry.phase is phase for entry in entries)), None)
