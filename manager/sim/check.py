@@ -14,6 +14,7 @@ from typing import NamedTuple
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.duration import least_s
 from stoker.manager.sim.world import ContextModel, DeviceKind, SourceModel, World
 from stoker.units import show_bytes, show_seconds
 
@@ -86,12 +87,12 @@ def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
     """The same calls; raises ConfigError at the first that cannot be: it comes before the one before it, it has no
     items, its context is not in the world, or no block lives long enough for it."""
     before_s = 0.0
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[object, ...]] = set()
     for number, arrival in enumerate(arrivals):
         if not before_s <= arrival.at_s < math.inf:
             raise ConfigError(f"call {number} comes at {arrival.at_s:g} s, the one before it at {before_s:g} s")
         before_s = arrival.at_s
-        kind = arrival.context, arrival.items
+        kind = arrival.context, arrival.items, arrival.gang, arrival.fixed_s, arrival.items_done
         if kind not in seen:
             seen.add(kind)
             _refuse_call(world, arrival, number=number)
@@ -103,15 +104,30 @@ def _refuse_call(world: World, arrival: Arrival, *, number: int) -> None:
         raise ConfigError(f"call {number} has {arrival.items} items; a call has at least one")
     if arrival.context not in world.contexts:
         raise ConfigError(f"call {number} wants {arrival.context}, {nearest(arrival.context, world.contexts)}")
+    if not 0 <= arrival.items_done <= arrival.items:
+        raise ConfigError(f"call {number} ends after {arrival.items_done} of its {arrival.items} items")
+    if not 0 <= arrival.fixed_s < math.inf:
+        raise ConfigError(f"call {number} takes {arrival.fixed_s:g} s before its first item")
+    least, most = arrival.gang
+    if not 1 <= least <= most:
+        raise ConfigError(f"call {number} wants a gang of {least} to {most}")
     model = world.contexts[arrival.context]
+    there = sum(_libraries(model, source) for source in _of_use(world, model))
+    if least > max(1, there):
+        raise ConfigError(
+            f"call {number} wants a gang of {least}, and of {arrival.context} there are never more than {there} "
+            f"libraries at a time, with {'a device' if model.devices == 1 else f'{model.devices} devices'} each"
+        )
     spare = {
         source.name: (source, source.walltime_s - _load_s(world, model, source) - _call_s(world, arrival, source))
         for source in _of_use(world, model)
     }
-    if spare and not model.item_cv and all(source.walltime_s and left <= 0 for source, left in spare.values()):
+    sure = not model.item_cv and not world.delays.progress_s  # with checkpoints it goes on in the next block
+    if spare and sure and all(source.walltime_s and left <= 0 for source, left in spare.values()):
         source = max(spare.values(), key=lambda each: each[1])[0]
         raise ConfigError(
-            f"call {number} of {arrival.context} can never end: {arrival.items} items take "
+            f"call {number} of {arrival.context} can never end: "
+            f"{arrival.items_done or arrival.items} items take "
             f"{show_seconds(_call_s(world, arrival, source))} after a load of "
             f"{show_seconds(_load_s(world, model, source))}, and a block of {source.name} lasts "
             f"{show_seconds(source.walltime_s)}; raise its walltime, or give calls fewer items"
@@ -185,10 +201,15 @@ def _never_held(world: World, name: str) -> Iterator[Impossible]:
     model = world.contexts[name]
     at = ("contexts", name, "device_memory")
     usable = [source for source in world.sources if source.kind in world.devices]
-    for source in usable:
-        if _may_be_on(model, source.kind) and _fits(model, world.devices[source.kind]):
-            return
-    if not usable:
+    if not usable or any(True for _ in _of_use(world, model)):
+        return
+    suited = [
+        source for source in usable if _may_be_on(model, source.kind) and _fits(model, world.devices[source.kind])
+    ]
+    if suited:
+        most = max(source.devices for source in suited)
+        problem = f"devices = {model.devices}: {name} takes so many of one node, and no node that suits has over {most}"
+        yield Impossible((*at[:-1], "devices"), problem)
         return
     kinds = dict.fromkeys(source.kind for source in usable)
     seen = ", ".join(f"{kind} {show_bytes(world.devices[kind].memory_bytes)}" for kind in kinds)
@@ -234,8 +255,18 @@ def _of_use(world: World, model: ContextModel) -> Iterator[SourceModel]:
     """Sources with devices that can hold a context."""
     for source in world.sources:
         kind = world.devices.get(source.kind)
-        if kind is not None and _may_be_on(model, source.kind) and _fits(model, kind):
+        if kind is not None and _may_be_on(model, source.kind) and _fits(model, kind) and _has_devices(model, source):
             yield source
+
+
+def _has_devices(model: ContextModel, source: SourceModel) -> bool:
+    return model.devices <= source.devices
+
+
+def _libraries(model: ContextModel, source: SourceModel) -> int:
+    """Libraries of a context that there can be at a time, each on devices of its own."""
+    blocks = min(source.max_blocks, max(blocks for _, blocks in source.steps))
+    return blocks * source.nodes * (source.devices // model.devices)
 
 
 def _may_be_on(model: ContextModel, kind: str) -> bool:
@@ -255,14 +286,15 @@ def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:
         seconds = size / min(links.shared, links.shared_node, links.network)
     else:
         seconds = size / links.network + size / (links.memory if model.page_cache else links.disk)
-    seconds += model.device_memory_bytes / links.bus
+    seconds += model.devices * model.device_memory_bytes / links.bus
     return source.boot_s + model.start_s + model.of_kind(model.load_s, source.kind) + seconds
 
 
 def _call_s(world: World, arrival: Arrival, source: SourceModel) -> float:
     model = world.contexts[arrival.context]
-    seconds = model.of_kind(model.call_s, source.kind) + arrival.items * model.of_kind(model.item_s, source.kind)
-    return seconds / world.devices[source.kind].speed
+    call_s, item_s = model.of_kind(model.call_s, source.kind), model.of_kind(model.item_s, source.kind)
+    speed, items = world.devices[source.kind].speed, arrival.items_done or arrival.items
+    return arrival.fixed_s + least_s(model, call_s / speed, items * item_s / speed, gang=arrival.gang)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

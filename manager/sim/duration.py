@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from stoker.manager.protocol.calls import CallSpec
-from stoker.manager.sim.world import ContextModel, DeviceKind
+from stoker.manager.sim.world import ContextModel
 
 
 def speedup(size: int, *, efficiency: float) -> float:
@@ -87,16 +87,7 @@ def course(
     return Course(before, items, meet_s, first_s, first_s + items_s)
 
 
-def least_s(
-    model: ContextModel, device: DeviceKind, kind: str, *, items: int, gang: tuple[int, int], fixed_s: float
-) -> float:
-    """The least that a call takes on such devices, on a gang of the best size; spreads are left out."""
-    call_s = model.of_kind(model.call_s, kind) / device.speed
-    item_s = model.of_kind(model.item_s, kind) / device.speed
-    return shortest_s(model, call_s=call_s, items_s=items * item_s, gang=gang) + fixed_s
-
-
-def shortest_s(model: ContextModel, *, call_s: float, items_s: float, gang: tuple[int, int]) -> float:
-    """The same from what its call and its items take on one library, without what is fixed."""
+def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[int, int]) -> float:
+    """The least that a call takes on a gang of the best size, if its parts take so long on one library."""
     together_s = model.gang_s + items_s / best_speedup(gang, efficiency=model.gang_efficiency)
     return call_s + (together_s if gang[0] > 1 else min(items_s, together_s))

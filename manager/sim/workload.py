@@ -43,9 +43,16 @@ Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 _NANO = 1_000_000_000
 
 
+def _check_gang(gang: tuple[int, int]) -> None:
+    least, most = gang
+    if least > most:
+        raise ValueError(f"gang: at least {least} libraries and at most {most}: write the smaller number first")
+
+
 class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
     """What each call is. `context`: one, or several by their weights (`{small = 3, large = 1}`). Lengths are means in
-    tokens, lognormal with their `_cv`. `deadline` counts from when the call comes; 0 = none."""
+    tokens, lognormal with their `_cv`. `deadline` counts from when the call comes; 0 = none. `gang`: on how many
+    libraries together a call may run, at least and at most."""
 
     context: str | dict[str, Weight]
     items: Positive = 1
@@ -55,10 +62,12 @@ class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     output_cv: Share = 0.0
     priority: Priority = 0
     deadline_s: Duration = msgspec.field(default=NO_TIME, name="deadline")
+    gang: tuple[Positive, Positive] = (1, 1)
 
     def __post_init__(self) -> None:
         if not self.context:
             raise ValueError("context: name the context that the calls want")
+        _check_gang(self.gang)
 
 
 class Sweep(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="sweep"):
@@ -134,7 +143,8 @@ class TraceFormat(enum.Enum):
     SLINFER = "slinfer"
     """Requests to many functions, as the SLINFER authors have them (JSON): times and both lengths of each function."""
     CSV = "csv"
-    """A table with a header; its columns are the fields of `stoker.manager.sim.client.Arrival`, `at_s` at least."""
+    """A table with a header; its columns are the fields of `stoker.manager.sim.client.Arrival`, `at_s` at least; a gang
+    has two, `gang_least` and `gang_most`."""
 
 
 _JOBS = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW})
@@ -162,6 +172,7 @@ class Trace(
     items: Positive = 1
     priority: Priority = 0
     deadline_s: Duration = msgspec.field(default=NO_TIME, name="deadline")
+    gang: tuple[Positive, Positive] = (1, 1)
     speedup: Annotated[float, msgspec.Meta(gt=0.0, le=1_000_000.0)] = 1.0
     start_s: Duration = msgspec.field(default=NO_TIME, name="start")
     for_s: Duration = msgspec.field(default=NO_TIME, name="for")
@@ -186,6 +197,9 @@ class Trace(
             raise ValueError(f"items: {written} has durations: say how much of one is an item, with item")
         if self.deadline_s and self.format is TraceFormat.ELASTICFLOW:
             raise ValueError(f"deadline: {written} has the deadline of each job")
+        if self.gang != (1, 1) and self.format in _JOBS:
+            raise ValueError(f"gang: {written} has jobs, of which each GPU becomes a call of its own")
+        _check_gang(self.gang)
 
 
 Generated = Sweep | Constant | Poisson | Bursts | Diurnal
@@ -250,6 +264,7 @@ class _Dress:
             _length(of.expected_output, self._outputs, number, cv=of.output_cv),
             of.priority,
             float(of.deadline_s),
+            of.gang,
         )
 
     def _context(self, number: int) -> str:

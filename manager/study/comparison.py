@@ -49,7 +49,12 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
     """What is worth comparing: how much was done, where runs are cut off; how long calls waited, where they do not all
     come at once; how many met their deadlines, where they have some."""
     items = Column("items", "items", lambda run: float(run.outcome.items))
-    in_time = Column("in_time", "in time (%)", lambda run: run.figures.in_time, scale=100.0)
+    in_time = (
+        Column("in_time", "in time (%)", lambda run: run.figures.in_time, scale=100.0),
+        Column("violations", "violations (%)", lambda run: run.figures.violations, scale=100.0),
+    )
+    warm = Column("warm_hours", "warm device-hours", lambda run: run.figures.warm_s / 3600)
+    dated = has_deadlines(scenario.workload)
     waits = (
         Column("wait_p50_s", "wait, median (s)", lambda run: run.figures.wait_p50_s),
         Column(WAIT_P95_S, "wait, p95 (s)", lambda run: run.figures.wait_p95_s),
@@ -60,8 +65,9 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
         *((items,) if scenario.until_s else ()),
         Column(ITEMS_PER_S, "items/s", lambda run: run.figures.items_per_s),
         *(() if isinstance(scenario.workload, Sweep) else waits),
-        *((in_time,) if has_deadlines(scenario.workload) else ()),
+        *(in_time if dated else ()),
         Column("device_hours", "device-hours", lambda run: run.figures.held_s / 3600),
+        *((warm,) if dated else ()),
         Column("busy", "busy (%)", lambda run: run.figures.busy, scale=100.0),
         Column("loads", "loads", lambda run: float(run.figures.loads)),
         Column("shared_bytes", "shared (GB)", lambda run: run.figures.shared_bytes, scale=1e-9, may_lack=True),

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-
 import msgspec
 
-from stoker.manager.protocol.ids import make_call_id
-from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened, Log
 from stoker.manager.sim.run import Outcome
 from stoker.manager.study.measures import Measures
@@ -23,6 +18,7 @@ class Figures(msgspec.Struct, frozen=True):
     `wait_p95_s`: from a call's coming to its first beginning (`Measures.waits_s`). `bound_s`: no policy can be done
     before; None = not asked, or never.
     `in_time`: the share of calls with a deadline that met it; None = none has one, or calls were only counted.
+    `warm_s`: in which at least one library had the device, from its order to its end.
     """
 
     items_per_s: float
@@ -36,12 +32,17 @@ class Figures(msgspec.Struct, frozen=True):
     peer_bytes: float
     bound_s: float | None = None
     in_time: float | None = None
+    warm_s: float = 0.0
+
+    @property
+    def violations(self) -> float | None:
+        """The share of calls with a deadline that did not meet it."""
+        return None if self.in_time is None else 1.0 - self.in_time
 
 
-def figures_of(
-    log: Log, outcome: Outcome, measured: Measures, *, bound_s: float | None = None, in_time: float | None = None
-) -> Figures:
+def figures_of(log: Log, outcome: Outcome, measured: Measures, *, bound_s: float | None = None) -> Figures:
     """The figures of a run that is over, and was measured."""
+    violations = measured.violations
     waits = measured.waits_s or [0.0]
     return Figures(
         items_per_s=outcome.items / outcome.ended_at if outcome.ended_at else 0.0,
@@ -54,26 +55,6 @@ def figures_of(
         shared_bytes=measured.shared_bytes,
         peer_bytes=measured.peer_bytes,
         bound_s=bound_s,
-        in_time=in_time,
+        in_time=None if violations is None else 1.0 - violations,
+        warm_s=outcome.warm_s,
     )
-
-
-def share_in_time(log: Log, arrivals: Iterable[Arrival], *, ended_at: float) -> float | None:
-    """The share of the calls with a deadline that ended well before it. Those that are open at the end of the run,
-    before their deadline, are left out; None: no call has a deadline, or only such."""
-    ends: dict[int, float] = {}
-    failed: set[int] = set()
-    for what, call, at_s in zip(log.what, log.call, log.at_s, strict=True):
-        if what == Happened.CALL_ENDED:
-            ends.setdefault(call, at_s)
-        elif what == Happened.CALL_FAILED:
-            failed.add(call)
-    known = met = 0
-    for number, arrival in enumerate(arrivals):
-        if not arrival.deadline_s:
-            continue
-        call, deadline_at = make_call_id(client=0, sequence=number), arrival.at_s + arrival.deadline_s
-        is_met = call not in failed and ends.get(call, math.inf) <= deadline_at
-        met += is_met
-        known += is_met or call in failed or call in ends or deadline_at <= ended_at
-    return met / known if known else None

@@ -3,7 +3,9 @@
 Times are seconds of virtual time, sums of devices are device-seconds. A call waits from when it comes until it first
 begins, or until the run is cut off; what a lost library ran waits again and counts in the queue, but not in the waits.
 An end that was lost with its pilot before the manager heard of it is followed by another one: the first counts, the
-rest is lost work. The log is silent when a call is evicted; until it begins elsewhere it counts as running.
+rest is lost work. What was done before a checkpoint is not lost.
+
+A call that a gang runs is one call. Its members' seconds all count, on each of their devices.
 """
 
 from __future__ import annotations
@@ -65,6 +67,9 @@ class Measures(msgspec.Struct, frozen=True):
     and did not fail), and to its end. Of the device-seconds that were held (`held_s`), calls used `useful_s`, `lost_s`
     went into calls that were cut off, `loading_s` into libraries from their order until they were ready; with several
     slots a device calls share its seconds, and more are used than held.
+
+    `deadlines`: of calls whose deadline was met or missed for sure when the run ended; `missed`: those that were not
+    met, because the call ended later, or not at all, or failed (`late` has the calls themselves).
     """
 
     began_at: float
@@ -85,6 +90,18 @@ class Measures(msgspec.Struct, frozen=True):
     loading_s: float
     shared_bytes: float
     peer_bytes: float
+    deadlines: int = 0
+    late: tuple[int, ...] = ()
+
+    @property
+    def missed(self) -> int:
+        """Deadlines that were not met."""
+        return len(self.late)
+
+    @property
+    def violations(self) -> float | None:
+        """The share of the deadlines that were not met; None: there are none."""
+        return self.missed / self.deadlines if self.deadlines else None
 
     @property
     def makespan_s(self) -> float:
@@ -127,6 +144,16 @@ class _Pass:
         """Calls that run: since when, and in which library."""
         self.held_by: defaultdict[int, set[int]] = defaultdict(set)
         """The calls that each library runs."""
+        self.parts: dict[tuple[int, int], float] = {}
+        """Parts of gangs that run, by library and call: since when."""
+        self.again: set[int] = set()
+        """Calls that have run to their end more than once."""
+        self.devices_of: dict[int, float] = {}
+        """How many devices a library has, where it has several."""
+        self.due: dict[int, float] = {}
+        """Deadlines that are neither met nor missed."""
+        self.late: dict[int, bool] = {}
+        """Which of the others were missed."""
         self.loading: dict[int, float] = {}
         self.here: dict[int, float] = {}
         """Pilots, and their devices."""
@@ -141,6 +168,11 @@ class _Pass:
             Happened.CALL_BEGAN: self._call_began,
             Happened.CALL_ENDED: self._call_ended,
             Happened.CALL_FAILED: self._call_failed,
+            Happened.CALL_DUE: self._call_due,
+            Happened.CALL_LEFT: self._call_left,
+            Happened.PART_BEGAN: self._part_began,
+            Happened.PART_ENDED: self._part_ended,
+            Happened.PART_LEFT: self._part_left,
             Happened.LIBRARY_STARTED: self._library_started,
             Happened.LIBRARY_READY: self._library_ready,
             Happened.LIBRARY_ENDED: self._library_ended,
@@ -168,11 +200,13 @@ class _Pass:
         elif self.open or self.left:
             self.ended_at = log.at_s[-1]
         self.waits_s.extend(self.ended_at - at_s for call, at_s in self.open.items() if call not in self.begun)
+        self.late.update((call, True) for call, due_at in self.due.items() if due_at <= self.ended_at)
         return Measures(
             self.began_at, self.ended_at, self.calls, self.failed, len(self.open) + self.left, self.items,
             self.completed, self.devices, self.queue, self.capacity, array("d", sorted(self.waits_s)),
             array("d", sorted(self.turnarounds_s)), self.devices.integral(until_s=self.ended_at), self.useful_s,
             self.lost_s, self.loading_s, self.bytes[Happened.BYTES_SHARED], self.bytes[Happened.BYTES_PEER],
+            len(self.late), tuple(sorted(call for call, is_late in self.late.items() if is_late)),
         )  # fmt: skip
 
     # ---- calls
@@ -196,12 +230,19 @@ class _Pass:
         self.running[call] = at_s, library
         self.held_by[library].add(call)
 
+    def _call_due(self, _: float, row: int) -> None:
+        self.due[self.log.call[row]] = self.log.value[row]
+
     def _call_ended(self, at_s: float, row: int) -> None:
         call = self.log.call[row]
         came_at, ran_s = self.open.pop(call, None), at_s - self._stops(call, otherwise=at_s)
+        ran_s *= self._devices_of(row)
         if came_at is None:
+            self.again.add(call)
             self.lost_s += ran_s
             return
+        if call in self.due:
+            self.late[call] = at_s > self.due.pop(call)
         self.begun.discard(call)
         self.useful_s += ran_s
         self.items += self.log.value[row]
@@ -214,11 +255,47 @@ class _Pass:
         if self.open.pop(call, None) is None:
             return
         if call in self.running:
-            self.lost_s += at_s - self._stops(call)
+            self.lost_s += (at_s - self.running[call][0]) * self.devices_of.get(self.running[call][1], 1.0)
+            self._stops(call)
         else:
             self._waits(at_s, more=-1)
+        if self.due.pop(call, None) is not None:
+            self.late[call] = True
         self.failed += 1
         self.ended_at = at_s
+
+    def _call_left(self, at_s: float, row: int) -> None:
+        call = self.log.call[row]
+        if self.running.get(call, (0.0, -1))[1] != self.log.library[row]:
+            return
+        self._keeps(at_s - self._stops(call), row)
+        if call in self.open:
+            self._waits(at_s, more=1)
+
+    def _keeps(self, ran_s: float, row: int) -> None:
+        """What was run is useful up to a checkpoint."""
+        kept_s = min(self.log.value[row], ran_s)
+        self.useful_s += kept_s * self._devices_of(row)
+        self.lost_s += (ran_s - kept_s) * self._devices_of(row)
+
+    # ---- other members of gangs
+
+    def _part_began(self, at_s: float, row: int) -> None:
+        self.parts[self.log.library[row], self.log.call[row]] = at_s
+
+    def _part_ended(self, at_s: float, row: int) -> None:
+        call = self.log.call[row]
+        ran_s = (at_s - self.parts.pop((self.log.library[row], call), at_s)) * self._devices_of(row)
+        if call in self.again:
+            self.lost_s += ran_s
+        else:
+            self.useful_s += ran_s
+
+    def _part_left(self, at_s: float, row: int) -> None:
+        self._keeps(at_s - self.parts.pop((self.log.library[row], self.log.call[row]), at_s), row)
+
+    def _devices_of(self, row: int) -> float:
+        return self.devices_of.get(self.log.library[row], 1.0)
 
     # ---- calls that were counted
 
@@ -264,14 +341,16 @@ class _Pass:
 
     def _library_started(self, at_s: float, row: int) -> None:
         self.loading[self.log.library[row]] = at_s
+        if self.log.value[row] > 1:
+            self.devices_of[self.log.library[row]] = self.log.value[row]
 
     def _library_ready(self, at_s: float, row: int) -> None:
-        self.loading_s += at_s - self.loading.pop(self.log.library[row], at_s)
+        self.loading_s += (at_s - self.loading.pop(self.log.library[row], at_s)) * self._devices_of(row)
 
     def _library_ended(self, at_s: float, row: int) -> None:
         self._library_ready(at_s, row)
-        for call in self.held_by.pop(self.log.library[row], ()):
-            self.lost_s += at_s - self.running.pop(call)[0]
+        for call in self.held_by.pop(self.log.library[row], ()):  # the log of an older version does not say it before
+            self.lost_s += (at_s - self.running.pop(call)[0]) * self._devices_of(row)
             if call in self.open:
                 self._waits(at_s, more=1)
 

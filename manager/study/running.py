@@ -26,10 +26,10 @@ from stoker.manager.sim.bound import lower_bound
 from stoker.manager.sim.check import in_order, refuse_impossible
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Outcome, Simulation, SimulationError
-from stoker.manager.sim.workload import contexts_of, has_deadlines
+from stoker.manager.sim.workload import contexts_of
 from stoker.manager.sim.world import World
 from stoker.manager.study.curves import Curves, curves_of
-from stoker.manager.study.figures import Figures, figures_of, share_in_time
+from stoker.manager.study.figures import Figures, figures_of
 from stoker.manager.study.log_file import write_log
 from stoker.manager.study.measures import measure
 from stoker.manager.study.scenario import Calls, Scenario, label
@@ -135,12 +135,8 @@ def run_one(
     measured = measure(simulation.log, until_s=outcome.ended_at)
     calls = _calls(scenario, scenario.world, seed=seed)
     bound_s = lower_bound(scenario.world, calls, seed=seed).ends_at if bound else math.inf
-    in_time = None
-    if has_deadlines(scenario.workload) and not counted:
-        calls = _calls(scenario, scenario.world, seed=seed)
-        in_time = share_in_time(simulation.log, calls, ended_at=outcome.ended_at)
     known_s = bound_s if bound_s < math.inf else None
-    figures = figures_of(simulation.log, outcome, measured, bound_s=known_s, in_time=in_time)
+    figures = figures_of(simulation.log, outcome, measured, bound_s=known_s)
     path = folder / log_name(policy, seed)
     write_log(path, simulation.log, {"scenario": scenario.name, "policy": label(policy), "seed": seed})
     return Finished(policy, seed, outcome, str(path), figures, curves_of(measured), time.perf_counter() - began)

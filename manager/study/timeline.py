@@ -4,6 +4,7 @@ The format is Chrome's JSON ("Trace Event Format", Duca and Sinclair): a list of
 There is a process for the run (curves: calls that wait, devices, items done), one for its blocks (one row each: in the
 queue, running), and one for each pilot: a row for itself and a row for each library, on which its load and its calls
 follow each other. A library that runs several calls at once has more rows, since what overlaps on a row is not drawn.
+A call that a gang runs is drawn on the rows of all its members, each with its rank.
 
 A viewer bears some hundred thousand events. Where there are more calls, so many as needed that follow each other on a
 row without a gap are drawn as one; a call that was cut off is always drawn alone.
@@ -87,6 +88,8 @@ class _Library:
         self.rows: list[int] = []
         self.busy: dict[int, tuple[int, float]] = {}
         """Which row each call runs on, and since when."""
+        self.ranks: dict[int, int] = {}
+        """Of calls that it runs a part of."""
         self.spans: dict[int, _Span] = {}
 
     def free_row(self) -> int | None:
@@ -116,6 +119,16 @@ class _Rows:
             Happened.CALL_BEGAN: lambda at_s, row: self._call_begins(log.library[row], log.call[row], at_s),
             Happened.CALL_ENDED: lambda at_s, row: self._call_ends(
                 log.library[row], log.call[row], at_s, log.value[row]
+            ),
+            Happened.CALL_LEFT: lambda at_s, row: self._call_leaves(
+                log.library[row], log.call[row], at_s, kept_s=log.value[row]
+            ),
+            Happened.PART_BEGAN: lambda at_s, row: self._part_begins(
+                log.library[row], log.call[row], at_s, rank=int(log.value[row])
+            ),
+            Happened.PART_ENDED: lambda at_s, row: self._part_ends(log.library[row], log.call[row], at_s, ""),
+            Happened.PART_LEFT: lambda at_s, row: self._part_ends(
+                log.library[row], log.call[row], at_s, _left(log.value[row])
             ),
             Happened.LIBRARY_STARTED: lambda at_s, row: self._library_starts(log.library[row], log.pilot[row], at_s),
             Happened.LIBRARY_READY: lambda at_s, row: self._library_ready(log.library[row], at_s),
@@ -174,6 +187,38 @@ class _Rows:
         if span.calls >= self._together:
             yield _drawn_span(library.pilot, row, library.spans.pop(row))
 
+    def _call_leaves(self, number: int, call: int, at_s: float, *, kept_s: float) -> Iterator[Event]:
+        library = self._libraries.get(number)
+        if library is None or call not in library.busy:
+            return
+        self._runs_in.pop(call, None)
+        yield self._cut(library, call, at_s, f"call {call}{_left(kept_s)}", lost=not kept_s)
+
+    # ---- parts of gangs
+
+    def _part_begins(self, number: int, call: int, at_s: float, *, rank: int) -> Iterator[Event]:
+        library = self._libraries.get(number)
+        if library is None:
+            return
+        row = library.free_row()
+        if row is None:
+            row = yield from self._new_row(number, library)
+        library.busy[call] = row, at_s
+        library.ranks[call] = rank
+
+    def _part_ends(self, number: int, call: int, at_s: float, how: str) -> Iterator[Event]:
+        library = self._libraries.get(number)
+        if library is None or call not in library.ranks:
+            return
+        rank = library.ranks.pop(call)
+        yield self._cut(library, call, at_s, f"call {call}, rank {rank}{how}", lost=how == _left(0.0))
+
+    def _cut(self, library: _Library, call: int, at_s: float, text: str, *, lost: bool) -> Event:
+        """What ends on a row and is always drawn by itself."""
+        row, began_at = library.busy.pop(call)
+        color = {"cname": "terrible"} if lost else {}
+        return _slice(text, began_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, **color)
+
     # ---- libraries
 
     def _new_row(self, number: int, library: _Library) -> Generator[Event, None, int]:
@@ -207,10 +252,12 @@ class _Rows:
             yield from self._load(number, library, at_s, "load, cut off" if cut else "load")
         for row, span in library.spans.items():
             yield _drawn_span(library.pilot, row, span)
-        for call, (row, began_at) in library.busy.items():
-            self._runs_in.pop(call, None)
-            text, color = (f"call {call}, lost", {"cname": "terrible"}) if cut else (f"call {call}", {})
-            yield _slice(text, began_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, **color)
+        for call in tuple(library.busy):
+            rank = library.ranks.pop(call, 0)
+            if not rank:
+                self._runs_in.pop(call, None)
+            text = f"call {call}, rank {rank}" if rank else f"call {call}"
+            yield self._cut(library, call, at_s, text + (_left(0.0) if cut else ""), lost=cut)
 
     # ---- pilots and blocks
 
@@ -233,6 +280,10 @@ class _Rows:
             yield _slice(before[0], before[1], at_s, pid=_BLOCKS, tid=block)
         if now:
             self._blocks[block] = now, at_s
+
+
+def _left(kept_s: float) -> str:
+    return ", evicted" if kept_s else ", lost"
 
 
 def _drawn_span(pilot: int, row: int, span: _Span) -> Event:

@@ -35,6 +35,8 @@ from stoker.manager.study.tables import Row, open_bytes, read_table, show_path, 
 
 _MOST_GPUS = 10_000
 _MOST_ITEMS = 1_000_000_000
+_MOST_MEMBERS = 1_000_000
+_COLUMNS = (*(name for name in Arrival.__struct_fields__ if name != "gang"), "gang_least", "gang_most")
 
 
 def arrivals_of(
@@ -180,14 +182,14 @@ def _azure_llm(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
 
 def _request(trace: Trace, at_s: float, context: str, input_length: int, expected_output: int) -> Arrival:
     return Arrival(
-        at_s, context, trace.items, input_length, expected_output, trace.priority, float(trace.deadline_s)
+        at_s, context, trace.items, input_length, expected_output, trace.priority, float(trace.deadline_s), trace.gang
     )  # fmt: skip
 
 
 def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arrival]:
     clock = _Clock("at_s")
     context = trace.context if isinstance(trace.context, str) else ""
-    for row in read_table(path, needs=("at_s",), knows=Arrival.__struct_fields__):
+    for row in read_table(path, needs=("at_s",), knows=_COLUMNS):
         if "context" in row:
             context = row.text("context")
             if contexts and context not in contexts:
@@ -196,15 +198,31 @@ def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arri
                 raise row.wrong("context", f"{context!r} is not a context of this scenario; {meant}")
         elif not context:
             raise row.wrong("context", "neither the header has this column, nor does the scenario name a context")
+        items = row.whole("items", least=1) if "items" in row else trace.items
         yield Arrival(
             clock.at(row, row.number("at_s"), since_first=False),
             context,
-            row.whole("items", least=1) if "items" in row else trace.items,
+            items,
             row.whole("input_length") if "input_length" in row else 0,
             row.whole("expected_output") if "expected_output" in row else 0,
             row.whole("priority", least=-1_000_000, most=1_000_000) if "priority" in row else trace.priority,
             row.number("deadline_s") if "deadline_s" in row else float(trace.deadline_s),
+            _gang(row, trace),
+            row.number("fixed_s") if "fixed_s" in row else 0.0,
+            row.whole("items_done", most=items) if "items_done" in row else 0,
         )
+
+
+def _gang(row: Row, trace: Trace) -> tuple[int, int]:
+    """On how many libraries a row's call may run; of one bound alone the scenario has the other."""
+    least, most = trace.gang
+    if "gang_most" in row:
+        most = row.whole("gang_most", least=1, most=_MOST_MEMBERS)
+        least = min(least, most)
+    if "gang_least" in row:
+        least = row.whole("gang_least", least=1, most=most if "gang_most" in row else _MOST_MEMBERS)
+        most = max(least, most)
+    return least, most
 
 
 # ---- SLINFER's JSON

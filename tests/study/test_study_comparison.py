@@ -15,8 +15,8 @@ from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Outcome
 from stoker.manager.study.comparison import Row, columns_for, compare, verdicts, with_bounds
 from stoker.manager.study.curves import Curves
-from stoker.manager.study.figures import Figures, share_in_time
-from stoker.manager.study.measures import Steps
+from stoker.manager.study.figures import Figures, figures_of
+from stoker.manager.study.measures import Steps, measure
 from stoker.manager.study.running import Finished
 from stoker.manager.study.scenario import Scenario, load_scenario, shipped
 from stoker.manager.study.statistics import Estimate, estimate
@@ -174,9 +174,13 @@ def test_a_call_is_in_time_if_it_ended_well_before_its_deadline() -> None:
     small = world(source(1), model(load_s=0.0))
     late = [Arrival(0.0, "llm", items=10, deadline_s=deadline_s) for deadline_s in (10.0, 15.0, 30.0, 0.0, 100.0)]
     simulation, outcome = simulate(small, late, until_s=45.0)
-    assert share_in_time(simulation.log, late, ended_at=outcome.ended_at) == pytest.approx(2 / 3)
+    measured = measure(simulation.log, until_s=outcome.ended_at)
+    assert (measured.deadlines, measured.missed, measured.late) == (3, 1, (1,))
+    figures = figures_of(simulation.log, outcome, measured)
+    assert (figures.in_time, figures.violations) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
     none_known = [replace(call, deadline_s=call.deadline_s if call.deadline_s == 100.0 else 0.0) for call in late]
-    assert share_in_time(simulation.log, none_known, ended_at=outcome.ended_at) is None
+    simulation, outcome = simulate(small, none_known, until_s=45.0)
+    assert measure(simulation.log, until_s=outcome.ended_at).violations is None
 
 
 def test_waits_are_told_where_calls_do_not_all_come_at_once() -> None:
