@@ -123,14 +123,15 @@ class Toy(Desk):
 
     def call(
         self, *names: str, context: str = "bare", items: int = 1, run_s: float = 1.0, raises: bool = False,
-        kills: bool = False, step_s: float = 0.0, **how: Any,
+        kills: bool = False, step_s: float = 0.0, shared: bool = False, meet_s: float = 0.0, fixed_s: float = 0.0,
+        **how: Any,
     ) -> Toy:  # fmt: skip
-        payload = msgspec.msgpack.encode(Work(run_s, raises, kills, step_s))
+        payload = msgspec.msgpack.encode(Work(run_s, raises, kills, step_s, shared, meet_s))
         specs = []
         for name in names:
             id = len(self.ids) + 1
             self.ids[name], self.names[id] = id, name
-            specs.append(CallSpec(id, payload, Features(items)))  # type: ignore[arg-type]
+            specs.append(CallSpec(id, payload, Features(items, fixed_s=fixed_s)))  # type: ignore[arg-type]
         return self.tell(say.Submit("f", context, specs, CallOptions(**how)))  # type: ignore[arg-type]
 
     def tell(self, *messages: Any, numbered: bool = True) -> Toy:

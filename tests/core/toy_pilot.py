@@ -22,17 +22,24 @@ if TYPE_CHECKING:
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a call does: run so long; perhaps raise, or kill its library; report after every `step_s`."""
+    """What a call does: run so long; perhaps raise, or kill its library; report after every `step_s`. If `shared`, the
+    ranks of a gang do it together, once they have met for `meet_s`."""
 
     run_s: float = 1.0
     raises: bool = False
     kills: bool = False
     step_s: float = 0.0
+    shared: bool = False
+    meet_s: float = 0.0
 
 
 class Running:
     def __init__(self, spec: CallSpec, work: Work, started: float, done: float, gang: GangPlace | None) -> None:
         self.spec, self.work, self.started, self.done, self.gang = spec, work, started, done, gang
+        several = gang is not None and gang.size > 1
+        self.rate = gang.size if work.shared and gang is not None else 1
+        self.meet_s = work.meet_s if several else 0.0
+        self.takes_s = self.meet_s + (work.run_s - done) / self.rate
 
 
 class ToyLibrary:
@@ -200,7 +207,7 @@ class ToyPilot:
             done = float(spec.progress or b"0")
             run = library.running[id] = Running(spec, work, self.toy.now, done, gang)
             self.began.append((self.toy.now, id, gang.rank if gang else 0, gang.size if gang else 1))
-            self.toy.after(work.run_s - done, lambda run=run: self._finish(library, run))  # type: ignore[misc]
+            self.toy.after(run.takes_s, lambda run=run: self._finish(library, run))  # type: ignore[misc]
             if work.step_s:
                 self.toy.after(work.step_s, lambda run=run: self._report(library, run))  # type: ignore[misc]
 
@@ -216,7 +223,8 @@ class ToyPilot:
             return
         del library.running[run.spec.call]
         library.served += 1
-        self.say(say.CallsEnded(library.id, [CallEnd(run.spec.call, not run.work.raises, b"", run.work.run_s)]))
+        took_s = run.takes_s if run.work.shared else run.work.run_s
+        self.say(say.CallsEnded(library.id, [CallEnd(run.spec.call, not run.work.raises, b"", took_s)]))
         if library.stopping and not library.running:
             self._gone(library, None)
         elif 0 < library.recipe.calls_per_library <= library.served:
@@ -230,7 +238,7 @@ class ToyPilot:
             self.toy.after(run.work.step_s, lambda: self._report(library, run))
 
     def _progress(self, run: Running) -> CallProgress:
-        done = run.done + self.toy.now - run.started
+        done = run.done + max(0.0, self.toy.now - run.started - run.meet_s) * run.rate
         return CallProgress(run.spec.call, done, run.work.run_s, 0.0, str(done).encode())
 
     def _evict(self, id: int, call: int) -> None:

@@ -1,0 +1,365 @@
+"""`prompt-tuner` at the seams: small cases, whose answer is known by hand, over the toy cluster in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from core.toy import Toy
+
+from stoker.manager.core.commands import ToClient
+from stoker.manager.core.phases import LibraryState
+from stoker.manager.policies.prompt_tuner import prompt_tuner
+from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol.calls import FailureKind, Objective
+from stoker.manager.protocol.to_manager import Cancel
+
+Make = Callable[..., Toy]
+
+LOAD_S, MEET_S = 10.0, 2.0
+
+
+@pytest.fixture
+def lab(toy: Make) -> Make:
+    """Pilots `p1`, `p2` of devices that hold one replica each; contexts `a` and `b`, which load in 10 s. An item takes
+    a second on one replica, half of that on two; to meet takes two. All that is known (unless `told` is False)."""
+
+    def make(*, pilots: int = 1, devices: int = 4, told: bool = True, **how: Any) -> Toy:
+        t = toy(policies=lambda: prompt_tuner(provisioning=TakeWhatComes(), **how))
+        for n in range(pilots):
+            t.pilot(f"p{n + 1}", devices=devices)
+        for key in ("a", "b"):
+            t.context(key, load_s=LOAD_S, declares="8 GB")
+            if told:
+                t.by_hand = True  # the core is told what nobody measured
+                t.core.state.contexts[key].load_s = LOAD_S
+                t.core.state.contexts[key].paces.tell({n: 1.0 / n for n in range(1, 9)}, meet_s=MEET_S)
+        return t
+
+    return make
+
+
+def job(
+    t: Toy, *names: str, items: int = 100, due_in: float = 0.0, gang: tuple[int, int] = (1, 8), drop_late: bool = False,
+    **how: Any,
+) -> Toy:  # fmt: skip
+    """Jobs of so many items. `due_in`: seconds from now; 0 = no deadline."""
+    objective = Objective(deadline_at=t.now + due_in if due_in else 0.0, drop_late=drop_late)
+    how = {"context": "a", "run_s": float(items), "shared": True, "meet_s": MEET_S, **how}
+    return t.call(*names, items=items, gang=gang, objective=objective, **how)
+
+
+def starts(t: Toy, name: str) -> list[tuple[float, int]]:
+    """When each part of a call began, and how many there were."""
+    return sorted((at, size) for p in t.pilots.values() for at, call, _, size in p.began if call == t.ids[name])
+
+
+def size(t: Toy, name: str) -> int:
+    """Of the gang that it ran as last."""
+    return starts(t, name)[-1][1]
+
+
+def libraries(t: Toy, key: str = "a", *, ready: bool = False) -> int:
+    states = (LibraryState.READY,) if ready else (LibraryState.READY, LibraryState.LOADING)
+    return sum(x.state in states for x in t.core.state.contexts[key].libraries.values())
+
+
+def forecasts(t: Toy, name: str) -> list[tuple[float, bool]]:
+    """What the client was told of a call's end, in order."""
+    said = [c.message for commands in t.did for c in commands if isinstance(c, ToClient)]
+    told = [one for message in said if isinstance(message, to_client.Forecasts) for one in message.forecasts]
+    return [(one.ends_at, one.in_time) for one in told if one.call == t.ids[name]]
+
+
+def warm(t: Toy, count: int, key: str = "a") -> Toy:
+    """So many idle libraries."""
+    job(t, *(f"w{key}{n}" for n in range(count)), items=4, due_in=LOAD_S + 4.5, context=key).run()
+    assert libraries(t, key, ready=True) == count
+    return t
+
+
+# ---- as many as the deadline needs
+
+
+@pytest.mark.parametrize(("due_in", "replicas"), [(130.0, 1), (70.0, 2), (50.0, 3), (42.0, 4)])
+def test_so_many_are_warmed_as_its_deadline_needs_and_it_starts_on_all_at_once(
+    lab: Make, due_in: float, replicas: int
+) -> None:
+    t = job(lab(), "j", due_in=due_in).run()
+    assert {n for _, n in starts(t, "j")} == {replicas}
+    assert len({at for at, _ in starts(t, "j")}) == 1
+    assert t.ended_at["j"] <= due_in
+    assert libraries(t) == replicas
+
+
+def test_warm_ones_that_are_idle_are_used_first_and_only_the_rest_is_warmed(lab: Make) -> None:
+    t = warm(lab(), 1)
+    began = t.now
+    job(t, "j", due_in=55.0).run()
+    assert size(t, "j") == 3
+    assert libraries(t) == 3
+    assert t.ended_at["j"] <= began + 55.0
+
+
+def test_what_was_ordered_is_not_ordered_again_by_the_next_rounds(lab: Make) -> None:
+    t = job(lab(pilots=2), "j", "k", due_in=130.0)
+    for _ in range(40):
+        t.run(until=t.now + 0.25)
+        assert libraries(t) <= 2
+    t.run()
+    assert t.ended_at["k"] <= 130.0
+
+
+def test_a_promised_replica_is_not_given_to_somebody_who_came_later(lab: Make) -> None:
+    t = warm(lab(), 1)
+    began = t.now
+    job(t, "j", due_in=70.0).run(until=t.now + 5.0)  # two: the idle one, and one that loads
+    job(t, "k", items=50, due_in=500.0).run()
+    assert size(t, "j") == 2
+    assert t.ended_at["j"] <= began + 70.0
+    assert starts(t, "k")[0][0] > starts(t, "j")[0][0]
+
+
+def test_a_job_with_time_waits_for_devices_that_come_free_and_warms_none(lab: Make) -> None:
+    t = warm(lab(), 2)
+    job(t, "j", items=40, due_in=60.0, gang=(2, 2)).run(until=t.now + 1.0)
+    job(t, "k", items=40, due_in=120.0).run()
+    assert libraries(t) == 2
+    assert starts(t, "k")[0][0] >= t.ended_at["j"]
+
+
+def test_without_delay_it_does_not_wait(lab: Make) -> None:
+    t = warm(lab(delay=False), 2)
+    job(t, "j", items=40, due_in=60.0, gang=(2, 2)).run(until=t.now + 1.0)
+    job(t, "k", items=40, due_in=120.0).run()
+    assert libraries(t) == 3
+    assert starts(t, "k")[0][0] < t.ended_at["j"]
+
+
+def test_the_nearest_deadline_gets_its_devices_first_whoever_came_first(lab: Make) -> None:
+    t = warm(lab(devices=2), 2)
+    job(t, "busy", items=20, due_in=30.0, gang=(2, 2)).run(until=t.now + 1.0)
+    job(t, "late", items=20, due_in=300.0, gang=(2, 2))
+    job(t, "soon", items=20, due_in=60.0, gang=(2, 2)).run()
+    assert starts(t, "soon")[0][0] < starts(t, "late")[0][0]
+
+
+def test_what_is_done_before_the_first_item_counts_and_a_unit_of_work_may_be_a_token(lab: Make) -> None:
+    t = job(lab(), "j", due_in=130.0, fixed_s=40.0).run(until=1.0)
+    assert libraries(t) == 2
+
+
+# ---- who is late
+
+
+def test_a_job_that_cannot_be_in_time_is_told_so_at_once_and_runs_when_nobody_else_wants_to(lab: Make) -> None:
+    t = warm(lab(devices=2), 2)
+    began = t.now
+    job(t, "busy", items=60, due_in=40.0, gang=(2, 2)).run(until=t.now + 1.0)
+    job(t, "lost", items=400, due_in=20.0)
+    job(t, "good", items=40, due_in=80.0, gang=(2, 2)).run()
+    first_said, in_time = forecasts(t, "lost")[0]
+    assert not in_time
+    assert first_said > began + 400.0
+    assert forecasts(t, "good")[0][1]
+    assert starts(t, "lost")[0][0] > starts(t, "good")[0][0]
+    assert size(t, "lost") == 1
+    assert t.ended["lost"].ok
+
+
+def test_one_that_is_to_be_dropped_if_late_is_and_the_reason_says_what_would_be_possible(lab: Make) -> None:
+    t = job(lab(), "lost", due_in=20.0, drop_late=True).run()
+    failure = t.ended["lost"].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.DROPPED
+    assert "deadline is in 20 s" in failure.message
+    assert "sooner than in 37 s" in failure.message, "10 s to load on four, 2 to meet, 25 to run"
+    assert t.ended_at["lost"] < 1.0
+
+
+def test_a_deadline_in_the_past_is_late_and_nothing_worse(lab: Make) -> None:
+    t = lab().run(until=50.0)
+    job(t, "j", due_in=-10.0)
+    job(t, "k", due_in=-10.0, drop_late=True).run()
+    assert t.ended["j"].ok
+    assert t.ended["k"].failure is not None
+    assert "was 10 s ago" in t.ended["k"].failure.message
+
+
+def test_a_forecast_is_told_again_when_it_has_changed_and_not_in_every_round(lab: Make) -> None:
+    t = job(lab(), "j", due_in=130.0, step_s=1.0).run()
+    said = forecasts(t, "j")
+    assert all(in_time for _, in_time in said)
+    assert said[0][0] == pytest.approx(110.0, abs=0.5)
+    assert len(said) <= 3
+
+
+def test_jobs_without_deadlines_run_on_what_is_there_as_few_as_they_can_do_with(lab: Make) -> None:
+    t = job(lab(), "j", "k", items=30, gang=(2, 4)).run()
+    assert {n for _, n in starts(t, "j") + starts(t, "k")} == {2}
+
+
+# ---- letting go
+
+
+def test_a_library_that_nobody_has_used_for_the_window_is_unloaded(lab: Make) -> None:
+    t = warm(lab(), 2)
+    idle_since = t.now
+    job(t, "j", items=100, due_in=105.0).run(until=idle_since + 59.0)
+    assert libraries(t) == 2
+    t.run(until=idle_since + 62.0)
+    assert libraries(t) == 1
+    t.run(until=t.ended_at.get("j", idle_since + 101.0) + 59.0)
+    assert libraries(t) == 1
+    t.run(until=t.ended_at["j"] + 62.0)
+    assert libraries(t) == 0
+
+
+def test_another_window(lab: Make) -> None:
+    t = warm(lab(window_s=5.0), 2)
+    t.run(until=t.now + 6.0)
+    assert libraries(t) == 0
+
+
+def test_without_reuse_every_job_has_libraries_of_its_own(lab: Make) -> None:
+    t = job(lab(reuse=False), "j", items=10, due_in=30.0).run()
+    job(t, "k", items=10, due_in=30.0).run()
+    assert t.core.state.contexts["a"].loads == 2
+    t.run(until=t.now + 1.0)
+    assert libraries(t) == 0
+
+
+def test_no_other_model_gets_what_is_warm_before_its_window_is_over_unless_told_so(lab: Make) -> None:
+    def second(*, early: bool) -> tuple[bool, float]:
+        t = warm(lab(devices=2, early=early), 2)
+        due_at = t.now + 40.0
+        job(t, "j", items=20, due_in=40.0, context="b").run()
+        return t.ended_at["j"] <= due_at, t.now
+
+    assert second(early=True)[0]
+    assert not second(early=False)[0]
+
+
+# ---- what goes wrong
+
+
+def test_a_gang_that_loses_a_pilot_starts_again_from_its_checkpoint_with_what_is_left_to_do(lab: Make) -> None:
+    t = job(lab(pilots=2, devices=2), "j", due_in=50.0, step_s=1.0)
+    t.run(until=25.0)
+    assert size(t, "j") == 3
+    t.kill("p2")
+    t.run()
+    assert t.ended["j"].ok
+    assert size(t, "j") <= 2
+    assert (t.ended_at["j"] - starts(t, "j")[-1][0]) * size(t, "j") < 75.0, "a third of it had been done"
+
+
+def test_what_was_promised_and_is_lost_is_ordered_anew(lab: Make) -> None:
+    t = job(lab(pilots=2, devices=2), "j", due_in=90.0, gang=(2, 2)).run(until=5.0)
+    t.kill("p1")
+    t.run()
+    assert size(t, "j") == 2
+    assert t.ended_at["j"] <= 90.0
+
+
+def test_a_pilot_that_is_cut_off_for_a_moment_costs_no_load(lab: Make) -> None:
+    t = job(lab(pilots=2, devices=1), "j", due_in=130.0).run(until=5.0)
+    holder = next(iter(t.core.state.contexts["a"].libraries.values())).pilot.id
+    t.cut(holder, back_after=1.0)
+    t.run()
+    assert t.core.state.contexts["a"].loads == 1
+    assert t.ended["j"].ok
+
+
+def test_a_load_that_fails_again_and_again_ends_the_call_with_what_was_wrong(lab: Make) -> None:
+    t = lab(pilots=2)
+    t.context("bad", load_s=1.0, declares="8 GB", broken="no such model")
+    job(t, "j", due_in=100.0, context="bad").run(limit_s=60.0)
+    assert t.ended["j"].failure is not None
+    assert "no such model" in t.ended["j"].failure.message
+
+
+def test_a_context_that_no_device_can_hold_is_an_error_at_once(lab: Make) -> None:
+    t = lab()
+    t.context("huge", declares="80 GB")
+    job(t, "j", due_in=100.0, context="huge").run(limit_s=60.0)
+    assert t.ended["j"].failure is not None
+    assert t.ended["j"].failure.kind is FailureKind.NO_DEVICE
+
+
+def test_a_job_that_is_cancelled_leaves_what_it_was_promised_to_others(lab: Make) -> None:
+    t = job(lab(devices=2), "j", due_in=70.0).run(until=5.0)
+    t.tell(Cancel((t.ids["j"],)))
+    job(t, "k", items=20, due_in=40.0).run()
+    assert t.ended_at["k"] <= 45.0
+    assert t.core.state.contexts["a"].loads == 2
+
+
+# ---- replicas of several devices
+
+
+def test_a_replica_may_be_several_devices_of_one_pilot(lab: Make) -> None:
+    t = lab(pilots=3, devices=3)
+    t.context("big", load_s=LOAD_S, declares="8 GB", devices=2)
+    t.core.state.contexts["big"].load_s = LOAD_S
+    t.core.state.contexts["big"].paces.tell({n: 1.0 / n for n in range(1, 9)})
+    job(t, "j", due_in=50.0, context="big").run()
+    assert size(t, "j") == 3
+    assert all(len({d.pilot.id for d in x.devices}) == 1 for x in t.core.state.contexts["big"].libraries.values())
+
+
+# ---- before anything was measured
+
+
+def test_the_first_job_measures_on_the_fewest_that_it_can_run_on_and_the_next_one_is_predicted(lab: Make) -> None:
+    t = lab(told=False)
+    job(t, "first", items=40, due_in=500.0, gang=(2, 4), step_s=1.0).run()
+    assert size(t, "first") == 2
+    job(t, "next", items=80, due_in=36.0, gang=(1, 4)).run()
+    assert size(t, "next") == 4
+    assert forecasts(t, "next")
+
+
+def test_several_first_jobs_do_not_wait_for_each_other(lab: Make) -> None:
+    t = job(lab(told=False), "j", "k", "l", items=40, due_in=500.0).run(until=30.0)
+    assert {starts(t, name)[0][0] for name in "jkl"} == {starts(t, "j")[0][0]}
+    t.run()
+
+
+# ---- beside other calls
+
+
+def test_ordinary_calls_take_what_jobs_leave_and_go_their_own_way_when_no_job_waits(lab: Make) -> None:
+    t = warm(lab(devices=2), 2)
+    job(t, "j", items=20, due_in=30.0, gang=(2, 2)).run(until=t.now + 1.0)
+    t.call("c1", "c2", context="a", run_s=3.0)
+    job(t, "k", items=20, due_in=60.0, gang=(2, 2)).run()
+    assert starts(t, "k")[0][0] < starts(t, "c1")[0][0]
+    assert all(end.ok for end in t.ended.values())
+    began = t.now
+    t.call(*(f"d{n}" for n in range(20)), context="a", run_s=0.01).run()
+    assert t.now - began < 0.5, "nobody waited for a round"
+
+
+def test_calls_by_themselves_with_a_deadline_are_sent_and_not_ganged(lab: Make) -> None:
+    t = job(lab(), "c", items=20, due_in=60.0, gang=(1, 1)).run()
+    assert t.ended_at["c"] <= 60.0
+    assert size(t, "c") == 1
+
+
+def test_a_context_of_which_nobody_wants_deadlines_makes_room_at_once(lab: Make) -> None:
+    t = lab(devices=2)
+    t.context("plain", load_s=1.0, declares="8 GB").call("c1", "c2", context="plain").run()
+    assert libraries(t, "plain") == 2
+    began = t.now
+    job(t, "j", items=20, due_in=50.0).run()
+    assert t.ended_at["j"] <= began + 50.0
+
+
+def test_ordinary_contexts_may_have_idle_replicas_at_once(lab: Make) -> None:
+    t = warm(lab(devices=2), 2)
+    began = t.now
+    t.context("plain", load_s=1.0, declares="8 GB").call("c", context="plain").run()
+    assert t.now - began < 10.0
