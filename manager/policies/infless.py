@@ -87,14 +87,14 @@ class Infless(InRounds):
     instances stay so long; without, by histogram, between `least_s` and `most_s`, and `most_s` before there is one."""
 
     def __init__(
-        self, residency: ByOrder, *, order: Order = Order.ARRIVAL, window_s: float = 60.0,
+        self, residency: ByOrder, *, order: Order | str = Order.ARRIVAL, window_s: float = 60.0,
         keep_alive_s: float | None = None, gamma: float = 0.5, tail: float = 0.99, long_s: float = 3600.0,
         short_s: float = 300.0, least_s: float = 10.0, most_s: float = 60.0, margin: float = 0.1,
         period_s: float = 0.05,
     ) -> None:  # fmt: skip
         super().__init__(period_s=period_s)
         self.residency = residency
-        self.order = order
+        self.order = Order(order)
         self.window_s, self.keep_alive_s = window_s, keep_alive_s
         self.gamma, self.tail = gamma, tail
         self.long_s, self.short_s = long_s, short_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -60,13 +60,13 @@ def _policies(
     return make
 
 
-def _by_order(dispatch: Callable[[ByOrder], Dispatch]) -> Make:
-    """Where dispatch orders what residency is to load."""
+def _by_order(dispatch: Callable[..., Dispatch]) -> Make:
+    """Where dispatch orders what residency is to load. Settings are dispatch's."""
 
-    def make(*, provisioning: Provisioning | None = None) -> Policies:
+    def make(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
         asked = provisioning or KeepBlocks()
         residency = ByOrder(provisioning=asked)
-        return Policies(dispatch=dispatch(residency), residency=residency, provisioning=asked)
+        return Policies(dispatch=dispatch(residency, **settings), residency=residency, provisioning=asked)
 
     return make
 

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from core.toy import Toy
 
+from stoker.manager.core.events import AdviceArrived, ContextAdvice
 from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies.elastic_flow import ElasticFlow
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.replicas import ByOrder
 from stoker.manager.protocol.calls import Objective
+from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_manager import Cancel
 
 Make = Callable[..., Toy]
@@ -40,12 +42,11 @@ def lab(toy: Make) -> Make:
 
     def make(*, devices: int = 4, **how: Any) -> Toy:
         t = toy(policies=elastic_flow(**how))
-        t.by_hand = True  # the core is told times that nobody measured
         t.pilot("p1", devices=devices)
         for key in ("a", "b"):
             t.context(key, load_s=10.0)
-            t.core.state.contexts[key].paces.tell({1: 1.0, 2: 0.5, 4: 0.25, 8: 0.125}, meet_s=2.0)
-            t.core.state.contexts[key].load_s = 10.0
+            known = ContextAdvice(load_s=10.0, paces={1: 1.0, 2: 0.5, 4: 0.25, 8: 0.125}, meet_s=2.0)
+            t.give(AdviceArrived(RecipeKey(key), {"": known}))
         return t
 
     return make

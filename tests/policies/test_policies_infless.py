@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from core.toy import Toy
 
+from stoker.manager.core.events import AdviceArrived, ContextAdvice
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Policies
 from stoker.manager.policies.infless import Infless, Order
@@ -15,6 +16,7 @@ from stoker.manager.policies.infless_traffic import Traffic
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.replicas import ByOrder
 from stoker.manager.protocol.calls import Objective
+from stoker.manager.protocol.ids import RecipeKey
 
 Make = Callable[..., Toy]
 
@@ -46,13 +48,12 @@ def lab(toy: Make) -> Make:
 
     def make(*, pilots: int = 2, **how: Any) -> Toy:
         t = toy(policies=infless(**how))
-        t.by_hand = True  # the core is told times that nobody measured
         for n in range(pilots):
             t.pilot(f"p{n + 1}", devices=4)
         for key in ("a", "b"):
             t.context(key, load_s=10.0)
-            t.core.state.contexts[key].paces.tell({1: 1.0, 2: 0.5, 4: 0.25, 8: 0.125}, meet_s=2.0)
-            t.core.state.contexts[key].load_s = 10.0
+            known = ContextAdvice(load_s=10.0, paces={1: 1.0, 2: 0.5, 4: 0.25, 8: 0.125}, meet_s=2.0)
+            t.give(AdviceArrived(RecipeKey(key), {"": known}))
         return t
 
     return make
