@@ -55,8 +55,9 @@ class Phase(enum.Enum):
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One job at one moment. Times are seconds since the epoch, on the submitter's clock; None where there is none.
 
-    `first_ends_at` is the first forecast. `metric` is of the last evaluation that is known, `metric_name` what it is.
-    `devices` are those it runs on. `why`: what it waits for, or why it failed.
+    `first_ends_at` is the scheduler's first forecast. `metric` is of the last evaluation that is known, `metric_name`
+    what it is. `devices` are those it runs on; on these it was seen first at `seen_at`, after `seen_iteration`
+    iterations, and at its pace there it ends at `measured_ends_at`. `why`: what it waits for, or why it failed.
     """
 
     name: str
@@ -76,6 +77,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     first_ends_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
+    seen_at: float | None = None
+    seen_iteration: int = 0
+    measured_ends_at: float | None = None
     restarts: int = 0
     why: str = ""
     at: float = 0.0

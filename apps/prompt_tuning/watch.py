@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from stoker.manager.executor.futures import AppCallFuture, CallFuture
 
 _MOST_CALLS = 1000
+_MEASURED = 10
+"""After so many iterations on its devices a job's own pace says when it ends."""
 
 
 class Picture(msgspec.Struct, frozen=True):
@@ -96,23 +98,22 @@ def look(entry: Entry, *, call: CallFuture | None, picture: Picture | None, now:
         listed = next((one for one in picture.calls if one.call == entry.call), None)
     if listed is not None and picture is not None:
         entry = _placed(entry, listed, picture, now)
-    if call.progress is not None:
-        entry = _told(entry, call.progress, now)
-    return _forecast(entry, call.forecast)
+    entry = _forecast(entry, call.forecast)
+    return entry if call.progress is None else _told(entry, call.progress, now)
 
 
 def _placed(entry: Entry, listed: ListedCall, picture: Picture, now: float) -> Entry:
     """Where the call is."""
+    if listed.state is ListedState.FAILED:
+        return entry
+    if entry.devices and entry.devices != listed.where:  # it has lost one of them, or was asked to make room
+        entry = msgspec.structs.replace(entry, devices=(), restarts=entry.restarts + 1, seen_at=None)
     if listed.state is ListedState.RUNNING:
         since = now - listed.since_s
         return msgspec.structs.replace(
             entry, phase=Phase.TUNING, devices=listed.where, why="",
             started_at=since if entry.started_at is None else entry.started_at,
         )  # fmt: skip
-    if listed.state is ListedState.FAILED:
-        return entry
-    again = entry.phase is Phase.TUNING
-    entry = msgspec.structs.replace(entry, devices=(), restarts=entry.restarts + again)
     context = next((one for one in picture.contexts if one.name == listed.context), None)
     if devices := picture.loading_on.get(listed.context, ()) if context is not None and not context.hot else ():
         return msgspec.structs.replace(entry, phase=Phase.LOADING, why=f"its model loads on {', '.join(devices)}")
@@ -132,16 +133,21 @@ def _reason(listed: ListedCall, context: ContextStatus | None, picture: Picture)
 
 def _told(entry: Entry, progress: CallProgress, now: float) -> Entry:
     """What the call says of itself."""
-    saved = saved_in(progress)
-    ends_at = entry.ends_at
-    if entry.started_at is not None and progress.done > entry.iteration:
-        # From the first step on, as far as it is seen: what came before it comes once.
-        pace_s = (now - entry.started_at) / progress.done
-        ends_at = now + pace_s * max(0.0, progress.total - progress.done)
-    return msgspec.structs.replace(
-        entry, iteration=int(progress.done), iterations=int(progress.total), loss=progress.metric,
-        metric=saved.metric if saved is not None else entry.metric, ends_at=ends_at,
+    saved, done = saved_in(progress), int(progress.done)
+    entry = msgspec.structs.replace(
+        entry, iterations=int(progress.total) or entry.iterations, loss=progress.metric,
+        metric=saved.metric if saved is not None else entry.metric,
     )  # fmt: skip
+    if entry.seen_at is None or done < entry.seen_iteration:
+        return msgspec.structs.replace(entry, iteration=done, seen_at=now, seen_iteration=done)
+    made = done - entry.seen_iteration
+    if made < _MEASURED or entry.phase is not Phase.TUNING:
+        return msgspec.structs.replace(entry, iteration=done)
+    # What was measured since it runs here is nearer to the truth than what a scheduler promises, which is a bound.
+    if done == entry.iteration and entry.measured_ends_at is not None:
+        return msgspec.structs.replace(entry, ends_at=entry.measured_ends_at)
+    ends_at = now + (now - entry.seen_at) / made * (entry.iterations - done)
+    return msgspec.structs.replace(entry, iteration=done, ends_at=ends_at, measured_ends_at=ends_at)
 
 
 def _forecast(entry: Entry, forecast: CallForecast | None) -> Entry:

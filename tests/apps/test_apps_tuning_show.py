@@ -1,0 +1,164 @@
+"""Where jobs are, in words: states from what a session says, lines, reports."""
+
+import datetime
+import fcntl
+import os
+
+import msgspec
+import pytest
+
+from stoker.apps.prompt_tuning import order, report, show
+from stoker.apps.prompt_tuning.board import Entry, Phase, Seen, read_board, write_entry
+from stoker.apps.prompt_tuning.order import Initial, Saved
+from stoker.apps.prompt_tuning.watch import Picture, look
+from stoker.contexts import payloads
+from stoker.errors import ConfigError
+from stoker.manager.executor.futures import CallFuture
+from stoker.manager.protocol.calls import CallForecast, CallProgress
+from stoker.manager.protocol.ids import CallId
+from stoker.manager.protocol.listed import ListedCall, ListedState
+from stoker.manager.protocol.to_client import ContextStatus
+
+NOON = datetime.datetime(2026, 11, 22, 12).timestamp()
+JOB = Entry(name="facts", iterations=500, metric_name="accuracy", reach=0.9, submitted_at=NOON, deadline_at=NOON + 600)
+
+
+def sent(*said):
+    """The call's future, which has been told this."""
+    future = CallFuture(None)
+    future.call = CallId(1)
+    for one in said:
+        future.report(one)
+    return future
+
+
+def progress(done, *, metric=None):
+    state = payloads.dumps(order.pack(Saved(Initial("x"), b"y", metric)), what="checkpoint")
+    return CallProgress(1, done, 500.0, 0.5, b"" if metric is None else state)
+
+
+def listed(call="c-1", *, state=ListedState.WAITING, since_s=5.0, where=()):
+    return ListedCall(call, "tune_prompt", "llm", state, since_s, where)
+
+
+def context(*, hot=0, loading=0, waits_for="no pilot has joined yet"):
+    return ContextStatus(
+        key="k", name="llm", hot=hot, loading=loading, queued=1, running=0, loads=0, ended=0, load_s=0.0,
+        load_total_s=0.0, run_s=0.0, run_total_s=0.0, memory_bytes=0, waits_for=waits_for,
+    )  # fmt: skip
+
+
+def picture(*calls, **more):
+    return Picture(calls, (context(**more),), {"llm": ("cpu:0",)} if more.get("loading") else {})
+
+
+def seen(entry, at, *, call=None, of=None):
+    return look(entry, call=call or sent(), picture=of, now=NOON + at)
+
+
+def test_a_waiting_job_says_what_for():
+    assert seen(JOB, 1, of=picture(listed())).why == "no pilot has joined yet"
+    behind = seen(JOB, 1, of=picture(listed("c-0"), listed()))
+    assert (behind.phase, behind.why) == (Phase.QUEUED, "1 job before it")
+    assert "hot devices are busy" in seen(JOB, 1, of=picture(listed(), hot=2)).why
+    loading = seen(JOB, 1, of=picture(listed(), loading=1))
+    assert (loading.phase, loading.why) == (Phase.LOADING, "its model loads on cpu:0")
+    assert look(JOB, call=None, picture=None) == JOB
+
+
+def test_a_running_job_ends_as_its_own_pace_says_and_before_that_as_it_is_forecast():
+    running = picture(listed(state=ListedState.RUNNING, since_s=10.0, where=("a/lib-1", "b/lib-2")))
+    forecast = CallForecast(1, NOON + 700, False)
+    entry = seen(JOB, 30, call=sent(progress(2, metric=0.5), forecast), of=running)
+    assert (entry.phase, entry.devices, entry.started_at) == (Phase.TUNING, ("a/lib-1", "b/lib-2"), NOON + 20)
+    assert (entry.iteration, entry.loss, entry.metric) == (2, 0.5, 0.5)
+    assert (entry.ends_at, entry.first_ends_at, entry.in_time) == (NOON + 700, NOON + 700, False)
+    later = seen(entry, 50, call=sent(progress(102), forecast), of=running)
+    assert later.ends_at == NOON + 50 + 398 * 20 / 100
+    assert later.in_time is True
+    assert later.metric == 0.5
+    # No report came in between: the end does not move with the clock.
+    assert seen(later, 52, call=sent(progress(102), forecast), of=running).ends_at == later.ends_at
+    assert later.restarts == 0
+    # It goes on with one device less.
+    alone = picture(listed(state=ListedState.RUNNING, where=("a/lib-1",)))
+    again = seen(later, 60, call=sent(progress(90), forecast), of=alone)
+    assert (again.restarts, again.devices, again.started_at) == (1, ("a/lib-1",), NOON + 20)
+    assert again.ends_at == NOON + 700
+
+
+def test_deadlines_in_words():
+    now = NOON + 60
+    cases = [
+        (JOB, "deadline 12:10:00"),
+        (replaced(ends_at=NOON + 540), "ends 12:09:00, in time by 1 min (deadline 12:10:00)"),
+        (replaced(ends_at=NOON + 720), "ends 12:12:00, late by 2 min (deadline 12:10:00)"),
+        (replaced(phase=Phase.DONE, ended_at=NOON + 570), "ended 12:09:30, in time by 30 s (deadline 12:10:00)"),
+        (replaced(phase=Phase.FAILED, ended_at=NOON), "deadline 12:10:00"),
+        (replaced(deadline_at=None, ends_at=NOON + 86_400), "ends 2026-11-23 12:00"),
+        (replaced(deadline_at=None), ""),
+    ]
+    for entry, said in cases:
+        assert show.due(entry, now=now) == said
+    late = replaced(ends_at=NOON + 720)
+    assert "the earliest that can be met is 12:12:00, 2 min later; it runs" in show.told_late(
+        late, now=now, drops=False
+    )
+    assert "it is dropped" in show.told_late(late, now=now, drops=True)
+
+
+def replaced(**changes):
+    return msgspec.structs.replace(JOB, **changes)
+
+
+def test_a_board_has_a_line_a_job():
+    tuning = replaced(phase=Phase.TUNING, iteration=120, loss=0.4123, metric=0.75, devices=("a/lib-1",), ends_at=NOON)
+    failed = replaced(name="other", phase=Phase.FAILED, why="no\nmodel", deadline_at=None)
+    lines = show.board([Seen("runs/a", tuning), Seen("runs/b", failed, abandoned=True)], now=NOON)
+    assert lines[0] == "2 tuning jobs: 1 tuning, 1 failed"
+    assert lines[2].split("  ")[1:] == [
+        "facts", "tuning", "120/500", "loss 0.412", "accuracy 0.75 of 0.9", "1 device",
+        "ends 12:00:00, in time by 10 min (deadline 12:10:00)",
+    ]  # fmt: skip
+    assert lines[4:6] == ["      no", "      model"]
+    assert lines[-1].startswith("other: whoever submitted it is gone")
+    assert "stoker tune submit" in show.board([], now=NOON)[0]
+
+
+def test_jobs_are_found_in_their_folders(tmp_path):
+    assert read_board(tmp_path / "nothing") == []
+    for name, at, phase in (("b", 2.0, Phase.DONE), ("a", 1.0, Phase.TUNING), ("c", 3.0, Phase.TUNING)):
+        write_entry(tmp_path / name, replaced(name=name, submitted_at=at, phase=phase))
+        (tmp_path / name / ".lock").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "state.json").write_text("{")
+    held = os.open(tmp_path / "c" / ".lock", os.O_RDWR)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    found = read_board(tmp_path)
+    assert [(one.entry.name, one.abandoned) for one in found] == [("a", True), ("b", False), ("c", False)]
+    os.close(held)
+    assert [one.entry.name for one in read_board(tmp_path / "b")] == ["b"]
+    with pytest.raises(ConfigError, match="is no folder of runs"):
+        read_board(tmp_path / "a" / "state.json")
+
+
+def test_a_report_says_why_a_deadline_was_missed():
+    done = replaced(
+        phase=Phase.DONE, started_at=NOON + 90, ended_at=NOON + 720, first_ends_at=NOON + 700, restarts=1,
+        devices=("a/lib-1",),
+    )  # fmt: skip
+    said = report.why(done)
+    assert "it waited 1 min 30 s for its model and devices and ran 10 min 30 s on 1 device" in said
+    assert "started again 1 time, from its last checkpoint" in said
+    assert "10 min were too few for its iterations alone" in said
+    assert "told when it was submitted" in said
+    early = replaced(phase=Phase.DONE, started_at=NOON + 90, ended_at=NOON + 300, devices=("a", "b"))
+    assert report.why(early) == "it waited 1 min 30 s for its model and devices and ran 3 min 30 s on 2 devices"
+    failed = replaced(name="bad", phase=Phase.FAILED, ended_at=NOON + 1, why="its prompt is too long")
+    lines = report.render([report.Outcome("runs/x", entry) for entry in (done, early, failed, JOB)], now=NOON)
+    assert lines[0] == "4 tuning jobs · 1 of 3 deadlines met, 1 not over yet"
+    assert "  facts   done at 12:12:00, late by 2 min (deadline 12:10:00)" in lines
+    assert "  bad   failed: no tuned prompt" in lines
+    assert "    its prompt is too long" in lines
+    assert report.facts(report.Outcome("runs/x", done))["in_time"] is False
