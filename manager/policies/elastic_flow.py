@@ -49,7 +49,7 @@ class ElasticFlow(InRounds):
     """Dispatch and loads of the baseline; see the module's text. Times in seconds."""
 
     def __init__(
-        self, residency: ByOrder, *, slot_s: float = 5.0, rescale: bool = True, period_s: float = 0.05
+        self, residency: ByOrder, *, slot_s: float = 1.0, rescale: bool = True, period_s: float = 0.05
     ) -> None:
         super().__init__(period_s=period_s)
         self.residency = residency
@@ -137,24 +137,28 @@ class ElasticFlow(InRounds):
         """A call as the plan sees it, in devices."""
         context, options = call.group.context, call.group.options
         unit, smallest = context.recipe.needs.devices, max(1, options.gang[0])
-        times = item_times_s(call)
+        times, left, fresh = item_times_s(call), left_of(view, call), not call.spec.progress
+        known = {smallest: call.group.cost.run_s or UNKNOWN_RUN_S} if times is None else times
         due = options.objective.deadline_at if times is not None else 0.0
-        run_s = {smallest: call.group.cost.run_s or UNKNOWN_RUN_S} if times is None else times
-        left = left_of(view, call)
-        steps = by_two(((size, left * seconds) for size, seconds in run_s.items()), smallest=smallest, unit=unit)
-        fresh = not call.spec.progress
-        warm_s = starts_in_s(call, size=options.gang[1], fresh=fresh)
-        start_s = load_s(context) + warm_s
-        if call.holder is not None and call.id not in self._evicted:
-            size, fixed = _size(call), not self._can_change(call)
-            lag_s = max(0.0, call.sent_at + starts_in_s(call, size=size, fresh=fresh) - view.now)
-            if fixed:
-                steps = ((size * unit, left * run_s.get(size, UNKNOWN_RUN_S)),)
-            return Job(call.id, due, steps, size * unit, start_s, lag_s, fixed)
-        places = self._places.get(call.id, []) if call.id not in self._evicted else []
-        started = [x.started_at for p in places if (x := library_at(view, context, p)) is not None]
-        lag_s = max(0.0, max(started, default=0.0) + load_s(context) - view.now) + warm_s
-        return Job(call.id, due, steps, len(places) * unit, start_s, lag_s)
+        runs = call.holder is not None and call.id not in self._evicted
+        has = _size(call) if runs else 0
+        fixed = runs and not self._can_change(call)
+        once_s = starts_in_s(call, size=1, fresh=fresh)
+        run_s = [  # who goes on as it is has met already
+            (size, left * seconds + (starts_in_s(call, size=size, fresh=False) if size != has else 0.0))
+            for size, seconds in known.items()
+        ]
+        steps = by_two(run_s, smallest=smallest, unit=unit)
+        if fixed:
+            steps = ((has * unit, left * known.get(has, UNKNOWN_RUN_S)),)
+        if runs:
+            lag_s = max(0.0, call.sent_at + starts_in_s(call, size=has, fresh=fresh) - view.now)
+        else:
+            places = self._places.get(call.id, []) if call.id not in self._evicted else []
+            has = len(places)
+            started = [x.started_at for place in places if (x := library_at(view, context, place)) is not None]
+            lag_s = max(0.0, max(started, default=0.0) + load_s(context) - view.now) + once_s
+        return Job(call.id, due, steps, has * unit, load_s(context) + once_s, lag_s, fixed)
 
     # ---- steps towards it
 
