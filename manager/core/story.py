@@ -118,6 +118,11 @@ def waits_for(state: State, context: Context) -> str:
     ready = [x for x in context.libraries.values() if x.state is LibraryState.READY]
     loading = [x for x in context.libraries.values() if x.state is LibraryState.LOADING]
     stopping = [x for x in context.libraries.values() if x.state is LibraryState.STOPPING]
+    head = context.queue.head()
+    gang = head.group.options.gang[0] if head is not None else 1
+    if ready and len(ready) < gang:
+        more = f", {len(loading)} loading" if loading else ""
+        return f"the first of {queued} calls wants {gang} devices at once; {len(ready)} with {name} here{more}"
     if ready:
         plural = "library is" if len(ready) == 1 else "libraries are"
         wait = queued * context.run_s / sum(x.slots for x in ready)

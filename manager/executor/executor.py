@@ -261,8 +261,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return future
 
     def outstanding(self) -> int:
-        """Calls that have not ended."""
-        return len(self._link.waiting) if self._link else 0
+        """Slots that calls which have not ended take or want; Parsl's kernel starts blocks for them."""
+        return self._link.waiting.slots if self._link else 0
 
     @property
     def tasks(self) -> dict[Any, Any]:

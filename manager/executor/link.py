@@ -118,7 +118,7 @@ class Link:
         if self._over is not None:
             raise self._over
         call = CallId(self._base | next(self._sequence))
-        self.waiting.add(call, payload, waiter)
+        self.waiting.add(call, payload, waiter, members=job.members)
         self._out.queue.append((job, CallSpec(call, payload, features)))
         if len(self.waiting.waiters) < DIRECT_BELOW:
             self._send_now()

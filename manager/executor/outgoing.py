@@ -51,6 +51,11 @@ class Job:
     options: CallOptions
     variants: tuple[Recipe, ...] = ()
 
+    @property
+    def members(self) -> int:
+        """Devices that a call wants at once: as many as it may have if it has a deadline, else as few."""
+        return self.options.gang[bool(self.options.objective.deadline_at)]
+
 
 class Outgoing:
     """The sending side of a link. A call that is not in `wanted` any more when its turn comes is not sent.

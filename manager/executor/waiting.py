@@ -26,13 +26,25 @@ class WaitingCalls:
         self.waiters: dict[CallId, Waiter] = {}
         self._large = large
         self._files: dict[CallId, ObjectRef] = {}
+        self._gangs: dict[CallId, int] = {}
+        """Calls that want several devices at once, and how many."""
 
     def __len__(self) -> int:
         return len(self.waiters)
 
-    def add(self, call: CallId, payload: Payload, waiter: Waiter) -> None:
+    @property
+    def slots(self) -> int:
+        """Slots that the calls take or want: one each, and of a gang one a member."""
+        over = [call for call in tuple(self._gangs) if call not in self.waiters]
+        for call in over:
+            self._gangs.pop(call, None)
+        return len(self.waiters) + sum(members - 1 for members in tuple(self._gangs.values()))
+
+    def add(self, call: CallId, payload: Payload, waiter: Waiter, *, members: int = 1) -> None:
         """A call that is about to be sent."""
         self.waiters[call] = waiter
+        if members > 1:
+            self._gangs[call] = members
         if isinstance(payload, ObjectRef):
             self._files[call] = payload
 

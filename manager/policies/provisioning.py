@@ -226,9 +226,17 @@ class KeepBlocks(Quiet):
 
 
 def _unserved(context: Context) -> int:
-    """Calls that wait, without those for which libraries are loading."""
-    loading = sum(x.slots for x in context.libraries.values() if x.state is LibraryState.LOADING)
-    return max(0, context.queue.count - loading)
+    """Slots that waiting calls lack: without those that libraries which load will have, and those that are free while a
+    gang waits for more. All are taken to want as large a gang as the first: the smallest that it may have, or, if it has
+    a deadline, the largest."""
+    head = context.queue.head()
+    if head is None:
+        return 0
+    options = head.group.options
+    members = options.gang[1] if options.objective.deadline_at else options.gang[0]
+    coming = sum(x.slots for x in context.libraries.values() if x.state is LibraryState.LOADING)
+    free = len(context.idle) if members > 1 else 0
+    return max(0, context.queue.count * members - coming - free)
 
 
 def _cover(waiting: dict[Context, int], useful: dict[Context, int], *, slots: int) -> None:

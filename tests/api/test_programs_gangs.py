@@ -119,4 +119,3 @@ def test_ranks_that_lose_each_other_for_ever_end_the_call_with_the_reason(togeth
 
     with pytest.raises(errors.GangBroken, match=r"lost each other 10 times.*cannot stand the others"):
         together(quarrel)().result(LIMIT_S)
-

@@ -276,3 +276,11 @@ def test_what_other_sessions_measured_is_believed_until_this_one_has() -> None:
     made.end("1").call("g", gang=(1, 2)).end("g", run_s=5.0)
     pace = paces.mean_s(1, 1)
     assert [x for x in made.others if isinstance(x, RecordPace)] == [RecordPace("bare", "cpu", 1, pace)]  # type: ignore[arg-type]
+
+
+def test_a_gang_that_lacks_members_says_so() -> None:
+    made = cluster(pilots=2)
+    made.calls(2).ready()
+    made.end("1", "2").call("g", gang=(3, 3))
+    said = made.story(show_call(made.the_call("g").id))
+    assert "the first of 1 calls wants 3 devices at once; 2 with bare here" in said

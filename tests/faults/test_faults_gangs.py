@@ -1,0 +1,138 @@
+"""Gangs over two pilots while pilots, libraries and the manager are killed: real processes, real connections."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from faults.world import is_alive, kill, until
+
+import stoker
+from stoker import errors
+
+SITE = """
+[provider]
+kind = "local"
+[pilot]
+devices = "cpu:1"
+max_blocks = 2
+init_blocks = 2
+"""
+STEPS = 25
+
+
+@stoker.context
+def loaded(log):
+    with open(log, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    return {}
+
+
+def work(context, number, folder):
+    """A ring of two that passes a number there and back at each step; it fails as soon as the other is gone."""
+    from stoker.contexts import saved_state
+
+    place = stoker.gang()
+    host, _, port = place.rendezvous.rpartition(":")
+    try:
+        if place.rank == 0:
+            place.listener.settimeout(20)
+            peer = place.listener.accept()[0]
+        else:
+            peer = socket.create_connection((host, int(port)), timeout=20)
+        peer.settimeout(20)
+        first = saved_state(0) if place.rank == 0 else 0
+        with peer, open(Path(folder) / f"call-{number}-rank-{place.rank}", "a") as log:
+            while True:
+                if place.rank == 0:
+                    peer.sendall(first.to_bytes(4, "little"))
+                    answer = peer.recv(4)
+                else:
+                    answer = peer.recv(4)
+                    if answer:
+                        peer.sendall(answer)
+                if not answer:
+                    if place.rank:
+                        break
+                    raise errors.GangBroken("the other rank has hung up")
+                step = int.from_bytes(answer, "little")
+                log.write(f"{step}\n")
+                log.flush()
+                first = step + 1
+                stoker.progress(first, STEPS, state=first)
+                if first >= STEPS:
+                    break
+                time.sleep(0.02)
+    except OSError as error:
+        raise errors.GangBroken(f"rank {place.rank} lost the other: {error}") from error
+    return number
+
+
+@pytest.fixture
+def site(tmp_path):
+    path = tmp_path / "site.toml"
+    path.write_text(SITE)
+    return str(path)
+
+
+@pytest.fixture
+def steps(tmp_path):
+    """The steps that a rank of a call has done, in the order in which it did them."""
+
+    def read(number, rank=0):
+        path = tmp_path / f"call-{number}-rank-{rank}"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    return read
+
+
+def of_rank_0(counted):
+    """Every step was done, none was left out, and few were done again."""
+    assert sorted(set(counted)) == list(range(STEPS))
+    return len(counted) - STEPS
+
+
+def test_a_gang_over_two_pilots_goes_on_after_one_of_them_is_killed(world, site, tmp_path, steps):
+    with stoker.load(site, run_dir=str(world.runs)):
+        gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(work)
+        future = gang(1, str(tmp_path))
+        until(lambda: len(steps(1)) > 4, limit_s=60, why="the gang works")
+        kill([random.choice(world.pilots())])
+        assert future.result(120) == 1
+    assert of_rank_0(steps(1)) <= 3 + 5, "it went on from its last checkpoint"
+
+
+def test_a_gang_goes_on_after_the_manager_is_killed(world, site, tmp_path, steps):
+    with stoker.load(site, run_dir=str(world.runs)):
+        gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(work)
+        assert gang(0, str(tmp_path)).result(120) == 0
+        future = gang(1, str(tmp_path))
+        until(lambda: len(steps(1)) > 4, limit_s=60, why="the gang works")
+        kill([world.manager()])
+        assert future.result(120) == 1
+    assert of_rank_0(steps(1)) <= 3 + 5
+    assert len((tmp_path / "loads").read_text().split()) == 2, "both kept their contexts"
+
+
+def test_gangs_end_once_each_while_anything_is_killed_at_any_moment(world, site, tmp_path, steps):
+    chance = random.Random(20261122)
+    with stoker.load(site, run_dir=str(world.runs)):
+        gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(work)
+        futures = [gang(number, str(tmp_path)) for number in range(8)]
+        until(lambda: len(steps(0)) > 2, limit_s=60, why="the first gang works")
+        for victim in ("manager", "pilot", "library", "manager", "pilot"):
+            time.sleep(chance.uniform(0.05, 0.8))
+            if victim == "library":  # a call that kills two is taken for the culprit, so one is killed
+                pids = [int(line) for line in (tmp_path / "loads").read_text().split()]
+                kill([pid for pid in pids if is_alive(pid)][:1])
+            elif victim == "pilot":
+                kill(world.pilots()[:1])
+            else:
+                kill(world.of("stoker.manager.main"))
+        assert [future.result(180) for future in futures] == list(range(8))
+    for number in range(8):
+        assert sorted(set(steps(number))) == list(range(STEPS))
