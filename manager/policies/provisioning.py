@@ -227,8 +227,8 @@ class KeepBlocks(Quiet):
 
 def _unserved(context: Context) -> int:
     """Slots that waiting calls lack: without those that libraries which load will have, and those that are free while a
-    gang waits for more. All are taken to want as large a gang as the first: the smallest that it may have, or, if it has
-    a deadline, the largest."""
+    gang waits for more. All are taken to want as large a gang as the first: the smallest that it may have, or the
+    largest if it has a deadline."""
     head = context.queue.head()
     if head is None:
         return 0
