@@ -1,0 +1,67 @@
+"""What the PromptTuner paper says of its evaluation, as numbers. Bars of a figure that the text gives no number for are
+not here: the text is all that is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+LOADS: Mapping[str, Mapping[str, int]] = {
+    "low": {"gpt2-base": 41, "gpt2-large": 55, "vicuna-7b": 42},
+    "medium": {"gpt2-base": 77, "gpt2-large": 71, "vicuna-7b": 65},
+    "high": {"gpt2-base": 99, "gpt2-large": 85, "vicuna-7b": 76},
+    "llama-30b": {"llama-30b": 59},
+    "qwen-7b-r1": {"qwen-7b-r1": 70},
+}
+"""Jobs of each model in 20 minutes (§6.1)."""
+MAIN_LOADS = ("low", "medium", "high")
+EMERGENCES = (0.5, 1.0, 1.5)
+"""S: a job's SLO is its duration times S, and the allocation overhead (§6.1)."""
+GPUS, LARGE_GPUS = 32, 96
+SERVER_GPUS = 8
+MINUTES = 20
+
+WINDOW_S = 60.0
+"""A GPU that serves nobody for so long leaves its warm pool (§4.4.2)."""
+WINDOWS_S = (15.0, 30.0, 60.0, 120.0, 240.0)
+"""Figure 8c varies it; the text names 60 s alone, so these are ours."""
+BANK_SIZES = (1000, 2000, 3000)
+"""Figure 8d; the text names 2,000 and 3,000."""
+CLUSTERS = 50
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Violations in percent and cost in dollars, of one system."""
+
+    violations: float
+    cost: float
+
+
+TABLE_7: Mapping[str, Mapping[str, Row]] = {
+    "llama-30b": {"prompt-tuner": Row(28.4, 38.8), "infless": Row(38.9, 46.4), "elastic-flow": Row(82.3, 69.4)},
+    "qwen-7b-r1": {"prompt-tuner": Row(23.1, 30.7), "infless": Row(36.2, 42.8), "elastic-flow": Row(74.9, 70.1)},
+    "large": {"prompt-tuner": Row(25.4, 57.2), "infless": Row(57.1, 65.9), "elastic-flow": Row(78.2, 99.1)},
+}
+TABLE_8: Mapping[str, Row] = {
+    "whole": Row(12.4, 22.9),
+    "no-warm-allocator": Row(27.8, 20.9),
+    "no-delay": Row(15.6, 26.6),
+    "no-budget": Row(16.3, 23.2),
+}
+"""Medium load, S = 1.0."""
+
+FEWER_POINTS: Mapping[str, tuple[float, float]] = {"infless": (15.0, 25.0), "elastic-flow": (48.0, 51.0)}
+"""Figure 7a: by how many points PromptTuner's violations are under a baseline's, over the loads (§6.2)."""
+SAVED: Mapping[float, float] = {0.5: 38.0, 1.0: 23.0, 1.5: 17.0}
+"""Figure 7d: percent that it saves of INFless's cost, by S, at medium load; of ElasticFlow's up to 70 at S = 1.5."""
+SAVED_OF_ELASTIC_FLOW = 70.0
+LEAST_FEWER_POINTS = 10.0
+"""Figure 7c: "at least 10% SLO violation reduction across varying SLO levels"."""
+BANK_FEWER_POINTS, BANK_SAVED = (13.0, 23.0), (30.0, 40.0)
+"""Figures 8a and 8b: what reusing prompts does to violations, in points, and cost, in percent."""
+UTILISATION, INITIALISATION = 0.56, (0.11, 0.50)
+"""ElasticFlow's of its cluster (Figure 3a), and the share of a job's latency in which INFless initialises instances, on
+the mean and at most (Figure 3b)."""
+ROUND_S = (0.013, 0.067)
+"""A round of scheduling on 96 GPUs, on average and at most (§6.2)."""

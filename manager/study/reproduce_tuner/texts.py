@@ -1,0 +1,76 @@
+"""The words of the page."""
+
+from __future__ import annotations
+
+from stoker.manager.study.reproduce_tuner.cases import SEEDS, TUNING_SEEDS
+from stoker.manager.study.reproduce_tuner.parameters import MODELS_WHY, Parameters
+
+HEAD = f"""# PromptTuner §6, in the simulator
+
+The paper is Wei Gao, Peng Sun, Dmitrii Ustiugov, Tianwei Zhang and Yonggang Wen, *PromptTuner: SLO-Aware Elastic System
+for LLM Prompt Tuning*; its sections, figures and tables are meant where this page names one. Its trace, its code and
+the bars of its figures' plots are not public in numbers: what its text says is set beside what comes of our policies.
+
+`python -m stoker.manager.study.reproduce_tuner` writes this page and its plots anew. `prompt-tuner` is the policy of a
+live session, and so is the manager around it; `infless` and `elastic-flow` are our versions of the paper's baselines,
+with the bank and with jobs on several GPUs, as §6.1 has them. Models of what carries out their commands are in
+`manager/sim`. Equal capacity, the same jobs: a seed decides when they come and what they are, and every policy meets
+the same ones. All figures are means over {len(SEEDS)} seeds with 95 % intervals (Student's t); two systems are compared
+seed by seed.
+
+A *violation* is a job that is not done within its SLO, or was refused. *Cost* is GPU-seconds times the price of a
+p4de.24xlarge by 8 (${Parameters().price_per_hour} an hour, on demand); storage is left out, which the paper takes at
+its least possible price. `elastic-flow` pays for all GPUs until its last job is done, and for 20 minutes at least;
+the others for GPUs on which a model is, is being loaded, or is used.
+"""
+
+BARS = "By the mean over seeds; ± is the 95 % interval."
+
+FIGURE_7 = "32 GPUs, jobs of GPT2-Base, GPT2-Large and Vicuna-7B at once."
+
+TABLE_7 = """Replicas of the large models take four GPUs each; the text has no S for them, 1.0 is taken. The last is
+the medium load three times on 96 GPUs. (At the price that is public, 96 GPUs for the 20 minutes alone cost $164: the
+paper's 99.1 for a static cluster must come from another price, or from other GPUs.)"""
+
+TABLE_8 = """Medium load, S = 1.0. *Without the warm allocator* each instance of a job takes a GPU as soon as one is
+there, and waits for the others while it holds it. *Without DelaySchedulable* no job waits for GPUs that running jobs
+will give back. *Without the latency budget* every job asks the bank."""
+
+FIGURE_8 = """Medium load. *No prompt reusing*: all jobs start from induced prompts, whose making is taken to cost
+nothing. *No runtime reusing*: a GPU is given back as soon as it has nothing to do. A smaller bank is searched faster
+and holds a worse best prompt (as the best of fewer independent ones)."""
+
+BASELINES = f"""Each baseline's rules, with their sources, are in the essays of `manager/policies/infless.py` and
+`manager/policies/elastic_flow.py`. Both get the setting that has the fewest violations at medium load over all three
+S (of those within half a point, the cheapest), on {len(TUNING_SEEDS)} seeds that no result on this page is from. Ours
+has the paper's settings: a window of 60 s, rounds of 50 ms, the bank within a fifth of the SLO."""
+
+WORKLOAD = """Made up from the text, before any policies were compared; nothing was changed for what came of it. Each
+model has its own 20 minutes: whole jobs for each minute, one minute with five times the mean, the others with
+exponential shares; exponential gaps within a minute. A job's duration and the replicas that it had in the trace are
+drawn independently, its iterations at most are what both stand for, and it needs all of them from an induced prompt.
+No policy knows what a better prompt saves before the job is done: all predict with the bound. An SLO is the duration
+times S and a cold start of the model."""
+
+MODELS = MODELS_WHY
+
+SENSITIVITY = (
+    """Medium load, S = 1.0, one unknown changed at a time, for all systems; the baselines keep their settings."""
+)
+
+UNKNOWABLE = """## What cannot be known from the text
+
+- *The trace.* Durations "from a few seconds to several minutes" and the counts of jobs are all there is: neither the
+  work of a job, nor how its minutes are filled beside the fullest, nor how many GPUs it had.
+- *What "resource allocation overhead" in an SLO is.* Here a whole cold start of the job's model. With less of it jobs
+  that need a cold GPU are late whatever is done (see above).
+- *Which prompt a job of the trace started from*, and so which share of its iterations the bank saves. The paper has
+  1.2-4.7 in §4.4.3 and 1.28-2.8 in §6.3.
+- *How much worse the prompts of a smaller bank are.* The paper finds 2,000 candidates much worse than 3,000; the best
+  of fewer independent candidates is only a little worse, so what it saw must come from clusters that its smaller bank
+  lacks.
+- *The baselines' code.* Neither INFless nor ElasticFlow ran such jobs; how the paper extended them is told in two
+  sentences (§3.2, §6.1).
+- *What the paper's costs are made of.* They do not fit the list price on 96 GPUs (Table 7), and whether loads and
+  idle GPUs of the last window are paid is not said. Here both are, until the last job is done.
+"""

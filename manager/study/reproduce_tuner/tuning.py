@@ -1,0 +1,58 @@
+"""Each baseline's best setting, found before anything is compared, on seeds that no result is from.
+
+All combinations of a baseline's settings run at medium load under every S. The best one has the fewest violations on
+the mean; of those within half a point of it, the cheapest. Ours keeps the paper's settings (§4.4, §6.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from statistics import fmean
+
+from stoker.manager.study.reproduce_tuner import paper
+from stoker.manager.study.reproduce_tuner.cases import (
+    ELASTIC_FLOW,
+    INFLESS,
+    WHOLE_EXTENT,
+    Case,
+    Extent,
+    Settings,
+    System,
+    at,
+)
+from stoker.manager.study.reproduce_tuner.jobs import Bank
+from stoker.manager.study.reproduce_tuner.runs import Found
+from stoker.manager.study.reproduce_tuner.summary import STATIC, Search
+
+ALIKE_POINTS = 0.5
+
+CHOICES: Mapping[str, Sequence[Settings]] = {INFLESS: ((),), ELASTIC_FLOW: ((),)}
+"""Settings that are tried, beside who gets prompts from the bank."""
+_BANKS = (Bank.BUDGET, Bank.ALWAYS)
+
+
+def candidates(policy: str) -> list[System]:
+    """Everything that is tried of a baseline."""
+    return [System(policy, settings, bank) for settings, bank in product(CHOICES[policy], _BANKS)]
+
+
+def cases(systems: Sequence[System], *, extent: Extent = WHOLE_EXTENT) -> Iterator[Case]:
+    """The runs that they are judged by."""
+    for system in systems:
+        for emergence in paper.EMERGENCES:
+            yield from at("medium", emergence).cases(system, seeds=extent.tuning_seeds, smaller=extent.smaller)
+
+
+def searched(system: System, found: Found, *, extent: Extent = WHOLE_EXTENT) -> Search:
+    """What came of a setting."""
+    runs = [(case, found[case]) for case in cases([system], extent=extent)]
+    static = system.policy in STATIC
+    costs = [run.cost(static=static, device_price_s=case.parameters.device_price_s) for case, run in runs]
+    return Search(system, fmean(run.violations for _, run in runs), fmean(costs))
+
+
+def best(searches: Sequence[Search]) -> System:
+    """The best of one baseline's settings."""
+    fewest = min(search.violations for search in searches)
+    alike = [search for search in searches if search.violations <= fewest + ALIKE_POINTS]
+    return min(alike, key=lambda search: (search.cost, search.violations)).system
