@@ -14,7 +14,7 @@ where it costs the least device time. Three questions, each answered from times 
 Sizes are powers of two, times the devices of a replica: with buddy allocation such jobs always fit if their sum does.
 
 Sources: the paper's abstract, its published simulator and traces (github.com/gudiandian/ElasticFlow-artifact: the rules
-were read, nothing was taken over), and public summaries of its §4 and §5. Where we differ, and why:
+were read, nothing was taken over), and public summaries of the paper. Where we differ, and why:
 
 - Time is cut where something changes, not into slots of equal length: nothing is rounded, and there are as many pieces
   as jobs. When plans are made anew is the caller's business.

@@ -2,14 +2,16 @@
 
 INFless (Yang et al., ASPLOS 2022) serves inference: a model's *instances* are scaled with its traffic, stay for a while
 after their last request to be used again, and each gets the resources with which requests are in time. PromptTuner
-(§3.2, §6.1) takes it as a baseline for prompt tuning, reinforced: a job may run on several instances at once. Its code
-is not public; the rules below are what PromptTuner says of it, what public summaries of INFless' own §3 say, and where
-both are silent, what is best for it. An instance is a replica here: one library with its devices to itself.
+(§3.2, §6.1) takes it as a baseline for prompt tuning, reinforced: a job may run on several instances at once. The
+source of INFless is not in its public repository (github.com/tjulym/INFless). The rules below are what PromptTuner says
+of it, what public summaries of INFless' paper say, and where both are silent, what is best for it. An instance is a
+replica here: one library with its devices to itself.
 
 1. *How many*: when a job comes, the fewest instances with which it is predicted to be in time. A prediction is taken a
-   tenth longer than it is (`margin`; INFless §3.3). Idle instances of its model are used first. If those are not
-   enough, the others are launched at once, and the job waits for the slowest: the time of a launch is in the
-   prediction, and the idle ones are kept waiting beside it.
+   tenth longer than it is (`margin`; INFless does so). Idle instances of its model are used first. If those are not
+   enough, the others are launched at once, and the job waits for the slowest (PromptTuner §3.2): the time of a launch
+   is in the prediction, and the idle ones are kept waiting beside it. Instances that were launched for traffic, and
+   are not up yet, come before new ones.
 2. *No delay, no look around*: a job never waits for instances that others will give back soon, and nothing is taken
    from another model. Models share one thing, the count of free devices: who comes first has them.
 3. When neither idle instances nor free devices are enough, the job waits, and is looked at again whenever something
@@ -21,9 +23,10 @@ both are silent, what is best for it. An instance is a replica here: one library
    instances. What lacks is launched, where devices are free (INFless: when R exceeds what the instances there can
    serve). Instances beyond that are let go when they have been idle for the keep-alive time.
 6. *Keep-alive* (INFless' LSTH): a high quantile (`tail`) of the times between arrivals of the model, once over a long
-   time and once over a short one, mixed by `gamma` (0.5 in the paper). Before there are enough of these, and if it is
-   given, `keep_alive_s`. The paper's second window, after which an instance is started again just before the next
-   request, is a low quantile of the same times: less than a launch takes with jobs every few seconds, so it is none.
+   time and once over a short one, mixed by `gamma` (0.5 in the paper); `most_s` before there are enough of these.
+   `keep_alive_s` is used in its place if it is given. The paper's second window, after which an instance is started
+   again just before the next request, is a low quantile of the same times: less than a launch takes with jobs every
+   few seconds, so it is none.
 
 What each setting is worth has to be searched before anything is compared: `order`, `window_s` (0: nothing is launched
 for traffic), `keep_alive_s`, `gamma`, `margin`.

@@ -42,7 +42,7 @@ def policies(name: str) -> Callable[[], Policies]:
 
 
 @pytest.mark.parametrize("name", BASELINES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(specs=jobs, lost_at=st.one_of(st.none(), st.floats(1.0, 60.0)), known=st.booleans())
 def test_every_job_ends_once(toy: Make, name: str, specs: list[tuple], lost_at: float | None, known: bool) -> None:
     t = toy(policies=policies(name))
