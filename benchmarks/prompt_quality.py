@@ -71,8 +71,11 @@ def table_of(found: dict[str, Any]) -> Table:
     lines, notes = [], []
     for suffix, how in (("", ""), ("_between", ", between evaluations")):
         for what, name, least in KINDS:
-            theirs = [statistics.median(_list(one[name + suffix])) for one in tasks.values()]
-            ours = [float(one["by_score" + suffix]) for one in tasks.values()]
+            those = [one for one in tasks.values() if one[name + suffix]]
+            if not those:
+                continue
+            theirs = [statistics.median(_list(one[name + suffix])) for one in those]
+            ours = [float(one["by_score" + suffix]) for one in those]
             ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
             bar = Bar(at_least=least, repeats=10) if least is not None and not suffix else None
             cells = {"its ITA": theirs, "ITA of the chosen": ours, "ratio": ratios}
@@ -80,10 +83,10 @@ def table_of(found: dict[str, Any]) -> Table:
             low, high = interval(ratios)
             notes.append(f"{what}{how}: {statistics.median(ratios):.2f}, 95 % interval {low:.2f} to {high:.2f}")
     for task, one in tasks.items():
+        of = {name: ", ".join(map(str, one[name])) or "none yet" for name in ("listed", "randoms", "induced")}
         notes.append(
             f"{task}: target {one['reach']:.3f}; chosen {one['by_score']}{'' if one['reached'] else ' (not reached)'},"
-            f" short list {', '.join(one['listed'])}, random {one['randoms']}, induced {one['induced']};"
-            f" {one['scores']} scores"
+            f" short list {of['listed']}, random {of['randoms']}, induced {of['induced']}; {one['scores']} scores"
         )
     notes.append(f"at most {settings['iterations']} iterations, {found['spent_s']:,.0f} s of processor time in all")
     return Table(name=NAME, title=TITLE, lines=lines, notes=notes)

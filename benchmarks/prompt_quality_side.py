@@ -83,35 +83,44 @@ QUICK = Settings(samples=60, evaluation=6, scored=4, shortlist=3, randoms=2, ite
 
 
 class Bench:
-    """One model, its bank, and the records."""
+    """One task: a model, a bank for it, and the records, of which those are made that are not there yet."""
 
-    def __init__(self, model: CausalLM, layers: Layers, settings: Settings, log: RecordLog) -> None:
-        self.model, self.layers, self.settings, self.log = model, layers, settings, log
-
-    def run(self, task: str, pairs: Pairs) -> None:
-        """All that is not in the records yet: the lookup, random prompts, the short list, the induced prompt."""
-        settings = self.settings
-        data = Data(path=task, template="{input}", evaluation_samples=settings.evaluation, held_out=0.02)
+    def __init__(
+        self, model: CausalLM, layers: Layers, settings: Settings, log: RecordLog, *, task: str, pairs: Pairs
+    ) -> None:
+        self.model, self.layers, self.settings, self.log, self.task = model, layers, settings, log, task
+        self.data = Data(path=task, template="{input}", evaluation_samples=settings.evaluation, held_out=0.02)
         some = [pair for pair in pairs if len("".join(pair)) <= settings.longest]
-        samples = [Sample(*pair) for pair in scoring.evaluation_samples(some, count=settings.samples)]
-        training = [(one.input, one.target) for one in split(samples, data=data, seed=settings.seed).training]
-        listed = self.keep(task, "lookup", "", lambda: self.look_up(training))["best"]
+        self.samples = [Sample(*pair) for pair in scoring.evaluation_samples(some, count=settings.samples)]
+        parts = split(self.samples, data=self.data, seed=settings.seed)
+        self.training = [(one.input, one.target) for one in parts.training]
 
-        def tuned(part: str, text: str, *, reach: float | None = None, most: int = settings.iterations) -> Record:
-            key = Candidate(text=text).key
-            return self.keep(task, part, key, lambda: self.tune(text, data, samples, reach=reach, most=most))
-
-        reach = target([tuned("random", text) for text in self.draw(task)])
-        least = settings.iterations
+    def compare(self) -> None:
+        """The lookup, random prompts for the target, and the short list."""
+        listed = self.keep("lookup", "", self.look_up)["best"]
+        reach, least = self.target(), self.settings.iterations
         for key in listed:
             # Whoever has not reached the target when another one had is not the best, wherever it would have ended.
-            points = tuned("listed", self.layers.candidates[key].text, reach=reach, most=least)["points"]
-            least = min(least, iterations_to(points, reach, most=settings.iterations))
-        tuned("induced", self.keep(task, "induction", "", lambda: self.induce(training))["text"], reach=reach)
+            points = self.tuned("listed", self.layers.candidates[key].text, reach=reach, most=least)["points"]
+            least = min(least, iterations_to(points, reach, most=self.settings.iterations))
 
-    def keep(self, task: str, part: str, prompt: str, make: Callable[[], Record]) -> Record:
+    def compare_induced(self) -> None:
+        """The prompt that the model writes itself."""
+        text = self.keep("induction", "", self.induce)["text"]
+        self.tuned("induced", text, reach=self.target(), most=self.settings.iterations)
+
+    def target(self) -> float:
+        """What random prompts are tuned to."""
+        most = self.settings.iterations
+        return target([self.tuned("random", text, reach=None, most=most) for text in self.draw()])
+
+    def tuned(self, part: str, text: str, *, reach: float | None, most: int) -> Record:
+        """The record of a tuning from this text."""
+        return self.keep(part, Candidate(text=text).key, lambda: self.tune(text, reach=reach, most=most))
+
+    def keep(self, part: str, prompt: str, make: Callable[[], Record]) -> Record:
         """The record of this, made if there is none."""
-        key = {"task": task, "part": part, "prompt": prompt}
+        key = {"task": self.task, "part": part, "prompt": prompt}
         if (found := self.log.get(tuple(key.values()))) is None:
             begun = time.process_time()
             found = {**key, **make()}
@@ -120,41 +129,42 @@ class Bench:
             tell({name: value for name, value in found.items() if name != "losses"})
         return found
 
-    def look_up(self, training: Pairs) -> Record:
+    def look_up(self) -> Record:
         """The best candidates by score. The end token is scored with the target: it is tuned with it too."""
         settings, end = self.settings, self.model.tokenizer.eos_token or ""
-        chosen = [(one, two + end) for one, two in scoring.evaluation_samples(training, count=settings.scored)]
+        chosen = [(one, two + end) for one, two in scoring.evaluation_samples(self.training, count=settings.scored)]
         score = scoring.scorer(self.model, chosen, tokens=settings.tokens, batch_size=4)
         found = look_up(self.layers, score, limit=len(self.layers) // settings.share)
         losses = {key: round(loss, 4) for key, loss in found.losses.items()}
         return {"best": found.best(settings.shortlist), "scores": found.scores, "losses": losses}
 
-    def draw(self, task: str) -> list[str]:
+    def draw(self) -> list[str]:
         """Random candidates of the bank."""
-        chance, every = Stream(self.settings.seed, f"random prompts, {task}"), list(self.layers.candidates.values())
+        chance = Stream(self.settings.seed, f"random prompts, {self.task}")
+        every = list(self.layers.candidates.values())
         order = sorted(range(len(every)), key=chance.uniform)
         return [every[place].text for place in order[: self.settings.randoms]]
 
-    def induce(self, training: Pairs) -> Record:
-        """The prompt that the model itself writes after a few demonstrations."""
-        shown = scoring.evaluation_samples(training, count=self.settings.demonstrations)
+    def induce(self) -> Record:
+        """What the model writes after a few demonstrations."""
+        shown = scoring.evaluation_samples(self.training, count=self.settings.demonstrations)
         pairs = "".join(f"Input:{one}\nOutput:{two}\n" for one, two in shown)
         said = self.model.generate([DEMONSTRATIONS.format(pairs=pairs)], max_new_tokens=2 * self.settings.tokens)[0]
         return {"text": " ".join(said.split()) or "Answer."}
 
-    def tune(self, text: str, data: Data, samples: Sequence[Sample], *, reach: float | None, most: int) -> Record:
+    def tune(self, text: str, *, reach: float | None, most: int) -> Record:
         """The curve of a tuning from this text: the loss of the evaluation samples by iteration."""
         from stoker.apps.prompt_tuning.tuning.tune import tune
 
         settings = self.settings
         own = len(self.model.tokenizer(text[: 64 * settings.tokens], add_special_tokens=False)["input_ids"])
         job = Job(
-            data=data,
+            data=self.data,
             prompt=Prompt(initial=text, virtual_tokens=min(own, settings.tokens)),
             until=Until(metric=Metric.LOSS, reach=reach, iterations=most, evaluate_every=settings.evaluate_every),
             training=Training(batch=settings.batch, seed=settings.seed),
         )
-        tuned = tune(self.model, job, samples)
+        tuned = tune(self.model, job, self.samples)
         points = [(point.iteration, point.loss) for point in tuned.points]
         return {"text": text[:80], "points": points, "end": tuned.end.value}
 
@@ -186,10 +196,10 @@ def said(points: Sequence[Sequence[float]], reach: float) -> str:
 
 
 def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
-    """What a task's records come to; None before all of them are there. `by_score` is the list's first."""
+    """What a task's records come to; None before the short list is tuned. `by_score` is the list's first."""
     names = ("lookup", "random", "listed", "induced")
     parts = {part: [one for one in records if one["part"] == part] for part in names}
-    if not all(parts.values()) or len(parts["listed"]) < len(parts["lookup"][0]["best"]):
+    if not parts["lookup"] or not parts["random"] or len(parts["listed"]) < len(parts["lookup"][0]["best"]):
         return None
     reach = target(parts["random"])
     of = {one["prompt"]: one["points"] for one in parts["listed"]}
@@ -199,7 +209,7 @@ def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
         found[f"by_score{name}"] = count(listed[0], reach, most=most)
         found[f"best{name}"] = min(count(points, reach, most=most) for points in listed)
         found[f"randoms{name}"] = [count(one["points"], reach, most=most) for one in parts["random"]]
-        found[f"induced{name}"] = count(parts["induced"][0]["points"], reach, most=most)
+        found[f"induced{name}"] = [count(one["points"], reach, most=most) for one in parts["induced"]]
     found["listed"] = [said(points, reach) for points in listed]
     found["reached"] = min(loss for _, loss in listed[0]) <= reach
     return found
@@ -240,9 +250,14 @@ def fill(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: argpar
             reading=scoring.reading_of(), read=scoring.reader(model), k=8 if asked.quick else CLUSTERS,
             capacity=len(candidates), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
         )  # fmt: skip
-        bench = Bench(model, bank.layers, settings, log)
-        for task in tasks:
-            bench.run(task, letters() if asked.quick else TASKS[task]())
+        benches = [
+            Bench(model, bank.layers, settings, log, task=task, pairs=letters() if asked.quick else TASKS[task]())
+            for task in tasks
+        ]
+        for bench in benches:
+            bench.compare()
+        for bench in benches:
+            bench.compare_induced()
     finally:
         ambient.leave_library()
 

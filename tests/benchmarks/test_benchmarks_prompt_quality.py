@@ -50,25 +50,33 @@ def test_a_task_is_told_by_the_target_of_random_prompts_and_the_order_of_scores(
     assert found["best"] == 3
     assert found["listed"] == ["6", "3"]
     assert found["randoms"] == [6, 9]
-    assert found["induced"] == 9
+    assert found["induced"] == [9]
     assert found["by_score_between"] == pytest.approx(4.5)
     assert found["reached"] is True
 
 
-@pytest.mark.parametrize("missing", range(6))
-def test_a_task_without_one_of_its_records_is_not_counted(missing: int) -> None:
-    kept = [one for place, one in enumerate(records()) if place != missing]
-    found = of_task(kept, most=9)
-    if missing in (1, 2):  # one random prompt is a target too; the side draws as many as it was told
-        assert found is not None
-    else:
-        assert found is None
+@pytest.mark.parametrize("missing", ["lookup", "random", "listed"])
+def test_a_task_without_its_records_is_not_counted(missing: str) -> None:
+    assert of_task([one for one in records() if one["part"] != missing], most=9) is None
+
+
+def test_a_short_list_that_is_not_tuned_to_its_end_is_not_counted() -> None:
+    assert of_task([one for one in records() if one["prompt"] != "a"], most=9) is None
+
+
+def test_a_task_whose_induced_prompt_was_not_tuned_yet_counts_for_the_others() -> None:
+    whole = of_task(records(), most=9)
+    part = of_task(records()[:-1], most=9)
+    assert whole is not None
+    assert part == {**whole, "induced": [], "induced_between": []}
+    table = table_of({"machine": "here", "settings": {"iterations": 9}, "tasks": {"one": part}, "spent_s": 1.0})
+    assert not [line for line in table.lines if "induced" in line.what]
 
 
 def found(by_score: list[int], best: list[int], randoms: list[list[int]]) -> dict[str, Any]:
     tasks = {}
     for number, (ours, least, drawn) in enumerate(zip(by_score, best, randoms, strict=True)):
-        one = {"by_score": ours, "best": least, "randoms": drawn, "induced": ours}
+        one = {"by_score": ours, "best": least, "randoms": drawn, "induced": [ours]}
         between = {f"{name}_between": value for name, value in one.items()}
         tasks[f"task {number}"] = {**one, **between, "listed": [str(ours)], "reach": 1.0, "reached": True, "scores": 9}
     return {"machine": "here", "settings": {"iterations": 15}, "tasks": tasks, "spent_s": 1.0}
