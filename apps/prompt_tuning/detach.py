@@ -35,7 +35,7 @@ def detached(files: Sequence[Path], options: Options, *, json: bool) -> int:
 
     Raises as `run.submit` for what goes wrong until then.
     """
-    checked(files)
+    checked(files, options)
     log = options.out / f"submitted-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     try:
         options.out.mkdir(parents=True, exist_ok=True)

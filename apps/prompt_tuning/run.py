@@ -28,7 +28,7 @@ from stoker.apps.prompt_tuning import order as orders
 from stoker.apps.prompt_tuning import report
 from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, RUNS, Entry, Phase, write_entry
 from stoker.apps.prompt_tuning.display import Display, display
-from stoker.apps.prompt_tuning.submit import DEVICES, Ready, call_of, check
+from stoker.apps.prompt_tuning.submit import DEVICES, Ready, call_of, check, fit_gang
 from stoker.apps.prompt_tuning.tuning.job import read_job
 from stoker.apps.prompt_tuning.tuning.result import Tuned, write_tuned
 from stoker.apps.prompt_tuning.watch import Asker, Picture, look, saved_in, sent
@@ -141,7 +141,7 @@ def submit(
     Raises ConfigError for what is wrong with a job, its data or an option, before anything is submitted; RecipeError
     for a model that is not there; SessionError for a session that cannot be started or joined.
     """
-    readies = checked(files)
+    readies = checked(files, options)
     site = None if options.session else _site(options.site)
     with contextlib.ExitStack() as stack:
         jobs = [_open(stack, name, ready, options) for name, ready in readies.items()]
@@ -170,7 +170,7 @@ def submit(
     return _finish(jobs, screen=screen, json=json)
 
 
-def checked(files: Sequence[Path]) -> dict[str, Ready]:
+def checked(files: Sequence[Path], options: Options) -> dict[str, Ready]:
     """The jobs of these files by name, each with its data. Raises ConfigError, RecipeError."""
     readies: dict[str, Ready] = {}
     for file in files:
@@ -180,6 +180,7 @@ def checked(files: Sequence[Path]) -> dict[str, Ready]:
             raise ConfigError(
                 f"{file}: two jobs are called {name}; give one of them another `name`", file=str(file), key="name"
             )
+        fit_gang(job, options.gang)
         readies[name] = check(job)
     return readies
 

@@ -104,7 +104,7 @@ def call_of(
         context=ready.recipe,
         deadline=slo_s or None,
         late=late,
-        gang=_gang(gang, most=job.training.batch),
+        gang=fit_gang(job, gang),
         features=_features(order),
     )(tune_prompt)
     return app, order
@@ -117,9 +117,11 @@ def bank_place(ready: Ready, *, folder: str | os.PathLike[str] = "") -> BankPlac
     return BankPlace(str(path), ready.model)
 
 
-def _gang(gang: int | tuple[int, int], *, most: int) -> tuple[int, int]:
-    """Not more ranks than a batch has samples: one of them would have nothing to do."""
+def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
+    """The smallest and the largest gang, of not more ranks than a batch has samples: one of them would have nothing to
+    do. Raises ConfigError where even the smallest is too large."""
     least, largest = gang if isinstance(gang, tuple) else (gang, gang)
+    most = job.training.batch
     if least > most:
         raise ConfigError(f"gang: {least} devices for a [training] batch of {most} samples; give fewer", key="gang")
     return least, max(least, min(largest, most))

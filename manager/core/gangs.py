@@ -69,10 +69,12 @@ def remind(core: Core, library: Library) -> None:
 
 
 def progress(core: Core, call: Call, gang: Gang, report: CallProgress) -> None:
-    """Rank 0 has said how far the call is: learn how fast a gang of this size is."""
+    """Rank 0 has said how far the call is: learn how fast a gang of this size is. A first report that nothing is done
+    yet, or one with a checkpoint, says when it begins: what was before it is no part of its pace."""
     now, before = core.state.now, gang.report
     began_at, done = before if before is not None else (call.sent_at + _starts_in_s(call, gang), 0.0)
-    if report.done < done:  # it goes on from a checkpoint
+    begins = before is None and (not report.done or bool(report.state))
+    if begins or report.done < done:  # it goes on from a checkpoint
         gang.report = (now, report.done)
     elif report.done > done and now > began_at:
         if before is not None or not call.spec.progress:

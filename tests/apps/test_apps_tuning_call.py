@@ -118,7 +118,7 @@ def test_what_a_call_goes_on_from_needs_no_lookup(context, tmp_path, monkeypatch
     monkeypatch.setattr(call, "_REPORT_EVERY_S", 0.0)  # so quick a job would report its first and last iteration alone
     with pytest.raises(Evicted) as caught:
         work.tune_prompt(context, order_of(tmp_path, initial=""))
-    assert [one[:2] for one in reports] == [(1, 6), (2, 6), (3, 6)]
+    assert [one[:2] for one in reports] == [(0, 6), (1, 6), (2, 6), (3, 6)]
     kept = order.unpack(payloads.loads(caught.value.state))
     assert kept.initial.text == whole.initial
     assert kept.metric is not None

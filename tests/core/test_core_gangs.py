@@ -174,6 +174,17 @@ def test_a_pace_is_learned_from_what_rank_0_reports(three: Cluster) -> None:
     assert three.core.state.reports[three.ids["g"]].done == 30.0
 
 
+@pytest.mark.parametrize(("done", "state"), [(0.0, b""), (40.0, b"forty done")])
+def test_a_call_that_says_when_it_begins_is_timed_from_there(three: Cluster, done: float, state: bytes) -> None:
+    order = ranks(three)
+    first = three.library(order[0])
+    for wait_s, report in ((60.0, CallProgress(three.ids["g"], done, 100.0, 0.0, state)),  # type: ignore[arg-type]
+                           (4.0, CallProgress(three.ids["g"], done + 10.0, 100.0))):  # type: ignore[arg-type]  # fmt: skip
+        three.wait(wait_s)
+        three.report(order[0], say.CallsProgress(first.id, [report]))
+    assert three.context().paces.mean_s(3, 100) == pytest.approx(40.0 + three.context().paces.meet_s)
+
+
 def test_a_pace_is_told_from_the_end_of_a_call_that_reported_nothing() -> None:
     made = cluster(pilots=1)
     made.calls(1).ready()

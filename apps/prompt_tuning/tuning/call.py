@@ -52,11 +52,11 @@ def run(model: CausalLM, order: Order) -> Tuned:
         with clock.time(Part.BANK):
             initial = choose(model, order, exchange, known=saved.initial if saved is not None else None)
         job = msgspec.structs.replace(job, prompt=msgspec.structs.replace(job.prompt, initial=initial.text))
-        reporter = Reporter(initial)
+        reporter = Reporter(initial, iterations=job.until.iterations, saved=saved)
         try:
             tuned = tune_with(
                 exchange, model, job, order.samples, clock=clock, report=reporter,
-                start=saved.checkpoint if saved is not None else b"",
+                start=saved.checkpoint if saved is not None else b"", begun=reporter.begun,
             )  # fmt: skip
         except Evicted as evicted:
             raise reporter.leaving(evicted) from None
@@ -70,14 +70,27 @@ def run(model: CausalLM, order: Order) -> Tuned:
 class Reporter:
     """Passes on how far the tuning is: the loss, and now and then what it can go on from."""
 
-    def __init__(self, initial: Initial) -> None:
+    def __init__(self, initial: Initial, *, iterations: int, saved: Saved | None) -> None:
         self._initial = initial
+        self._iterations = iterations
+        self._saved = saved
+        self._leaves = False
         self._checkpoint = b""
         self._metric: float | None = None
         self._told_at = 0.0
 
+    def begun(self, iteration: int) -> None:
+        """Everything before the next iteration is done: a scheduler times iterations from here."""
+        try:
+            state = None if self._saved is None else pack(self._saved)
+            ambient.progress(iteration, self._iterations, 0.0, state)
+        except Evicted:  # it leaves with the other ranks, after the first iteration
+            self._leaves = True
+
     def __call__(self, progress: Progress) -> None:
         """Raises Evicted when the call is to make room."""
+        if self._leaves:
+            raise Evicted
         self._checkpoint = progress.checkpoint or self._checkpoint
         self._metric = progress.metric
         now = time.monotonic()

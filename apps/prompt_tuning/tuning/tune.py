@@ -122,8 +122,10 @@ def tune_with(
     start: bytes = b"",
     folder: Path | None = None,
     report: Report | None = None,
+    begun: Callable[[int], None] | None = None,
 ) -> Tuned:
-    """`tune` for ranks that have met already. `clock` has what was spent so far; what the job spends is added."""
+    """`tune` for ranks that have met already. `clock` has what was spent so far; what the job spends is added. `begun`
+    is told how many iterations are done when the next one begins: whoever times them begins to count there."""
     with clock.time(Part.DATA):
         rows = _Rows(context, job, samples)
         digest = purpose(context, job, samples, rows.prompt)
@@ -132,7 +134,7 @@ def tune_with(
             state = _begin(context, rows.prompt, exchange, digest=digest, start=start, folder=folder)
             soft = stack.enter_context(soft_prompt(context.model, state.prompt))
             run = _Run(job, context.tokenizer, rows, soft, exchange, state, clock, folder=folder, report=report)
-        run.go()
+        run.go(begun)
         return run.result()
 
 
@@ -214,10 +216,12 @@ class _Run:
             return End.DIVERGED
         return End.ITERATIONS if self._header.reached is None else End.REACHED
 
-    def go(self) -> None:
+    def go(self, begun: Callable[[int], None] | None) -> None:
         """Iterate until the job ends. Raises Evicted when a rank was asked to make room before."""
         if not self._header.points:
             self._evaluate()
+        if begun is not None:
+            begun(self._header.iteration)
         warm = False
         while not self._ended:
             began, communicated = time.perf_counter(), self._clock.spent_s()[Part.COMMUNICATION.value]
