@@ -66,6 +66,9 @@ class Book:
         """Whether calls may wait of which nobody thinks, for the last one that rounds decide about has left."""
         self.short = False
         """Whether a job waits that is not helped, for want of cold devices or of time."""
+        self.lacks: tuple[float, int] = (math.inf, 0)
+        """Since when a job without help has waited for more replicas than there were to run on at all, and which; until
+        it has begun. The smallest is first in line for devices."""
         self.looked_at = -math.inf
         self._rates: list[tuple[float, float]] = []
         """Of each gang size, from 1: seconds for a unit of work, and for none."""

@@ -6,15 +6,16 @@ policy; here each job should run at the speed that was predicted for it.) What w
 starts; what is lost of it (a load that failed, a pilot that is gone) is ordered again while that can still help, else
 its job is looked at anew. Which pilots are no good for a context is told as by default.
 
-A replica that nobody has used for `window_s` is unloaded, unless it is promised or a job waits in its pool that may yet
-need it. On a batch cluster this makes a device cold; whether its pilot stays is provisioning's business.
+A replica that nobody has used for `window_s` is unloaded, unless a job waits in its pool: then it waits for more of
+them. On a batch cluster this makes a device cold; whether its pilot stays is provisioning's business.
 
 Beyond the paper:
 
 - Jobs that are late are left what is idle anyway. Where their context has no replicas they get the fewest that they can
   run on; those without deadlines get more by the default rules, once no job with a deadline waits.
 - Idle libraries of contexts that rounds do not decide about make room at once, as they do for anybody.
-- A context that has waited long for any device gets one from whoever holds most, as by default.
+- A context that has waited long for any device, or for a gang's fewest, gets one from whoever holds most, as by
+  default.
 - `early` lets idle replicas go at once for jobs of other models that miss their deadlines. The paper does not.
 
 `reuse = False` (an ablation): a library serves one call and is unloaded.
@@ -91,11 +92,12 @@ class WarmPools(LoadWhereWanted):
         book.walk_due = True
         plan: list[Action] = [Timer(view.now + self.ask_again_s, context.recipe.key)]
         alive = any(self._counts(view, library) for library in context.libraries.values())
-        if alive or book.promises or self._shelf(view).look(context.recipe.key, most=1):
+        if self._shelf(view).look(context.recipe.key, most=1) or (alive and context.lacking is None):
             return plan
-        impossible = self._impossible(view, context) or self._unfit_everywhere(view, context)
-        if impossible is not None:
-            return (FailWaiting(RecipeKey(context.recipe.key), impossible),)
+        if not alive and not book.promises:
+            impossible = self._impossible(view, context) or self._unfit_everywhere(view, context)
+            if impossible is not None:
+                return (FailWaiting(RecipeKey(context.recipe.key), impossible),)
         return plan + (self._evict_idle(view, context) or self._share(view, context))
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
@@ -103,18 +105,19 @@ class WarmPools(LoadWhereWanted):
         self.books.take(view, changes)
         plan: list[Action] = []
         due = any(book.walk_due for book in self.books.all.values())
-        if not self._walk.under_way and (due or view.now >= self._again_at):
-            plan += self._begin(view)
-        if self._walk.under_way:
-            plan += self._go_on(view)
+        if self._walk.under_way or due or view.now >= self._again_at:
+            shelf = self._shelf(view)
+            if not self._walk.under_way:
+                plan += self._begin(view, shelf)
+            if self._walk.under_way:
+                plan += self._go_on(view, shelf)
         if due or view.now >= self._reclaim_at:
             plan += self._reclaim(view)
         return plan
 
     # ---- the walk
 
-    def _begin(self, view: View) -> list[Action]:
-        shelf = self._shelf(view)
+    def _begin(self, view: View, shelf: Shelf) -> list[Action]:
         plan: list[Action] = []
         pools = {}
         self._first = {}
@@ -130,8 +133,7 @@ class WarmPools(LoadWhereWanted):
             self._walk.begin(pools, now=view.now)
         return plan
 
-    def _go_on(self, view: View) -> list[Action]:
-        shelf = self._shelf(view)
+    def _go_on(self, view: View, shelf: Shelf) -> list[Action]:
         plan: list[Action] = []
         lines = {key: book.line for key, book in self.books.all.items()}
         for fate in self._walk.go_on(lines, shelf, looks=self.looks):
@@ -145,10 +147,7 @@ class WarmPools(LoadWhereWanted):
                 self._first.setdefault(fate.model, fate.job)
                 book.short = book.short or book.line.is_hopeful(fate.job.id)
             plan += self._tell(view, book, fate)
-        if not self._walk.under_way:
-            for key, job in self._first.items():
-                plan += self._without_help(view, self.books.all[key], job, shelf)
-        return plan
+        return plan if self._walk.under_way else plan + self._without_help(view, shelf)
 
     def _load(self, context: Context, sets: list[tuple[Device, ...]]) -> tuple[list[Action], list[Place]]:
         key = RecipeKey(context.recipe.key)
@@ -178,27 +177,54 @@ class WarmPools(LoadWhereWanted):
             plan += loads
         return plan
 
-    def _without_help(self, view: View, book: Book, job: Job, shelf: Shelf) -> list[Action]:
-        """The first job of a pool that must see what becomes of it: at least there are replicas that it can run on."""
+    # ---- those who must see what becomes of them
+
+    def _without_help(self, view: View, shelf: Shelf) -> list[Action]:
+        """Pools whose first job without help lacks replicas: there are to be as many as it can run on. Who has lacked
+        them longest gets what is cold, and what others can spare, before all others get any: two gangs that wait for
+        each other's devices would wait for ever."""
+        for key, book in self.books.all.items():
+            if book.lacks[1] not in book.line.jobs:
+                job = self._first.get(key)
+                too_few = job is not None and self._alive(view, book) < job.least
+                book.lacks = (view.now, job.id) if job is not None and too_few else (math.inf, 0)
+        plan: list[Action] = []
+        for lacks, id, key in sorted((self.books.all[key].lacks, job.id, key) for key, job in self._first.items()):
+            book = self.books.all[key]
+            job = book.line.jobs.get(id)
+            if job is None:  # it has left since it was looked at
+                continue
+            wants, alive = self._wants(view, book, job), self._alive(view, book)
+            found = shelf.pick(key, wants)
+            plan += self._load(book.context, found)[0]
+            if book.short or len(found) < wants:
+                plan += self._evict_for(view, book)
+            if book.short and self.early:
+                plan += self._reclaim_early(view, book, job, shelf)
+            if lacks[1] and alive + len(found) < job.least:
+                break
+        return plan
+
+    def _wants(self, view: View, book: Book, job: Job) -> int:
+        """Replicas to warm beside those that walks have ordered."""
         context, line = book.context, book.line
         alive = [library for library in context.libraries.values() if self._counts(view, library)]
         if context.load_failures:
-            more = 0 if any(x.state is LibraryState.LOADING for x in alive) else 1
-        elif line.late or line.hopeful:
-            more = job.least - len(alive)
-        else:
-            more = self.worth_loading(context, alive)
-        plan: list[Action] = []
-        if more > 0:
-            found = shelf.pick(context.recipe.key, more)
-            plan += self._load(context, found)[0]
-            if len(found) == more:
-                return plan
-        if book.short or more > 0:
-            plan += self._evict_idle(view, context)
-        if book.short and self.early:
-            plan += self._reclaim_early(view, book, job, shelf)
-        return plan
+            return 0 if any(library.state is LibraryState.LOADING for library in alive) else 1
+        if line.late or line.hopeful:
+            return max(0, job.least - len(alive))
+        return self.worth_loading(context, alive)
+
+    def _alive(self, view: View, book: Book) -> int:
+        return sum(self._counts(view, library) for library in book.context.libraries.values())
+
+    def _evict_for(self, view: View, book: Book) -> list[Action]:
+        """Idle libraries that may leave make room for one more replica. One at a time, as by default."""
+        context = book.context
+        if any(library.state is LibraryState.LOADING for library in context.libraries.values()):
+            return []
+        chosen = self._make_room(view, context, may_go=_idle, rank=lambda x: (x.used_at, x.id))
+        return [Unload(x.id, f"idle, and room is needed for {context.recipe.name}") for x in chosen]
 
     # ---- words
 
@@ -225,14 +251,13 @@ class WarmPools(LoadWhereWanted):
                 used = [id for id, library in free.items() if library.served]
                 plan += [Unload(id, "it has served a call") for id in used]
                 since = {id: at for id, at in since.items() if id not in used}
-            if book.line.hopeful:
+            if book.line:  # who waits beside idle replicas waits for more of them
                 continue
-            unkept = max(0, len(since) - book.kept)
-            for id, at in sorted(since.items(), key=lambda entry: (entry[1], entry[0]))[:unkept]:
-                if at + self.window_s > view.now:
+            for id, at in since.items():
+                if at + self.window_s <= view.now:
+                    plan.append(Unload(id, f"nobody has used it for {self.window_s:g} s"))
+                else:
                     self._reclaim_at = min(self._reclaim_at, at + self.window_s)
-                    break
-                plan.append(Unload(id, f"nobody has used it for {self.window_s:g} s"))
         return plan
 
     def _reclaim_early(self, view: View, book: Book, job: Job, shelf: Shelf) -> list[Action]:
@@ -268,16 +293,20 @@ class WarmPools(LoadWhereWanted):
         return super()._make_room(view, context, may_go=may_leave, **how)
 
     def _may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """Whether a library may make room for a context. What is idle in a pool leaves after its window, but for calls
-        that go the default way, and for a context that has waited long."""
-        other = self.books.of(library.context)
+        """Whether a library may make room for a context. What is in a pool leaves after its window, but for calls that
+        go the default way, and for who has lacked replicas long, and longer than those who wait there."""
+        other, asks = self.books.of(library.context), self.books.of(context)
         if other is None:
             return True
         if not library.held and (other.line.hopeful or len(other.free()) <= other.kept):
             return False
-        asks = self.books.of(context)
-        since = context.starved_since
-        return asks is None or not asks.active or (since is not None and view.now - since >= self.patience_s)
+        if asks is None or not asks.active:
+            return True
+        return asks.lacks < other.lacks and view.now - asks.lacks[0] >= self.patience_s
+
+
+def _idle(library: Library) -> bool:
+    return library.state is LibraryState.READY and not library.held and not library.zombies
 
 
 def _forecast(view: View, call: Call | None, ends_at: float) -> list[Action]:
