@@ -344,8 +344,20 @@ def _busy(device: Device) -> int:
 def _saved(library: Library, context: Context) -> bool:
     """Whether a library that is free waits for the rest of a gang that is before this context in line. Of two gangs
     that need the same devices the first in line gets them all."""
-    mine, other = context.lacking, library.context.lacking
-    return _idle(library) and other is not None and (mine is None or other < mine)
+    if not _idle(library):
+        return False
+    mine, other = context.lacking, _gathers(library.context)
+    return other is not None and (mine is None or other < mine)
+
+
+def _gathers(context: Context) -> tuple[int, float, int] | None:
+    """The place in line of a context whose first call is a gang that is not all ready: what is on its way to it would
+    be in vain if those that came first were taken away meanwhile."""
+    head = context.queue.head()
+    gang = head.group.options.gang[0] if head is not None else 1
+    if head is None or gang == 1 or sum(x.state is LibraryState.READY for x in context.libraries.values()) >= gang:
+        return context.lacking
+    return -head.group.options.priority, head.submitted_at, head.id
 
 
 def _idle(library: Library) -> bool:

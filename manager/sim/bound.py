@@ -14,6 +14,7 @@ each r in which calls come, the devices must have had time for all that comes fr
   bound on it, by weak duality: what the calls cost at least, each on the kind where it is cheapest, is paid with what
   all devices earn. Prices in proportion to the kinds' speeds for one of the contexts are tried, and so are the
   scenario's own speeds. With one context, or kinds that differ by a factor, that is the optimum.
+- A library of several devices takes them all, and so does what it runs.
 - What a device can compute is shared by all calls on it, of however many libraries (`stoker.manager.sim.device`): a
   call of a context with several slots takes up that part of the device, for as long as it runs at full speed.
 - Loads take up memory, and no more than a device has. A library holds what its context takes from its start to its
@@ -27,6 +28,9 @@ each r in which calls come, the devices must have had time for all that comes fr
 *The shared storage.* What has no awareness reads its files from there for each call.
 
 A run comes to less than this only where calls fail, or a policy drops them: they take no time.
+
+It is not for gangs, nor for worlds whose calls leave checkpoints: there a call may begin on one kind of device and go
+on elsewhere as soon as something better is there. Nothing is said of such (zero, which no run is below).
 
 What is left out makes the bound lower, never higher: messages, polling, drains, calls that run again, bytes that flows
 take from each other, the first items of a process, and spreads of what a policy could try again until chance is kind
@@ -65,6 +69,8 @@ class Limit(enum.Enum):
     """Files that are read for each call."""
     NEVER = "devices"
     """There are not enough of them, however long one waits."""
+    UNKNOWN = "nothing that is known"
+    """Calls of gangs, or ones that leave checkpoints."""
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -81,6 +87,8 @@ class _Call(msgspec.Struct, frozen=True, gc=False):
     context: str
     items: int
     factor: float
+    fixed_s: float
+    gang: bool
 
 
 def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> Bound:
@@ -88,6 +96,8 @@ def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> 
     calls = list(_known(world, arrivals, Stream(seed, "calls")))
     if not calls:
         return Bound(0.0, Limit.CALL)
+    if world.delays.progress_s or any(call.gang for call in calls):
+        return Bound(0.0, Limit.UNKNOWN)
     first_at: dict[str, float] = {}
     for call in calls:
         first_at.setdefault(call.context, call.at_s)
@@ -107,15 +117,15 @@ def _known(world: World, arrivals: Iterable[Arrival], chance: Stream) -> Iterato
     for number, arrival in enumerate(arrivals):
         cv = world.contexts[arrival.context].item_cv
         factor = chance.factor(make_call_id(client=0, sequence=number), cv=cv)
-        yield _Call(arrival.at_s, arrival.context, arrival.items, factor)
+        items, gang = arrival.items_done or arrival.items, arrival.gang != (1, 1)
+        yield _Call(arrival.at_s, arrival.context, items, factor, arrival.fixed_s, gang)
 
 
 def _one_call(calls: list[_Call], places: list[Place]) -> float:
     """The end of the call that ends last, had it everything to itself."""
     of = _by_context(places)
     return max(
-        min(max(call.at_s, place.begins_at) + place.run_s(call.items, call.factor) for place in of[call.context])
-        for call in calls
+        min(max(call.at_s, place.begins_at) + _run_s(place, call) for place in of[call.context]) for call in calls
     )
 
 
@@ -129,6 +139,10 @@ def _storage(world: World, calls: list[_Call], places: list[Place]) -> float:
             operations += sum(files.operations for files in model.files)
     most = world.links.shared_operations or math.inf
     return min(place.pilot_at for place in places) + max(sizes / world.links.shared, operations / most)
+
+
+def _run_s(place: Place, call: _Call) -> float:
+    return place.run_s(call.items, call.factor, call.fixed_s)
 
 
 # ---- all calls
@@ -163,7 +177,9 @@ _Priced = dict[str, list[tuple[Place, _Part]]]
 
 def _priced(places: list[Place], prices: dict[int, float], parts: dict[Place, _Part]) -> _Priced:
     return {
-        name: [(place, _Part(*(prices[place.source] * part for part in parts[place]))) for place in mine]
+        name: [
+            (place, _Part(*(prices[place.source] * place.devices * part for part in parts[place]))) for place in mine
+        ]
         for name, mine in _by_context(places).items()
     }
 
@@ -179,7 +195,7 @@ def _runs(world: World, calls: list[_Call], places: list[Place], of: _Priced, pr
     devices = Supply(parts)
     needed, later = 0.0, 0.0
     for place, call in enumerate(reversed(calls), start=1):
-        later += min(price.run * where.run_s(call.items, call.factor) for where, price in of[call.context])
+        later += min(price.run * _run_s(where, call) for where, price in of[call.context])
         if place == len(calls) or calls[-place - 1].at_s < call.at_s:
             needed = max(needed, devices.until(call.at_s) + later)
     return devices.when(needed)
@@ -200,10 +216,7 @@ def _runs_and_loads(
             steps = supply.clipped(supply.useful(steps, setup_s=setup_s), from_s=known_at)
         parts.append((steps, prices[number] * source.nodes * source.devices * share))
     needed = math.fsum(
-        min(
-            price.load * where.again_s + price.run * where.run_s(call.items, call.factor)
-            for where, price in of[call.context]
-        )
+        min(price.load * where.again_s + price.run * _run_s(where, call) for where, price in of[call.context])
         for call in calls
     )
     return Supply(parts).when(needed)

@@ -26,9 +26,10 @@ class Place(msgspec.Struct, frozen=True):
 
     `source`: its number. `starts_at`, `pilot_at`: the earliest start of a block, and when its pilot can be there.
     `known_at`: when the first call wants the context. `slots`: its calls that a device runs at a time at full speed;
-    `at_once`: those that one library runs. `boot_s`: from a block's start to its pilots. `first_s`: from there until a
-    call can begin; `once_s`: of that, what no later call has to wait for again; `again_s`: what each call takes up
-    besides itself. `begins_at`: the earliest time at which a call of the context can begin here.
+    `at_once`: those that one library runs; `devices`: what it takes. `boot_s`: from a block's start to its pilots.
+    `first_s`: from there until a call can begin; `once_s`: of that, what no later call has to wait for again;
+    `again_s`: what each call takes up besides itself. `begins_at`: the earliest time at which a call of the context can
+    begin here.
     """
 
     context: str
@@ -48,10 +49,11 @@ class Place(msgspec.Struct, frozen=True):
     begins_at: float
     call_s: float
     item_s: float
+    devices: int
 
-    def run_s(self, items: float, factor: float) -> float:
+    def run_s(self, items: float, factor: float, fixed_s: float = 0.0) -> float:
         """The least that a call takes here."""
-        return max(0.0, factor * (self.call_s + items * self.item_s) - TICK_S)
+        return max(0.0, factor * (self.call_s + items * self.item_s) + fixed_s - TICK_S)
 
 
 class _Way(msgspec.Struct, frozen=True):
@@ -84,6 +86,8 @@ def _place(
     device = world.devices[source.kind]
     if model.device_memory_bytes > device.memory_bytes or not _may_be_on(model, source.kind):
         return
+    if model.devices > source.devices:
+        return
     way = _way(world.links, model, source.kind)
     known_at = first_at[name]
     here_at = max(pilots_at[number], known_at)
@@ -102,7 +106,8 @@ def _place(
         context=name, source=number, speed=device.speed, slots=model.slots, at_once=model.slots if stays else 1,
         device_bytes=device.memory_bytes, memory_bytes=model.device_memory_bytes, starts_at=_starts_at(source),
         pilot_at=pilots_at[number], known_at=known_at, boot_s=boot_s, first_s=first_s, once_s=first_s if stays else 0.0,
-        again_s=0.0 if stays else again_s, begins_at=begins_at, **_rates(model, device, source.kind),
+        again_s=0.0 if stays else again_s, begins_at=begins_at, devices=model.devices,
+        **_rates(model, device, source.kind),
     )  # fmt: skip
 
 
@@ -139,7 +144,7 @@ def _way(links: Links, model: ContextModel, kind: str) -> _Way:
     operations_s = sum(files.operations for files in model.files) / (links.shared_operations or math.inf)
     one_node = min(links.shared_node, links.network)
     work_s = model.start_s + model.of_kind(model.load_s, kind) * least_factor(cv=model.load_cv)
-    work_s += model.device_memory_bytes / links.bus - _STEPS * TICK_S
+    work_s += model.devices * model.device_memory_bytes / links.bus - _STEPS * TICK_S
     read_s = size / (max(links.memory, links.disk) if model.page_cache else links.disk)
     return _Way(
         fetch_s=size / links.network,

@@ -18,6 +18,7 @@ from stoker.manager.protocol.calls import CallProgress, CallSpec
 from stoker.manager.protocol.to_manager import CallsProgress
 from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.calls_log import items_of
+from stoker.manager.sim.costs import TICK_S
 from stoker.manager.sim.device import Device, Work, begin_together
 from stoker.manager.sim.duration import Course, Done, course, done_of
 
@@ -97,8 +98,13 @@ class CallRun:
         return replace(plan, whole_s=plan.whole_s + cold * members[0].model.warm_item_s)
 
     def _tell(self) -> None:
-        """Rank 0 says how far the call is; it could go on from there."""
-        self._done = self._course.after(self.members[0].devices[0].reached(self.work))
+        """Rank 0 says how far the call is; it could go on from there. The first word is not said before it begins its
+        first item: what was before is no part of its pace."""
+        reached_s = self.members[0].devices[0].reached(self.work)
+        if reached_s < self._course.first_s - TICK_S:
+            self._next = self._sim.agenda.after(self._course.first_s - reached_s, self._tell)
+            return
+        self._done = self._course.after(reached_s)
         self._say()
         self._kept_at = self._sim.agenda.now
         self._next = self._sim.agenda.after(self._sim.progress_s, self._tell)

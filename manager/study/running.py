@@ -135,7 +135,7 @@ def run_one(
     measured = measure(simulation.log, until_s=outcome.ended_at)
     calls = _calls(scenario, scenario.world, seed=seed)
     bound_s = lower_bound(scenario.world, calls, seed=seed).ends_at if bound else math.inf
-    known_s = bound_s if bound_s < math.inf else None
+    known_s = bound_s if 0.0 < bound_s < math.inf else None
     figures = figures_of(simulation.log, outcome, measured, bound_s=known_s)
     path = folder / log_name(policy, seed)
     write_log(path, simulation.log, {"scenario": scenario.name, "policy": label(policy), "seed": seed})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from sim.worlds import NOW, calls, model, simulate, source, world
 
 from stoker.chance import Stream
@@ -20,7 +21,7 @@ from stoker.manager.policies.forgetful import OneCallEach
 from stoker.manager.policies.sizes import is_of_kind
 from stoker.manager.protocol.ids import RecipeKey, make_call_id
 from stoker.manager.sim.awareness import limited
-from stoker.manager.sim.bound import Limit, lower_bound
+from stoker.manager.sim.bound import Bound, Limit, lower_bound
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World
@@ -75,6 +76,10 @@ REACHED = {
     ),
     "a load for each call": (
         world(source(2), model(memory_gb=16, awareness=Awareness.DISK)), calls(40), 20 * (10.0 + 1.0),
+    ),
+    "libraries of two devices": (world(source(2, devices=4), model(devices=2)), calls(100), 10.0 + 25.0),
+    "calls that end before all their items, after a while of their own": (
+        world(source(1), model()), [Arrival(0.0, "llm", items=9, fixed_s=3.0, items_done=4)] * 5, 10.0 + 5 * 7.0,
     ),
     "nothing to do": (world(source(1), model()), [], 0.0),
 }  # fmt: skip
@@ -154,11 +159,21 @@ def test_files_that_another_context_wanted_before_are_there() -> None:
     assert bound.ends_at == pytest.approx(50.0 + 1.0 + 1.0, abs=1e-3)
 
 
+def test_of_gangs_and_of_calls_that_leave_checkpoints_it_says_nothing() -> None:
+    unknown = [
+        (world(source(2), model()), [Arrival(0.0, "llm", gang=(1, 2))]),
+        (world(source(2), model(), delays=replace(NOW, progress_s=Duration(1.0))), calls(1)),
+    ]
+    for small, arrivals in unknown:
+        assert lower_bound(small, arrivals) == Bound(0.0, Limit.UNKNOWN)
+
+
 def test_what_can_never_be_done_has_no_end() -> None:
     never = [
         (world(source([(0.0, 1), (50.0, 0)]), model()), calls(41)),
         (world(source(0, max_blocks=1, keep_pending=1), model()), calls(1)),
         (world(source(1), model(kinds=("other",))), calls(1)),
+        (world(source(9, devices=3), model(devices=4)), calls(1)),
         (world(source(1, walltime_s=Duration(9.0)), model()), calls(1)),
     ]
     for small, arrivals in never:
@@ -196,6 +211,7 @@ models = st.builds(
     warm_items=st.integers(0, 2),
     warm_item_s=seconds,
     page_cache=st.booleans(),
+    devices=st.sampled_from([1, 1, 2]),
 )
 links = st.builds(
     Links,
@@ -234,7 +250,9 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 arrivals_of = st.lists(
-    st.tuples(st.sampled_from([0.0, 0.0, 3.0, 20.0, 70.0]), st.integers(0, 1), st.integers(1, 4)),
+    st.tuples(
+        st.sampled_from([0.0, 0.0, 3.0, 20.0, 70.0]), st.integers(0, 1), st.integers(1, 4), st.sampled_from([0.0, 2.0]),
+    ),
     min_size=1, max_size=12,
 )  # fmt: skip
 
@@ -243,7 +261,10 @@ class Crowd(LoadWhereWanted):
     """As many libraries of a context on each device as it holds, and up to three where it takes nothing."""
 
     def wanted(self, view: View, context: Context) -> list[Action]:
-        plan = [action for action in super().wanted(view, context) if not isinstance(action, Load)]
+        plan = list(super().wanted(view, context))
+        if context.recipe.needs.devices > 1:
+            return plan
+        plan = [action for action in plan if not isinstance(action, Load)]
         needed = context.recipe.needs.device_memory_bytes
         for device in view.devices():
             here = sum(library.context is context for library in device.libraries.values())
@@ -260,9 +281,12 @@ def crowded(dispatch: Dispatch) -> Policies:
 
 @given(small=worlds(), some=arrivals_of, seed=st.integers(0, 3))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_policy_ends_sooner(small: World, some: list[tuple[float, int, int]], seed: int) -> None:
+def test_no_policy_ends_sooner(small: World, some: list[tuple[float, int, int, float]], seed: int) -> None:
     names = list(small.contexts)
-    arrivals = [Arrival(at, names[which % len(names)], items=items) for at, which, items in sorted(some)]
+    arrivals = [
+        Arrival(at, names[which % len(names)], items=items, fixed_s=fixed_s, items_done=(items + 1) // 2)
+        for at, which, items, fixed_s in sorted(some)
+    ]
     bound = lower_bound(small, arrivals, seed=seed)
     tried = [(policy.name, policy.awareness, policy.make()) for policy in SHIPPED.values()]
     tried += [("crowd", None, crowded(HottestFirst())), ("crowd, forgetful", None, crowded(OneCallEach()))]

@@ -1,0 +1,363 @@
+"""Calls that several libraries run together, and libraries of several devices: answers that are known by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from sim.worlds import GPU, NOW, calls, model, simulate, source, world
+
+from stoker.manager.core.phases import CallState
+from stoker.manager.core.seams import Action, Changes, Evict, Policies, SendGang, View
+from stoker.manager.core.state import Call, Context, Library
+from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
+from stoker.manager.protocol.calls import CallSpec, Features
+from stoker.manager.protocol.ids import make_call_id
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.duration import Done, best_speedup, course, done_of, least_s, speedup
+from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.run import Simulation
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Preempt, SourceModel, World
+from stoker.manager.study.measures import measure
+from stoker.site import Duration, Size
+
+TALKS = replace(NOW, progress_s=Duration(1.0))
+"""Running calls say every second how far they are."""
+
+
+def cluster(pilots: object, context: ContextModel, *, delays: Delays = NOW, **more: object) -> World:
+    """Pilots of one GPU each that are there from the beginning."""
+    most = pilots if isinstance(pilots, int) else max(count for _, count in pilots)  # type: ignore[attr-defined]
+    return world(source(pilots, init_blocks=most, **more), context, delays=delays)
+
+
+def gang(size: int, *, most: int = 0, at_s: float = 0.0, **more: object) -> Arrival:
+    """A call of 120 items."""
+    return Arrival(at_s, "llm", gang=(size, most or size), **{"items": 120, **more})  # type: ignore[arg-type]
+
+
+class Everywhere(LoadWhereWanted):
+    """Loads the context on four devices."""
+
+    def worth_loading(self, context: Context, alive: list[Library]) -> int:
+        return max(0, 4 - len(alive))
+
+
+def hot(small: World, call: Arrival) -> Simulation:
+    """A run with four libraries that are hot when the call comes, at 12 s."""
+    policies = Policies(HottestFirst(), Everywhere(), KeepBlocks())
+    return Simulation(small, [*calls(1), replace(call, at_s=12.0)], policies)
+
+
+def runs(log: Log, call: int) -> list[tuple[float, float, int]]:
+    """When each part of a call began and stopped, however it did, and its rank: in order of their beginning."""
+    begins, stops = (Happened.CALL_BEGAN, Happened.PART_BEGAN), (
+        Happened.CALL_ENDED, Happened.PART_ENDED, Happened.CALL_LEFT, Happened.PART_LEFT
+    )  # fmt: skip
+    open_parts: dict[int, tuple[float, int]] = {}
+    found = []
+    for what, of, library, at_s, value in zip(log.what, log.call, log.library, log.at_s, log.value, strict=True):
+        if of == call and what in begins:
+            open_parts[library] = at_s, 0 if what == Happened.CALL_BEGAN else int(value)
+        elif of == call and what in stops:
+            began_at, rank = open_parts.pop(library)
+            found.append((began_at, at_s, rank))
+    assert not open_parts
+    return sorted(found)
+
+
+# ---- how long they take
+
+
+@pytest.mark.parametrize(("size", "efficiency", "took_s"), [
+    (1, 1.0, 3.0 + 120.0), (2, 1.0, 3.0 + 2.0 + 60.0), (4, 1.0, 3.0 + 2.0 + 30.0), (4, 0.9, 3.0 + 2.0 + 30.0 / 0.81),
+])  # fmt: skip
+def test_a_gang_meets_and_shares_the_items_out(size: int, efficiency: float, took_s: float) -> None:
+    context = model(gang_s=Duration(2.0), gang_efficiency=efficiency, call_s={"": Duration(3.0)})
+    run, outcome = simulate(cluster(4, context), [gang(size)])
+    assert outcome.ended_at == pytest.approx(10.0 + took_s, abs=1e-5)
+    assert [(began_at, rank) for began_at, _, rank in runs(run.log, 0)] == [(10.0, rank) for rank in range(size)]
+    assert outcome.busy_s == pytest.approx(size * took_s, abs=1e-4)
+
+
+def test_what_is_fixed_is_not_shared_out_and_fewer_items_end_it_sooner() -> None:
+    fixed = gang(4, fixed_s=5.0, items_done=40)
+    run, outcome = simulate(cluster(4, model()), [fixed])
+    assert outcome.ended_at == pytest.approx(10.0 + 5.0 + 10.0)
+    assert (outcome.items, run.log.value[run.log.what.index(Happened.CALL_CAME)]) == (40, 120.0)
+
+
+def test_policies_are_told_what_a_call_says_and_not_what_it_will_be() -> None:
+    seen: list[Features | None] = []
+
+    class Looks(HottestFirst):
+        def place(self, view: View, call: Call) -> int | Action | None:  # type: ignore[override]
+            seen.append(call.spec.features)
+            return super().place(view, call)
+
+    policies = Policies(Looks(), LoadWhereWanted(), KeepBlocks())
+    Simulation(cluster(2, model()), [gang(2, fixed_s=5.0, items_done=40)], policies).run()
+    assert set(seen) == {Features(items=120, fixed_s=5.0)}
+
+
+def test_all_go_at_the_speed_of_the_slowest() -> None:
+    kinds = {"gpu": GPU, "slow": DeviceKind(Size(24_000_000_000), speed=0.5)}
+    pools = tuple(SourceModel(kind, kind, capacity=1, max_blocks=1, init_blocks=1) for kind in kinds)
+    small = World(kinds, pools, {"llm": model(load_s=1.0)}, delays=NOW)
+    _, outcome = simulate(small, [gang(2)])
+    assert outcome.ended_at == pytest.approx(1.0 + 2 * 60.0)
+
+
+def test_the_one_that_is_ready_waits_for_the_other() -> None:
+    class Early(HottestFirst):
+        """Sends a gang to a library that still runs something."""
+
+        def window(self, view: View, library: object) -> int:
+            return 2
+
+        def _gang(self, context: Context, call: Call) -> SendGang | None:
+            ready = [library for library in context.libraries.values() if library.admits(call)]
+            both = all(library.id in context.idle or library.id in context.roomy for library in ready)
+            return SendGang(call.id, tuple(library.id for library in ready)) if len(ready) == 2 and both else None
+
+    policies = Policies(Early(), LoadWhereWanted(), KeepBlocks())
+    arrivals = [*calls(1, items=7), *calls(1), gang(2, at_s=12.0)]
+    run = Simulation(cluster(2, model()), arrivals, policies)
+    outcome = run.run()
+    assert [(began_at, rank) for began_at, _, rank in runs(run.log, 2)] == [(17.0, 0), (17.0, 1)]
+    assert outcome.ended_at == pytest.approx(17.0 + 60.0)
+
+
+def test_a_gang_is_slowed_down_by_what_else_runs_on_any_of_its_devices() -> None:
+    one, other = model(memory_gb=8, load_s=1.0), model(memory_gb=8, load_s=1.0)
+    small = replace(cluster(2, one), contexts={"llm": one, "other": other})
+    _, outcome = simulate(small, [gang(2), Arrival(0.0, "other", items=20)])
+    assert outcome.ended_at == pytest.approx(1.0 + 60.0 + 20.0)  # for 40 s it goes at half its speed
+
+
+# ---- libraries of several devices
+
+
+def test_a_library_of_several_devices_takes_them_all() -> None:
+    small = world(source(1, devices=8), model(devices=4, memory_gb=20))
+    run, outcome = simulate(small, calls(10))
+    assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # two of them
+    assert (outcome.busy_s, outcome.warm_s) == (pytest.approx(8 * 5.0), pytest.approx(8 * 15.0))
+    assert {library.needs.devices for library in (c.recipe for c in run.core.state.contexts.values())} == {4}
+    measured = measure(run.log)
+    assert (measured.useful_s, measured.loading_s, measured.held_s) == pytest.approx((40.0, 80.0, 120.0))
+
+
+def test_its_calls_go_at_the_speed_of_its_busiest_device() -> None:
+    wide, narrow = model(devices=2, memory_gb=8, load_s=1.0), model(memory_gb=8, load_s=1.0)
+    small = replace(world(source(1, devices=2), wide), contexts={"llm": wide, "other": narrow})
+    _, outcome = simulate(small, [Arrival(0.0, "llm", items=30), Arrival(0.0, "other", items=10)])
+    assert outcome.ended_at == pytest.approx(1.0 + 10.0 + 30.0)
+
+
+def test_a_gang_of_replicas_is_counted_in_replicas() -> None:
+    small = world(source(2, devices=4, init_blocks=2), model(devices=4))
+    run, outcome = simulate(small, [gang(2)])
+    assert outcome.ended_at == pytest.approx(10.0 + 60.0)
+    assert outcome.busy_s == pytest.approx(8 * 60.0)
+    assert measure(run.log).useful_s == pytest.approx(8 * 60.0)
+
+
+# ---- losses, checkpoints, and what may be kept
+
+
+@pytest.mark.parametrize(("delays", "ended_at"), [
+    (NOW, 30.5 + 120.0 / 3),  # from the beginning
+    (TALKS, 30.5 + (120.0 - 4 * 18.0) / 3),  # the last report is of 30 s
+])  # fmt: skip
+def test_a_gang_that_loses_a_member_goes_on_with_what_is_left_from_its_last_checkpoint(
+    delays: Delays, ended_at: float
+) -> None:
+    run = hot(cluster([(0.0, 4), (30.5, 3)], model(), delays=delays), gang(3, most=4))
+    outcome = run.run()
+    first, second = runs(run.log, 1)[:4], runs(run.log, 1)[4:]
+    assert {(began_at, rank) for began_at, _, rank in first} == {(12.0, rank) for rank in range(4)}
+    assert {(began_at, rank) for began_at, _, rank in second} == {(30.5, rank) for rank in range(3)}
+    assert outcome.ended_at == pytest.approx(ended_at, abs=1e-5)
+    assert (outcome.failed, outcome.lost_pilots) == ({}, 1)
+    # The others were asked to stop and kept their contexts.
+    assert Counter(run.log.what)[Happened.LIBRARY_READY] == 4
+
+
+def test_the_head_of_a_call_is_not_done_again_and_the_members_meet_again() -> None:
+    small = cluster([(0.0, 4), (30.5, 3)], model(gang_s=Duration(2.0)), delays=TALKS)
+    outcome = hot(small, gang(3, most=4, fixed_s=8.0)).run()
+    assert outcome.ended_at == pytest.approx(30.5 + 2.0 + (120.0 - 4 * 8.0) / 3, abs=1e-5)
+
+
+def test_measures_know_what_was_kept_and_what_was_lost() -> None:
+    run = hot(cluster([(0.0, 4), (30.5, 3)], model(), delays=TALKS), gang(3, most=4))
+    run.run()
+    measured = measure(run.log)
+    assert (measured.calls, measured.items, len(measured.turnarounds_s)) == (2, 121.0, 2)
+    # A call of a second, four until 30 s, three for the 48 items that were left; half a second of four was lost.
+    assert measured.useful_s == pytest.approx(1.0 + 4 * 18.0 + 48.0)
+    assert measured.lost_s == pytest.approx(4 * 0.5)
+    assert (measured.queue.value(20.0), measured.queue.values[-1]) == (0.0, 0.0)
+
+
+class Halves(HottestFirst):
+    """Takes a gang of four apart at 20 s, and then gives it two libraries."""
+
+    period_s = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evicted = False
+
+    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+        held = [call for call in view.calls.values() if call.state is CallState.HELD]
+        if view.now < 20.0 or self.evicted or not held:
+            return ()
+        self.evicted = True
+        return (Evict(held[0].id),)
+
+    def _gang(self, context: Context, call: Call) -> SendGang | None:
+        plan = super()._gang(context, call)
+        return replace(plan, libraries=plan.libraries[:2]) if plan is not None and self.evicted else plan
+
+
+def test_a_gang_that_is_taken_apart_keeps_its_progress_and_its_libraries() -> None:
+    policies = Policies(Halves(), Everywhere(), KeepBlocks())
+    run = Simulation(cluster(4, model()), [*calls(1), gang(2, most=4, at_s=12.0)], policies)
+    outcome = run.run()
+    assert {(began_at, rank) for began_at, _, rank in runs(run.log, 1)[:4]} == {(12.0, rank) for rank in range(4)}
+    assert {(began_at, rank) for began_at, _, rank in runs(run.log, 1)[4:]} == {(20.0, 0), (20.0, 1)}
+    assert outcome.ended_at == pytest.approx(20.0 + (120.0 - 4 * 8.0) / 2, abs=1e-5)
+    measured = measure(run.log)
+    assert (measured.useful_s, measured.lost_s) == (pytest.approx(121.0), pytest.approx(0.0))
+    assert Counter(run.log.what)[Happened.LIBRARY_ENDED] == 0
+
+
+def test_a_single_call_goes_on_from_its_last_report_too() -> None:
+    small = cluster([(0.0, 2), (30.5, 1)], model(), delays=TALKS)
+    _, outcome = simulate(small, [gang(1), gang(1)])
+    # The one that is lost has twenty of its items, and waits for the other.
+    assert outcome.ended_at == pytest.approx(130.0 + 100.0, abs=1e-5)
+
+
+def test_reports_teach_the_core_how_fast_gangs_are() -> None:
+    small = cluster(4, model(gang_s=Duration(2.0), gang_efficiency=0.9), delays=TALKS)
+    run, _ = simulate(small, [gang(4), gang(2, at_s=1.0, items_done=50)])
+    paces = run.core.state.contexts["llm"].paces
+    for size in (2, 4):
+        assert paces.known[size][0] == pytest.approx(1.0 / speedup(size, efficiency=0.9), rel=0.05)
+
+
+def test_the_first_items_of_a_process_take_longer_for_all_of_them() -> None:
+    context = model(warm_items=10, warm_item_s=Duration(0.5))
+    _, outcome = simulate(cluster(2, context), [gang(2), gang(2)])
+    assert outcome.ended_at == pytest.approx(10.0 + 60.0 + 10 * 0.5 + 60.0)
+
+
+def test_two_gangs_that_need_the_same_devices_run_one_after_the_other() -> None:
+    first, second = model(memory_gb=20, load_s=6.0, load_cv=0.3), model(memory_gb=8, load_s=0.5)
+    small = replace(cluster(3, first), contexts={"llm": first, "other": second})
+    run, outcome = simulate(small, [gang(3), replace(gang(3, at_s=1.0), context="other")], until_s=400.0)
+    assert outcome.complete
+    # What is ready is not taken from the first while others of it still load.
+    assert Counter(run.log.what)[Happened.LIBRARY_READY] == 6
+
+
+# ---- worlds at random
+
+
+@st.composite
+def unsteady(draw: st.DrawFn) -> tuple[World, list[Arrival]]:
+    """Pilots come and go while gangs of two contexts want them; in the end there are enough."""
+    changes = draw(st.lists(st.tuples(st.integers(5, 90), st.integers(0, 5)), max_size=6, unique_by=lambda c: c[0]))
+    steps = [(0.0, draw(st.integers(1, 5))), *((float(at), count) for at, count in sorted(changes)), (91.0, 4)]
+    pool = source(
+        steps, max_blocks=6, keep_pending=6, min_blocks=4, init_blocks=4, devices=draw(st.integers(1, 2)),
+        preempt=draw(st.sampled_from(Preempt)),
+    )  # fmt: skip
+    contexts = {
+        name: model(
+            memory_gb=draw(st.sampled_from([8, 20])), load_s=draw(st.sampled_from([0.5, 6.0])),
+            gang_s=Duration(draw(st.sampled_from([0.0, 1.5]))), slots=draw(st.sampled_from([1, 1, 2])),
+            item_cv=draw(st.sampled_from([0.0, 0.5])),
+        )
+        for name in "ab"
+    }  # fmt: skip
+    delays = Delays(back_s=Duration(1.0), poll_s=Duration(0.5), progress_s=Duration(draw(st.sampled_from([0.0, 2.0]))))
+    arrivals = [
+        Arrival(float(at), name, items, gang=(least, least + more), fixed_s=fixed_s, items_done=min(items, done))
+        for at, name, items, least, more, fixed_s, done in sorted(
+            draw(
+                st.lists(
+                    st.tuples(
+                        st.integers(0, 60), st.sampled_from("ab"), st.integers(1, 30), st.integers(1, 3),
+                        st.integers(0, 3), st.sampled_from([0.0, 3.0]), st.integers(0, 20),
+                    ),
+                    min_size=1, max_size=12,
+                )
+            )
+        )
+    ]  # fmt: skip
+    return World({"gpu": GPU}, (pool,), contexts, delays=delays), arrivals
+
+
+@given(made=unsteady(), seed=st.integers(0, 2))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_call_ends_once_and_its_members_always_run_together(made: tuple[World, list[Arrival]], seed: int) -> None:
+    small, arrivals = made
+    run, outcome = simulate(small, arrivals, seed=seed, until_s=5000.0)
+    assert (outcome.complete, outcome.calls, outcome.failed) == (True, len(arrivals), {})
+    assert run.core.state.calls == {}
+    assert not run.gathering
+    for number, arrival in enumerate(arrivals):
+        _check_runs(run.log, make_call_id(client=0, sequence=number), arrival.gang)
+    again, _ = simulate(small, arrivals, seed=seed, until_s=5000.0)
+    assert again.log.digest() == run.log.digest()
+
+
+def _check_runs(log: Log, call: int, bounds: tuple[int, int]) -> None:
+    """All parts of a run begin at one moment, ranks from 0 on; if it ends, all of them end at one moment."""
+    by_start: dict[float, list[tuple[float, int]]] = {}
+    for began_at, stopped_at, rank in runs(log, call):
+        by_start.setdefault(began_at, []).append((stopped_at, rank))
+    for parts in by_start.values():
+        assert sorted(rank for _, rank in parts) == list(range(len(parts)))
+        assert bounds[0] <= len(parts) <= bounds[1]
+    last = max(by_start)
+    assert len({stopped_at for stopped_at, _ in by_start[last]}) == 1
+    starts = sorted(by_start)
+    for before, after in pairwise(starts):
+        assert max(stopped_at for stopped_at, _ in by_start[before]) <= after
+
+
+# ---- the arithmetic
+
+
+def test_a_gang_that_loses_over_half_with_each_doubling_is_best_small() -> None:
+    assert [speedup(size, efficiency=0.5) for size in (1, 2, 8)] == pytest.approx([1.0, 1.0, 1.0])
+    assert best_speedup((1, 8), efficiency=0.4) == 1.0
+    assert best_speedup((2, 8), efficiency=0.9) == pytest.approx(8 * 0.9**3)
+    assert least_s(model(gang_s=Duration(5.0)), 1.0, 4.0, gang=(1, 8)) == pytest.approx(1.0 + 4.0)
+    assert least_s(model(gang_s=Duration(5.0)), 1.0, 4.0, gang=(4, 8)) == pytest.approx(1.0 + 5.0 + 0.5)
+
+
+@given(
+    part=st.floats(0.0, 1.0), size=st.integers(1, 8), fixed_s=st.sampled_from([0.0, 4.0]),
+    before=st.sampled_from([Done(), Done(0.5, 0.0), Done(1.0, 7.25)]),
+)  # fmt: skip
+def test_what_is_done_of_a_call_goes_on_where_it_was_cut(part: float, size: int, fixed_s: float, before: Done) -> None:
+    context = model(gang_s=Duration(2.0), gang_efficiency=0.9)
+    spec = CallSpec(make_call_id(client=0, sequence=0), b"", Features(items=20, fixed_s=fixed_s), before.written())
+    whole = course(context, spec, call_s=1.0, item_s=1.0, items=20, factor=1.5, size=size)
+    cut = replace(spec, progress=whole.after(part * whole.whole_s).written())
+    rest = course(context, cut, call_s=1.0, item_s=1.0, items=20, factor=1.5, size=size)
+    assert done_of(cut) >= before
+    done_s = max(0.0, part * whole.whole_s - whole.meet_s)
+    assert rest.whole_s == pytest.approx(whole.whole_s - done_s)
+    assert whole.after(whole.whole_s) == Done(1.0, 20.0)
