@@ -283,7 +283,7 @@ class _Rows:
 
 
 def _left(kept_s: float) -> str:
-    return ", evicted" if kept_s else ", lost"
+    return ", checkpointed" if kept_s else ", lost"
 
 
 def _drawn_span(pilot: int, row: int, span: _Span) -> Event:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from sim.worlds import calls, model, source, world
+from msgspec.structs import replace
+from sim.worlds import NOW, calls, model, source, world
 
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
@@ -56,6 +57,32 @@ def test_calls_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^call 1 has 0 items"):
         list(in_order(here, [Arrival(0.0, "llm"), Arrival(0.0, "llm", items=0)]))
     assert list(in_order(here, calls(3))) == calls(3)
+    for wrong, said in (
+        ({"items": 5, "items_done": 6}, "ends after 6 of its 5 items"),
+        ({"fixed_s": -1.0}, "takes -1 s before its first item"),
+        ({"gang": (3, 2)}, "wants a gang of 3 to 2"),
+        ({"gang": (0, 2)}, "wants a gang of 0 to 2"),
+    ):
+        with pytest.raises(ConfigError, match=f"^call 0 {said}"):
+            list(in_order(here, [Arrival(0.0, "llm", **wrong)]))  # type: ignore[arg-type]
+
+
+def test_a_gang_for_which_there_are_never_enough_libraries_is_refused() -> None:
+    here = world(source([(0.0, 1), (60.0, 3)], devices=5), model(devices=2))
+    assert len(list(in_order(here, [Arrival(0.0, "llm", gang=(6, 8))]))) == 1
+    said = (
+        r"^call 0 wants a gang of 7, and of llm there are never more than 6 libraries at a time, with 2 devices each$"
+    )
+    with pytest.raises(ConfigError, match=said):
+        list(in_order(here, [Arrival(0.0, "llm", gang=(7, 8))]))
+
+
+def test_a_context_that_takes_more_devices_than_a_node_has_is_refused() -> None:
+    refuse_impossible(world(source(1, devices=4), model(devices=4)), wanted=["llm"])
+    with pytest.raises(
+        ConfigError, match=r"devices = 4: llm takes so many of one node, and no node that suits has over 3"
+    ):
+        refuse_impossible(world(source(9, devices=3), model(devices=4)), wanted=["llm"])
 
 
 def test_a_call_that_no_block_lives_long_enough_for_is_refused() -> None:
@@ -64,3 +91,13 @@ def test_a_call_that_no_block_lives_long_enough_for_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"call 0 of llm can never end: 60 items take 1 min after a load of 10 s"):
         list(in_order(here, calls(2, items=60)))
     assert list(in_order(world(source(1), model()), calls(1, items=60)))
+
+
+def test_what_shortens_a_call_counts() -> None:
+    four = world(source(4, walltime_s=Duration(60.0)), model(gang_s=Duration(2.0)))
+    for shorter in ({"gang": (1, 4)}, {"items_done": 20}):
+        assert list(in_order(four, [Arrival(0.0, "llm", 60, **shorter)]))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="60 items take 52 s after a load of 10 s"):
+        list(in_order(four, [Arrival(0.0, "llm", 60, gang=(2, 2), fixed_s=20.0)]))
+    kept = world(source(1, walltime_s=Duration(60.0)), model(), delays=replace(NOW, progress_s=Duration(5.0)))
+    assert list(in_order(kept, calls(1, items=600)))

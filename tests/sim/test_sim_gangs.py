@@ -17,7 +17,7 @@ from stoker.manager.core.seams import Action, Changes, Evict, Policies, SendGang
 from stoker.manager.core.state import Call, Context, Library
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.protocol.calls import CallSpec, Features
-from stoker.manager.protocol.ids import make_call_id
+from stoker.manager.protocol.ids import LibraryId, make_call_id
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.duration import Done, best_speedup, course, done_of, least_s, speedup
 from stoker.manager.sim.log import Happened, Log
@@ -96,7 +96,7 @@ def test_policies_are_told_what_a_call_says_and_not_what_it_will_be() -> None:
     seen: list[Features | None] = []
 
     class Looks(HottestFirst):
-        def place(self, view: View, call: Call) -> int | Action | None:  # type: ignore[override]
+        def place(self, view: View, call: Call) -> LibraryId | Action | None:
             seen.append(call.spec.features)
             return super().place(view, call)
 

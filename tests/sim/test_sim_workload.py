@@ -154,6 +154,13 @@ def test_lengths_have_the_mean_and_the_spread_that_were_asked_for() -> None:
     assert {call.input_length for call in arrivals(SHAPES[2], seed=1)} == {0}
 
 
+def test_calls_say_on_how_many_libraries_they_may_run() -> None:
+    shape = read({"kind": "poisson", "context": "a", "rate": 5.0, "count": 9, "gang": [2, 4]})
+    assert isinstance(shape, Poisson)
+    assert {call.gang for call in arrivals(shape, seed=1)} == {(2, 4)}
+    assert {call.gang for call in arrivals(SHAPES[2], seed=1)} == {(1, 1)}
+
+
 def test_settings_are_read_by_their_kind() -> None:
     read_back = read(
         {"kind": "bursts", "context": "a", "rate": 1.0, "burst_rate": 5, "calm": 30, "burst": 9, "for": 60}
@@ -182,6 +189,14 @@ def test_settings_are_read_by_their_kind() -> None:
         (
             {"kind": "bursts", "context": "a", "rate": 1.0, "burst_rate": 5.0, "calm": 0, "burst": 9, "count": 1},
             "^calm: a mean time of at least 1 ms",
+        ),
+        ({"kind": "sweep", "context": "a", "inputs": 1, "gang": [4, 2]}, "^gang: at least 4 libraries and at most 2"),
+        ({"kind": "sweep", "context": "a", "inputs": 1, "gang": [0, 2]}, ">= 1"),
+        ({"kind": "sweep", "context": "a", "inputs": 1, "gang": 4}, "Expected `array`"),
+        ({"kind": "trace", "format": "csv", "file": "f", "gang": [2, 1]}, "^gang: at least 2 libraries and at most 1"),
+        (
+            {"kind": "trace", "format": "philly", "file": "f", "context": "a", "item": 1, "gang": [2, 2]},
+            "^gang: .*'philly' has jobs, of which each GPU",
         ),
         ({"kind": "trace", "format": "azure_llm", "context": "a"}, "missing required field `file`"),
         ({"kind": "trace", "format": "azure_llm", "file": "f"}, "^context: .*'azure_llm' does not say which context"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from sim.worlds import NOW, calls, model, source, world
 
 from stoker.manager.policies import default_policies
@@ -42,6 +43,20 @@ def test_counts_say_what_the_rows_say() -> None:
         assert counted.queue.value(at_s) == pytest.approx(each.queue.value(at_s), abs=6)
         assert counted.completed.value(at_s) == pytest.approx(each.completed.value(at_s), abs=6)
     assert len(sums.log) < len(rows.log)
+
+
+def test_counts_say_what_the_rows_say_of_gangs_and_of_libraries_of_several_devices() -> None:
+    talks = replace(NOW, progress_s=Duration(2.0))
+    pool = source([(0.0, 3), (40.5, 1), (80.0, 3)], devices=4, init_blocks=3, min_blocks=3)
+    losing = world(pool, model(item_cv=0.5, load_cv=0.2, devices=2), delays=talks)
+    arrivals = [Arrival(0.0, "llm", items=20 + number, gang=(2, 4), items_done=20) for number in range(20)]
+    _, outcome, each = run(losing, arrivals, counted=False)
+    _, _, counted = run(losing, arrivals, counted=True)
+    assert outcome.lost_pilots
+    assert each.lost_s
+    assert each.items == 20 * 20
+    for name in ("ended_at", "calls", "unfinished", "items", "useful_s", "lost_s", "loading_s"):
+        assert getattr(counted, name) == pytest.approx(getattr(each, name)), name
 
 
 def test_what_was_cut_off_is_counted_as_unfinished() -> None:

@@ -140,6 +140,45 @@ def test_a_call_that_is_evicted_begins_again_and_waits_once() -> None:
     assert measured.queue.values.tolist() == [1.0, 0.0]
 
 
+def test_the_members_of_a_gang_are_one_call_and_use_all_their_devices() -> None:
+    log = Log()
+    log.note(0.0, Happened.PILOT_CAME, pilot=0, value=8.0)
+    for library in (1, 2):
+        log.note(0.0, Happened.LIBRARY_STARTED, library=library, pilot=0, value=4.0)
+        log.note(2.0, Happened.LIBRARY_READY, library=library, pilot=0, value=2.0)
+    log.note(2.0, Happened.CALL_CAME, call=0, value=90.0)
+    for at_s, ends in ((2.0, False), (22.0, True)):
+        log.note(at_s, Happened.CALL_BEGAN, call=0, library=1, pilot=0, value=90.0)
+        log.note(at_s, Happened.PART_BEGAN, call=0, library=2, pilot=0, value=1.0)
+        if ends:
+            log.note(27.0, Happened.CALL_ENDED, call=0, library=1, pilot=0, value=40.0)
+            log.note(27.0, Happened.PART_ENDED, call=0, library=2, pilot=0, value=1.0)
+        else:  # the checkpoint is of 8 s
+            log.note(10.0, Happened.CALL_LEFT, call=0, library=1, pilot=0, value=6.0)
+            log.note(11.0, Happened.PART_LEFT, call=0, library=2, pilot=0, value=6.0)
+    measured = measure(log)
+    assert (measured.calls, measured.items, measured.turnarounds_s.tolist()) == (1, 40.0, [25.0])
+    assert measured.useful_s == 2 * 4 * (6.0 + 5.0)
+    assert measured.lost_s == 4 * (2.0 + 3.0)
+    assert measured.loading_s == 2 * 4 * 2.0
+    assert [measured.queue.value(at_s) for at_s in (5.0, 15.0, 25.0)] == [0.0, 1.0, 0.0]
+
+
+def test_deadlines_are_met_or_missed_or_open() -> None:
+    log = Log()
+    for call, due_at in enumerate((5.0, 5.0, 5.0, 50.0, 5.0)):
+        log.note(0.0, Happened.CALL_CAME, call=call, value=1.0)
+        log.note(0.0, Happened.CALL_DUE, call=call, value=due_at)
+    log.note(0.0, Happened.CALL_CAME, call=5, value=1.0)
+    for call, ended_at in ((0, 5.0), (1, 5.5)):
+        log.note(1.0, Happened.CALL_BEGAN, call=call, library=call, pilot=0, value=1.0)
+        log.note(ended_at, Happened.CALL_ENDED, call=call, library=call, pilot=0, value=1.0)
+    log.note(6.0, Happened.CALL_FAILED, call=2, value=1.0)
+    measured = measure(log, until_s=20.0)
+    assert (measured.deadlines, measured.missed, measured.late, measured.violations) == (4, 3, (1, 2, 4), 0.75)
+    assert measure(Log()).violations is None
+
+
 def test_an_empty_log_measures_nothing() -> None:
     measured = measure(Log())
     assert (measured.calls, measured.makespan_s, measured.goodput, measured.share_within(1.0)) == (0, 0.0, 0.0, 0.0)

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from stoker.errors import ConfigError
 from stoker.manager.sim.run import SimulationError
+from stoker.manager.study.log_file import read_log
+from stoker.manager.study.measures import measure
 from stoker.manager.study.running import MOST_STILL, STUCK_S, Finished, Watch, log_name, run_all
 from stoker.manager.study.scenario import Scenario, load_scenario, parse_scenario, shipped
 
@@ -50,6 +52,17 @@ def test_the_same_is_found_whatever_the_number_of_processes(small: Scenario, tmp
     assert found[0] == found[1]
     assert set(found[0]) == {(policy, seed) for policy in POLICIES for seed in (0, 1)}
     assert len({log for _, log in found[0].values()}) == 4
+
+
+def test_deadlines_and_warm_devices_are_in_the_figures_of_a_run(small: Scenario, tmp_path: Path) -> None:
+    urgent = replace(small, workload=replace(small.workload, deadline_s=60.0, gang=(1, 2)))
+    [run] = run_all(urgent, policies=["default"], seeds=[0], folder=tmp_path)
+    log, _ = read_log(Path(run.log))
+    measured = measure(log, until_s=run.outcome.ended_at)
+    assert run.figures.violations == measured.violations
+    assert 0 < measured.missed < measured.deadlines == run.outcome.calls
+    assert run.figures.bound_s is None
+    assert run.outcome.busy_s < run.figures.warm_s == run.outcome.warm_s < run.figures.held_s
 
 
 def test_seeds_come_first_so_that_policies_can_be_compared_early(small: Scenario, tmp_path: Path) -> None:

@@ -65,6 +65,20 @@ def test_each_shipped_scenario_is_read_and_called_like_its_file(name: str) -> No
     assert scenario.about
 
 
+def test_gangs_and_replicas_are_read_and_wrong_ones_refused_with_their_line() -> None:
+    changed = parse(
+        TEXT, "workload.gang=[1, 4]", "contexts.llm.devices=1", "contexts.llm.gang=2 s",
+        "contexts.llm.gang_efficiency=0.9", "world.delays.progress=5 s",
+    )  # fmt: skip
+    llm = changed.world.contexts["llm"]
+    assert (changed.workload.gang, llm.devices, llm.gang_s, llm.gang_efficiency) == ((1, 4), 1, 2.0, 0.9)
+    assert changed.world.delays.progress_s == 5.0
+    with pytest.raises(ConfigError, match=r"s\.toml: line \d+: .*gang: at least 4 libraries and at most 2"):
+        parse(TEXT.replace("inputs = 100", "inputs = 100\ngang = [4, 2]"))
+    with pytest.raises(ConfigError, match="no node that suits has over 1"):
+        parse(TEXT, "contexts.llm.devices=2")
+
+
 def test_a_scenario_says_what_its_file_says() -> None:
     scenario = parse()
     new, old = scenario.world.sources

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sim.worlds import calls, model, simulate, source, world
+from msgspec.structs import replace
+from sim.worlds import NOW, calls, model, simulate, source, world
 from study.small_runs import small_run
 
+from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened, Log
 from stoker.manager.study.curves import curves_of
 from stoker.manager.study.measures import measure
 from stoker.manager.study.timeline import events_of, write_timeline
+from stoker.site import Duration
 
 
 def slices_by_row(events: list[dict[str, Any]]) -> dict[tuple[int, int], list[tuple[int, int, str]]]:
@@ -89,6 +92,20 @@ def test_a_call_that_was_evicted_frees_its_row() -> None:
     assert [name for slices in rows.values() for _, _, name in slices if "call" in name] == [
         "call 0, evicted", "call 5", "call 0"
     ]  # fmt: skip
+
+
+def test_every_member_of_a_gang_is_drawn_on_its_own_row() -> None:
+    small = world(source([(0.0, 4), (30.0, 2)], init_blocks=4), model(), delays=replace(NOW, progress_s=Duration(2.5)))
+    run, _ = simulate(small, [Arrival(0.0, "llm", items=60, gang=(4, 4)), Arrival(0.0, "llm", items=80, gang=(2, 2))])
+    rows = slices_by_row(timeline(run.log))
+    assert all(ended <= began for slices in rows.values() for (_, ended, _), (began, _, _) in pairwise(slices))
+    drawn = sorted((began, ended, name) for slices in rows.values() for began, ended, name in slices if "call" in name)
+    first = [name for began, _, name in drawn if began == 10_000_000]
+    assert first == ["call 0", "call 0, rank 1", "call 0, rank 2", "call 0, rank 3"]
+    # Fifteen seconds for the first. The second lost a member at 30 s, and went on from a checkpoint of 27.5 s.
+    second = [(began / 1e6, ended / 1e6, name) for began, ended, name in drawn if began > 10_000_000]
+    assert second[:2] == [(25.0, 30.0, "call 1, checkpointed"), (25.0, 30.0, "call 1, rank 1, checkpointed")]
+    assert second[2:] == [(30.0, 67.5, "call 1"), (30.0, 67.5, "call 1, rank 1")]
 
 
 def test_a_timeline_is_json_that_perfetto_opens_packed_or_not(tmp_path: Path) -> None:

@@ -198,6 +198,23 @@ def test_any_workload_is_opened_alike(tmp_path: Path, write: Write) -> None:
             "line 4: context: 'encodr' is not a context of this scen",
         ),
         (TraceFormat.CSV, PLAIN + "9,llm,1e3\n", "line 5: items: '1e3' is not a whole number from 1 to"),
+        (
+            TraceFormat.CSV,
+            "at_s,context,gang\n0,llm,2\n",
+            "line 1: gang: is not a column that is known; did you mean gang",
+        ),
+        (
+            TraceFormat.CSV,
+            "at_s,context,gang_least,gang_most\n0,llm,3,2\n",
+            "line 2: gang_least: '3' is not a whole number from 1 to 2",
+        ),
+        (TraceFormat.CSV, "at_s,context,gang_most\n0,llm,0\n", "line 2: gang_most: '0' is not a whole number from 1"),
+        (TraceFormat.CSV, "at_s,context,fixed_s\n0,llm,-1\n", "line 2: fixed_s: '-1' is not a number of at least 0"),
+        (
+            TraceFormat.CSV,
+            "at_s,context,items,items_done\n0,llm,5,6\n",
+            "line 2: items_done: '6' is not a whole number from 0 to 5",
+        ),
     ],
 )
 def test_a_bad_row_is_refused_with_its_file_line_and_field(
@@ -229,6 +246,28 @@ def test_a_bad_row_is_refused_with_its_file_line_and_field(
 def test_json_that_is_wrong_is_refused_with_its_place(tmp_path: Path, write: Write, text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         list(read_trace(write(TraceFormat.SLINFER, text), folder=tmp_path))
+
+
+def test_a_plain_table_says_who_runs_together_and_when_that_ends(tmp_path: Path, write: Write) -> None:
+    text = "at_s,items,gang_least,gang_most,fixed_s,items_done\n0,90,2,8,12.5,40\n1,90,1,1,0,0\n"
+    assert list(read_trace(write(TraceFormat.CSV, text, context="llm"), folder=tmp_path)) == [
+        Arrival(0.0, "llm", 90, gang=(2, 8), fixed_s=12.5, items_done=40), Arrival(1.0, "llm", 90),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "gangs"),
+    [
+        ("at_s\n0\n", [(2, 4)]),
+        ("at_s,gang_most\n0,8\n0,1\n", [(2, 8), (1, 1)]),
+        ("at_s,gang_least\n0,3\n0,6\n", [(3, 4), (6, 6)]),
+    ],
+)
+def test_what_a_table_does_not_say_of_gangs_the_scenario_says(
+    tmp_path: Path, write: Write, text: str, gangs: list[tuple[int, int]]
+) -> None:
+    calls = read_trace(write(TraceFormat.CSV, text, context="llm", gang=(2, 4)), folder=tmp_path)
+    assert [call.gang for call in calls] == gangs
 
 
 def test_a_file_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
