@@ -31,6 +31,7 @@ from benchmarks import (
     simulator,
     taskvine,
     transfers,
+    tune_start,
     vanishing,
     zygote,
 )
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[..., Table]]] = {
     simulator.NAME: (simulator.TITLE, simulator.measure),
     prompt_bank.NAME: (prompt_bank.TITLE, prompt_bank.measure),
     prompt_quality.NAME: (prompt_quality.TITLE, prompt_quality.measure),
+    tune_start.NAME: (tune_start.TITLE, tune_start.measure),
 }
 
 

@@ -9,6 +9,7 @@ import click
 
 from stoker.apps.common.screen import Screen
 from stoker.apps.prompt_tuning import report, show
+from stoker.apps.prompt_tuning.banking import fill
 from stoker.apps.prompt_tuning.board import RUNS, read_board
 from stoker.apps.prompt_tuning.detach import detached
 from stoker.apps.prompt_tuning.run import Options, submit
@@ -126,7 +127,34 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
         console.lines(report.render(outcomes, now=time.time()))
 
 
+@click.command(context_settings={"max_content_width": 120})
+@click.argument("file", type=_FOLDER, metavar="[PROMPTS]", required=False)
+@click.option("--model", metavar="PATH", default="", help="A folder, a .gguf file or a hub name. [the default model]")
+@click.option("--bank", metavar="DIR", default="", help="The bank's folder. [the model's own, in the state folder]")
+@click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
+@click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
+@click.option("--json", "json_", is_flag=True, help="One JSON document on stdout; everything else goes to stderr.")
+@click.pass_context
+def bank(
+    context: click.Context,
+    /,
+    *,
+    file: Path | None,
+    model: str,
+    bank: str,
+    site: str,
+    session: str,
+    json_: bool,
+) -> None:
+    """Put prompts into the bank of a model: those of the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`),
+    beside the ones that ship. Each is read from the model once, and all are grouped anew."""
+    if site and session:
+        raise click.UsageError("--session and --site say different things; give one")
+    options = Options(site=site, session=session, bank=bank)
+    context.exit(fill(file, options, model=model, screen=Screen(json_only=json_), json=json_))
+
+
 command = submit_jobs
 """What `stoker run prompt_tuning` runs."""
-commands = {"submit": submit_jobs, "status": status, "report": report_jobs}
+commands = {"submit": submit_jobs, "status": status, "report": report_jobs, "bank": bank}
 """Those of `stoker tune`."""

@@ -142,7 +142,7 @@ def submit(
     for a model that is not there; SessionError for a session that cannot be started or joined.
     """
     readies = checked(files, options)
-    site = None if options.session else _site(options.site)
+    site = None if options.session else site_of(options.site)
     with contextlib.ExitStack() as stack:
         jobs = [_open(stack, name, ready, options) for name, ready in readies.items()]
         stack.enter_context(stop_on_signals())
@@ -236,7 +236,7 @@ def _open(stack: contextlib.ExitStack, name: str, ready: Ready, options: Options
     return Submission(ready, name=name, folder=folder, start=start)
 
 
-def _site(given: str) -> Site | str | None:
+def site_of(given: str) -> Site | str | None:
     """The site to load, deciding as tuning wants it where nobody has said otherwise; None: the session that the
     environment names."""
     if not given and os.environ.get(JOINS):

@@ -80,6 +80,8 @@ def told_late(entry: Entry, *, now: float, drops: bool) -> str:
 
 def _row(entry: Entry, *, now: float) -> tuple[str, ...]:
     steps = f"{entry.iteration}/{entry.iterations}" if entry.iteration or entry.phase is Phase.TUNING else ""
+    if entry.phase is Phase.TUNING and 0 < entry.iterations <= entry.iteration:
+        steps += ", measuring"
     loss = f"loss {entry.loss:.3f}" if entry.loss is not None and entry.iteration else ""
     return entry.name, entry.phase.value, steps, loss, _metric(entry), _devices(entry), due(entry, now=now)
 

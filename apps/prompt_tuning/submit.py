@@ -78,10 +78,8 @@ def check(job: Job, *, samples: Sequence[Sample] | None = None) -> Ready:
     given = read_samples(job.data) if samples is None else tuple(samples)
     parts = split(given, data=job.data, seed=job.training.seed)
     refuse_unreachable(job, [sample.target for sample in parts.evaluation])
-    recipe = causal_lm(job.model)
-    preload = tuple(dict.fromkeys([*recipe.preload, *PRELOAD]))
-    identity = ", ".join(part.name for part in recipe.objects) or job.model
-    return Ready(job, given, msgspec.structs.replace(recipe, preload=preload), identity)
+    recipe, identity = recipe_of(job.model)
+    return Ready(job, given, recipe, identity)
 
 
 def call_of(
@@ -98,7 +96,7 @@ def call_of(
     slo_s = 0.0 if deadline is None else deadline - now
     if deadline is not None and slo_s <= 0:
         job.refuse_past(now_s=now)
-    place = None if bank is None else bank_place(ready, folder=bank)
+    place = None if bank is None else bank_place(ready.model, folder=bank)
     order = Order(job=job, samples=ready.samples, bank=place, slo_s=slo_s, start=start)
     app = stoker.app(
         context=ready.recipe,
@@ -110,11 +108,19 @@ def call_of(
     return app, order
 
 
-def bank_place(ready: Ready, *, folder: str | os.PathLike[str] = "") -> BankPlace:
-    """Where the bank of a job's model lies."""
-    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in ready.model)[:80]
+def bank_place(model: str, *, folder: str | os.PathLike[str] = "") -> BankPlace:
+    """Where the bank of a model lies; `model` is what identifies it (`recipe_of`)."""
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in model)[:80]
     path = Path(folder).absolute() if folder else state_folder() / "prompt-banks" / name
-    return BankPlace(str(path), ready.model)
+    return BankPlace(str(path), model)
+
+
+def recipe_of(model: str) -> tuple[Recipe, str]:
+    """The recipe of a model that is tuned, and what identifies the model. Raises RecipeError."""
+    recipe = causal_lm(model)
+    preload = tuple(dict.fromkeys([*recipe.preload, *PRELOAD]))
+    identity = ", ".join(part.name for part in recipe.objects) or model
+    return msgspec.structs.replace(recipe, preload=preload), identity
 
 
 def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:

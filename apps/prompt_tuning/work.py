@@ -5,8 +5,10 @@ A login node imports this module, to name the function; what the function needs 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from stoker.apps.prompt_tuning.bank.candidate import Candidate
 from stoker.apps.prompt_tuning.order import BankPlace, Order
 
 if TYPE_CHECKING:
@@ -27,20 +29,19 @@ def tune_prompt(model: CausalLM, order: Order) -> Tuned:
     return run(model, order)
 
 
-def build_bank(model: CausalLM, place: BankPlace, prompts: str, again: bool = False) -> int:
-    """Makes the bank of this model from the prompts of a file, or adds them to it; how many it has then.
+def build_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]) -> int:
+    """Makes the bank of this model from these prompts and those that are in it; how many it has then.
 
-    Raises ConfigError for a file that cannot be read, StokerError for a bank of another model.
+    Raises StokerError for a bank of another model, and where the folder cannot be written.
     """
     from pathlib import Path
 
     from stoker.apps.prompt_tuning.bank.build import ensure_bank
-    from stoker.apps.prompt_tuning.bank.candidate import read_candidates
     from stoker.apps.prompt_tuning.bank.scoring import reader, reading_of
     from stoker.contexts.ambient import progress
 
     bank = ensure_bank(
-        Path(place.folder), read_candidates(Path(prompts)), model=place.model, reading=reading_of(),
-        read=reader(model), again=again, progress=lambda done, of: progress(done, of),
+        Path(place.folder), candidates, model=place.model, reading=reading_of(), read=reader(model), again=True,
+        progress=progress,
     )  # fmt: skip
     return len(bank.layers)

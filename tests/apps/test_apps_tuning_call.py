@@ -9,7 +9,7 @@ import msgspec  # noqa: E402
 from tuning import tiny  # noqa: E402
 
 from stoker.apps.prompt_tuning import budget, order, prompts, work  # noqa: E402
-from stoker.apps.prompt_tuning.bank.candidate import key_of, read_candidates  # noqa: E402
+from stoker.apps.prompt_tuning.bank.candidate import Candidate, key_of, read_candidates  # noqa: E402
 from stoker.apps.prompt_tuning.bank.scoring import reading_of  # noqa: E402
 from stoker.apps.prompt_tuning.bank.store import open_bank  # noqa: E402
 from stoker.apps.prompt_tuning.order import BankPlace, Initial, Order, Saved  # noqa: E402
@@ -151,9 +151,8 @@ def test_a_prompt_that_tuning_has_not_made_better_is_not_for_the_bank(context, t
     assert len(bank_of(tmp_path)) == SHIPPED
 
 
-def test_a_bank_is_built_from_a_file_of_prompts(context, tmp_path):
-    (tmp_path / "mine.csv").write_text("text\nfirst prompt\nsecond prompt\n")
+def test_prompts_are_put_into_a_bank_beside_those_that_are_there(context, tmp_path):
     place = BankPlace(str(tmp_path / "bank"), "tiny")
-    assert work.build_bank(context, place, str(tmp_path / "mine.csv")) == 2
-    (tmp_path / "more.csv").write_text("text\nthird prompt\n")
-    assert work.build_bank(context, place, str(tmp_path / "more.csv"), again=True) == 3
+    first, second, third = (Candidate(text=f"{word} prompt") for word in ("first", "second", "third"))
+    assert work.build_bank(context, place, [first, second]) == 2
+    assert work.build_bank(context, place, [second, third]) == 3

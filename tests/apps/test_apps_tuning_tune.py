@@ -351,10 +351,11 @@ def test_smollm2_learns_to_tell_claims_that_are_supported(request, tmp_path):
         for thing in things
     ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    data = Data(str(tmp_path / "pairs.jsonl"), evaluation_samples=12)
+    data = Data(str(tmp_path / "pairs.jsonl"), evaluation_samples=8)
     job = Job(
-        data=data, prompt=Prompt("Is the review positive or negative? Answer with one word."),
-        until=Until(metric=Metric.ACCURACY, reach=0.9, iterations=60, evaluate_every=5), training=Training(batch=8),
+        data=data, prompt=Prompt("Positive or negative?"),
+        until=Until(metric=Metric.ACCURACY, reach=0.9, iterations=60, evaluate_every=4),
+        training=Training(batch=4, learning_rate=0.03),
     )  # fmt: skip
     tuned = tune(model, job, read_samples(data))
     assert tuned.end is End.REACHED

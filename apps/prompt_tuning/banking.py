@@ -1,0 +1,56 @@
+"""`stoker tune bank`: prompts of a file for a model's bank, read from the model where it is hot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import stoker
+from stoker.apps.common.calls import facts_of, session_line
+from stoker.apps.common.screen import Screen
+from stoker.apps.prompt_tuning.bank.candidate import Candidate, Key, read_candidates
+from stoker.apps.prompt_tuning.prompts import SHIPPED
+from stoker.apps.prompt_tuning.run import Options, site_of
+from stoker.apps.prompt_tuning.submit import bank_place, recipe_of
+from stoker.apps.prompt_tuning.watch import sent
+from stoker.apps.prompt_tuning.work import build_bank
+
+_LOOK_EVERY_S = 0.2
+
+
+def fill(file: Path | None, options: Options, *, model: str, screen: Screen, json: bool) -> int:
+    """Put the prompts of this file into the bank, beside those that ship and those that are there; 0.
+
+    Raises ConfigError for a file that cannot be read, naming its line, RecipeError for a model that is not there,
+    SessionError, and StokerError for a folder with the bank of another model.
+    """
+    every: dict[Key, Candidate] = {one.key: one for one in read_candidates(SHIPPED)}
+    if file is not None:
+        every |= {one.key: one for one in read_candidates(file)}
+    recipe, identity = recipe_of(model)
+    place = bank_place(identity, folder=options.bank or "")
+    site = None if options.session else site_of(options.site)
+    with stoker.load(site, session=options.session, progress=False) as session:
+        screen.line(session_line(session))
+        future = stoker.app(context=recipe)(build_bank)(place, tuple(every.values()))
+        ask = facts_of(session, {recipe.key})
+        with screen.progress(total=len(every), done=0, noun="prompts", facts=ask) as progress:
+            while not _over(future):
+                call = sent(future)
+                if call is not None and call.progress is not None:
+                    progress.total = int(call.progress.total)
+                    progress.advance(int(call.progress.done) - progress.done)
+        held: int = future.result()
+    if json:
+        screen.json({"bank": place.folder, "model": identity, "prompts": held})
+    else:
+        screen.line(f"{held:,} prompts in {place.folder}")
+    return 0
+
+
+def _over(future: Any) -> bool:
+    try:
+        future.exception(_LOOK_EVERY_S)
+    except TimeoutError:
+        return False
+    return True
