@@ -43,6 +43,9 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
         sim.calls_log.left(sim.agenda.now, spec, library.where, rank=0, kept_s=ran_s if keep else 0.0)
         return _report(spec, done)
 
+_ROUNDING_S = 1e-6
+"""So much before its first item a call is at it."""
+
 
 class CallRun:
     """One run of a call, from the turn of its first member until the last has left it."""
