@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.manager.core.seams import Action, Changes, Forecast, Send, SendGang, View
+from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Send, SendGang, View
 from stoker.manager.core.state import Call, Library
 from stoker.manager.core.walltime import has_time
 from stoker.manager.policies.dispatch import HottestFirst
@@ -27,6 +27,7 @@ from stoker.manager.policies.warm_pool_books import Books
 from stoker.manager.policies.warm_pool_lines import FRONT, HOPEFUL, Job
 from stoker.manager.policies.warm_pools import allot
 from stoker.manager.protocol.ids import CallId, LibraryId
+from stoker.units import show_seconds
 
 ROUND_S = 0.05
 """§5.3."""
@@ -112,9 +113,14 @@ class AllotInRounds(HottestFirst):
 
 
 def _start(view: View, job: Job, members: list[Library]) -> list[Action]:
-    """A call on these libraries, and when it should be done."""
+    """A call on these libraries, and when it should be done; it is dropped where it is late on any, and not wanted
+    then."""
     id, ids = CallId(job.id), tuple(library.id for library in members)
-    gang = view.calls[id].group.options.gang[1] > 1
+    options = view.calls[id].group.options
+    if job.deadline_at and options.objective.drop_late and not job.measures and job.is_lost(view.now):
+        takes, left = show_seconds(job.run_s[-1]), show_seconds(max(0.0, job.deadline_at - view.now))
+        return [Drop(id, f"on all the devices that it may have it takes {takes}, and its deadline is in {left}")]
+    gang = options.gang[1] > 1
     plan: list[Action] = [SendGang(id, ids) if gang else Send(id, ids[0])]
     ends_at = view.now + job.run_s[len(ids) - 1]
     if not job.measures and (gang or job.deadline_at):
