@@ -18,13 +18,15 @@ TABLE_8: Mapping[str, System] = {
     "no-delay": System(OURS, (("delay", False),)),
     "no-budget": System(OURS, bank=Bank.ALWAYS),
 }
-NO_PROMPTS, NO_RUNTIMES = System(OURS, bank=Bank.NEVER), System(OURS, (("window_s", 0.0),))
+NO_PROMPTS, NO_RUNTIMES = System(OURS, bank=Bank.NEVER), System(OURS, (("reuse", False),))
 FIGURE_8_AB: Mapping[str, System] = {
     "both": WHOLE,
     "no prompt reusing": NO_PROMPTS,
     "no runtime reusing": NO_RUNTIMES,
 }
 """At medium load, under every S."""
+EARLY = System(OURS, (("early", True),))
+"""Beyond the paper: idle replicas of other models make room at once for a job that would be late."""
 SHOWN: Mapping[str, str] = {
     "whole": "the whole scheduler",
     "no-warm-allocator": "without the warm allocator",
@@ -49,6 +51,6 @@ def runs() -> Iterator[tuple[Group, System]]:
     """Everything that is wanted, some of it twice."""
     yield from ((MEDIUM, system) for system in TABLE_8.values())
     for emergence in paper.EMERGENCES:
-        yield from ((at("medium", emergence), system) for system in FIGURE_8_AB.values())
+        yield from ((at("medium", emergence), system) for system in (*FIGURE_8_AB.values(), EARLY))
     yield from ((MEDIUM, of_window(window_s)) for window_s in paper.WINDOWS_S)
     yield from ((of_bank(size), WHOLE) for size in paper.BANK_SIZES)

@@ -1,8 +1,9 @@
 """The jobs of §6.1, made up: the paper's trace is not public.
 
-- *When they come.* Each model has its own 20 minutes. One of these has five times the mean count (§2.2); the others
-  have shares drawn from an exponential distribution, none above the fullest. Counts are whole jobs and add up to
-  those of §6.1. Within a minute gaps are exponential (§6.1), stretched to fill it.
+- *When they come.* Each load is one trace ("three 20-minute LPT traces", §6.1), whose models come mixed. One of its
+  minutes has five times the mean count (§2.2); the others have shares drawn from an exponential distribution, none
+  above the fullest. Counts are whole jobs and add up to those of §6.1. Within a minute gaps are exponential (§6.1),
+  stretched to fill it.
 - *How much they are.* A duration (lognormal, cut at both ends) and replicas are drawn independently; their product
   over the seconds of an iteration bounds the iterations.
 - *Which prompt they start from.* The induced one needs all that the bound allows; the bank's fewer. Its lookup takes
@@ -18,8 +19,8 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
-from itertools import accumulate
+from collections.abc import Iterable, Mapping
+from itertools import accumulate, islice
 from statistics import NormalDist
 
 import msgspec
@@ -57,7 +58,8 @@ class Job(msgspec.Struct, frozen=True):
 
 def jobs(counts: Mapping[str, int], parameters: Parameters, *, seed: int) -> list[Job]:
     """So many jobs of each model, in order of time."""
-    found = [job for name, count in counts.items() for job in _of_model(MODELS[name], count, parameters, seed)]
+    times = _mixed(counts, parameters, seed) if parameters.mixed else _apart(counts, parameters, seed)
+    found = [job for name, at_s in times.items() for job in _of_model(MODELS[name], at_s, parameters, seed)]
     return sorted(found, key=lambda job: job.at_s)
 
 
@@ -105,9 +107,25 @@ def _worth(parameters: Parameters) -> float:
     return math.exp(parameters.prompt_spread * (next(depths) - next(depths)))
 
 
-def _of_model(model: Model, count: int, parameters: Parameters, seed: int) -> list[Job]:
+def _mixed(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
+    """When jobs of each model come, of one trace."""
+    times = arrival_times(sum(counts.values()), Stream(seed, "tuning/arrivals"), peak=parameters.peak)
+    chance = Stream(seed, "tuning/models")
+    order = sorted(range(len(times)), key=chance.uniform)
+    taken = iter(order)
+    return {name: sorted(times[place] for place in islice(taken, count)) for name, count in counts.items()}
+
+
+def _apart(counts: Mapping[str, int], parameters: Parameters, seed: int) -> dict[str, list[float]]:
+    """The same, where each model has a trace of its own."""
+    return {
+        name: arrival_times(count, Stream(seed, f"tuning/{name}/arrivals"), peak=parameters.peak)
+        for name, count in counts.items()
+    }
+
+
+def _of_model(model: Model, times: Iterable[float], parameters: Parameters, seed: int) -> list[Job]:
     streams = {what: Stream(seed, f"tuning/{model.name}/{what}") for what in ("durations", "replicas", "speedups")}
-    times = arrival_times(count, Stream(seed, f"tuning/{model.name}/arrivals"), peak=parameters.peak)
     return [
         Job(
             at_s,

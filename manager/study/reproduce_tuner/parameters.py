@@ -55,6 +55,7 @@ class Parameters(msgspec.Struct, frozen=True):
     """Seconds, bytes a second, shares. `WHY` says where each comes from."""
 
     peak: float = 5.0
+    mixed: bool = True
     duration_median_s: float = 30.0
     duration_spread: float = 0.93
     duration_least_s: float = 5.0
@@ -92,7 +93,8 @@ class Why(msgspec.Struct, frozen=True):
 
 _OURS = "ours"
 WHY: Mapping[str, Why] = {
-    "peak": Why("§2.2", "the fullest minute of a model has five times the jobs of its mean minute; whole jobs"),
+    "peak": Why("§2.2", "the fullest minute has five times the jobs of the mean one, rounded to whole jobs"),
+    "mixed": Why("§6.1", '"three 20-minute LPT traces" for three loads: the models of a load come in one trace'),
     "duration_median_s": Why(_OURS, "with `replicas`: 78 GPU-seconds a job, see above (Figure 3a's 56 %)"),
     "duration_spread": Why("Philly", "standard deviation of the logarithm, of its 30,610 jobs of 5 s to 10 min"),
     "duration_least_s": Why("§6.1", '"from a few seconds": what is drawn below is this long'),

@@ -29,8 +29,8 @@ _BASELINES = (INFLESS, ELASTIC_FLOW)
 def write(of: Evaluation) -> str:
     """The page, in Markdown."""
     parts = (
-        texts.HEAD, _bars(of), _figure_7(of), _table_7(of), _table_8(of), _figure_8(of), _settings(of), _workload(of),
-        _checks(of), _sensitivity(of), texts.UNKNOWABLE,
+        texts.HEAD, _bars(of), _figure_7(of), _table_7(of), _table_8(of), _figure_8(of), _early(of), _settings(of),
+        _workload(of), _checks(of), _sensitivity(of), texts.UNKNOWABLE,
     )  # fmt: skip
     return "\n".join(parts)
 
@@ -151,6 +151,16 @@ def _figure_8(of: Evaluation) -> str:
     lines += ["", *_table("candidates in the bank", "%", "$")]
     for size in paper.BANK_SIZES:
         lines.append(_row(f"{size:,}", *_violations_and_cost(of, ablations.of_bank(size), ablations.WHOLE)))
+    return "\n".join([*lines, ""])
+
+
+def _early(of: Evaluation) -> str:
+    lines = ["## Beyond the paper: room for jobs that would be late", "", texts.EARLY, ""]
+    lines += _table("S", "%", "$", "points more", "times the cost")
+    for emergence in paper.EMERGENCES:
+        group = at("medium", emergence)
+        cells = (*_violations_and_cost(of, group, ablations.EARLY), *_against_whole(of, group, ablations.EARLY))
+        lines.append(_row(f"{emergence:g}", *cells))
     return "\n".join([*lines, ""])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from stoker.manager.study.reproduce_tuner.cases import ELASTIC_FLOW, WHOLE_EXTENT, Extent, Group, System
+from stoker.manager.study.reproduce_tuner.cases import ELASTIC_FLOW, SENSITIVITY, WHOLE_EXTENT, Extent, Group, System
 from stoker.manager.study.reproduce_tuner.result import Result
 from stoker.manager.study.reproduce_tuner.runs import Found
 from stoker.manager.study.statistics import Estimate, difference, estimate
@@ -35,7 +35,8 @@ class Evaluation(msgspec.Struct, frozen=True):
     def results(self, group: Group, system: System) -> list[Result]:
         """A system's runs, one a seed. Raises KeyError where they were not done."""
         extent = self.extent
-        return [self.found[case] for case in group.cases(system, seeds=extent.seeds, smaller=extent.smaller)]
+        seeds = extent.varied_seeds if group in SENSITIVITY else extent.seeds
+        return [self.found[case] for case in group.cases(system, seeds=seeds, smaller=extent.smaller)]
 
     def violations(self, group: Group, system: System) -> list[float]:
         """Percent, by seed."""

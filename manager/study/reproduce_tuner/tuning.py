@@ -26,7 +26,12 @@ from stoker.manager.study.reproduce_tuner.summary import STATIC, Search
 
 ALIKE_POINTS = 0.5
 
-CHOICES: Mapping[str, Sequence[Settings]] = {INFLESS: ((),), ELASTIC_FLOW: ((),)}
+CHOICES: Mapping[str, Sequence[Settings]] = {
+    INFLESS: tuple(
+        (("order", order), ("window_s", window_s)) for order in ("arrival", "deadline") for window_s in (0.0, 60.0)
+    ),
+    ELASTIC_FLOW: ((("slot_s", 1.0),), (("slot_s", 10.0),), (("rescale", False),)),
+}
 """Settings that are tried, beside who gets prompts from the bank."""
 _BANKS = (Bank.BUDGET, Bank.ALWAYS)
 
