@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from stoker.manager.core.paces import work_of
 from stoker.manager.core.phases import LibraryState, PilotState
@@ -22,6 +22,7 @@ MOST_REPLICAS = 128
 Place = tuple[PilotId, tuple[DeviceId, ...]]
 """Where a replica is being warmed."""
 
+_REMEMBERED = 10_000
 _DRIFT = 0.01
 _JOBS_PER_S = 10_000
 """When measurements have moved by more than that, what jobs will take is worked out anew, so many a second."""
@@ -72,8 +73,14 @@ class Book:
         self.looked_at = -math.inf
         self._rates: list[tuple[float, float]] = []
         """Of each gang size, from 1: seconds for a unit of work, and for none."""
+        self._times: dict[tuple[float, float, int, int], tuple[float, ...]] = {}
+        """What `_work_out` has found."""
+        self._falls = True
+        """Whether nothing takes longer on more than two replicas than on fewer of them."""
+        self._known: tuple[object, ...] = ()
+        """Measurements that were looked at last."""
         self._rated_at = -math.inf
-        self._ends: dict[int, tuple[object, float]] = {}
+        self._ends: dict[int, tuple[object, float, Call]] = {}
         """Of running calls: the report by which it was worked out when they end, and that."""
 
     @property
@@ -99,13 +106,17 @@ class Book:
 
     def rate(self, now: float) -> bool:
         """Whether measurements have changed what jobs will take."""
+        paces = self.context.paces
+        known = (paces.meet_s, *paces.known.items())
+        if known == self._known or now - self._rated_at < len(self.line) / _JOBS_PER_S:
+            return False
+        self._known = known
         fresh = [self._rate(size) for size in range(1, len(self._rates) + 1)]
-        if not fresh or all(_near(a, b) for a, b in zip(fresh, self._rates, strict=True)):
+        if all(_near(a, b) for a, b in zip(fresh, self._rates, strict=True)):
             return False
-        if now - self._rated_at < len(self.line) / _JOBS_PER_S:
-            return False
-        self._rates, self._rated_at = fresh, now
+        self._rates, self._rated_at, self._falls = fresh, now, _falls(fresh)
         self._ends.clear()
+        self._times.clear()
         return True
 
     def job(self, call: Call, report: CallProgress | None) -> Job:
@@ -113,23 +124,34 @@ class Book:
         options, features = call.group.options, call.spec.features
         deadline_at, (least, most) = options.objective.deadline_at, options.gang
         most = max(least, min(most, MOST_REPLICAS))
-        while len(self._rates) < most:
-            self._rates.append(self._rate(len(self._rates) + 1))
-        if self._rates[0][0] < math.inf:
+        if len(self._rates) < most:
+            self._rates += [self._rate(size) for size in range(len(self._rates) + 1, most + 1)]
+            self._falls = _falls(self._rates)
+        if self._rates[0][0] < math.inf:  # known
             work, fixed_s = work_of(features), features.fixed_s if features is not None else 0.0
             if call.spec.progress:
                 fixed_s = 0.0
                 if report is not None and features is not None and features.items:
                     work *= max(0.0, 1.0 - report.done / features.items)
-            times = [fixed_s + none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
-            if least > 1:
-                times[: least - 1] = [math.inf] * (least - 1)
-            return Job(call.id, deadline_at, tuple(accumulate(times, min)), least, False, options.priority)
+            run_s = self._times.get((work, fixed_s, least, most)) or self._work_out(work, fixed_s, least, most)
+            return Job(call.id, deadline_at, run_s, least, False, options.priority)
         usual_s = call.group.cost.run_s or self.context.run_s
         if most == 1 and usual_s:
             return Job(call.id, deadline_at, (CAUTION * usual_s,), priority=options.priority)
         run_s = (math.inf,) * (least - 1) + (0.0,) * (most - least + 1)
         return Job(call.id, deadline_at, run_s, least, True, options.priority)
+
+    def _work_out(self, work: float, fixed_s: float, least: int, most: int) -> tuple[float, ...]:
+        """How long so much work takes on one replica, two, and so on. Many jobs are alike: it is remembered."""
+        times = [fixed_s + none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
+        if least > 1:
+            times[: least - 1] = [math.inf] * (least - 1)
+        if not self._falls or (most > 1 and times[0] < times[1]):
+            times = list(accumulate(times, min))
+        if len(self._times) >= _REMEMBERED:
+            self._times.clear()
+        found = self._times[work, fixed_s, least, most] = tuple(times)
+        return found
 
     def _rate(self, size: int) -> tuple[float, float]:
         paces = self.context.paces
@@ -151,7 +173,7 @@ class Book:
     def _busy(self, now: float) -> Iterator[float]:
         """When each replica will be free that is not, and that nobody was promised."""
         promised = {id for ordered in self.promises.values() for id in ordered.loading}
-        before, ends = self._ends, dict[int, tuple[object, float]]()
+        before, ends = self._ends, dict[int, tuple[object, float, Call]]()
         self._ends = ends
         for id, library in self.context.libraries.items():
             if library.pilot.state is not PilotState.HERE:
@@ -166,14 +188,14 @@ class Book:
                     report = call.holder.report if type(call.holder) is Gang else None
                     known = before.get(call.id)
                     if known is None or known[0] is not report:
-                        known = report, self._ends_at(call)
+                        known = report, self._ends_at(call), call
                     ends[call.id] = known
                 yield known[1]
 
-    def running(self) -> Iterator[tuple[int, float]]:
+    def running(self) -> Iterator[tuple[Call, float]]:
         """Calls that ran when `pool` was asked last, and when each should end."""
-        for id, (_, ends_at) in self._ends.items():
-            yield id, ends_at
+        for _, ends_at, call in self._ends.values():
+            yield call, ends_at
 
     def _ends_at(self, call: Call) -> float:
         features, holder, paces = call.spec.features, call.holder, self.context.paces
@@ -188,6 +210,10 @@ class Book:
             fixed_s = -paces.meet_s if size > 1 else 0.0  # they have met
         seconds = paces.bound_s(size, work_of(features) * max(0.0, 1.0 - done / max(1, items)))
         return at + fixed_s + seconds if seconds is not None else math.inf
+
+
+def _falls(rates: list[tuple[float, float]]) -> bool:
+    return all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairwise(rates[1:]))
 
 
 def _near(a: tuple[float, float], b: tuple[float, float]) -> bool:

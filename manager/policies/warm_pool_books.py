@@ -89,24 +89,24 @@ class Books:
 
     def _note(self, view: View, call: Call, fresh: dict[Book, dict[int, Job]]) -> None:
         """A call waits."""
-        context = call.group.context
+        context, id = call.group.context, call.id
         book = self.all.get(context.recipe.key)
-        special = in_rounds(call)
-        if book is None:
-            if not special:
-                return
-            book = self.all[context.recipe.key] = Book(context)
-        mine = fresh.setdefault(book, {})
-        if special:
+        if in_rounds(call):
+            if book is None:
+                book = self.all[context.recipe.key] = Book(context)
+            mine = fresh.get(book)
+            if mine is None:
+                mine = fresh[book] = {}
             book.asked += 1
             if book.asked == 1:
                 self._join(book, mine)
-        elif book.asked:
-            book.others.add(call.id)
+        elif book is not None and book.asked:
+            mine = fresh.setdefault(book, {})
+            book.others.add(id)
         else:
             return
-        self._of[call.id] = book
-        mine[call.id] = book.job(call, view.reports.get(call.id))
+        self._of[id] = book
+        mine[id] = book.job(call, view.reports.get(id) if call.spec.progress else None)
 
     def _join(self, book: Book, fresh: dict[int, Job]) -> None:
         """Calls that went the default way and still wait are in line from now on."""

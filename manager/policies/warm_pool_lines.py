@@ -76,7 +76,7 @@ class Line:
         self._due: dict[int, float] = {}
         """When the need of each that can be in time may have grown."""
         self._turns: list[tuple[float, int]] = []
-        """The same as a heap. An entry that does not agree is old."""
+        """The same as a heap. An entry that does not agree is old; when many come they are swept."""
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -89,20 +89,32 @@ class Line:
     def put(self, jobs: Iterable[Job], *, now: float) -> None:
         """Add these, or put them in the place of those with the same ids."""
         fresh: dict[int, list[Key]] = {}
+        turns: list[tuple[float, int]] = []
         for job in jobs:
-            id = job.id
+            id, deadline_at = job.id, job.deadline_at
             if id in self.jobs:
                 self.remove(id)
             self.jobs[id] = job
-            if not job.deadline_at:
+            if not deadline_at:
                 need, key = -1, (REST, -float(job.priority), id)
             else:
-                need = job.fewest(begins_at=now, most=len(job.run_s))
-                key = (HOPEFUL if need else LATE, job.deadline_at, id)
+                run_s = job.run_s
+                need = 1 if now + run_s[0] <= deadline_at else job.fewest(begins_at=now, most=len(run_s))
+                key = (HOPEFUL if need else LATE, deadline_at, id)
                 if need:
-                    self._look_at(id, job.deadline_at - job.run_s[need - 1] - _EARLY_S)
+                    self._due[id] = at = deadline_at - run_s[need - 1] - _EARLY_S
+                    turns.append((at, id))
             self._keys[id], self._needs[id] = key, need
-            fresh.setdefault(need, []).append(key)
+            if need in fresh:
+                fresh[need].append(key)
+            else:
+                fresh[need] = [key]
+        if len(turns) <= _FEW:
+            for turn in turns:
+                heapq.heappush(self._turns, turn)
+        else:
+            self._turns = [(at, id) for at, id in self._turns if self._due.get(id) == at] + turns
+            heapq.heapify(self._turns)
         for need, keys in fresh.items():
             row = self._row(need)
             if len(keys) <= _FEW:

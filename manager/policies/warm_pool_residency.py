@@ -25,19 +25,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, Changes, Drop, FailWaiting, Forecast, Load, Timer, Unload, View
-from stoker.manager.core.state import Call, Context, Device, Library
+from stoker.manager.core.state import Context, Device, Library
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.manager.policies.warm_pool_book import Book, Ordered, Place, in_rounds
 from stoker.manager.policies.warm_pool_books import Books
 from stoker.manager.policies.warm_pool_lines import Job
 from stoker.manager.policies.warm_pool_rounds import LOOK_AGAIN_S, ROUND_S
-from stoker.manager.policies.warm_pool_shelf import Shelf
+from stoker.manager.policies.warm_pool_shelf import Shelf, cold_devices
 from stoker.manager.policies.warm_pools import Fate, Walk
 from stoker.manager.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.units import show_seconds
@@ -45,7 +46,7 @@ from stoker.units import show_seconds
 WINDOW_S = 60.0
 """§6.3."""
 
-LOOKS = 300
+LOOKS = 128
 """So many jobs are looked at in a round; of more the rest in the next ones."""
 
 _CHANGE = 0.1
@@ -77,6 +78,8 @@ class WarmPools(LoadWhereWanted):
         self._walk = Walk(delay=delay)
         self._again_at = math.inf
         self._reclaim_at = math.inf
+        self._cold: list[Device] | None = None
+        """Cold devices, as long as libraries and pilots stay as they are."""
         self._first: dict[str, Job] = {}
         """Of each pool, the first job that this walk has found without help."""
 
@@ -92,7 +95,9 @@ class WarmPools(LoadWhereWanted):
         book.walk_due = True
         plan: list[Action] = [Timer(view.now + self.ask_again_s, context.recipe.key)]
         alive = any(self._counts(view, library) for library in context.libraries.values())
-        if self._shelf(view).look(context.recipe.key, most=1) or (alive and context.lacking is None):
+        if Shelf(view, cold_devices(view), fits=self._fits).look(context.recipe.key, most=1) or (
+            alive and context.lacking is None
+        ):
             return plan
         if not alive and not book.promises:
             impossible = self._impossible(view, context) or self._unfit_everywhere(view, context)
@@ -103,6 +108,8 @@ class WarmPools(LoadWhereWanted):
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
         """What is warmed, and what is let go."""
         self.books.take(view, changes)
+        if changes.libraries or changes.pilots:
+            self._cold = None
         plan: list[Action] = []
         due = any(book.walk_due for book in self.books.all.values())
         if self._walk.under_way or due or view.now >= self._again_at:
@@ -126,8 +133,9 @@ class WarmPools(LoadWhereWanted):
             plan += self._order_again(view, book, shelf)
             if book.active:
                 pools[key] = book.pool(now=view.now, idle=len(book.free(reuse=self.reuse)))
-                for id, ends_at in book.running():
-                    plan += _forecast(view, view.calls.get(CallId(id)), ends_at)
+                for call, ends_at in book.running():
+                    if in_rounds(call) and call.id in view.calls:
+                        plan += _forecast(view, call.id, ends_at, call.group.options.objective.deadline_at)
         self._again_at = view.now + LOOK_AGAIN_S if pools else math.inf
         if pools:
             self._walk.begin(pools, now=view.now)
@@ -186,7 +194,7 @@ class WarmPools(LoadWhereWanted):
         for key, book in self.books.all.items():
             if book.lacks[1] not in book.line.jobs:
                 job = self._first.get(key)
-                too_few = job is not None and self._alive(view, book) < job.least
+                too_few = job is not None and self._alive(view, book, most=job.least) < job.least
                 book.lacks = (view.now, job.id) if job is not None and too_few else (math.inf, 0)
         plan: list[Action] = []
         for lacks, id, key in sorted((self.books.all[key].lacks, job.id, key) for key, job in self._first.items()):
@@ -194,7 +202,7 @@ class WarmPools(LoadWhereWanted):
             job = book.line.jobs.get(id)
             if job is None:  # it has left since it was looked at
                 continue
-            wants, alive = self._wants(view, book, job), self._alive(view, book)
+            wants, alive = self._wants(view, book, job), self._alive(view, book, most=job.least)
             found = shelf.pick(key, wants)
             plan += self._load(book.context, found)[0]
             if book.short or len(found) < wants:
@@ -208,19 +216,23 @@ class WarmPools(LoadWhereWanted):
     def _wants(self, view: View, book: Book, job: Job) -> int:
         """Replicas to warm beside those that walks have ordered."""
         context, line = book.context, book.line
+        if not context.load_failures and (line.late or line.hopeful):
+            return max(0, job.least - self._alive(view, book, most=job.least))
         alive = [library for library in context.libraries.values() if self._counts(view, library)]
         if context.load_failures:
             return 0 if any(library.state is LibraryState.LOADING for library in alive) else 1
-        if line.late or line.hopeful:
-            return max(0, job.least - len(alive))
         return self.worth_loading(context, alive)
 
-    def _alive(self, view: View, book: Book) -> int:
-        return sum(self._counts(view, library) for library in book.context.libraries.values())
+    def _alive(self, view: View, book: Book, *, most: int) -> int:
+        """Replicas that are hot or on their way; not counted further than `most`."""
+        alive = (1 for library in book.context.libraries.values() if self._counts(view, library))
+        return sum(islice(alive, most))
 
     def _evict_for(self, view: View, book: Book) -> list[Action]:
         """Idle libraries that may leave make room for one more replica. One at a time, as by default."""
-        context = book.context
+        context, may_wait = book.context, view.now - book.lacks[0] < self.patience_s
+        if may_wait and not any(self.books.of(other) is None and other.idle for other in view.contexts.values()):
+            return []
         if any(library.state is LibraryState.LOADING for library in context.libraries.values()):
             return []
         chosen = self._make_room(view, context, may_go=_idle, rank=lambda x: (x.used_at, x.id))
@@ -230,14 +242,13 @@ class WarmPools(LoadWhereWanted):
 
     def _tell(self, view: View, book: Book, fate: Fate) -> list[Action]:
         """What is expected of a job; or that it is dropped, where nothing but that can be."""
-        call, job = view.calls.get(CallId(fate.job.id)), fate.job
-        if call is None:
-            return []
-        if job.deadline_at and call.group.options.objective.drop_late and not fate.helped:
+        job = fate.job
+        if not fate.helped and job.deadline_at:
             begins_at = view.now if book.context.libraries else view.now + book.load_s
-            if job.is_lost(begins_at):
+            call = view.calls.get(CallId(job.id)) if job.is_lost(begins_at) else None
+            if call is not None and call.group.options.objective.drop_late:
                 return [Drop(call.id, _too_late(view, fate))]
-        return _forecast(view, call, fate.ends_at) if job.id not in book.others else []
+        return [] if job.id in book.others else _forecast(view, job.id, fate.ends_at, job.deadline_at)
 
     # ---- letting go
 
@@ -282,7 +293,9 @@ class WarmPools(LoadWhereWanted):
         )
 
     def _shelf(self, view: View) -> Shelf:
-        return Shelf(view, fits=self._fits)
+        if self._cold is None:
+            self._cold = cold_devices(view)
+        return Shelf(view, self._cold, fits=self._fits)
 
     def _make_room(self, view: View, context: Context, **how: Any) -> list[Library]:
         may_go = how.pop("may_go")
@@ -309,16 +322,17 @@ def _idle(library: Library) -> bool:
     return library.state is LibraryState.READY and not library.held and not library.zombies
 
 
-def _forecast(view: View, call: Call | None, ends_at: float) -> list[Action]:
+def _forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]:
     """What is expected of a call, if that is known and has changed."""
-    if call is None or ends_at == math.inf or not in_rounds(call):
+    if ends_at == math.inf:
         return []
-    ends_at, due_at = max(ends_at, view.now), call.group.options.objective.deadline_at
-    in_time, before = not due_at or ends_at <= due_at, view.forecasts.get(call.id)
-    if before is None or before.in_time != in_time:
-        return [Forecast(call.id, ends_at, in_time)]
-    changed = abs(ends_at - before.ends_at) > _CHANGE * max(1.0, before.ends_at - view.now)
-    return [Forecast(call.id, ends_at, in_time)] if changed else []
+    now, before = view.now, view.forecasts.get(id)
+    ends_at = max(ends_at, now)
+    in_time = not due_at or ends_at <= due_at
+    same = before is not None and before.in_time == in_time
+    if same and before is not None and abs(ends_at - before.ends_at) <= _CHANGE * max(1.0, before.ends_at - now):
+        return []
+    return [Forecast(CallId(id), ends_at, in_time)]
 
 
 def _too_late(view: View, fate: Fate) -> str:

@@ -21,13 +21,18 @@ Replica = tuple[Device, ...]
 _Fits = Callable[[Context, Device], bool]
 
 
+def cold_devices(view: View) -> list[Device]:
+    """Those that hold nothing."""
+    return [device for device in view.devices() if not any(map(_counts, device.libraries.values()))]
+
+
 class Shelf:
     """What is cold in a round. `fits`: whether a context has room on a device."""
 
-    def __init__(self, view: View, *, fits: _Fits) -> None:
+    def __init__(self, view: View, cold: list[Device], *, fits: _Fits) -> None:
         self._view = view
         self._fits = fits
-        self._cold = [device for device in view.devices() if not any(map(_counts, device.libraries.values()))]
+        self._cold = cold
         self._gone: set[Device] = set()
         self._found: dict[str, tuple[list[Replica], Iterator[Replica]]] = {}
         self.taken: dict[int, list[Replica]] = {}

@@ -30,7 +30,7 @@ def allot(jobs: Sequence[Job], pool: Pool, *, now: float) -> dict[int, int]:
                     again = True
                     break
     waits = [job for job in line if job.id not in given]
-    spare = _spare(waits, pool, idle=idle, now=now)
+    spare = _spare([job for job in waits if job.id not in promised], pool, idle=idle, now=now)
     for job in waits:
         if not spare:
             break

@@ -179,6 +179,16 @@ def test_one_that_is_to_be_dropped_if_late_is_and_the_reason_says_what_would_be_
     assert t.ended_at["lost"] < 1.0
 
 
+def test_a_job_that_is_to_be_dropped_if_late_does_not_begin_on_what_is_idle(lab: Make) -> None:
+    t = job(lab(), "first").run()
+    t = job(t, "lost", due_in=5.0, drop_late=True).run()
+    assert t.ended["first"].ok
+    failure = t.ended["lost"].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.DROPPED
+    assert not starts(t, "lost")
+
+
 def test_a_deadline_in_the_past_is_late_and_nothing_worse(lab: Make) -> None:
     t = lab().run(until=50.0)
     job(t, "j", due_in=-10.0)
@@ -317,7 +327,7 @@ def test_the_first_job_measures_on_the_fewest_that_it_can_run_on_and_the_next_on
     t = lab(told=False)
     job(t, "first", items=40, due_in=500.0, gang=(2, 4), step_s=1.0).run()
     assert size(t, "first") == 2
-    job(t, "next", items=80, due_in=36.0, gang=(1, 4)).run()
+    job(t, "next", items=80, due_in=39.0, gang=(1, 4)).run()
     assert size(t, "next") == 4
     assert forecasts(t, "next")
 
