@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 0.2
-_SILENCE_S = 120.0
-"""How long a rank waits for the others."""
+_SILENCE_S = 300.0
+"""How long a rank waits for the others: a lost one is noticed at once, a busy machine may take its time."""
 
 
 def run(model: CausalLM, order: Order) -> Tuned:

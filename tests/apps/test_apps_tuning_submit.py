@@ -1,0 +1,204 @@
+"""Tuning jobs on a real session of two CPU devices: by the API and by `stoker tune`, killed and stopped on the way."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "peft")),
+        reason="needs torch, transformers and peft",
+    ),
+]
+
+import stoker  # noqa: E402
+from stoker.apps.prompt_tuning import tune  # noqa: E402
+from stoker.apps.prompt_tuning.board import Phase, read_board  # noqa: E402
+from stoker.apps.prompt_tuning.submit import call_of, check  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.job import parse_job, read_job  # noqa: E402
+from stoker.apps.prompt_tuning.watch import sent  # noqa: E402
+from stoker.errors import ConfigError  # noqa: E402
+
+LIMIT_S = 180
+JOB = """
+model = "model"
+[data]
+path = "pairs.jsonl"
+[prompt]
+initial = "{initial}"
+[until]
+metric = "loss"
+iterations = {iterations}
+evaluate_every = 5
+{until}
+[training]
+batch = 8
+learning_rate = 0.05
+checkpoint_every = "200 ms"
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a tiny model, data, and a site of two devices."""
+    from tuning import tiny
+
+    folder = tmp_path_factory.mktemp("tune")
+    context = tiny.context()
+    context.model.save_pretrained(folder / "model")
+    context.tokenizer.save_pretrained(folder / "model")
+    rows = [{"input": sample.input, "target": sample.target} for sample in tiny.samples(60)]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "site.toml").write_text('[pilot]\ndevices = "cpu:2"\n[policy]\nname = "prompt-tuner"\n')
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session(place):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_HOME", str(place / "home"))
+        with stoker.load(place / "site.toml", run_dir=str(place / "runinfo"), progress=False) as session:
+            tune(read_job(write(place, "first")), bank=None).result(
+                LIMIT_S
+            )  # from now on it is known how long jobs take
+            yield session
+
+
+def job_text(*, initial="say yes or no", iterations=20, until=""):
+    return JOB.format(initial=initial, iterations=iterations, until=until)
+
+
+def write(place, name, **job):
+    path = place / f"{name}.toml"
+    path.write_text(f'name = "{name}"' + job_text(**job))
+    return str(path)
+
+
+def command(place, session, *arguments):
+    return [sys.executable, "-m", "stoker.manager.cli.main", "tune", *arguments, "--session", session.id]
+
+
+def stoker_tune(place, session, *arguments, code=0):
+    done = subprocess.run(
+        command(place, session, *arguments), cwd=place, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def until(true, *, why):
+    deadline = time.monotonic() + LIMIT_S
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"in vain: {why}"
+        time.sleep(0.05)
+    return found
+
+
+def test_a_job_of_a_program_gives_its_tuned_prompt(place):
+    future = tune(read_job(write(place, "api", initial="", until='slo = "10 min"')))
+    tuned = future.result(LIMIT_S)
+    assert tuned.iterations == 20
+    assert tuned.initial_from.startswith("the bank (loss ")
+    assert tuned.held_out.loss < tuned.points[0].loss
+    assert 1 <= tuned.devices <= 2
+    with pytest.raises(ConfigError, match="deadline = 2020"):
+        tune(parse_job(job_text(until="deadline = 2020-01-01T00:00:00Z"), file="x", folder=place, now_s=0.0))
+
+
+def logged(model, order, folder):
+    """`tune_prompt`, with the process that it runs in."""
+    from stoker.apps.prompt_tuning.work import tune_prompt
+
+    (Path(folder) / str(os.getpid())).touch()
+    return tune_prompt(model, order)
+
+
+def test_a_rank_that_is_killed_in_mid_step_costs_what_was_since_the_last_checkpoint(place, tmp_path):
+    ready = check(parse_job(job_text(iterations=200), file="x", folder=place))
+    _, order = call_of(ready, bank=None)
+    future = stoker.app(context=ready.recipe, gang=2)(logged)(order, str(tmp_path))
+
+    def report():
+        call = sent(future)
+        return call.progress if call is not None and call.progress is not None and call.progress.state else None
+
+    until(lambda: (found := report()) and found.done >= 20, why="it iterates, and has left a checkpoint")
+    first = {int(path.name) for path in tmp_path.iterdir()}
+    assert len(first) == 2
+    os.kill(min(first), signal.SIGKILL)
+    tuned = future.result(LIMIT_S)
+    assert tuned.iterations == 200
+    assert [point.iteration for point in tuned.points] == list(range(0, 201, 5)), "it went on, and did not begin again"
+    assert tuned.devices == 2
+    assert {int(path.name) for path in tmp_path.iterdir()} - first, "another process took the place of the dead one"
+    assert tuned.points[-1].loss < tuned.points[0].loss
+
+
+def test_jobs_of_the_command_line_are_each_for_themselves(place, session):
+    files = [
+        write(place, "good", until='slo = "10 min"'),
+        write(place, "late", iterations=50, until='slo = "100 ms"'),
+        write(place, "long", initial="word " * 80),
+    ]
+    done = stoker_tune(place, session, "submit", *files, "--gang", "1-2", "--json", code=1)
+    jobs = {job["job"]["name"]: job for job in json.loads(done.stdout)["jobs"]}
+    assert jobs["good"]["in_time"] is True
+    assert jobs["good"]["result"]["iterations"] == 20
+    assert jobs["late"]["in_time"] is False
+    assert jobs["late"]["job"]["phase"] == "done", "it runs all the same"
+    assert "late cannot make its deadline" in done.stderr
+    assert "were too few" in jobs["late"]["why"] or "told when it was submitted" in jobs["late"]["why"]
+    assert jobs["long"]["job"]["phase"] == "failed"
+    assert "initial comes to 400 tokens, and the model reads 256 in all" in jobs["long"]["why"]
+    folder = place / jobs["good"]["folder"]
+    assert {"adapter_model.safetensors", "adapter_config.json", "tuned.json", "results.jsonl"} <= set(
+        os.listdir(folder)
+    )
+    assert len((folder / "results.jsonl").read_text().splitlines()) == 5
+    shown = subprocess.run(
+        [sys.executable, "-m", "stoker.manager.cli.main", "tune", "report"], cwd=place, capture_output=True, text=True
+    ).stdout
+    assert " deadlines met" in shown
+    assert "  long   failed: no tuned prompt" in shown
+    dropped = stoker_tune(
+        place,
+        session,
+        "submit",
+        write(place, "drop", iterations=50, until='slo = "100 ms"'),
+        "--late",
+        "drop",
+        "--json",
+        code=1,
+    )
+    assert json.loads(dropped.stdout)["jobs"][0]["job"]["phase"] == "dropped"
+
+
+def test_a_detached_job_that_is_stopped_goes_on_when_it_is_submitted_again(place, session):
+    file = write(place, "away", iterations=3000)
+    said = json.loads(stoker_tune(place, session, "submit", file, "--detach", "--json", "--out", "away").stdout)
+    folder = place / said["folders"][0]
+    until((folder / "checkpoint").exists, why="it has left a checkpoint")
+    shown = subprocess.run(
+        [sys.executable, "-m", "stoker.manager.cli.main", "tune", "status", "away"],
+        cwd=place, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert "1 tuning job: 1 tuning" in shown
+    os.kill(said["pid"], signal.SIGTERM)
+    until(lambda: read_board(place / "away")[0].entry.phase is Phase.STOPPED, why="it has stopped")
+    stopped = read_board(place / "away")[0].entry
+    write(place, "away", iterations=stopped.iteration + 10)
+    until(lambda: not os.path.exists(f"/proc/{said['pid']}"), why="its process has ended")
+    again = json.loads(stoker_tune(place, session, "submit", file, "--json", "--out", "away").stdout)["jobs"]
+    assert [job["folder"] for job in again] == said["folders"]
+    assert again[0]["result"]["iterations"] == stopped.iteration + 10
+    assert again[0]["job"]["seen_iteration"] > 0
+    assert not (folder / "checkpoint").exists()
+    assert not read_board(place / "away")[0].abandoned
