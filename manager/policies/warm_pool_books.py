@@ -39,7 +39,7 @@ class Books:
         """Bring them up to date."""
         ids = list(view.calls) if self._new else changes.calls
         self._new = False
-        fresh: dict[Book, dict[int, Job]] = {}
+        fresh: dict[Book, list[Job]] = {}
         for id in ids:
             call, book = view.calls.get(id), self._of.get(id)
             if call is None or call.state is not CallState.WAITING:
@@ -48,7 +48,7 @@ class Books:
             elif book is None:
                 self._note(view, call, fresh)
         for book, jobs in fresh.items():
-            book.line.put(jobs.values(), now=view.now)
+            book.line.put(jobs, now=view.now)
             book.touch()
         for id in sorted(changes.libraries):
             library = view.libraries.get(LibraryId(id))
@@ -87,7 +87,7 @@ class Books:
                 book.touch()
             book.walk_due = True  # devices may have come free
 
-    def _note(self, view: View, call: Call, fresh: dict[Book, dict[int, Job]]) -> None:
+    def _note(self, view: View, call: Call, fresh: dict[Book, list[Job]]) -> None:
         """A call waits."""
         context, id = call.group.context, call.id
         book = self.all.get(context.recipe.key)
@@ -96,25 +96,25 @@ class Books:
                 book = self.all[context.recipe.key] = Book(context)
             mine = fresh.get(book)
             if mine is None:
-                mine = fresh[book] = {}
+                mine = fresh[book] = []
             book.asked += 1
             if book.asked == 1:
                 self._join(book, mine)
         elif book is not None and book.asked:
-            mine = fresh.setdefault(book, {})
+            mine = fresh.setdefault(book, [])
             book.others.add(id)
         else:
             return
         self._of[id] = book
-        mine[id] = book.job(call, view.reports.get(id) if call.spec.progress else None)
+        mine.append(book.job(call, view.reports.get(id) if call.spec.progress else None))
 
-    def _join(self, book: Book, fresh: dict[int, Job]) -> None:
+    def _join(self, book: Book, fresh: list[Job]) -> None:
         """Calls that went the default way and still wait are in line from now on."""
         for call in book.context.queue:
             if call.id not in self._of and not in_rounds(call):
                 self._of[call.id] = book
                 book.others.add(call.id)
-                fresh[call.id] = book.job(call, None)
+                fresh.append(book.job(call, None))
 
     def _rate(self, view: View, book: Book) -> None:
         calls = [call for id in book.line.jobs if (call := view.calls.get(id)) is not None]

@@ -8,6 +8,7 @@ import msgspec
 from core.toy import Toy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
+from policies.fewer_rounds import fewer_rounds
 
 from stoker.manager.policies.prompt_tuner import prompt_tuner
 from stoker.manager.policies.provisioning import TakeWhatComes
@@ -50,7 +51,7 @@ settings_of = some.fixed_dictionaries(
 
 
 def run(asked: list[Asked], *, told: bool, how: dict[str, Any]) -> Toy:
-    t = Toy(policies=lambda: prompt_tuner(provisioning=TakeWhatComes(), **how))
+    t = Toy(policies=lambda: fewer_rounds(prompt_tuner(provisioning=TakeWhatComes(), **how)))
     t.by_hand = told
     for name in ("p1", "p2"):
         t.pilot(name, devices=2)

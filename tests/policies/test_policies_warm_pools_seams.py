@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from core.toy import Toy
+from policies.fewer_rounds import fewer_rounds
 
 from stoker.manager.core.commands import ToClient
 from stoker.manager.core.phases import LibraryState
@@ -27,7 +28,7 @@ def lab(toy: Make) -> Make:
     a second on one replica, half of that on two; to meet takes two. All that is known (unless `told` is False)."""
 
     def make(*, pilots: int = 1, devices: int = 4, told: bool = True, **how: Any) -> Toy:
-        t = toy(policies=lambda: prompt_tuner(provisioning=TakeWhatComes(), **how))
+        t = toy(policies=lambda: fewer_rounds(prompt_tuner(provisioning=TakeWhatComes(), **how)))
         for n in range(pilots):
             t.pilot(f"p{n + 1}", devices=devices)
         for key in ("a", "b"):
