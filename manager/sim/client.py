@@ -127,6 +127,7 @@ class SimClient:
         for end in message.ends:
             items = self._items.pop(end.call)
             self._sim.really.pop(end.call, None)
+            self._sim.gathering.pop(end.call, None)
             self.ended += 1
             if end.ok:
                 self.items_done += items

@@ -25,13 +25,17 @@ from stoker.manager.sim.calls_log import Where, items_of
 from stoker.manager.sim.device import Work, begin_together
 from stoker.manager.sim.flows import Transfer
 from stoker.manager.sim.log import Happened
-from stoker.manager.sim.runs import CallRun, SoloRun, planned
+from stoker.manager.sim.runs import CallRun, SoloRun, ordered_run, planned
 from stoker.pilot.core.library import LibraryState, State
 from stoker.pilot.core.turns import FirstCome
 from stoker.units import show_bytes
 
 if TYPE_CHECKING:
     from stoker.manager.sim.pilot import SimPilot
+
+
+_Part = tuple[int, CallRun]
+"""A member's rank, and the run that it is to join."""
 
 
 class SimLibrary:
@@ -46,7 +50,7 @@ class SimLibrary:
         self.call_s = self.model.of_kind(self.model.call_s, pilot.kind) / speed
         self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
         self.state = LibraryState(order.library, order.recipe, order.devices)
-        self.turns: FirstCome[tuple[CallSpec, GangPlace | None]] = FirstCome()
+        self.turns: FirstCome[tuple[CallSpec, _Part | None]] = FirstCome()
         self.running: dict[CallId, CallRun | SoloRun] = {}
         """Calls that take a slot: they run, or wait for the rest of their gang."""
         self.devices = tuple([pilot.computes[device] for device in order.devices])
@@ -158,10 +162,13 @@ class SimLibrary:
         turns, slots, running = self.turns, self.recipe.slots, self.running
         begins = self.state.state is State.READY and not turns
         for spec in calls:
+            part = None
+            if gang is not None and gang.size > 1:
+                part = gang.rank, ordered_run(self.pilot.sim, spec, size=gang.size)
             if begins and len(running) < slots:
-                self._begin(spec, gang)
+                self._begin(spec, part)
             else:
-                turns.add(spec.call, (spec, gang))
+                turns.add(spec.call, (spec, part))
 
     def pump(self) -> None:
         """Begin calls while there are slots."""
@@ -174,12 +181,12 @@ class SimLibrary:
                 return
             self._begin(*turn[1])
 
-    def _begin(self, spec: CallSpec, gang: GangPlace | None) -> None:
+    def _begin(self, spec: CallSpec, part: _Part | None) -> None:
         sim, call = self.pilot.sim, spec.call
-        if gang is not None and gang.size > 1:
-            run = sim.gathering.get(call) or CallRun(sim, spec, size=gang.size)
-            self.running[call] = sim.gathering[call] = run
-            run.join(self, rank=gang.rank)
+        if part is not None:
+            rank, run = part
+            self.running[call] = run
+            run.join(self, rank=rank)
         elif sim.progress_s:
             self.running[call] = run = CallRun(sim, spec, size=1)
             run.join(self, rank=0)

@@ -89,7 +89,7 @@ class Simulation:
         self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
         self.progress_s = float(world.delays.progress_s)
         self.gathering: dict[CallId, CallRun] = {}
-        """Gangs whose members are not all there yet."""
+        """The last run of each call whose gang is not complete yet."""
         self.really: dict[CallId, int] = {}
         """How many items a call turns out to have, where they are fewer than it says. No policy knows."""
         self.core_events = 0

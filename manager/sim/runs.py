@@ -43,16 +43,17 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
         sim.calls_log.left(sim.agenda.now, spec, library.where, rank=0, kept_s=ran_s if keep else 0.0)
         return _report(spec, done)
 
+
 _ROUNDING_S = 1e-6
 """So much before its first item a call is at it."""
 
 
 class CallRun:
-    """One run of a call, from the turn of its first member until the last has left it."""
+    """One run of a call, from its order until the last of its members has left it."""
 
     __slots__ = (
-        "_began_at", "_course", "_done", "_kept_at", "_next", "_sim", "_size", "begun", "members", "over",
-        "spec", "work",
+        "_began_at", "_course", "_done", "_kept_at", "_next", "_sim", "_size", "begun", "members", "ordered_at",
+        "over", "spec", "work",
     )  # fmt: skip
 
     work: Work
@@ -61,6 +62,7 @@ class CallRun:
     def __init__(self, sim: Simulation, spec: CallSpec, *, size: int) -> None:
         self._sim = sim
         self.spec = spec
+        self.ordered_at = sim.agenda.now
         self._size = size
         self.members: dict[int, SimLibrary] = {}
         """By rank."""
@@ -74,14 +76,14 @@ class CallRun:
         """When it says again how far it is."""
 
     def join(self, library: SimLibrary, *, rank: int) -> None:
-        """A member's turn has come. With the last of them it begins."""
+        """A member's turn has come. With the last of them it begins; when one has left before, it never does."""
         self.members[rank] = library
-        if len(self.members) < self._size:
+        if len(self.members) < self._size or self.over:
             return
         sim, spec = self._sim, self.spec
         devices: Sequence[Device] = library.devices
         if self._size > 1:
-            del sim.gathering[spec.call]
+            self._forget()
             self.members = dict(sorted(self.members.items()))
             devices = [device for member in self.members.values() for device in member.devices]
         self.begun = True
@@ -141,7 +143,7 @@ class CallRun:
     def _stop(self) -> None:
         self.over = True
         if not self.begun:
-            self._sim.gathering.pop(self.spec.call, None)
+            self._forget()
             return
         first = next(iter(self.members.values())).devices[0]
         self._done = self._course.after(first.reached(self.work))
@@ -149,9 +151,24 @@ class CallRun:
         if self._next is not None:
             cancel(self._next)
 
+    def _forget(self) -> None:
+        """Nobody joins it any more who does not know it."""
+        gathering = self._sim.gathering
+        if gathering.get(self.spec.call) is self:
+            del gathering[self.spec.call]
+
     def _say(self) -> None:
         first = self.members[0]
         first.pilot.post(CallsProgress(first.number, [_report(self.spec, self._done)]))
+
+
+def ordered_run(sim: Simulation, spec: CallSpec, *, size: int) -> CallRun:
+    """The run of a gang that a library is told to take part in just now. All members are told at one moment; those of
+    an earlier run of the same call, which lost a member, may not have heard yet that it is over."""
+    run = sim.gathering.get(spec.call)
+    if run is None or run.ordered_at != sim.agenda.now:
+        run = sim.gathering[spec.call] = CallRun(sim, spec, size=size)
+    return run
 
 
 def planned(sim: Simulation, spec: CallSpec, members: Sequence[SimLibrary]) -> Course:
