@@ -19,6 +19,8 @@ from stoker.manager.cli import console
 
 _FOLDER = click.Path(path_type=Path)
 _WATCH_EVERY_S = 1.0
+_RECENT = 20
+"""So many jobs that are over are shown beside those that are not."""
 
 
 def gang_range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
@@ -86,22 +88,24 @@ def submit_jobs(
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C, or until the last job is over.")
+@click.option("--all", "all_", is_flag=True, help=f"Also those that have been over for longer than the last {_RECENT}.")
 @click.argument("runs", type=_FOLDER, default=RUNS)
-def status(*, runs: Path, as_json: bool, watch: bool) -> None:
-    """Every tuning job of RUNS [runs]: how far it is, when it ends, what it waits for."""
+def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
+    """The tuning jobs of RUNS [runs]: how far each is, when it ends, what it waits for."""
     if watch and as_json:
         raise click.UsageError("--watch is for people and --json for programs: ask again instead")
+    most = None if all_ else _RECENT
     if as_json:
         console.json({"jobs": read_board(runs)})
         return
     if not watch:
-        console.lines(show.board(read_board(runs), now=time.time()))
+        console.lines(show.board(read_board(runs), now=time.time(), most_over=most))
         return
     with console.redrawn() as place:
         said: list[str] = []
         while True:
             seen = read_board(runs)
-            lines = show.board(seen, now=time.time())
+            lines = show.board(seen, now=time.time(), most_over=most)
             if console.is_terminal() or lines != said:
                 place.show(lines)
             said = lines

@@ -28,15 +28,20 @@ def one_line(entry: Entry, *, now: float) -> str:
     return "  ".join(cell for cell in _row(entry, now=now) if cell) + why
 
 
-def board(seen: Sequence[Seen], *, now: float) -> list[str]:
-    """The lines of `stoker tune status`."""
+def board(seen: Sequence[Seen], *, now: float, most_over: int | None = None) -> list[str]:
+    """The lines of `stoker tune status`. Of the jobs that are over only the last `most_over` are shown."""
     if not seen:
         return ["no tuning job is known in this folder; `stoker tune submit job.toml` submits one"]
-    entries = [one.entry for one in seen]
-    counts = {phase: sum(entry.phase is phase for entry in entries) for phase in Phase}
+    counts = {phase: sum(one.entry.phase is phase for one in seen) for phase in Phase}
     said = ", ".join(f"{number} {phase.value}" for phase, number in counts.items() if number)
-    lines = [f"{len(entries)} tuning job{'s' * (len(entries) != 1)}: {said}", "", *table(entries, now=now)]
-    for one in seen:
+    lines = [f"{len(seen)} tuning job{'s' * (len(seen) != 1)}: {said}", ""]
+    over = [one for one in seen if one.entry.phase.is_over]
+    older = over[: len(over) - most_over] if most_over is not None else []
+    shown = [one for one in seen if one not in older]
+    if older:
+        lines.append(f"  … {len(older)} older (--all)")
+    lines += table([one.entry for one in shown], now=now)
+    for one in shown:
         if one.abandoned:
             lines += ["", f"{one.entry.name}: whoever submitted it is gone; submit it again, and it goes on from"]
             lines[-1] += f" its last checkpoint ({one.folder})"

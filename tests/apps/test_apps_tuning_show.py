@@ -123,6 +123,10 @@ def test_a_board_has_a_line_a_job():
     assert lines[4:6] == ["      no", "      model"]
     assert lines[-1].startswith("other: whoever submitted it is gone")
     assert "stoker tune submit" in show.board([], now=NOON)[0]
+    many = [Seen(f"runs/{at}", replaced(name=f"job-{at}", phase=Phase.DONE, ended_at=NOON)) for at in range(5)]
+    few = show.board([Seen("runs/a", tuning), *many], now=NOON, most_over=2)
+    assert [line.split()[0] for line in few[2:]] == ["…", "facts", "job-3", "job-4"]
+    assert few[2].endswith("3 older (--all)")
 
 
 def test_jobs_are_found_in_their_folders(tmp_path):

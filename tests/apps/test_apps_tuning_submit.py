@@ -21,7 +21,9 @@ pytestmark = [
 
 import stoker  # noqa: E402
 from stoker.apps.prompt_tuning import tune  # noqa: E402
+from stoker.apps.prompt_tuning.bank.candidate import read_candidates  # noqa: E402
 from stoker.apps.prompt_tuning.board import Phase, read_board  # noqa: E402
+from stoker.apps.prompt_tuning.prompts import SHIPPED  # noqa: E402
 from stoker.apps.prompt_tuning.submit import call_of, check  # noqa: E402
 from stoker.apps.prompt_tuning.tuning.job import parse_job, read_job  # noqa: E402
 from stoker.apps.prompt_tuning.watch import sent  # noqa: E402
@@ -202,3 +204,13 @@ def test_a_detached_job_that_is_stopped_goes_on_when_it_is_submitted_again(place
     assert again[0]["job"]["seen_iteration"] > 0
     assert not (folder / "checkpoint").exists()
     assert not read_board(place / "away")[0].abandoned
+
+
+def test_prompts_of_a_file_are_put_into_a_bank(place, session):
+    (place / "mine.jsonl").write_text('{"text": "Say yes or no, please."}\n')
+    options = ["mine.jsonl", "--model", "model", "--bank", "own", "--json"]
+    said = json.loads(stoker_tune(place, session, "bank", *options).stdout)
+    assert said["bank"] == str(place / "own")
+    assert said["prompts"] == len(read_candidates(SHIPPED)) + 1
+    tuned = tune(read_job(write(place, "banked", initial="", iterations=1)), bank=place / "own").result(LIMIT_S)
+    assert f"{said['prompts']} scored" in tuned.initial_from
