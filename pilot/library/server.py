@@ -26,6 +26,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import msgspec
+
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import CallEnd, CallProgress
 from stoker.manager.protocol.to_agent import Ended, Evicted, GivenBack, Reports, Resized
@@ -76,7 +78,11 @@ class Server:
         self._resizes: deque[int] = deque()
 
     def report(self, progress: CallProgress) -> None:
-        """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago."""
+        """Note a running call's progress; it goes out with the next frame, or now if the last one is long ago. A
+        checkpoint that has not gone out yet goes along with the report that comes after it."""
+        waiting = self._reports.get(progress.call)
+        if waiting is not None and waiting.state and not progress.state:
+            progress = msgspec.structs.replace(progress, state=waiting.state)
         self._reports[progress.call] = progress
         if _now() - self._reported_at > _REPORT_S:
             self._send_waiting()

@@ -262,6 +262,27 @@ def test_progress_and_eviction_keep_a_checkpoint(served: FakeManager) -> None:
     assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
 
 
+def test_a_checkpoint_is_not_lost_to_the_reports_after_it(served: FakeManager) -> None:
+    def work() -> None:
+        import time
+
+        from stoker.contexts import ambient
+
+        ambient.progress(1)
+        ambient.progress(2, state="kept")  # so soon after the first one that it waits
+        ambient.progress(3)
+        time.sleep(0.2)
+        ambient.progress(4)
+
+    served.ready(recipe())
+    served.results(served.run(work, [()]))
+    from stoker.contexts import payloads
+
+    reports = [report for said in served.said if isinstance(said, CallsProgress) for report in said.reports]
+    assert [payloads.loads(report.state) for report in reports if report.state] == ["kept"]
+    assert max(report.done for report in reports) == 4
+
+
 def test_resizing_tells_the_context(served: FakeManager) -> None:
     def load() -> Any:
         class Context:
