@@ -204,10 +204,10 @@ SITE_FAULTS = {
     'name = "exclusiv"': "name = 'exclusiv' is no policy; did you mean 'exclusive'? "
     '(one of your own: "module:Class" or "path.py:Class")',
     'residency = "qqq"': "residency = 'qqq' is no policy; there are default, disk-only, no-awareness, random, "
-    'exclusive (one of your own: "module:Class" or "path.py:Class")',
+    'exclusive, prompt-tuner, infless, elastic-flow (one of your own: "module:Class" or "path.py:Class")',
     'dispatch = "mine.py:"': 'dispatch = \'mine.py:\': a policy of your own is "module:Class" or "path.py:Class"',
-    'name = ""': "name = '' is no policy; there are default, disk-only, no-awareness, random, exclusive "
-    '(one of your own: "module:Class" or "path.py:Class")',
+    'name = ""': "name = '' is no policy; there are default, disk-only, no-awareness, random, exclusive, "
+    'prompt-tuner, infless, elastic-flow (one of your own: "module:Class" or "path.py:Class")',
 }
 
 
