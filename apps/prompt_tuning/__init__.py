@@ -9,7 +9,8 @@ order.py, work.py       what a call is given; the function that runs beside a mo
 submit.py  `tune(job)`, the future of a tuned prompt
 board.py, watch.py      where each job is, for `stoker tune status`; looking at the session for it
 show.py, display.py     jobs as lines; jobs while somebody waits for them
-run.py, report.py       jobs from their files to their results; which deadlines were met, and why not
+submission.py, run.py   one job on its way; jobs from their files to their results
+report.py  which deadlines were met, and why not
 detach.py, banking.py   a submission that outlives its terminal; prompts for a bank
 cli.py     `stoker tune`, and `stoker run prompt_tuning`
 """

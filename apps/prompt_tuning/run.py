@@ -8,46 +8,41 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import json as json_module
 import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 import stoker
 from stoker.apps.common.calls import Stopped, session_line, stop_on_signals
 from stoker.apps.common.hints import count
-from stoker.apps.common.run_folder import RunFolder, open_run
+from stoker.apps.common.run_folder import open_run
 from stoker.apps.common.screen import Screen
-from stoker.apps.common.whole_file import write_whole
-from stoker.apps.prompt_tuning import order as orders
 from stoker.apps.prompt_tuning import report
-from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, RUNS, Entry, Phase, write_entry
+from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, RUNS, Phase
 from stoker.apps.prompt_tuning.display import Display, display
-from stoker.apps.prompt_tuning.submit import DEVICES, Ready, call_of, check, fit_gang
+from stoker.apps.prompt_tuning.submission import Submission
+from stoker.apps.prompt_tuning.submit import DEVICES, Ready, check, fit_gang
 from stoker.apps.prompt_tuning.tuning.job import read_job
-from stoker.apps.prompt_tuning.tuning.result import Tuned, write_tuned
-from stoker.apps.prompt_tuning.watch import Asker, Picture, look, saved_in, sent
+from stoker.apps.prompt_tuning.watch import Asker
 from stoker.config import load_site
-from stoker.errors import CallDroppedError, ConfigError
+from stoker.errors import ConfigError
 from stoker.manager.executor.detached import JOINS
 from stoker.manager.live.chosen import policy_in_words
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site import POLICY_NAMES, Engine, Policy, Site
 
 if TYPE_CHECKING:
-    from stoker.manager.executor.futures import AppCallFuture
     from stoker.manager.executor.loading import Session
 
 POLICY = "prompt-tuner"
 """Who decides in a session that is started for tuning jobs, unless its site file names somebody."""
 INTERRUPTED = 130
 _LOOK_EVERY_S = 0.5
-
 
 Submitted = Callable[[str, Sequence[str]], None]
 """Takes the session's id and the run folders."""
@@ -63,73 +58,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     bank: str | None = ""
     out: Path = RUNS
     fresh: bool = False
-
-
-class Submission:
-    """One job on its way: what it is, its run folder, and how it stands."""
-
-    def __init__(self, ready: Ready, *, name: str, folder: RunFolder, start: bytes) -> None:
-        until = ready.job.until
-        self.ready = ready
-        self.folder = folder
-        self.future: AppCallFuture | None = None
-        self.tuned: Tuned | None = None
-        self._start = start
-        self._kept = b""
-        self._ended_at: float | None = None
-        self.entry = Entry(
-            name=name, iterations=until.iterations, metric_name=until.metric.value, reach=until.reach,
-            deadline_at=None,
-        )  # fmt: skip
-
-    def submit(self, options: Options, *, session: str) -> None:
-        """Hand it to the session that is loaded; its time to the deadline runs from now."""
-        app, order = call_of(
-            self.ready, gang=options.gang, late=options.late, bank=options.bank, start=self._start
-        )  # fmt: skip
-        now = time.time()
-        self.future = app(order)
-        self.future.add_done_callback(self._over)
-        self._note(session=session, submitted_at=now, deadline_at=self.ready.job.deadline_s(submitted_s=now))
-
-    def look(self, picture: Picture | None) -> None:
-        """Take in what has become of it, and write it down."""
-        if self.future is None or self.entry.phase.is_over:
-            return
-        call = sent(self.future)
-        self.entry = look(self.entry, call=call, picture=picture)
-        saved = saved_in(call.progress if call is not None else None)
-        if saved is not None and saved.checkpoint != self._kept:
-            self._kept = saved.checkpoint
-            write_whole(self.folder.path, orders.pack(saved), name=CHECKPOINT)
-        if self.future.done():
-            self._settle(self.future)
-        write_entry(self.folder.path, self.entry)
-
-    def stop(self, why: str) -> None:
-        """Nobody waits for it any more."""
-        if not self.entry.phase.is_over:
-            self._note(phase=Phase.STOPPED, why=why, ended_at=time.time())
-
-    def _over(self, future: object) -> None:
-        del future
-        self._ended_at = time.time()
-
-    def _settle(self, future: AppCallFuture) -> None:
-        ended = {"ended_at": self._ended_at or time.time(), "why": ""}
-        error = future.exception()
-        if error is None:
-            self.tuned = future.result()
-            _write_results(self.folder, self.tuned)
-            best = self.tuned.best
-            self._note(phase=Phase.DONE, iteration=self.tuned.iterations, metric=best.metric, loss=best.loss, **ended)
-        else:
-            phase = Phase.DROPPED if isinstance(error, CallDroppedError) else Phase.FAILED
-            self._note(phase=phase, **{**ended, "why": str(error)})
-
-    def _note(self, **changes: Any) -> None:
-        self.entry = msgspec.structs.replace(self.entry, **changes)
-        write_entry(self.folder.path, self.entry)
 
 
 def submit(
@@ -151,7 +79,7 @@ def submit(
                 for line in headline(session, jobs):
                     screen.line(line)
                 for job in jobs:
-                    job.submit(options, session=session.id)
+                    job.submit(session=session.id, gang=options.gang, late=options.late, bank=options.bank)
                 if submitted is not None:
                     submitted(session.id, [str(job.folder.path) for job in jobs])
                 with display(screen, drops=options.late == "drop", json=json) as shown:
@@ -246,18 +174,6 @@ def site_of(given: str) -> Site | str | None:
     if POLICY not in POLICY_NAMES or not plain or site.sites or site.engine is not Engine.STOKER:
         return given or None
     return msgspec.structs.replace(site, policy=msgspec.structs.replace(site.policy, name=POLICY))
-
-
-def _write_results(folder: RunFolder, tuned: Tuned) -> None:
-    """The adapter, what it took, and last the evaluations: where those stand, the run is finished."""
-    write_tuned(tuned, folder.path)
-    rows = [msgspec.structs.asdict(point) for point in tuned.points]
-
-    def write(path: Path) -> None:
-        path.write_text("".join(json_module.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-    folder.finish(name="results.jsonl", write=write)
-    (folder.path / CHECKPOINT).unlink(missing_ok=True)
 
 
 def _finish(jobs: Sequence[Submission], *, screen: Screen, json: bool) -> int:

@@ -73,11 +73,14 @@ def clock(at: float | None, *, now: float) -> str:
 
 def told_late(entry: Entry, *, now: float, drops: bool) -> str:
     """What is said at once of a job that cannot make its deadline."""
-    late_s = (entry.ends_at or 0.0) - (entry.deadline_at or 0.0)
-    what = (
-        f"{entry.name} cannot make its deadline, {clock(entry.deadline_at, now=now)}: the earliest that can be met is"
-        f" {clock(entry.ends_at, now=now)}, {show_seconds(late_s)} later"
-    )
+    deadline, ends_at = entry.deadline_at or 0.0, entry.ends_at or 0.0
+    if deadline <= now:
+        what = f"{entry.name} is late: its deadline, {clock(deadline, now=now)}, is over"
+    else:
+        what = (
+            f"{entry.name} cannot make its deadline, {clock(deadline, now=now)}: the earliest that can be met is"
+            f" {clock(ends_at, now=now)}, {show_seconds(ends_at - deadline)} later"
+        )
     if drops:
         return f"{what}; it is dropped, as --late drop wants it"
     return f"{what}; it runs when nobody else needs its devices (--late drop gives such jobs up)"

@@ -7,8 +7,8 @@ Where nobody forecasts (policies that know no deadlines) the end is where the it
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -152,15 +152,7 @@ def _told(entry: Entry, progress: CallProgress, now: float) -> Entry:
 
 def _forecast(entry: Entry, forecast: CallForecast | None) -> Entry:
     """What the manager expects."""
-    if forecast is None:
+    if forecast is None or not math.isfinite(forecast.ends_at):  # nobody knows yet
         return entry
     first = forecast.ends_at if entry.first_ends_at is None else entry.first_ends_at
     return msgspec.structs.replace(entry, ends_at=forecast.ends_at, first_ends_at=first)
-
-
-def worst(entries: Sequence[Entry]) -> Phase | None:
-    """Of jobs that are over, how the worst ended; None while one is not."""
-    order = (Phase.FAILED, Phase.STOPPED, Phase.DROPPED, Phase.DONE)
-    if any(not entry.phase.is_over for entry in entries):
-        return None
-    return next((phase for phase in order if any(entry.phase is phase for entry in entries)), None)

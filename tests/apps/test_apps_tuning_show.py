@@ -10,7 +10,7 @@ import pytest
 from stoker.apps.prompt_tuning import order, report, show
 from stoker.apps.prompt_tuning.board import Entry, Phase, Seen, read_board, write_entry
 from stoker.apps.prompt_tuning.order import Initial, Saved
-from stoker.apps.prompt_tuning.watch import Picture, look
+from stoker.apps.prompt_tuning.watch import Picture, look, saved_in
 from stoker.contexts import payloads
 from stoker.errors import ConfigError
 from stoker.manager.executor.futures import CallFuture
@@ -64,6 +64,13 @@ def test_a_waiting_job_says_what_for():
     loading = seen(JOB, 1, of=picture(listed(), loading=1))
     assert (loading.phase, loading.why) == (Phase.LOADING, "its model loads on cpu:0")
     assert look(JOB, call=None, picture=None) == JOB
+
+
+def test_the_last_checkpoint_stays_while_reports_come_without_one():
+    future = sent(progress(2, metric=0.5), progress(9))
+    assert (future.progress.done, saved_in(future.progress).metric) == (9, 0.5)
+    assert saved_in(sent(progress(9)).progress) is None
+    assert saved_in(sent(progress(2, metric=0.5), progress(3, metric=0.7)).progress).metric == 0.7
 
 
 def test_a_running_job_ends_as_its_own_pace_says_and_before_that_as_it_is_forecast():

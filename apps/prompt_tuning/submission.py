@@ -1,0 +1,99 @@
+"""One job on its way: handed to a session, watched, and its results written into its run folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stoker.apps.common.run_folder import RunFolder
+from stoker.apps.common.whole_file import write_whole
+from stoker.apps.prompt_tuning import order as orders
+from stoker.apps.prompt_tuning.board import CHECKPOINT, Entry, Phase, write_entry
+from stoker.apps.prompt_tuning.submit import Ready, call_of
+from stoker.apps.prompt_tuning.tuning.result import Tuned, write_tuned
+from stoker.apps.prompt_tuning.watch import Picture, look, saved_in, sent
+from stoker.errors import CallDroppedError
+
+if TYPE_CHECKING:
+    from stoker.manager.executor.futures import AppCallFuture
+
+
+class Submission:
+    """One job on its way: what it is, its run folder, and how it stands."""
+
+    def __init__(self, ready: Ready, *, name: str, folder: RunFolder, start: bytes) -> None:
+        until = ready.job.until
+        self.ready = ready
+        self.folder = folder
+        self.future: AppCallFuture | None = None
+        self.tuned: Tuned | None = None
+        self._start = start
+        self._kept = b""
+        self._ended_at: float | None = None
+        self.entry = Entry(
+            name=name, iterations=until.iterations, metric_name=until.metric.value, reach=until.reach
+        )  # fmt: skip
+
+    def submit(self, *, session: str, gang: tuple[int, int], late: str, bank: str | None) -> None:
+        """Hand it to the session that is loaded; its time to the deadline runs from now."""
+        app, order = call_of(self.ready, gang=gang, late=late, bank=bank, start=self._start)
+        now = time.time()
+        self.future = app(order)
+        self.future.add_done_callback(self._over)
+        self._note(session=session, submitted_at=now, deadline_at=self.ready.job.deadline_s(submitted_s=now))
+
+    def look(self, picture: Picture | None) -> None:
+        """Take in what has become of it, and write it down."""
+        if self.future is None or self.entry.phase.is_over:
+            return
+        call, before = sent(self.future), self.entry
+        self.entry = look(self.entry, call=call, picture=picture)
+        saved = saved_in(call.progress if call is not None else None)
+        if saved is not None and saved.checkpoint != self._kept:
+            self._kept = saved.checkpoint
+            write_whole(self.folder.path, orders.pack(saved), name=CHECKPOINT)
+        if self.future.done():
+            self._settle(self.future)
+        elif self.entry != before:
+            write_entry(self.folder.path, self.entry)
+
+    def stop(self, why: str) -> None:
+        """Nobody waits for it any more."""
+        if not self.entry.phase.is_over:
+            self._note(phase=Phase.STOPPED, why=why, ended_at=time.time())
+
+    def _over(self, future: object) -> None:
+        del future
+        self._ended_at = time.time()
+
+    def _settle(self, future: AppCallFuture) -> None:
+        ended = {"ended_at": self._ended_at or time.time(), "why": ""}
+        error = future.exception()
+        if error is None:
+            self.tuned = future.result()
+            _write_results(self.folder, self.tuned)
+            best = self.tuned.best
+            self._note(phase=Phase.DONE, iteration=self.tuned.iterations, metric=best.metric, loss=best.loss, **ended)
+        else:
+            phase = Phase.DROPPED if isinstance(error, CallDroppedError) else Phase.FAILED
+            self._note(phase=phase, **{**ended, "why": str(error)})
+
+    def _note(self, **changes: Any) -> None:
+        self.entry = msgspec.structs.replace(self.entry, **changes)
+        write_entry(self.folder.path, self.entry)
+
+
+def _write_results(folder: RunFolder, tuned: Tuned) -> None:
+    """The adapter, what it took, and last the evaluations: where those stand, the run is finished."""
+    write_tuned(tuned, folder.path)
+    rows = [msgspec.structs.asdict(point) for point in tuned.points]
+
+    def write(path: Path) -> None:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    folder.finish(name="results.jsonl", write=write)
+    (folder.path / CHECKPOINT).unlink(missing_ok=True)
