@@ -97,6 +97,8 @@ class Core:
         )
         self._changes = {name: Changes() for name, seam in self._seams if seam.period_s > 0}
         self.tracked = tuple(self._changes.values())
+        self._resting: list[str] = []
+        """Seams that need no round until something changes."""
         for name, seam in self._seams:
             if seam.period_s > 0:
                 self.set_timer(f"round/{name}", now + seam.period_s)
@@ -222,6 +224,8 @@ class Core:
             self._send_calls()
         if self._results:
             self.send_results()
+        if self._resting:
+            self._wake()
 
     def _ask(self) -> None:
         for _ in range(_SETTLE_TURNS):
@@ -293,8 +297,21 @@ class Core:
         changes, fresh = self._changes[name], Changes()
         self._changes[name] = fresh
         self.tracked = tuple(self._changes.values())
-        self.set_timer(f"round/{name}", self.state.now + seam.period_s)
         self.apply(seam.round(self.state, changes), seam=name)
+        if seam.rests(self.state):
+            self._resting.append(name)
+        else:
+            self.set_timer(f"round/{name}", self.state.now + seam.period_s)
+
+    def _wake(self) -> None:
+        """Something may have changed for policies that rest."""
+        resting, self._resting = self._resting, []
+        for name in resting:
+            changes = self._changes[name]
+            if changes.calls or changes.libraries or changes.pilots or changes.contexts:
+                self.set_timer(f"round/{name}", self.state.now + dict(self._seams)[name].period_s)
+            else:
+                self._resting.append(name)
 
     def _advice(self, event: AdviceArrived) -> None:
         context = self.state.contexts.get(event.recipe)

@@ -220,6 +220,10 @@ class Rounds(Protocol):
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
         """A whole plan, given what changed since the last round."""
 
+    def rests(self, view: View) -> bool:
+        """Asked after each round: whether no other is needed until something changes. An idle session then does
+        nothing at all, and writes nothing into its journal."""
+
     def timer(self, view: View, key: str) -> Sequence[Action]:
         """A timer that this policy asked for has fired."""
 

@@ -28,7 +28,7 @@ from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.site import OWN_POLICY, policy_file
 
-COMMON = ("period_s", "round", "timer", "advised")
+COMMON = ("period_s", "round", "rests", "timer", "advised")
 """What every policy has; `stoker.manager.policies.Quiet` brings it along."""
 SEAMS = {
     "dispatch": ("place", "pull", "dry", "window", "asks_every_call"),

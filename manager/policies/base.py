@@ -17,6 +17,10 @@ class Quiet:
         """Nothing."""
         return ()
 
+    def rests(self, view: View) -> bool:  # noqa: ARG002
+        """No: it may think of something by itself."""
+        return False
+
     def timer(self, view: View, key: str) -> Sequence[Action]:  # noqa: ARG002
         """Nothing."""
         return ()

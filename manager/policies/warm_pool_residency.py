@@ -122,21 +122,31 @@ class WarmPools(LoadWhereWanted):
             plan += self._reclaim(view)
         return plan
 
+    def rests(self, view: View) -> bool:  # noqa: ARG002
+        """While nothing waits, runs or may be let go."""
+        return (
+            min(self._again_at, self._reclaim_at) == math.inf
+            and not self._walk.under_way
+            and not any(book.active or book.walk_due for book in self.books.all.values())
+        )
+
     # ---- the walk
 
     def _begin(self, view: View, shelf: Shelf) -> list[Action]:
         plan: list[Action] = []
-        pools = {}
+        pools, looks = {}, False
         self._first = {}
         for key, book in self.books.all.items():
             book.walk_due = book.short = False
             plan += self._order_again(view, book, shelf)
+            pool = book.pool(now=view.now, idle=len(book.free(reuse=self.reuse)))
+            running = [(call, ends_at) for call, ends_at in book.running() if in_rounds(call)]
+            for call, ends_at in running:
+                plan += _forecast(view, call.id, ends_at, call.group.options.objective.deadline_at)
             if book.active:
-                pools[key] = book.pool(now=view.now, idle=len(book.free(reuse=self.reuse)))
-                for call, ends_at in book.running():
-                    if in_rounds(call) and call.id in view.calls:
-                        plan += _forecast(view, call.id, ends_at, call.group.options.objective.deadline_at)
-        self._again_at = view.now + LOOK_AGAIN_S if pools else math.inf
+                pools[key] = pool
+            looks |= book.active or bool(running)
+        self._again_at = view.now + LOOK_AGAIN_S if looks else math.inf
         if pools:
             self._walk.begin(pools, now=view.now)
         return plan

@@ -83,6 +83,10 @@ class AllotInRounds(HottestFirst):
                 plan += self._allot(view, book)
         return plan
 
+    def rests(self, view: View) -> bool:  # noqa: ARG002
+        """While no such call waits."""
+        return not any(book.active or book.left_over for book in self.books.all.values())
+
     def _allot(self, view: View, book: Book) -> list[Action]:
         free = book.free(reuse=self.reuse)
         if not free:

@@ -207,6 +207,13 @@ def test_a_forecast_is_told_again_when_it_has_changed_and_not_in_every_round(lab
     assert len(said) <= 3
 
 
+def test_a_job_that_is_slower_than_it_should_be_is_told_to_be_late_while_it_runs(lab: Make) -> None:
+    t = job(lab(), "j", items=60, due_in=80.0, run_s=120.0, step_s=1.0).run()
+    assert forecasts(t, "j")[0][1]
+    assert not forecasts(t, "j")[-1][1]
+    assert t.ended_at["j"] > 80.0
+
+
 def test_jobs_without_deadlines_run_on_what_is_there_as_few_as_they_can_do_with(lab: Make) -> None:
     t = job(lab(), "j", "k", items=30, gang=(2, 4)).run()
     assert {n for _, n in starts(t, "j") + starts(t, "k")} == {2}
@@ -226,6 +233,15 @@ def test_a_library_that_nobody_has_used_for_the_window_is_unloaded(lab: Make) ->
     assert libraries(t) == 1
     t.run(until=t.ended_at["j"] + 62.0)
     assert libraries(t) == 0
+
+
+def test_a_session_in_which_nothing_happens_has_no_rounds(lab: Make) -> None:
+    t = warm(lab(window_s=5.0), 1)
+    assert any(key.startswith("round/") for key in t.core.state.timers)
+    t.run(until=t.now + 10.0)
+    assert t.core.state.timers == {}
+    job(t, "j", items=20, due_in=40.0).run()
+    assert t.ended["j"].ok
 
 
 def test_another_window(lab: Make) -> None:
