@@ -24,12 +24,15 @@ class Display:
         self._before: dict[str, Entry] = {}
         self._said_at: dict[str, float] = {}
         self._late: dict[str, str] = {}
+        self._told: set[str] = set()
 
     def show(self, entries: Sequence[Entry]) -> None:
         """Show them as they are now."""
         now = time.time()
         for entry in entries:
-            if entry.in_time is False and entry.first_ends_at is not None and not entry.phase.is_over:
+            if entry.phase.is_over or entry.in_time:
+                self._late.pop(entry.name, None)
+            elif entry.in_time is False and entry.first_ends_at is not None:
                 self._tell_late(entry, now=now)
         if self._place is not None:
             self._place.show([*show.table(entries, now=now), *(f"  {line}" for line in self._late.values())])
@@ -45,8 +48,9 @@ class Display:
     def _tell_late(self, entry: Entry, *, now: float) -> None:
         if entry.name not in self._late:
             self._late[entry.name] = line = show.told_late(entry, now=now, drops=self._drops)
-            if self._place is None:
+            if self._place is None and entry.name not in self._told:
                 self._screen.line(f"  {line}")
+            self._told.add(entry.name)
 
 
 @contextlib.contextmanager

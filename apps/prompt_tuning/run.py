@@ -88,14 +88,23 @@ def submit(
             for job in jobs:
                 job.stop("stopped by whoever submitted it")
             screen.line()
-            screen.line("stopped: checkpoints are kept; the same command goes on from them:")
-            screen.line(f"  stoker tune submit {shlex.join(map(str, files))}")
+            screen.line("stopped: checkpoints are kept; this goes on from them:")
+            screen.line(f"  {again(files, jobs, options)}")
             return INTERRUPTED
         except BaseException as error:
             for job in jobs:
                 job.stop(f"its submitter failed: {error}")
             raise
     return _finish(jobs, screen=screen, json=json)
+
+
+def again(files: Sequence[Path], jobs: Sequence[Submission], options: Options) -> str:
+    """The command that goes on with those of the jobs that are not done."""
+    left = [str(file) for file, job in zip(files, jobs, strict=True) if job.entry.phase is not Phase.DONE]
+    places = {"--site": options.site, "--session": options.session, "--out": str(options.out)}
+    plain = {"--out": str(RUNS)}
+    given = [word for name, value in places.items() if value != plain.get(name, "") for word in (name, value)]
+    return f"stoker tune submit {shlex.join([*left, *given])}"
 
 
 def checked(files: Sequence[Path], options: Options) -> dict[str, Ready]:

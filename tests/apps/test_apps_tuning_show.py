@@ -7,8 +7,10 @@ import os
 import msgspec
 import pytest
 
+from stoker.apps.common.screen import Screen
 from stoker.apps.prompt_tuning import order, report, show
 from stoker.apps.prompt_tuning.board import Entry, Phase, Seen, read_board, write_entry
+from stoker.apps.prompt_tuning.display import Display
 from stoker.apps.prompt_tuning.order import Initial, Saved
 from stoker.apps.prompt_tuning.watch import Picture, look, saved_in
 from stoker.contexts import payloads
@@ -173,3 +175,14 @@ def test_a_report_says_why_a_deadline_was_missed():
     assert "  bad   failed: no tuned prompt" in lines
     assert "    its prompt is too long" in lines
     assert report.facts(report.Outcome("runs/x", done))["in_time"] is False
+
+
+def test_on_a_pipe_what_changes_is_said_and_lateness_once(capsys):
+    shown = Display(Screen(terminal=False), drops=False, place=None)
+    due, end = NOON * 2, NOON * 2 + 60
+    late = replaced(phase=Phase.TUNING, deadline_at=due, ends_at=end, first_ends_at=end)
+    in_time = msgspec.structs.replace(late, ends_at=due)
+    for entry in (late, late, in_time, late, msgspec.structs.replace(late, phase=Phase.DONE, ended_at=NOON)):
+        shown.show([entry])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["facts", "cannot"], ["facts", "tuning"], ["facts", "done"]]

@@ -196,6 +196,8 @@ def test_a_detached_job_that_is_stopped_goes_on_when_it_is_submitted_again(place
     os.kill(said["pid"], signal.SIGTERM)
     until(lambda: read_board(place / "away")[0].entry.phase is Phase.STOPPED, why="it has stopped")
     stopped = read_board(place / "away")[0].entry
+    log = Path(said["log"]) if os.path.isabs(said["log"]) else place / said["log"]
+    until(lambda: f"stoker tune submit {file} --session {session.id} --out away" in log.read_text(), why="it says so")
     write(place, "away", iterations=stopped.iteration + 10)
     until(lambda: not os.path.exists(f"/proc/{said['pid']}"), why="its process has ended")
     again = json.loads(stoker_tune(place, session, "submit", file, "--json", "--out", "away").stdout)["jobs"]
