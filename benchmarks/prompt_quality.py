@@ -2,8 +2,9 @@
 
 PromptTuner §6.3 (Figure 9) compares the *score candidate*, the prompt of lowest score, with the *ideal* one, the best
 by ITA of the 20 of lowest score, and with an *induced* one, which the model writes itself; Figure 2c shows what random
-prompts do. This is the same at a size that one processor core can do in an hour. The rules below were fixed before the
-first of its results was seen; `prompt_quality_side.Settings` has the numbers.
+prompts do. This is the same at a size that one processor core can do in some hours. The rules below were fixed after a
+few tunings of `claims` had been timed, and before any two prompts were compared; `prompt_quality_side.Settings` has the
+numbers.
 
 - *Tasks*: ten, from five data sets: labels of claims (FEVER, Climate-FEVER), the article that a claim or a sentence is
   about, the end of a sentence, the contrary of a claim, sums in figures and in words, the result of a step, the name of
