@@ -30,7 +30,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.fitness import unfit
+from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, Drop, FailWaiting, Forecast, Load, Timer, Unload, View
 from stoker.manager.core.state import Context, Device, Library
 from stoker.manager.policies.residency import LoadWhereWanted
@@ -38,7 +39,7 @@ from stoker.manager.policies.warm_pool_book import Book, Ordered, Place, in_roun
 from stoker.manager.policies.warm_pool_books import Books
 from stoker.manager.policies.warm_pool_lines import Job
 from stoker.manager.policies.warm_pool_rounds import LOOK_AGAIN_S, ROUND_S
-from stoker.manager.policies.warm_pool_shelf import Shelf, cold_devices
+from stoker.manager.policies.warm_pool_shelf import Replica, Shelf, cold_devices, makes_warm
 from stoker.manager.policies.warm_pools import Fate, Walk
 from stoker.manager.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.units import show_seconds
@@ -167,7 +168,7 @@ class WarmPools(LoadWhereWanted):
             plan += self._tell(view, book, fate)
         return plan if self._walk.under_way else plan + self._without_help(view, shelf)
 
-    def _load(self, context: Context, sets: list[tuple[Device, ...]]) -> tuple[list[Action], list[Place]]:
+    def _load(self, context: Context, sets: list[Replica]) -> tuple[list[Action], list[Place]]:
         key = RecipeKey(context.recipe.key)
         places = [(devices[0].pilot.id, tuple(device.id for device in devices)) for devices in sets]
         return [
@@ -214,6 +215,7 @@ class WarmPools(LoadWhereWanted):
                 continue
             wants, alive = self._wants(view, book, job), self._alive(view, book, most=job.least)
             found = shelf.pick(key, wants)
+            found += self._beside_others(view, book, wants - len(found), shelf)
             plan += self._load(book.context, found)[0]
             if book.short or len(found) < wants:
                 plan += self._evict_for(view, book)
@@ -238,15 +240,41 @@ class WarmPools(LoadWhereWanted):
         alive = (1 for library in book.context.libraries.values() if self._counts(view, library))
         return sum(islice(alive, most))
 
+    def _beside_others(self, view: View, book: Book, count: int, shelf: Shelf) -> list[Replica]:
+        """Devices with room that hold something: for who has lacked replicas for long."""
+        if count <= 0 or view.now - book.lacks[0] < self.patience_s:
+            return []
+        places = self._places(view, book.context, desperate=True)
+        found = list(islice((devices for devices in places if not shelf.has_given(devices)), count))
+        shelf.give(found)
+        return found
+
     def _evict_for(self, view: View, book: Book) -> list[Action]:
-        """Idle libraries that may leave make room for one more replica. One at a time, as by default."""
-        context, may_wait = book.context, view.now - book.lacks[0] < self.patience_s
-        if may_wait and not any(self.books.of(other) is None and other.idle for other in view.contexts.values()):
+        """Devices of which all that they hold is idle and may leave become cold, those that were used longest ago: for
+        one replica at a time, as by default."""
+        context, lacks_since = book.context, book.lacks[0]
+        others = any(self.books.of(other) is None and other.idle for other in view.contexts.values())
+        if not others and view.now - lacks_since < self.patience_s:
             return []
-        if any(library.state is LibraryState.LOADING for library in context.libraries.values()):
-            return []
-        chosen = self._make_room(view, context, may_go=_idle, rank=lambda x: (x.used_at, x.id))
-        return [Unload(x.id, f"idle, and room is needed for {context.recipe.name}") for x in chosen]
+        best: tuple[float, list[Library]] | None = None
+        for pilot in view.pilots.values():
+            if pilot.state is not PilotState.HERE or unfit(pilot, context.recipe.key, view.now):
+                continue
+            ways = [way for device in pilot.devices.values() if (way := self._cleared(view, context, device))]
+            ways = sorted(ways, key=lambda way: way[0])[: context.recipe.needs.devices]
+            if len(ways) == context.recipe.needs.devices and (best is None or ways[-1][0] < best[0]):
+                best = ways[-1][0], [library for _, libraries in ways for library in libraries]
+        chosen = {library.id: None for library in best[1]} if best is not None else {}
+        return [Unload(id, f"idle, and room is needed for {context.recipe.name}") for id in chosen]
+
+    def _cleared(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
+        """Libraries that leave so that a device is cold, and when the last of them was used; None if one may not."""
+        if not self._suits(context, device) or self.minimum(context, device) > device.facts.memory_bytes:
+            return None
+        there = [x for x in device.libraries.values() if makes_warm(x) and x.state is not LibraryState.STOPPING]
+        if not all(_idle(library) and self._may_leave(view, library, context) for library in there):
+            return None
+        return max((library.used_at for library in there), default=-math.inf), there
 
     # ---- words
 

@@ -23,7 +23,7 @@ _Fits = Callable[[Context, Device], bool]
 
 def cold_devices(view: View) -> list[Device]:
     """Those that hold nothing."""
-    return [device for device in view.devices() if not any(map(_counts, device.libraries.values()))]
+    return [device for device in view.devices() if not any(map(makes_warm, device.libraries.values()))]
 
 
 class Shelf:
@@ -62,9 +62,17 @@ class Shelf:
     def pick(self, model: str, count: int) -> list[Replica]:
         """So many are warmed, fewer if there are no more."""
         picked = self.look(model, most=count)
-        for devices in picked:
-            self._gone.update(devices)
+        self.give(picked)
         return picked
+
+    def give(self, replicas: list[Replica]) -> None:
+        """These devices are given away."""
+        for devices in replicas:
+            self._gone.update(devices)
+
+    def has_given(self, devices: Replica) -> bool:
+        """Whether one of these was given away in this round."""
+        return not self._gone.isdisjoint(devices)
 
     def _replicas(self, context: Context) -> Iterator[Replica]:
         """Devices that would do, where it has failed least first; last, those where it failed twice."""
@@ -96,11 +104,11 @@ class Shelf:
         """Replicas for which devices become cold any moment."""
         devices = 0
         for device in self._view.devices():
-            there = [library for library in device.libraries.values() if _counts(library)]
+            there = [library for library in device.libraries.values() if makes_warm(library)]
             devices += bool(there) and all(library.state is LibraryState.STOPPING for library in there)
         return devices // context.recipe.needs.devices
 
 
-def _counts(library: Library) -> bool:
+def makes_warm(library: Library) -> bool:
     """Whether a library makes its device warm."""
     return bool(library.context.recipe.loader)
