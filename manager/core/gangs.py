@@ -111,6 +111,16 @@ def _broke(core: Core, call: Call, library: Library, outcome: CallEnd) -> None:
     calls.requeue(core, (call,), why=f"lib-{library.id} on {library.pilot.id} lost the other ranks: {said}")
 
 
+def forgive(core: Core, library: Library) -> None:
+    """A library is lost. If other ranks of its gangs have noticed before, that was no quarrel of theirs."""
+    breaks = core.state.breaks
+    for id in library.zombies:
+        if id in breaks:
+            breaks[id] -= 1
+            if not breaks[id]:
+                del breaks[id]
+
+
 def _account(core: Core, call: Call, gang: Gang) -> None:
     """A gang has done its work."""
     first = gang.ends[gang.members[0].id]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import blocks, calls, feeding, fitness, pilots, snapshots
+from stoker.manager.core import blocks, calls, feeding, fitness, gangs, pilots, snapshots
 from stoker.manager.core.commands import RecordLoad
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.phases import CallState, LibraryState
@@ -219,6 +219,7 @@ def _detach(core: Core, library: Library) -> list[Call]:
     """Take a library out of everything that names it, and return the calls that it held, in order."""
     core.sends.pop(library, None)
     held = list(library.held.values())
+    gangs.forgive(core, library)
     library.held.clear()
     library.zombies.clear()
     library.state = LibraryState.GONE

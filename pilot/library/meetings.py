@@ -39,6 +39,12 @@ class Meetings:
                 del self._addresses[next(iter(self._addresses))]
             self._changed.notify_all()
 
+    def over(self, call: int) -> None:
+        """A rank's part has ended: what was said of it is nothing to the call's next gang."""
+        if self._addresses:  # after every call, and hardly ever is there one
+            with self._changed:
+                self._addresses.pop(call, None)
+
     def seat(self, call: CallId, place: GangPlace, *, limit_s: float) -> Gang:
         """A rank's place, once it is known where to meet. Raises GangBroken if nobody says so in time."""
         if place.size == 1:

@@ -155,6 +155,8 @@ class Runner:
 
     def _finish(self) -> Any:
         ambient.leave_call()
+        if self._meetings is not None:
+            self._meetings.over(self.call)
         self.call = NO_CALL
         printed = self._tail.take()
         self._sandbox.restore()

@@ -134,6 +134,14 @@ def test_a_gang_whose_ranks_lose_each_other_for_ever_is_given_up(three: Cluster)
     assert not three.core.state.breaks
 
 
+def test_ranks_that_notice_a_lost_pilot_first_have_not_quarrelled(three: Cluster) -> None:
+    order = ranks(three)
+    lost(three, order[0])
+    assert three.core.state.breaks == {three.ids["g"]: 1}
+    three.lose(order[1])
+    assert three.core.state.breaks == {}
+
+
 def test_a_member_that_dies_takes_no_other_library_along(three: Cluster) -> None:
     order = ranks(three)
     three.forget().die(three.library(order[1]), "g", failure=DIED)

@@ -62,6 +62,13 @@ def test_a_rank_that_is_called_off_does_not_wait(meetings: Meetings) -> None:
     assert meetings.seat(CALL, GangPlace(1, 2), limit_s=0.0).rendezvous == "10.0.0.7:29500"
 
 
+def test_what_was_said_of_one_gang_is_nothing_to_the_next(meetings: Meetings) -> None:
+    meetings.told(CALL, "10.0.0.7:29500")  # and the rank ended without asking
+    meetings.over(CALL)
+    with pytest.raises(GangBroken, match="was not told"):
+        meetings.seat(CALL, GangPlace(1, 2), limit_s=0.01)
+
+
 def test_a_gang_of_one_meets_nobody(meetings: Meetings, said: list[Listens]) -> None:
     place = meetings.seat(CALL, GangPlace(0, 1), limit_s=0.0)
     assert (place.rendezvous, place.listener, said) == ("", None, [])
