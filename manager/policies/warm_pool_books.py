@@ -13,7 +13,7 @@ import msgspec
 
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.seams import Changes, View
-from stoker.manager.core.state import Call, Context
+from stoker.manager.core.state import Call, Context, Pilot
 from stoker.manager.policies.warm_pool_book import Book, Ordered, in_rounds
 from stoker.manager.policies.warm_pool_lines import Job
 from stoker.manager.protocol.ids import LibraryId, PilotId
@@ -140,6 +140,10 @@ class Books:
                 else:
                     self._look(view, book, ordered)
 
+    def may_return(self, pilot: Pilot, now: float) -> bool:
+        """Whether a pilot that is cut off has been so for a moment only."""
+        return now - self._cut.get(pilot.id, now) <= self.cut_s
+
     def _look(self, view: View, book: Book, ordered: Ordered) -> None:
         here, ordered.lost, ordered.loading = 0, [], set()
         for place in ordered.places:
@@ -149,7 +153,7 @@ class Books:
             library = next((x for x in there if x.context is book.context), None)
             if library is None or pilot is None or library.state not in (LibraryState.LOADING, LibraryState.READY):
                 ordered.lost.append(place)
-            elif pilot.state is PilotState.CUT and view.now - self._cut[pilot.id] <= self.cut_s:
+            elif pilot.state is PilotState.CUT and self.may_return(pilot, view.now):
                 ordered.loading.add(library.id)
             elif pilot.state is not PilotState.HERE:
                 ordered.lost.append(place)

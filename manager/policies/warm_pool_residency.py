@@ -237,8 +237,13 @@ class WarmPools(LoadWhereWanted):
 
     def _alive(self, view: View, book: Book, *, most: int) -> int:
         """Replicas that are hot or on their way; not counted further than `most`."""
-        alive = (1 for library in book.context.libraries.values() if self._counts(view, library))
-        return sum(islice(alive, most))
+        alive = (
+            library
+            for library in book.context.libraries.values()
+            if self._counts(view, library)
+            and (library.pilot.state is PilotState.HERE or self.books.may_return(library.pilot, view.now))
+        )
+        return sum(1 for _ in islice(alive, most))
 
     def _beside_others(self, view: View, book: Book, count: int, shelf: Shelf) -> list[Replica]:
         """Devices with room that hold something: for who has lacked replicas for long."""
