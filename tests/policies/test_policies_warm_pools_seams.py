@@ -385,6 +385,23 @@ def test_a_context_of_which_nobody_wants_deadlines_makes_room_at_once(lab: Make)
     assert t.ended_at["j"] <= began + 50.0
 
 
+def test_a_gang_that_lacks_devices_gets_those_of_small_idle_libraries(lab: Make) -> None:
+    """Beside each there is room for a replica, yet no device is cold; and one alone is too few."""
+    t = lab(devices=2)
+    t.context("small", load_s=1.0, declares="2 GB").call("c1", "c2", context="small", run_s=2.0).run()
+    t.context("slim", load_s=1.0, declares="4 GB")
+    job(t, "late", items=10, due_in=0.5, gang=(2, 2), context="slim").run(limit_s=60.0)
+    assert t.ended["late"].ok
+
+
+def test_two_late_gangs_of_two_models_do_not_wait_for_each_others_devices(lab: Make) -> None:
+    t = warm(warm(lab(), 2), 2, "b")
+    job(t, "one", items=4, due_in=1.0, gang=(3, 3))
+    job(t, "two", items=4, due_in=1.0, gang=(3, 3), context="b").run(limit_s=120.0)
+    assert t.ended["one"].ok
+    assert t.ended["two"].ok
+
+
 def test_ordinary_contexts_may_have_idle_replicas_at_once(lab: Make) -> None:
     t = warm(lab(devices=2), 2)
     began = t.now
