@@ -12,7 +12,8 @@ import pytest
 from stoker.contexts.state import snapshot_folder
 
 LONGEST = (
-    "test_batch_chaos.py", "test_apps_end_to_end.py", "test_apps_tuning_tune.py", "test_batch_slurm_grace.py",
+    "test_batch_chaos.py", "test_apps_tuning_submit.py", "test_apps_end_to_end.py", "test_batch_slurm_grace.py",
+    "test_apps_tuning_tune.py", "test_apps_tuning_ranks.py", "test_faults_gangs.py", "test_programs_baselines.py",
     "test_batch_slurm_away.py", "test_batch_slurm_walltime.py", "test_batch_slurm_probe.py",
     "test_session_neighbours.py", "test_contexts_causal_lm.py", "test_live_snapshots.py",
 )  # fmt: skip

@@ -21,6 +21,7 @@ def test_exported_names():
         "causal_lm",
         "context",
         "device",
+        "gang",
         "load",
         "load_variable_from_serverless",
         "map",
