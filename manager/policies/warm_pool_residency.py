@@ -14,8 +14,10 @@ Beyond the paper:
 - Jobs that are late are left what is idle anyway. Where their context has no replicas they get the fewest that they can
   run on; those without deadlines get more by the default rules, once no job with a deadline waits.
 - Idle libraries of contexts that rounds do not decide about make room at once, as they do for anybody.
-- A context that has waited long for any device, or for a gang's fewest, gets one from whoever holds most, as by
-  default.
+- Who has lacked replicas to run on at all is first in line for devices, the longest first. After `patience_s` it may
+  also have what is idle in pools that lack nothing for so long, and share a device where none is cold; a context with
+  no replica at all gets one from whoever holds most, as by default. Without an order two gangs would each keep what the
+  other waits for.
 - `early` lets idle replicas go at once for jobs of other models that miss their deadlines. The paper does not.
 
 `reuse = False` (an ablation): a library serves one call and is unloaded.
