@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker.manager.study.reproduce_tuner import ablations, drawing, paper, report, tuning
+from stoker.manager.study.reproduce_tuner import ablations, drawing, paper, report, texts, tuning
+from stoker.manager.study.reproduce_tuner.__main__ import PAGE, main
 from stoker.manager.study.reproduce_tuner.bars import Bar, bars
 from stoker.manager.study.reproduce_tuner.cases import (
     ELASTIC_FLOW,
     INFLESS,
+    LOOK,
     MEDIUM,
     OURS,
     WHOLE_EXTENT,
@@ -22,10 +24,13 @@ from stoker.manager.study.reproduce_tuner.cases import (
 )
 from stoker.manager.study.reproduce_tuner.everything import cases_of
 from stoker.manager.study.reproduce_tuner.jobs import Bank
+from stoker.manager.study.reproduce_tuner.parameters import WHY, Parameters
 from stoker.manager.study.reproduce_tuner.result import Result
+from stoker.manager.study.reproduce_tuner.runs import Runs
 from stoker.manager.study.reproduce_tuner.summary import Evaluation, Search
 
 SYSTEMS = {OURS: System(OURS), INFLESS: System(INFLESS), ELASTIC_FLOW: System(ELASTIC_FLOW)}
+FOLDER = Path(__file__).parents[2] / "docs" / "reproduction"
 FEW = Extent(seeds=(0, 1, 2), varied_seeds=(0, 1))
 
 
@@ -135,3 +140,55 @@ def test_everything_is_run_once_and_the_paper_is_covered() -> None:
             for system in SYSTEMS.values():
                 assert set(at(load, emergence).cases(system, seeds=WHOLE_EXTENT.seeds)) <= wanted
     assert {case.gpus for case in wanted} == {32, 96}
+
+
+# ---- the command
+
+
+def test_an_evaluation_whose_runs_are_kept_is_written_without_doing_any(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = Runs(tmp_path / "runs", jobs=1)
+    tried = [system for policy in (INFLESS, ELASTIC_FLOW) for system in tuning.candidates(policy)]
+    for case in tuning.cases(tried, extent=LOOK):
+        runs.keep(case, as_hoped(case))
+    best = {OURS: System(OURS)} | {policy: tuning.candidates(policy)[0] for policy in (INFLESS, ELASTIC_FLOW)}
+    for case in cases_of(best, LOOK):
+        runs.keep(case, as_hoped(case))
+    kept = set((tmp_path / "runs").iterdir())
+    assert main(["--quick", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "new")]) == 0
+    assert set((tmp_path / "runs").iterdir()) == kept
+    page = (tmp_path / "new" / PAGE).read_text()
+    assert page.startswith(texts.HEAD)
+    for word in page.split("](")[1:]:
+        assert (tmp_path / "new" / word.split(")")[0]).is_file()
+    assert capsys.readouterr().out.strip().endswith(PAGE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--jobs", "none"], "a number from 1 to"),
+        (["--quick"], "--quick wants --out"),
+        (["--out", "{}/file"], "not a folder"),
+        (["--runs", "{}/file"], "not a folder"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main([word.replace("{}", str(tmp_path)) for word in arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_page_in_the_docs_is_written_by_this_code() -> None:
+    page = (FOLDER / PAGE).read_text()
+    assert page.startswith(texts.HEAD)
+    assert page.endswith(texts.UNKNOWABLE)
+    for name in WHY:
+        assert f"| `{name}` | {report.value(getattr(Parameters(), name))} |" in page
+    for word in page.split("](")[1:]:
+        assert (FOLDER / word.split(")")[0]).stat().st_size < 100_000

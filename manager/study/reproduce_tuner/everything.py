@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 
 from stoker.manager.study.reproduce_tuner import ablations, tuning
 from stoker.manager.study.reproduce_tuner.cases import (
@@ -38,9 +39,13 @@ def evaluate(runs: Runs, *, extent: Extent, tell: Callable[[str], Callable[[int,
 
 def cases_of(systems: dict[str, System], extent: Extent) -> list[Case]:
     """The runs of the page, with each baseline in its best setting."""
-    wanted: list[tuple[Group, System]] = [(group, system) for group in (*MAIN, *HEAVY) for system in systems.values()]
-    wanted += ablations.runs()
-    each = [group.cases(system, seeds=extent.seeds, smaller=extent.smaller) for group, system in wanted]
-    for group in SENSITIVITY:
-        each += [group.cases(system, seeds=extent.varied_seeds, smaller=extent.smaller) for system in systems.values()]
+
+    def all_in(groups: Iterable[Group]) -> Iterator[tuple[Group, System]]:
+        return product(groups, systems.values())
+
+    wanted = [*all_in(MAIN), *ablations.runs(), *all_in((*HEAVY[:-1], *SENSITIVITY, HEAVY[-1]))]
+    each = [
+        group.cases(system, seeds=ablations.seeds_of(group, system, extent), smaller=extent.smaller)
+        for group, system in wanted
+    ]
     return [case for cases in each for case in cases]

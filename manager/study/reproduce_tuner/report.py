@@ -21,7 +21,7 @@ from stoker.manager.study.reproduce_tuner.cases import (
 )
 from stoker.manager.study.reproduce_tuner.parameters import MODELS, WHY, Parameters
 from stoker.manager.study.reproduce_tuner.summary import Evaluation, show
-from stoker.manager.study.statistics import Estimate, estimate
+from stoker.manager.study.statistics import estimate
 
 _BASELINES = (INFLESS, ELASTIC_FLOW)
 
@@ -29,8 +29,8 @@ _BASELINES = (INFLESS, ELASTIC_FLOW)
 def write(of: Evaluation) -> str:
     """The page, in Markdown."""
     parts = (
-        texts.HEAD, _bars(of), _figure_7(of), _table_7(of), _table_8(of), _figure_8(of), _early(of), _settings(of),
-        _workload(of), _checks(of), _sensitivity(of), texts.UNKNOWABLE,
+        texts.HEAD, _bars(of), texts.WHY + "\n", _figure_7(of), _table_7(of), _table_8(of), _figure_8(of), _early(of),
+        _settings(of), _workload(of), _checks(of), _sensitivity(of), texts.UNKNOWABLE,
     )  # fmt: skip
     return "\n".join(parts)
 
@@ -84,18 +84,12 @@ def _said(of: Evaluation) -> Iterator[str]:
         yield _row(
             f"7d: % saved of `{INFLESS}`'s cost, S = {emergence:g}",
             f"{percent:.0f}",
-            show(_saved(of, at("medium", emergence), of.systems[INFLESS])),
+            show(of.saved(at("medium", emergence), ours, of.systems[INFLESS])),
         )
     for emergence in paper.EMERGENCES:
         said = f"up to {paper.SAVED_OF_ELASTIC_FLOW:.0f}" if emergence == paper.EMERGENCES[-1] else "(figure only)"
-        saved = show(_saved(of, at("medium", emergence), of.systems[ELASTIC_FLOW]))
+        saved = show(of.saved(at("medium", emergence), ours, of.systems[ELASTIC_FLOW]))
         yield _row(f"7d: % saved of `{ELASTIC_FLOW}`'s cost, S = {emergence:g}", said, saved)
-
-
-def _saved(of: Evaluation, group: Group, other: System) -> Estimate:
-    """Percent of another system's cost that ours does without."""
-    ours = of.costs(group, of.systems[OURS])
-    return estimate([100.0 * (1.0 - a / b) for a, b in zip(ours, of.costs(group, other), strict=True)])
 
 
 def _table_7(of: Evaluation) -> str:
@@ -148,19 +142,20 @@ def _figure_8(of: Evaluation) -> str:
         system = ablations.of_window(window_s)
         more = ("", "") if system == ablations.WHOLE else _against_whole(of, MEDIUM, system)
         lines.append(_row(f"{window_s:g}", *_violations_and_cost(of, MEDIUM, system), *more))
-    lines += ["", *_table("candidates in the bank", "%", "$")]
+    lines += ["", *_table("candidates in the bank", "%", "$", "points more")]
     for size in paper.BANK_SIZES:
-        lines.append(_row(f"{size:,}", *_violations_and_cost(of, ablations.of_bank(size), ablations.WHOLE)))
+        group = ablations.of_bank(size)
+        worse = of.more_violations(group, ablations.WHOLE, ablations.WHOLE, where=MEDIUM)
+        shown = "" if group is MEDIUM else show(worse, sign=True)
+        lines.append(_row(f"{size:,}", *_violations_and_cost(of, group, ablations.WHOLE), shown))
     return "\n".join([*lines, ""])
 
 
 def _early(of: Evaluation) -> str:
     lines = ["## Beyond the paper: room for jobs that would be late", "", texts.EARLY, ""]
-    lines += _table("S", "%", "$", "points more", "times the cost")
-    for emergence in paper.EMERGENCES:
-        group = at("medium", emergence)
-        cells = (*_violations_and_cost(of, group, ablations.EARLY), *_against_whole(of, group, ablations.EARLY))
-        lines.append(_row(f"{emergence:g}", *cells))
+    lines += _table("%", "$", "points more", "times the cost")
+    cells = _violations_and_cost(of, MEDIUM, ablations.EARLY), _against_whole(of, MEDIUM, ablations.EARLY)
+    lines.append(_row(*cells[0], *cells[1]))
     return "\n".join([*lines, ""])
 
 
@@ -169,7 +164,7 @@ def _bank_is_worth(of: Evaluation) -> Iterator[list[str]]:
     groups = [at("medium", emergence) for emergence in paper.EMERGENCES]
     points = [show(of.more_violations(group, ablations.NO_PROMPTS, ablations.WHOLE)) for group in groups]
     yield ["points fewer violations", "{:.0f} to {:.0f}".format(*paper.BANK_FEWER_POINTS), *points]
-    saved = [show(_saved(of, group, ablations.NO_PROMPTS)) for group in groups]
+    saved = [show(of.saved(group, ablations.WHOLE, ablations.NO_PROMPTS)) for group in groups]
     yield ["% of the cost saved", "{:.0f} to {:.0f}".format(*paper.BANK_SAVED), *saved]
 
 
@@ -199,7 +194,7 @@ def _workload(of: Evaluation) -> str:  # noqa: ARG001 (as the others)
     lines += _table("parameter", "value", "source", "why")
     usual = Parameters()
     for name, why in WHY.items():
-        lines.append(_row(f"`{name}`", _value(getattr(usual, name)), why.source, why.reason))
+        lines.append(_row(f"`{name}`", value(getattr(usual, name)), why.source, why.reason))
     lines += ["", texts.MODELS, ""]
     lines += _table("model", "GPUs a replica", "weights, GB", "cold start, s", "lookup, s", "speedup by the bank")
     for model in MODELS.values():
@@ -209,10 +204,11 @@ def _workload(of: Evaluation) -> str:  # noqa: ARG001 (as the others)
     return "\n".join([*lines, ""])
 
 
-def _value(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(f"{many}: {share:.0%}" for many, share in value)
-    return f"{value:.3g}" if isinstance(value, float) and value >= 1e6 else f"{value}"
+def value(what: object) -> str:
+    """A parameter as the page shows it."""
+    if isinstance(what, tuple):
+        return ", ".join(f"{many}: {share:.0%}" for many, share in what)
+    return f"{what:.3g}" if isinstance(what, float) and what >= 1e6 else f"{what}"
 
 
 def _checks(of: Evaluation) -> str:

@@ -39,15 +39,19 @@ class Runs:
 
     def each(self, cases: Iterable[Case], *, tell: Callable[[int, int], None]) -> Found:
         """What comes of the cases. `tell` hears how many of how many are done. Raises SimulationError."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         every = list(dict.fromkeys(cases))
         found = {case: kept for case in every if (kept := self._kept(case)) is not None}
         for case, result in self._do([case for case in every if case not in found]):
             found[case] = result
-            with draft_of(self._path(case)) as draft:
-                draft.write_bytes(msgspec.json.encode(_Kept(case, result)))
+            self.keep(case, result)
             tell(len(found), len(every))
         return found
+
+    def keep(self, case: Case, result: Result) -> None:
+        """Write down what came of a case."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with draft_of(self._path(case)) as draft:
+            draft.write_bytes(msgspec.json.encode(_Kept(case, result)))
 
     def _do(self, todo: list[Case]) -> Iterator[tuple[Case, Result]]:
         if self._jobs <= 1 or len(todo) <= 1:
