@@ -43,7 +43,7 @@ def due(core: Core, id: str) -> None:
         return
     left = pilot.ends_at - core.state.now
     margin = margin_s(pilot.lasts_s, run_s=max((x.context.run_s for x in pilot.libraries.values()), default=0.0))
-    if left > margin:  # calls may turn out to take longer: look in time
+    if left > margin + _SOON_S:  # calls may turn out to take longer: look in time
         core.set_timer(f"walltime/{id}", core.state.now + max((left - margin) / 2, min(left - margin, _LOOK_S)))
         return
     for library in pilot.libraries.values():
@@ -67,6 +67,8 @@ _GRACE_S = 2.0
 _MOST = 0.25
 """The margin is no more than this part of the whole time, so that short jobs do some work."""
 _LOOK_S = 1.0
+_SOON_S = 0.001
+"""A timer that was rounded may fire so much early: it would ask for one in no time at all, for ever."""
 
 
 def margin_s(lasts_s: float, *, run_s: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from core.builders import BROKEN, SESSION, Cluster, recipe
 
 from stoker.manager.core.commands import RecordRuns
-from stoker.manager.core.events import ManagerRestarted
+from stoker.manager.core.events import ManagerRestarted, TimerFired
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Resize
 from stoker.manager.protocol import to_manager as say
@@ -262,3 +262,15 @@ def test_a_pilot_that_loads_nothing_any_more_without_fault_is_leaving(cluster: M
     assert c.lives_on("a") == ["p2"]
     c.end("1").report("p1", say.PilotLeaving("walltime"))
     assert c.core.state.lost_pilots == 0
+
+
+def test_a_timer_that_fires_a_hair_too_early_drains_all_the_same(cluster: Make) -> None:
+    """One that was rounded: asked again in no time at all it would fire at the same moment, for ever."""
+    c = cluster().join("p1", ends_in_s=150.0000004)
+    for _ in range(100):
+        if c.pilot().state is not PilotState.HERE:
+            break
+        c.now = max(c.now, round(c.core.state.timers["walltime/p1"], 6))
+        c.event(TimerFired("walltime/p1"))
+    assert 100.0 < c.now < 150.0
+    assert "its walltime is over" in c.hears("p1", to_pilot.Exit).reason
