@@ -71,7 +71,7 @@ def test_a_hello_that_is_not_answered_is_said_again(manager: FakeManager) -> Non
     manager.welcomes = False
     manager.start_pilot()
     manager.hello()
-    manager.until(lambda: len(manager.hellos) > 1, wait_s=10)
+    manager.until(lambda: len(manager.hellos) > 1, wait_s=60)
     manager.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20))
 
 
