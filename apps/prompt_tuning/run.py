@@ -148,7 +148,7 @@ def headline(session: Session, jobs: Sequence[Submission]) -> Iterator[str]:
     due = any(job.ready.job.until.slo_s or job.ready.job.until.deadline for job in jobs)
     if due and POLICY not in policy:
         yield (
-            f"  {policy} decides in this session, and knows no deadlines: jobs run in the order in which they came."
+            f"  {policy} decides here, and knows no deadlines: jobs run in the order in which they came."
             f' [policy] name = "{POLICY}" in its site file would'
         )
     for job in jobs:

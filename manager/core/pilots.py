@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-import msgspec
-
 from stoker.manager.core import (
     blocks,
+    call_news,
     calls,
     feeding,
     gangs,
@@ -20,11 +19,10 @@ from stoker.manager.core import (
 )
 from stoker.manager.core.commands import RecordRuns, ToPilot
 from stoker.manager.core.events import FromPilot
-from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.core.state import Call, Device, Gang, Library, Pilot, State
-from stoker.manager.protocol import to_client, to_manager, to_pilot
-from stoker.manager.protocol.calls import CallProgress
-from stoker.manager.protocol.ids import ClientId, DeviceId, PilotId, RecipeKey
+from stoker.manager.core.phases import PilotState
+from stoker.manager.core.state import Device, Library, Pilot, State
+from stoker.manager.protocol import to_manager, to_pilot
+from stoker.manager.protocol.ids import DeviceId, PilotId, RecipeKey
 from stoker.manager.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
@@ -149,11 +147,11 @@ def _of_library(core: Core, library: Library, message: _FromLibrary) -> None:
         case CallsEnded(ends=ends):
             feeding.ended(core, library, ends)
         case CallsReturned():
-            _returned(core, library, message)
+            call_news.returned(core, library, message)
         case CallsProgress():
-            _progress(core, library, message)
+            call_news.progress(core, library, message)
         case CallEvicted():
-            _evicted(core, library, message.progress)
+            call_news.evicted(core, library, message.progress)
         case GangMeets(call=call, address=address):
             gangs.met(core, library, call, address)
         case LibraryNews(phase=phase):
@@ -337,66 +335,3 @@ def _fault(core: Core, pilot: Pilot, id: str, reason: str) -> None:
             calls.requeue(core, (call,), why=f"{id} of {pilot.id} is quarantined ({reason}), not counted as a try")
         libraries.stop(core, library, reason=f"{id} is quarantined: {reason}")
     _supply(core, pilot)
-
-
-def _returned(core: Core, library: Library, message: CallsReturned) -> None:
-    state = core.state
-    back: list[Call] = []
-    for id in message.calls:
-        call = library.held.pop(id, None)
-        if call is not None:
-            back.append(call)
-            if message.need_function:
-                library.functions.discard(call.group.function.key)
-        elif library.zombies.pop(id, None) is None:
-            state.refuse("return of a call that the library does not hold")
-    feeding.reclass(core, library)
-    if message.refused:
-        if not all(call.offered for call in back):  # what was no offer is refused by a library that is about to end
-            libraries.stop(core, library, reason=message.refused)
-        for call in back:
-            calls.retry(core, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
-    else:
-        library.taking = 0
-        calls.requeue(core, back, why=f"taken back from lib-{library.id}, which had not begun it")
-    if not library.held and library.state is LibraryState.READY and not message.refused:
-        feeding.pull(core, library)
-
-
-def _progress(core: Core, library: Library, message: CallsProgress) -> None:
-    state = core.state
-    by_client: dict[ClientId, list[CallProgress]] = {}
-    for report in message.reports:
-        call = library.held.get(report.call)
-        if call is None:
-            if report.call not in library.zombies:
-                state.refuse("progress of a call that the library does not hold")
-            continue
-        if isinstance(call.holder, Gang):
-            if call.holder.members[0] is not library:  # every rank may report; the first one's counts
-                continue
-            gangs.progress(core, call, call.holder, report)
-        state.reports[report.call] = report
-        if report.state:
-            call.spec = msgspec.structs.replace(call.spec, progress=report.state)
-        by_client.setdefault(call.group.client.id, []).append(report)
-    for id, reports in by_client.items():
-        client = state.clients[id]
-        if client.connected:
-            core.tell(client, to_client.Progress(reports))
-
-
-def _evicted(core: Core, library: Library, progress: CallProgress) -> None:
-    call = library.held.pop(progress.call, None)
-    if call is None:
-        if library.zombies.pop(progress.call, None) is None:
-            core.state.refuse("eviction of a call that the library does not hold")
-    else:
-        if progress.state:
-            call.spec = msgspec.structs.replace(call.spec, progress=progress.state)
-        core.state.reports[call.id] = progress
-    feeding.reclass(core, library)
-    if call is not None:
-        why = f"evicted from lib-{library.id} with its progress kept ({progress.done:g} done)"
-        calls.retry(core, call, why=why)
-    feeding.pull(core, library)

@@ -155,14 +155,19 @@ class _Rows:
 
     def _call_begins(self, number: int, call: int, at_s: float) -> Iterator[Event]:
         yield from self._evicted(call, at_s)
+        library = yield from self._begins(number, call, at_s)
+        if library is not None:
+            self._runs_in[call] = number
+
+    def _begins(self, number: int, call: int, at_s: float) -> Generator[Event, None, _Library | None]:
+        """A library, if it is known, is busy with a call, or with its part of one."""
         library = self._libraries.get(number)
-        if library is None:
-            return
-        row = library.free_row()
-        if row is None:
-            row = yield from self._new_row(number, library)
-        library.busy[call] = row, at_s
-        self._runs_in[call] = number
+        if library is not None:
+            row = library.free_row()
+            if row is None:
+                row = yield from self._new_row(number, library)
+            library.busy[call] = row, at_s
+        return library
 
     def _evicted(self, call: int, at_s: float) -> Iterator[Event]:
         """A call begins that ran elsewhere: the log does not say when it left."""
@@ -197,14 +202,9 @@ class _Rows:
     # ---- parts of gangs
 
     def _part_begins(self, number: int, call: int, at_s: float, *, rank: int) -> Iterator[Event]:
-        library = self._libraries.get(number)
-        if library is None:
-            return
-        row = library.free_row()
-        if row is None:
-            row = yield from self._new_row(number, library)
-        library.busy[call] = row, at_s
-        library.ranks[call] = rank
+        library = yield from self._begins(number, call, at_s)
+        if library is not None:
+            library.ranks[call] = rank
 
     def _part_ends(self, number: int, call: int, at_s: float, how: str) -> Iterator[Event]:
         library = self._libraries.get(number)

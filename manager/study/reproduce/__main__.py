@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.manager.study.asking import number
 from stoker.manager.study.reproduce import drawing, fit, paper, predict, report, scenario_files
 from stoker.manager.study.reproduce.fit import Fit
 from stoker.manager.study.reproduce.parameters import Parameters
@@ -51,8 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _asked(arguments: list[str] | None) -> argparse.Namespace:
     ask = argparse.ArgumentParser(prog="python -m stoker.manager.study.reproduce", description=__doc__)
-    ask.add_argument("--fits", type=_number(most=500), default=24, help="parameter sets to predict with [24]")
-    ask.add_argument("--jobs", type=_number(most=1000), default=os.cpu_count() or 1, help="processes [all cores]")
+    ask.add_argument("--fits", type=number(most=500), default=24, help="parameter sets to predict with [24]")
+    ask.add_argument("--jobs", type=number(most=1000), default=os.cpu_count() or 1, help="processes [all cores]")
     ask.add_argument("--out", type=Path, help="where page, plots and parameters go [docs/reproduction]")
     ask.add_argument("--keep-fits", action="store_true", help=f"predict with the sets in {PARAMETERS}, do not search")
     ask.add_argument("--quick", action="store_true", help="one set and few variants, for a look; wants --out")
@@ -66,15 +67,6 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
         ask.error(f"--out {asked.out}: not a folder")
     asked.kept = _kept(ask, asked.out / PARAMETERS) if asked.keep_fits else None
     return asked
-
-
-def _number(*, most: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or not 1 <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text}: a number from 1 to {most} is wanted")
-        return int(text)
-
-    return number
 
 
 def _kept(ask: argparse.ArgumentParser, path: Path) -> Kept:

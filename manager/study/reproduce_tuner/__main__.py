@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.errors import StokerError
+from stoker.manager.study.asking import number
 from stoker.manager.study.drafts import draft_of
 from stoker.manager.study.reproduce_tuner import drawing, report
 from stoker.manager.study.reproduce_tuner.cases import LOOK, WHOLE_EXTENT
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _asked(arguments: list[str] | None) -> argparse.Namespace:
     ask = argparse.ArgumentParser(prog="python -m stoker.manager.study.reproduce_tuner", description=__doc__)
-    ask.add_argument("--jobs", type=_number(most=1000), default=os.cpu_count() or 1, help="processes [all cores]")
+    ask.add_argument("--jobs", type=number(most=1000), default=os.cpu_count() or 1, help="processes [all cores]")
     ask.add_argument("--out", type=Path, help="where page and plots go [docs/reproduction]")
     ask.add_argument(
         "--runs", type=Path, default=Path("runs/reproduce-tuner"), help="where runs are kept [%(default)s]"
@@ -50,15 +51,6 @@ def _asked(arguments: list[str] | None) -> argparse.Namespace:
         if folder.exists() and not folder.is_dir():
             ask.error(f"--{name} {folder}: not a folder")
     return asked
-
-
-def _number(*, most: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or not 1 <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text}: a number from 1 to {most} is wanted")
-        return int(text)
-
-    return number
 
 
 def _reproduce(asked: argparse.Namespace) -> int:

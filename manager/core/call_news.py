@@ -1,0 +1,84 @@
+"""What pilots say of calls that have not ended: given back, how far they are, made to leave."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker.manager.core import calls, feeding, gangs, libraries
+from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.state import Call, Gang, Library
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol.calls import CallProgress
+from stoker.manager.protocol.ids import ClientId
+from stoker.manager.protocol.to_manager import CallsProgress, CallsReturned
+
+if TYPE_CHECKING:
+    from stoker.manager.core.core import Core
+
+
+def returned(core: Core, library: Library, message: CallsReturned) -> None:
+    """A library gives calls back that it has not begun, or refuses them."""
+    state = core.state
+    back: list[Call] = []
+    for id in message.calls:
+        call = library.held.pop(id, None)
+        if call is not None:
+            back.append(call)
+            if message.need_function:
+                library.functions.discard(call.group.function.key)
+        elif library.zombies.pop(id, None) is None:
+            state.refuse("return of a call that the library does not hold")
+    feeding.reclass(core, library)
+    if message.refused:
+        if not all(call.offered for call in back):  # what was no offer is refused by a library that is about to end
+            libraries.stop(core, library, reason=message.refused)
+        for call in back:
+            calls.retry(core, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
+    else:
+        library.taking = 0
+        calls.requeue(core, back, why=f"taken back from lib-{library.id}, which had not begun it")
+    if not library.held and library.state is LibraryState.READY and not message.refused:
+        feeding.pull(core, library)
+
+
+def progress(core: Core, library: Library, message: CallsProgress) -> None:
+    """Running calls say how far they are."""
+    state = core.state
+    by_client: dict[ClientId, list[CallProgress]] = {}
+    for report in message.reports:
+        call = library.held.get(report.call)
+        if call is None:
+            if report.call not in library.zombies:
+                state.refuse("progress of a call that the library does not hold")
+            continue
+        if isinstance(call.holder, Gang):
+            if call.holder.members[0] is not library:  # every rank may report; the first one's counts
+                continue
+            gangs.progress(core, call, call.holder, report)
+        state.reports[report.call] = report
+        if report.state:
+            call.spec = msgspec.structs.replace(call.spec, progress=report.state)
+        by_client.setdefault(call.group.client.id, []).append(report)
+    for id, reports in by_client.items():
+        client = state.clients[id]
+        if client.connected:
+            core.tell(client, to_client.Progress(reports))
+
+
+def evicted(core: Core, library: Library, progress: CallProgress) -> None:
+    """A call has made room, and goes on elsewhere from what it left."""
+    call = library.held.pop(progress.call, None)
+    if call is None:
+        if library.zombies.pop(progress.call, None) is None:
+            core.state.refuse("eviction of a call that the library does not hold")
+    else:
+        if progress.state:
+            call.spec = msgspec.structs.replace(call.spec, progress=progress.state)
+        core.state.reports[call.id] = progress
+    feeding.reclass(core, library)
+    if call is not None:
+        why = f"evicted from lib-{library.id} with its progress kept ({progress.done:g} done)"
+        calls.retry(core, call, why=why)
+    feeding.pull(core, library)
