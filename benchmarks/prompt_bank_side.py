@@ -36,7 +36,7 @@ class Scores:
     """Losses by task and prompt, kept in a file: what was scored once is not scored again."""
 
     def __init__(self, folder: Path, task: str, samples: int, score: Score) -> None:
-        self._log = RecordLog(folder / f"losses-{samples}.jsonl", key=("task", "prompt"))
+        self._log = RecordLog(folder / f"scores-{samples}.jsonl", key=("task", "prompt"))
         self._task, self._score = task, score
         self.spent_s, self.scored = 0.0, 0
 

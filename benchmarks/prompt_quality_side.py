@@ -130,9 +130,9 @@ class Bench:
         return found
 
     def look_up(self) -> Record:
-        """The best candidates by score. The end token is scored with the target: it is tuned with it too."""
-        settings, end = self.settings, self.model.tokenizer.eos_token or ""
-        chosen = [(one, two + end) for one, two in scoring.evaluation_samples(self.training, count=settings.scored)]
+        """The best candidates by score."""
+        settings = self.settings
+        chosen = scoring.evaluation_samples(self.training, count=settings.scored)
         score = scoring.scorer(self.model, chosen, tokens=settings.tokens, batch_size=4)
         found = look_up(self.layers, score, limit=len(self.layers) // settings.share)
         losses = {key: round(loss, 4) for key, loss in found.losses.items()}

@@ -2,9 +2,9 @@
 
 Both are asked of many texts at once. Hidden states need no vocabulary, so only the backbone runs. Losses share work: a
 prompt is computed once, and all samples are read after it side by side (`forward.py`), which for 16 samples of 40
-tokens after a prompt of 64 is 704 tokens instead of 1,664. A prompt and a sample are tokenized apart, without special
-tokens: the prompt stands where a soft prompt made from it would stand, and a sample has the same tokens after every
-prompt.
+tokens after a prompt of 64 is 704 tokens instead of 1,664. A prompt is tokenized without special tokens and apart from
+the samples, which come as tokens: it stands where a soft prompt made from it would stand, and a sample has the same
+tokens after every prompt.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def mean_hidden(
 def mean_losses(
     model: CausalLM,
     prompts: Sequence[str],
-    samples: Sequence[tuple[str, str]],
+    samples: Sequence[tuple[Ids, Ids]],
     *,
     most_tokens: int,
     batch_size: int = 1,
 ) -> list[float]:
     """Of each prompt the mean over samples of the loss of the sample's target after prompt and input.
 
-    A sample is (input, target); its loss is the mean over the target's tokens, in nats. Of a long prompt the first
+    A sample is (input, target), in tokens; its loss is the mean over the target's, in nats. Of a long prompt the first
     `most_tokens` are read; `batch_size` prompts are computed at a time. Raises ValueError for an empty prompt, no
     sample, a target without a token, and a sample that is too long for the model with such a prompt before it.
     """
@@ -69,8 +69,7 @@ def mean_losses(
     rows = _tokens(model, prompts, most=most_tokens)
     if empty := [index for index, row in enumerate(rows) if not row]:
         raise ValueError(f"prompt {empty[0]} is empty; a model needs a token to go on from")
-    inputs = _tokens(model, [text for text, _ in samples])
-    targets = _tokens(model, [target for _, target in samples])
+    inputs, targets = [one for one, _ in samples], [target for _, target in samples]
     _check(model, rows, inputs, targets)
     losses = [0.0] * len(rows)
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
@@ -117,15 +116,14 @@ def _check(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets: list[Id
             )
 
 
-def _tokens(model: CausalLM, texts: Sequence[str], *, most: int = 0) -> list[Ids]:
+def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
     if isinstance(texts, str):
         raise ValueError("this takes a list of texts, and was given one text; write [text]")
     if not texts:
         return []
     # A tokenizer reads all of a text before it cuts: of one that is far too long, it is given a part that is enough.
-    given = [text[: 64 * most] for text in texts] if most else list(texts)
-    every = [tuple(ids) for ids in model.tokenizer(given, add_special_tokens=False)["input_ids"]]
-    return [ids[:most] for ids in every] if most else every
+    given = [text[: 64 * most] for text in texts]
+    return [tuple(ids[:most]) for ids in model.tokenizer(given, add_special_tokens=False)["input_ids"]]
 
 
 def _alike(rows: list[Ids]) -> list[list[int]]:

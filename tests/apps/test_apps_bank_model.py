@@ -1,4 +1,4 @@
-"""A bank over a real small model: built from its features, searched by its losses, the target alone counting."""
+"""A bank over a real small model: built from its features, searched by its losses, targets alone counting."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_a_bank_over_a_real_model(tmp_path: Any, model: Any) -> None:
 
     tuned = Candidate(text="Opposite: hot -> cold, big -> small.", task="opposite", metric="accuracy", value=0.8)
     insert(bank, tuned, read=read)
-    assert look_up(bank.layers, score, limit=10).candidate == tuned
+    again = look_up(bank.layers, score, limit=10)
+    assert again.losses[tuned.key] == pytest.approx(score([tuned.text])[0], abs=1e-3)
+    assert again.candidate.key == min(again.losses, key=again.losses.__getitem__)
 
 
 def test_evaluation_samples_are_a_few_and_the_same() -> None:

@@ -9,12 +9,18 @@ import msgspec  # noqa: E402
 from tuning import tiny  # noqa: E402
 
 from stoker.apps.prompt_tuning import budget, order, prompts, work  # noqa: E402
+from stoker.apps.prompt_tuning.bank import scoring  # noqa: E402
 from stoker.apps.prompt_tuning.bank.candidate import Candidate, key_of, read_candidates  # noqa: E402
 from stoker.apps.prompt_tuning.bank.scoring import reading_of  # noqa: E402
 from stoker.apps.prompt_tuning.bank.store import open_bank  # noqa: E402
 from stoker.apps.prompt_tuning.order import BankPlace, Initial, Order, Saved  # noqa: E402
 from stoker.apps.prompt_tuning.tuning import call  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.job import Metric  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.encoding import encode_prompt, encode_samples  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.job import PLACE, Metric, Prompt  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.passes import measure  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.samples import Sample, split  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.softprompt import embed, soft_prompt  # noqa: E402
+from stoker.apps.prompt_tuning.tuning.tune import tune  # noqa: E402
 from stoker.contexts import ambient, payloads  # noqa: E402
 from stoker.contexts.ambient import Evicted  # noqa: E402
 from stoker.errors import ConfigError  # noqa: E402
@@ -57,6 +63,40 @@ def test_without_one_the_bank_finds_it_and_gets_the_tuned_prompt(context, tmp_pa
     assert (mine.source, mine.task, mine.metric, mine.value) == ("tuned", "tiny", "loss", tuned.held_out.metric)
     assert len(held) == SHIPPED + (tuned.text not in shipped)
     assert budget.read_paces(tmp_path)["cpu"].lookup_s > 0
+
+
+def begun_with(context, text, samples, job):
+    """The mean over samples of the loss that tuning has of each, before its first step from this text."""
+    rows = encode_samples(context.tokenizer, samples, template=job.data.template)
+    prompt = encode_prompt(context.tokenizer, msgspec.structs.replace(job.prompt, initial=text), longest=0)
+    with soft_prompt(context.model, embed(context.model, prompt)) as soft:
+        of = [measure(soft, [row], metric=Metric.LOSS, tokenizer=context.tokenizer, batch=1) for row in rows]
+    return sum(tally.value(Metric.LOSS) for tally in of) / len(of)
+
+
+@pytest.mark.parametrize("virtual_tokens", [0, 9])
+def test_a_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
+    alike = [msgspec.structs.replace(one, target=one.target.replace("no", "not")) for one in tiny.samples()]
+    job = tiny.job(iterations=1)
+    evaluated = split(alike, data=job.data, seed=job.training.seed).evaluation
+    pairs = [(job.data.template.replace(PLACE, one.input), one.target) for one in evaluated]
+    texts = ["say yes or no", "Answer with one of these: not, yes. " * 3]
+    scores = scoring.scorer(context, pairs, tokens=virtual_tokens or scoring.TOKENS)(texts)
+    for text, score in zip(texts, scores, strict=True):
+        begins = msgspec.structs.replace(job, prompt=Prompt(text, virtual_tokens))
+        assert score == pytest.approx(tune(context, begins, alike).points[0].loss, rel=1e-5)
+
+
+def test_the_loss_of_what_a_lookup_finds_is_the_one_that_tuning_begins_with(context, tmp_path):
+    order = order_of(tmp_path, initial="", iterations=1)
+    job, samples = order.job, order.samples
+    tuned = work.tune_prompt(context, order)
+    training = split(samples, data=job.data, seed=job.training.seed).training
+    drawn = scoring.evaluation_samples([(one.input, one.target) for one in training], seed=job.training.seed)
+    scored = [Sample(*pair) for pair in drawn]
+    assert len({sample.target for sample in scored}) == 2, "of two lengths"
+    expected = begun_with(context, tuned.initial, scored, job)
+    assert tuned.initial_from.startswith(f"the bank (loss {expected:.3g}, ")
 
 
 def test_two_jobs_with_the_same_tuned_prompt_leave_one(context, tmp_path):

@@ -24,7 +24,7 @@ CONFIGS: dict[str, Any] = {
     "sliding": lambda: transformers.MistralConfig(**SMALL, num_key_value_heads=2, sliding_window=6),
 }
 TEXTS = ["a prompt", "b", "a prompt that is much longer than the others", "another"]
-SAMPLES = [("hot is to ", "cold"), ("", "yes"), ("up:", "d"), ("in a longer question, ", "no")]
+WRITTEN = [("hot is to ", "cold"), ("", "yes"), ("up:", "d"), ("in a longer question, ", "no")]
 
 
 class Letters:
@@ -34,7 +34,18 @@ class Letters:
 
     def __call__(self, texts: Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
         assert not add_special_tokens
-        return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+        return {"input_ids": [list(ids(text)) for text in texts]}
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(ord(letter) for letter in text)
+
+
+def tokens(samples: Sequence[tuple[str, str]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [(ids(one), ids(target)) for one, target in samples]
+
+
+SAMPLES = tokens(WRITTEN)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,16 +67,16 @@ def engine(name: str) -> CausalLM:
 
 @torch.inference_mode()
 def bare_loss(model: Any, prompt: str, sample: tuple[str, str]) -> float:
-    ids = [ord(letter) for letter in prompt + "".join(sample)]
-    logits = model(torch.tensor([ids]), use_cache=False).logits[0].float()
-    first = len(ids) - len(sample[1])
-    return float(torch.nn.functional.cross_entropy(logits[first - 1 : -1], torch.tensor(ids[first:])))
+    whole = ids(prompt + "".join(sample))
+    logits = model(torch.tensor([whole]), use_cache=False).logits[0].float()
+    first = len(whole) - len(sample[1])
+    return float(torch.nn.functional.cross_entropy(logits[first - 1 : -1], torch.tensor(whole[first:])))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_losses_of_targets_alone(name: str) -> None:
     model = engine(name)
-    expected = [np.mean([bare_loss(model.model, text[:20], sample) for sample in SAMPLES]) for text in TEXTS]
+    expected = [np.mean([bare_loss(model.model, text[:20], sample) for sample in WRITTEN]) for text in TEXTS]
     for batch_size in (1, 3):
         found = mean_losses(model, TEXTS, SAMPLES, most_tokens=20, batch_size=batch_size)
         assert found == pytest.approx(expected, abs=2e-3)
@@ -79,8 +90,7 @@ def test_mean_hidden_states(name: str) -> None:
     assert seen[-1] == 4
     with torch.inference_mode():
         for text, one in zip(TEXTS, found, strict=True):
-            ids = torch.tensor([[ord(letter) for letter in text[:20]]])
-            states = model.model.base_model(ids, use_cache=False).last_hidden_state[0]
+            states = model.model.base_model(torch.tensor([ids(text[:20])]), use_cache=False).last_hidden_state[0]
             assert np.allclose(one, states.mean(dim=0).numpy(), atol=2e-3)
 
 
@@ -91,8 +101,8 @@ def test_what_cannot_be_read_is_told() -> None:
     for prompts, samples, says in (
         (["", "b"], SAMPLES, "prompt 0 is empty"),
         (["a"], [], "no samples"),
-        (["a"], [("in", "out"), ("in", "")], "target of sample 1 is empty"),
-        (["a" * 30], [("in", "out"), ("x" * 30, "y" * 10)], "sample 1 comes to 70 tokens with a prompt of 30"),
+        (["a"], tokens([("in", "out"), ("in", "")]), "target of sample 1 is empty"),
+        (["a" * 30], tokens([("in", "out"), ("x" * 30, "y" * 10)]), "sample 1 comes to 70 tokens with a prompt of 30"),
     ):
         with pytest.raises(ValueError, match=says):
             mean_losses(model, prompts, samples, most_tokens=40)

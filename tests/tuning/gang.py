@@ -142,7 +142,7 @@ def choose(spec: dict[str, Any]) -> Any:
         pytest.MonkeyPatch.context() as patch,
         exchange.meet(**spec, job="choose", device="cpu", limit_s=LIMIT_S) as others,
     ):
-        patch.setattr(scoring, "scorer", lambda model, samples: scorer(model, samples, seen=counts.append))
+        patch.setattr(scoring, "scorer", lambda *given, **more: scorer(*given, **more, seen=counts.append))
         found = initial.choose(tiny.context(), order, others, known=None)
     return found.text, sum(counts)
 

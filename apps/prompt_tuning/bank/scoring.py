@@ -8,6 +8,11 @@ computed from it alone; the mean, since the last token of a prompt says what its
 Of a long prompt the first 64 tokens count, for its feature and for its score: a soft prompt that is made from a text
 takes as many of its tokens as it has places, some dozens, and the rest of the text never gets to the model. The
 longest of the shipped candidates has 50,000 tokens.
+
+A score is the loss that tuning would begin with: samples become tokens as tuning's do (`encoding.py`), and the end
+token is part of a target. To a model that has not learned to stop after one word that token is half of the task. Eq. 1
+takes the mean over samples, where the loss of a batch is one over its target tokens: of targets as long as each other
+they are the same number.
 """
 
 from __future__ import annotations
@@ -18,12 +23,15 @@ from typing import TYPE_CHECKING
 from stoker.apps.prompt_tuning.bank.build import Reader
 from stoker.apps.prompt_tuning.bank.lookup import Score
 from stoker.apps.prompt_tuning.bank.medoids import Array
+from stoker.apps.prompt_tuning.tuning.encoding import MOST_TOKENS, encode_samples
+from stoker.apps.prompt_tuning.tuning.job import PLACE
+from stoker.apps.prompt_tuning.tuning.samples import Sample
 from stoker.chance import Stream
 
 if TYPE_CHECKING:
     from stoker.contexts.engine import CausalLM
 
-TOKENS = 64
+TOKENS = MOST_TOKENS
 """Of each prompt, how many tokens are read."""
 SAMPLES = 16
 """Evaluation samples of a score (§4.3.2)."""
@@ -52,15 +60,20 @@ def scorer(
     batch_size: int = 4,
     seen: Callable[[int], None] | None = None,
 ) -> Score:
-    """Equation 1 over these samples (input, target): the mean loss of the targets, prompt and input before them.
+    """Equation 1 over these samples (input, target): the mean loss of the targets with their end tokens, prompt and
+    input before them.
 
-    `batch_size` prompts are computed at a time, each once for all samples. `seen` is told how many prompts were scored.
-    The scorer raises ValueError for samples that the model cannot read, naming the sample.
+    Of each prompt the first `tokens` count; `batch_size` prompts are computed at a time, each once for all samples.
+    `seen` is told how many prompts were scored. The scorer raises ValueError for samples that the model cannot read,
+    naming the sample.
     """
     from stoker.contexts.reading import mean_losses
 
+    rows = encode_samples(model.tokenizer, [Sample(*pair) for pair in samples], template=PLACE)
+    encoded = [(row.source, row.target) for row in rows]
+
     def score(prompts: Sequence[str]) -> list[float]:
-        losses = mean_losses(model, prompts, samples, most_tokens=tokens, batch_size=batch_size)
+        losses = mean_losses(model, prompts, encoded, most_tokens=tokens, batch_size=batch_size)
         if seen is not None:
             seen(len(prompts))
         return losses

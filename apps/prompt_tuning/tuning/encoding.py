@@ -1,7 +1,7 @@
 """Samples as tokens: `template(input)`, then the target and the end token. The soft prompt stands before it all.
 
 A text as a soft prompt is its tokens' embeddings, at most 64 of them, and nothing is put before it: so the bank reads
-its candidates too, and tuning begins with the very prompt that was scored (eq. 1).
+its candidates too, with samples from here, and tuning begins with the very prompt and loss that were scored (eq. 1).
 """
 
 from __future__ import annotations

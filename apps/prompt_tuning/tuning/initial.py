@@ -51,8 +51,11 @@ def choose(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial 
 
     A bank that cannot be used is no reason to fail: `note` says what is wrong with it.
     """
-    samples = _scoring_samples(model, order)
-    score = _Together(scoring.scorer(model, samples), exchange, device=_device(model)) if samples else None
+    tokens = order.job.prompt.virtual_tokens or scoring.TOKENS
+    samples = _scoring_samples(model, order, tokens=tokens)
+    score = None
+    if samples:
+        score = _Together(scoring.scorer(model, samples, tokens=tokens), exchange, device=_device(model))
     if exchange.rank:
         if score is not None:
             score.serve()
@@ -125,8 +128,9 @@ def _measure(score: Score) -> float:
     return (time.monotonic() - began) / len(texts)
 
 
-def _scoring_samples(model: CausalLM, order: Order) -> list[tuple[str, str]]:
-    """Those that prompts are scored by, as far as the model can read them with a prompt before them."""
+def _scoring_samples(model: CausalLM, order: Order, *, tokens: int) -> list[tuple[str, str]]:
+    """Those that prompts are scored by, as far as the model can read them with a prompt of so many `tokens` before
+    them."""
     job = order.job
     training = split(order.samples, data=job.data, seed=job.training.seed).training
     longest = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)
@@ -135,7 +139,7 @@ def _scoring_samples(model: CausalLM, order: Order) -> list[tuple[str, str]]:
     fit = [
         (template.replace(PLACE, sample.input), sample.target)
         for sample, row in zip(training, rows, strict=True)
-        if not longest or len(row) + scoring.TOKENS <= longest
+        if not longest or len(row) + tokens <= longest
     ]
     return scoring.evaluation_samples(fit, seed=job.training.seed)
 
