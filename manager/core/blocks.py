@@ -104,7 +104,15 @@ def _cancel(core: Core, block: Block) -> None:
 
 
 def factory_came(core: Core, client: Client) -> None:
-    """A factory joins, or comes back: it is told every block that is not over, and which of them to cancel."""
+    """A factory joins, or comes back: it is told every block that is not over, and which of them to cancel.
+
+    It is the one that hears of blocks from now on. Whoever was it before is dead, or this one could not have come; but
+    that may not be noticed for some seconds, and an order that went there would be carried out by nobody: the new one
+    was told of the blocks that there were, and learns of others from their orders alone.
+    """
+    for other in core.state.clients.values():
+        if other.factory and other is not client:
+            other.connected = False
     blocks = core.state.blocks.values()
     known = (KnownBlock(block.id, block.source.source.name, block.phase, block.job) for block in blocks)
     core.tell(client, to_client.KnownBlocks(tuple(known)))

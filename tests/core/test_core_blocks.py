@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from core.builders import SESSION, Cluster, devices, recipe
 
-from stoker.manager.core.events import SessionDefined
+from stoker.manager.core.events import ClientGone, SessionDefined
 from stoker.manager.core.phases import PilotState
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, Rule, Source
+from stoker.manager.protocol.ids import ClientId
 
 Make = Callable[..., Cluster]
 OPEN = Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
@@ -27,6 +28,27 @@ def test_blocks_that_were_asked_for_before_the_factory_came_are_told_to_it(clust
     c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
     known = c.hears("factory", to_client.KnownBlocks).blocks
     assert known == tuple(KnownBlock(id, "mine", BlockPhase.ASKED) for id in ("b1", "b2"))  # type: ignore[arg-type]
+
+
+def test_orders_go_to_the_factory_that_came_last(cluster: Make) -> None:
+    """One that was killed counts as connected for some seconds more: what it is told then is lost."""
+    c = cluster().sources(OPEN)
+    c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
+    assert c.hears("another", to_client.KnownBlocks).blocks == ()
+    c.call("c1")
+    assert [order.block for order in c.hears("another", to_client.SubmitBlocks).orders] == ["b1"]
+    assert c.asked() == []
+    c.event(ClientGone(ClientId("factory")))
+    c.call("c2")
+    assert [order.block for order in c.hears("another", to_client.SubmitBlocks).orders] == ["b2"]
+
+
+def test_what_a_factory_said_before_it_was_followed_still_counts(cluster: Make) -> None:
+    """Its last frames may be read after the hello of the next."""
+    c = cluster().sources(FIXED)
+    c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
+    c.block("b1", phase=BlockPhase.PENDING)
+    assert c.status().jobs[0].phase == "pending"
 
 
 def test_news_of_a_block_are_shown_with_the_batch_systems_words(cluster: Make) -> None:
