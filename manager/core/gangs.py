@@ -122,7 +122,9 @@ def forgive(core: Core, library: Library) -> None:
 
 
 def _account(core: Core, call: Call, gang: Gang) -> None:
-    """A gang has done its work."""
+    """A gang has done its work. How fast it is was learned from its reports, if there were any: one that may end before
+    it has done all of its items has to make them, and the last one always comes before the end. A call that never says
+    how far it is has done its items when it ends."""
     first = gang.ends[gang.members[0].id]
     if gang.report is None and not call.spec.progress:
         items = call.spec.features.items if call.spec.features is not None else 1

@@ -164,10 +164,12 @@ class Server:
 
     def _note(self, outcome: CallEnd | CallProgress, runner: Runner) -> None:
         self._served += 1
-        self._reports.pop(outcome.call, None)
+        report = self._reports.pop(outcome.call, None)
         if isinstance(outcome, CallProgress):
             self._send([Evicted(progress=outcome)])
             return
+        if report is not None:  # what a call has said last is known before it ends
+            self._send([Reports([report])])
         if not self._ends:
             self._oldest_end = runner.ended_at
         self._ends.append(outcome)

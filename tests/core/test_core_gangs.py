@@ -202,6 +202,20 @@ def test_a_pace_is_told_from_the_end_of_a_call_that_reported_nothing() -> None:
     assert made.context().paces.bound_s(1, 1) == pytest.approx(6.0)
 
 
+@pytest.mark.parametrize(("reports", "pace_s"), [([0.0], None), ([0.0, 30.0], 0.5)])
+def test_a_call_that_ends_early_is_taken_for_what_it_reported(reports: list[float], pace_s: float | None) -> None:
+    made = cluster(pilots=1)
+    made.calls(1).ready()
+    made.end("1")
+    made.call("g", gang=(1, 4), features=Features(items=100))
+    library = made.library("p1")
+    for done in reports:
+        made.wait(15.0)
+        made.report("p1", say.CallsProgress(library.id, [CallProgress(made.ids["g"], done, 100.0)]))  # type: ignore[arg-type]
+    made.end("g", run_s=60.0)
+    assert made.context().paces.mean_s(1, 1) == (pytest.approx(pace_s) if pace_s is not None else None)
+
+
 def test_nothing_is_predicted_before_anything_was_measured() -> None:
     paces = Paces()
     assert (paces.mean_s(1, 10), paces.bound_s(4, 10)) == (None, None)

@@ -11,7 +11,14 @@ import pytest
 from fake_manager import FakeManager, function, recipe
 
 from stoker.manager.protocol.calls import CallOptions, FailureKind
-from stoker.manager.protocol.to_manager import CallEvicted, CallsProgress, CallsReturned, LibraryReady, LibraryResized
+from stoker.manager.protocol.to_manager import (
+    CallEvicted,
+    CallsEnded,
+    CallsProgress,
+    CallsReturned,
+    LibraryReady,
+    LibraryResized,
+)
 from stoker.manager.protocol.to_pilot import CancelCalls, EvictCall, ResizeLibrary, TakeBack
 
 
@@ -281,6 +288,25 @@ def test_a_checkpoint_is_not_lost_to_the_reports_after_it(served: FakeManager) -
     reports = [report for said in served.said if isinstance(said, CallsProgress) for report in said.reports]
     assert [payloads.loads(report.state) for report in reports if report.state] == ["kept"]
     assert max(report.done for report in reports) == 4
+
+
+def test_what_a_call_says_last_comes_before_its_end(served: FakeManager) -> None:
+    def work(to: int) -> None:
+        from stoker.contexts import ambient
+
+        for done in range(to + 1):  # too soon after each other to go out one by one
+            ambient.progress(done)
+
+    served.ready(recipe())
+    calls = served.run(work, [(3,), (5,)])
+    served.results(calls)
+    told: dict[int, float] = {}
+    for said in served.said:
+        if isinstance(said, CallsProgress):
+            told |= {report.call: report.done for report in said.reports}
+        elif isinstance(said, CallsEnded):
+            for end in said.ends:
+                assert told[end.call] == (3, 5)[calls.index(end.call)]
 
 
 def test_resizing_tells_the_context(served: FakeManager) -> None:
