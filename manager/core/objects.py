@@ -18,13 +18,15 @@ The plan is a graph of edges (from whom a pilot gets an object), kept by these r
   waits for itself. The other peers may be anybody: pilots that asked later give back what they got elsewhere. That is
   what keeps every link busy, because the first four pilots, with the reader as their only sure peer, would else share
   its link.
-- *Once a host*: of the pilots that use one cache one gets an object, and the others find it there.
+- *Once a host*: of the pilots that use one cache one gets an object, and the others find it there. If it leaves the
+  cache before they have, the first of them gets it anew.
 - *Live*: the last place of a pilot serves only what it has whole or reads. So it is always held by somebody who is
   certain to finish, and comes free; whoever waits for a sure peer is first to get a place, then those that could use
   another peer. Where places are few, the object with the fewest holders goes first.
 - *Unreachable peers*: a pilot tells which peers failed it and gets others. When several have, or none is left, it is
   let to the origin, a few such pilots at a time. Where no peer has ever reached another, one failure is enough.
-- *Handed on*: what only a leaving pilot has, and calls need, goes to another first (`handing_on`).
+- *Handed on*: what only a leaving pilot has, and calls need, goes to another first (`handing_on`). It serves
+  others only where nobody who stays can.
 - *Bad peers*: a peer that fails pilots which others serve well is given to nobody until it says hello again.
 
 An event changes facts (`Transfers`) and lists whom it concerns; `settle` plans once, at the end of the event, and says
@@ -123,6 +125,7 @@ def pilot_drains(core: Core, pilot: Pilot) -> float:
         fetch.object.able.pop(peer.id, None)
     for object in peer.has.values():
         object.open.pop(peer.id, None)
+    _last_resort(transfers, peer)
     return handing_on.begin(core, peer)
 
 
@@ -232,9 +235,9 @@ def failed(core: Core, pilot: Pilot, message: FetchFailed) -> None:
     object = fetch.object
     object.reason = message.reason or object.reason
     if fetch.way is Way.FOLLOWING:
-        if fetch.leader is None:  # what was in its cache is gone again
-            transfers.go(fetch)
-        return
+        if fetch.leader is not None:
+            return
+        transfers.go(fetch)  # what was in its cache is gone again
     for id in message.peers:
         fetch.failed[id] = None
         source = fetch.sources.get(id)
@@ -344,7 +347,10 @@ def _alone(core: Core, fetch: Fetch) -> None:
 
 def _offer(transfers: Transfers, peer: Peer) -> None:
     """A peer has a place free: who waits for a sure source first, then who could use another; rarest object first."""
-    if not peer.serving or peer.draining or not transfers.needy:
+    if not peer.serving or not transfers.needy:
+        return
+    if peer.draining:
+        _last_resort(transfers, peer)
         return
     mine = [
         object
@@ -360,6 +366,13 @@ def _offer(transfers: Transfers, peer: Peer) -> None:
                     break
                 transfers.link(fetch, peer, instead=len(fetch.sources) >= transfers.wants(object))
                 transfers.send(fetch, Way.PEERS)
+
+
+def _last_resort(transfers: Transfers, peer: Peer) -> None:
+    """A peer that is about to leave serves only where nobody else does: those that wait see whether that is so."""
+    reads = (fetch.object for fetch in peer.fetches.values() if fetch.way is Way.READER)
+    for object in chain(peer.has.values(), reads):
+        transfers.unsettled.update(dict.fromkeys(islice(object.waiting.values(), _LOOKED_AT)))
 
 
 def _customer(transfers: Transfers, peer: Peer, object: Object, *, urgent: bool) -> Fetch | None:

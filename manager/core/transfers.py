@@ -7,6 +7,7 @@ pilot is listed where it can be found as a source, and a fetch is in the queue t
 from __future__ import annotations
 
 import heapq
+from itertools import chain, islice
 
 from stoker.manager.core.peers import Fetch, Limits, Object, Peer, Snapshot, Way
 from stoker.manager.protocol.ids import PilotId
@@ -80,6 +81,7 @@ class Transfers:
         del peer.has[object.ref.name], object.holders[peer.id]
         peer.parked.pop(object.ref.name, None)
         self.withdraw(peer, object)
+        self._look_elsewhere(peer, object)
         self.forget(object)
 
     def withdraw(self, peer: Peer, object: Object) -> None:
@@ -105,11 +107,9 @@ class Transfers:
         """A pilot wants an object. Where another has brought it into the same cache, or is about to, it follows."""
         self.fetches += 1
         fetch = Fetch(object, peer, self.fetches)
-        near = self.caches.get(peer.cache, {})
-        under_way = (other for id in near if (other := object.fetches.get(id)) is not None)
-        fetch.leader = next((other for other in under_way if other.way is not Way.FOLLOWING), None)
+        fetch.leader = self._leader(fetch)
         object.fetches[peer.id] = peer.fetches[object.ref.name] = fetch
-        if fetch.leader is not None or any(id in object.holders for id in near):
+        if fetch.leader is not None or self.near(fetch) is not None:
             self.changed[fetch] = None
             self.send(fetch, Way.FOLLOWING)
         else:
@@ -121,6 +121,17 @@ class Transfers:
         fetch.leader = None
         self.unsettled[fetch] = None
         self.send(fetch, Way.WAITING)
+
+    def _leader(self, fetch: Fetch) -> Fetch | None:
+        """Who brings the object into the same cache and asked for it earlier."""
+        under_way = self._into(fetch.peer.cache, fetch.object)
+        return next((x for x in under_way if x.way is not Way.FOLLOWING and x.number < fetch.number), None)
+
+    def _into(self, cache: str, object: Object) -> list[Fetch]:
+        """The fetches of an object by the pilots that use this cache, in the order in which they asked."""
+        near = self.caches.get(cache, {})
+        found = (fetch for id in near if (fetch := object.fetches.get(id)) is not None)
+        return sorted(found, key=lambda fetch: fetch.number)
 
     def near(self, fetch: Fetch) -> Peer | None:
         """Who has the object in the same cache."""
@@ -149,10 +160,7 @@ class Transfers:
 
     def _pass_on(self, leader: Fetch, *, complete: bool) -> None:
         """Those that follow a fetch find the object, or one of them takes its place."""
-        object = leader.object
-        near = self.caches.get(leader.peer.cache, {})
-        found = (other for id in near if (other := object.fetches.get(id)) is not None and other.leader is leader)
-        fetches = sorted(found, key=lambda fetch: fetch.number)
+        fetches = [x for x in self._into(leader.peer.cache, leader.object) if x.leader is leader]
         for fetch in fetches:
             if complete:
                 fetch.leader = None
@@ -161,6 +169,14 @@ class Transfers:
                 self.go(fetch)
             else:
                 fetch.leader = fetches[0]
+
+    def _look_elsewhere(self, peer: Peer, object: Object) -> None:
+        """Those that were told to find an object in this pilot's cache, and have not yet, may not find it any more."""
+        for fetch in self._into(peer.cache, object):
+            if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
+                fetch.leader = self._leader(fetch)
+                if fetch.leader is None:
+                    self.go(fetch)
 
     def send(self, fetch: Fetch, way: Way) -> None:
         """Put a fetch on its way, into the queue that belongs to it."""
@@ -303,10 +319,12 @@ class Transfers:
 
     def _find_leaving(self, fetch: Fetch) -> Peer | None:
         """Who is about to leave serves only where nobody else does."""
-        object = fetch.object
-        if object.open or object.reader is not None:
+        object, reader = fetch.object, fetch.object.reader
+        reads = [reader.peer] if reader is not None else []
+        staying = (peer for peer in chain(reads, object.open.values()) if not peer.draining)
+        if any(peer is not fetch.peer and peer.id not in fetch.failed for peer in staying):
             return None
-        for peer in list(object.whole.values())[: 2 * self.limits.tries]:
+        for peer in chain(reads, islice(object.whole.values(), 2 * self.limits.tries)):
             if peer.draining and self.may_serve(peer, fetch) and self.has_room(peer, object):
                 return peer
         return None

@@ -62,9 +62,10 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
         yield f"{name}: who could use another peer is wrong"
     if by_way[Way.READER] != ({object.reader.peer.id} if object.reader is not None else set()):
         yield f"{name}: its reader is wrong"
-    sure = object.whole or object.reader or object.alone
+    finds = any(fetch.way is Way.FOLLOWING and fetch.leader is None for fetch in object.fetches.values())
+    sure = object.whole or object.reader or object.alone or finds
     if not sure and any(fetch.way is not Way.FOLLOWING for fetch in object.fetches.values()):
-        yield f"{name}: pilots wait for it, and nobody has it or reads it"
+        yield f"{name}: pilots wait for it, and nobody has it, reads it, or is told to find it in its cache"
     if (name in transfers.needy) != bool(object.waiting or object.hungry or object.stranded):
         yield f"{name}: needy is wrong"
 
@@ -88,12 +89,25 @@ def _fetch(transfers: Transfers, fetch: Fetch) -> Iterator[str]:
         yield f"{what}: {fetch.way.value} behind one that is {leader.way.value}"
     if leader is not None and (object.fetches.get(leader.peer.id), leader.peer.cache) != (leader, fetch.peer.cache):
         yield f"{what}: follows one that is not under way into its cache"
+    if leader is not None and leader.number > fetch.number:
+        yield f"{what}: follows one that asked later"
+    if fetch.way is Way.FOLLOWING and leader is None and (transfers.near(fetch) is None or fetch.said is None):
+        yield f"{what}: is to find it in its cache, and it is not there, or it was not told"
     if fetch.way in (Way.STRANDED, Way.ALONE, Way.FOLLOWING) and fetch.sources:
         yield f"{what}: {fetch.way.value} and from peers"
-    place_free = [
-        peer.id
-        for peer in object.open.values()
-        if not peer.draining and transfers.has_room(peer, object) and transfers.may_serve(peer, fetch)
-    ]
-    if fetch.way is Way.WAITING and place_free and len(object.waiting) <= 8:
-        yield f"{what}: waits, although {place_free} could serve it"
+    if fetch.way is Way.WAITING:
+        yield from _waiting(transfers, fetch, what)
+
+
+def _waiting(transfers: Transfers, fetch: Fetch, what: str) -> Iterator[str]:
+    """Somebody will be a sure source and has not failed it, and nobody is who has a place free."""
+    object = fetch.object
+    earlier = {x.peer.id for x in object.fetches.values() if x.number < fetch.number and x.peer.serving}
+    reader = {object.reader.peer.id: object.reader.peer} if object.reader is not None else {}
+    if not (object.whole.keys() | reader.keys() | earlier) - fetch.failed.keys():
+        yield f"{what}: waits, and nobody is left who could serve it"
+    sources = [peer for peer in (*object.whole.values(), *reader.values()) if transfers.may_serve(peer, fetch)]
+    staying = [peer for peer in sources if not peer.draining]
+    free = [peer.id for peer in staying or sources if transfers.has_room(peer, object)]
+    if free and len(object.waiting) <= 8:
+        yield f"{what}: waits, although {free} could serve it"

@@ -1,4 +1,4 @@
-"""`cluster` and `toy`; whatever they made is replayed when its test is over."""
+"""`cluster`, `peers` and `toy`; whatever they made is replayed when its test is over."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from core import builders
+from core.told import Peers
 from core.toy import Toy
 
 
@@ -21,6 +22,13 @@ def cluster() -> Iterator[Callable[..., builders.Cluster]]:
     yield make
     for desk in made:
         desk.check()
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    made = Peers()
+    yield made
+    made.check()
 
 
 @pytest.fixture

@@ -51,6 +51,8 @@ class SwarmPilot:
         self.up_free = self.down_free = 0.0
         self.corrupt = self.blind = False
         """Serves wrong bytes; cannot read origins."""
+        self.busy_until = 0.0
+        """Until when its calls keep one here that is to leave."""
 
     def complete(self, ref: ObjectRef) -> bool:
         return len(self.parts.get(ref.name, ())) == count_of(ref)
@@ -114,8 +116,9 @@ class Swarm(Desk):
         else:
             self._carry_out(self.give(FromPilot(name, 0, list(messages))))  # type: ignore[arg-type]
 
-    def drain(self, name: str) -> Swarm:
-        """It is to leave; it does when it is told that it need not stay, or when its time is up."""
+    def drain(self, name: str, *, busy_s: float = 0.0) -> Swarm:
+        """It is to leave; it does when its calls are over, and it is told that it need not stay, or its time is up."""
+        self.pilots[name].busy_until = self.now + busy_s
         hello = say.ClientHello(wire.VERSION, SESSION)
         release = say.ReleaseBlock(BlockId(name))
         self._carry_out(self.give(FromClient(ClientId("ana"), 0, [hello, release])))
@@ -173,7 +176,8 @@ class Swarm(Desk):
                 case ToPilot(name, to_pilot.FetchObject() as order) if name in self.pilots:
                     self._hear(self.pilots[name], order)
                 case ToPilot(name, to_pilot.Exit(hand_on_s=hand_on_s)) if name in self.pilots:
-                    self.after(hand_on_s, lambda name=name: self._leave(name))
+                    stays_s = max(hand_on_s, self.pilots[name].busy_until - self.now)
+                    self.after(stays_s, lambda name=name: self._leave(name))
 
     def _hear(self, pilot: SwarmPilot, order: to_pilot.FetchObject) -> None:
         ref = order.object

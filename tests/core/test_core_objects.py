@@ -2,67 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from core.builders import SESSION, devices, recipe
+from core.told import BIG, SMALL, Peers, library
 
-import pytest
-from core.builders import SESSION, Cluster, devices, recipe
-
-from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import ManagerRestarted
 from stoker.manager.core.peers import Limits
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot, wire
 from stoker.manager.protocol.ids import RecipeKey
-
-BIG = ObjectRef("file-big.gguf", 1 << 30, "/models/big.gguf")
-SMALL = ObjectRef("file-small", 1000, "/models/config.json")
-Told = tuple[tuple[str, ...], bool]
-"""From whom, and whether the origin is read."""
-
-
-class Peers(Cluster):
-    """A cluster whose pilots serve each other, and what each was told of an object last."""
-
-    def here(self, *names: str, has: tuple[ObjectRef, ...] = (), serves: bool = True, cache: str = "") -> Peers:
-        for name in names:
-            address = f"{name}:7000" if serves else ""
-            objects = tuple(ref.name for ref in has)
-            hello = say.PilotHello(
-                wire.VERSION, SESSION, name, 7, devices(1), objects=objects, peer=address, cache=cache
-            )
-            self.report(name, hello, numbered=False)
-            self.hears(name, to_pilot.PilotWelcome)
-        return self
-
-    def want(self, *names: str, refs: tuple[ObjectRef, ...] = (BIG,)) -> Peers:
-        for name in names:
-            self.report(name, say.WantObjects(refs))
-        return self
-
-    def arrive(self, name: str, ref: ObjectRef = BIG, *, origin: int = 0, peer: int = 0) -> Peers:
-        self.report(name, say.ObjectsHere((say.ObjectArrival(ref.name, ref.size_bytes, origin, peer),)))
-        return self
-
-    def fail(self, name: str, *peers: str, ref: ObjectRef = BIG, origin: bool = False) -> Peers:
-        self.report(name, say.FetchFailed(ref.name, peers, origin, "connection timed out"))  # type: ignore[arg-type]
-        return self
-
-    def orders(self, name: str) -> list[to_pilot.FetchObject]:
-        mail, self.mail[name] = self.mail.get(name, deque()), deque()
-        return [message for message in mail if isinstance(message, to_pilot.FetchObject)]
-
-    def told(self, name: str) -> Told | None:
-        """What it was told last, if anything since somebody asked."""
-        orders = self.orders(name)
-        return (tuple(peer.pilot for peer in orders[-1].peers), orders[-1].origin) if orders else None
-
-
-@pytest.fixture
-def peers() -> Peers:
-    made = Peers()
-    yield made
-    made.check()
-
 
 # ---- who gets it from whom
 
@@ -161,8 +109,42 @@ def test_another_pilot_of_the_cache_goes_on_when_the_first_is_lost(peers: Peers)
 def test_what_is_gone_from_the_cache_again_comes_from_elsewhere(peers: Peers) -> None:
     peers.here("p1", cache="node7", has=(BIG,)).here("p2", cache="node7").here("q1", has=(BIG,)).want("p2")
     assert peers.told("p2") == (("p1",), False)
-    peers.report("p1", say.ObjectsGone((BIG.name,))).fail("p2", "p1")
+    peers.report("p1", say.ObjectsGone((BIG.name,)))
     assert peers.told("p2") == (("q1",), False)
+
+
+def test_what_is_not_in_its_cache_after_all_comes_from_elsewhere(peers: Peers) -> None:
+    peers.here("p1", cache="node7", has=(BIG,)).here("p2", cache="node7").here("q1", has=(BIG,)).want("p2").forget()
+    peers.fail("p2", "p1")
+    assert peers.told("p2") == (("q1",), False)
+
+
+def test_one_of_those_that_can_not_find_it_in_their_cache_any_more_brings_it_again(peers: Peers) -> None:
+    peers.here("p1", has=(BIG,), cache="node7").here("p2", "p3", cache="node7").here("q1").want("p2", "p3").forget()
+    peers.lose("p1")
+    assert peers.told("p2") == ((), True)
+    assert peers.told("p3") is None
+    peers.want("q1", "p3")
+    assert peers.told("q1") == (("p2",), False)
+    assert peers.told("p3") is None
+    peers.arrive("p2")
+    assert peers.told("p3") == (("p2",), False)
+
+
+def test_others_wait_for_one_that_is_told_to_find_it_in_its_cache(peers: Peers) -> None:
+    """p1, of the same cache, has it and serves nobody: for a moment nobody reads it, and nobody who serves has it."""
+    peers.here("p1", serves=False, cache="node7").here("p2", cache="node7").here("q1", serves=False)
+    peers.want("p1", "p2", "q1").forget().arrive("p1")
+    assert peers.told("p2") == ((), True)
+    assert peers.told("q1") is None
+    peers.arrive("p2")
+    assert peers.told("q1") == (("p2",), False)
+
+
+def test_when_that_one_is_lost_they_wait_no_longer(peers: Peers) -> None:
+    peers.here("p1", serves=False, cache="node7").here("p2", cache="node7").here("q1", serves=False)
+    peers.want("p1", "p2", "q1").forget().arrive("p1").lose("p2")
+    assert peers.told("q1") == ((), True)
 
 
 # ---- losses
@@ -196,99 +178,6 @@ def test_who_waits_for_nothing_any_more_serves_nobody(peers: Peers) -> None:
 def test_one_that_asks_for_what_it_is_said_to_have_gets_it_again(peers: Peers) -> None:
     peers.here("p1", "p2", has=(BIG,)).want("p1")
     assert peers.told("p1") == (("p2",), False)
-
-
-def test_a_pilot_that_drains_serves_only_where_nobody_else_does(peers: Peers) -> None:
-    peers.here("p1", "p2", has=(SMALL,)).here("p3", "p4", "p5")
-    peers.core.state.pilots["p1"].block = "b1"  # type: ignore[index]
-    peers.by_hand = True
-    peers.tell("ana", say.ReleaseBlock("b1"))
-    peers.want("p3", "p4", refs=(SMALL,))
-    assert peers.told("p3") == peers.told("p4") == (("p2",), False)
-    for name in ("p2", "p3", "p4"):
-        peers.lose(name)
-    peers.want("p5", refs=(SMALL,))
-    assert peers.told("p5") == (("p1",), False)
-
-
-# ---- what only a leaving pilot has
-
-
-def leave(peers: Peers, name: str) -> to_pilot.Exit:
-    """A pilot's block is let go; what it is told."""
-    peers.core.state.pilots[name].block = "b1"  # type: ignore[index]
-    peers.by_hand = True
-    peers.tell("ana", say.ReleaseBlock("b1"))
-    return exits(peers, name)[-1]
-
-
-def exits(peers: Peers, name: str) -> list[to_pilot.Exit]:
-    return [message for message in peers.mail.get(name, ()) if isinstance(message, to_pilot.Exit)]
-
-
-def needing(peers: Peers) -> Peers:
-    """A call waits for a context with the big object, and no device is free for it."""
-    return peers.define(library(peers)).call("1", context="llm")
-
-
-def test_what_only_a_leaving_pilot_has_goes_to_another_first(peers: Peers) -> None:
-    needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").forget()
-    assert leave(peers, "p1").hand_on_s > 60
-    heir = next(name for name in ("p2", "p3") if any(order.keep for order in peers.orders(name)))
-    assert "nobody else has" in peers.story("p1")
-    peers.arrive(heir, peer=BIG.size_bytes)
-    assert [order.hand_on_s for order in exits(peers, "p1")][1:] == [0.0]  # it may go now
-
-
-def test_what_another_has_or_nobody_needs_holds_no_pilot_up(peers: Peers) -> None:
-    peers.here("p1", has=(SMALL,)).here("p2")
-    assert leave(peers, "p1").hand_on_s == 0.0
-    assert peers.orders("p2") == []
-    peers.here("q1", "q2", has=(BIG,))
-    needing(peers)
-    assert leave(peers, "q1").hand_on_s == 0.0
-
-
-def test_the_last_pilot_has_nobody_to_hand_on_to(peers: Peers) -> None:
-    needing(peers).here("p1", has=(BIG,)).call("2", context="llm")
-    assert leave(peers, "p1").hand_on_s == 0.0
-
-
-def test_a_leaving_pilot_stays_for_those_who_are_getting_it(peers: Peers) -> None:
-    peers.here("p1", has=(BIG,)).here("p2").want("p2")
-    assert leave(peers, "p1").hand_on_s > 0.0
-    assert not any(order.keep for order in peers.orders("p2"))  # it has asked for it itself
-    peers.arrive("p2", peer=BIG.size_bytes)
-    assert exits(peers, "p1")[-1].hand_on_s == 0.0
-
-
-def test_another_is_told_when_the_first_heir_fails_and_at_last_nobody(peers: Peers) -> None:
-    needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").forget()
-    leave(peers, "p1")
-    first = next(name for name in ("p2", "p3") if peers.orders(name))
-    second = "p3" if first == "p2" else "p2"
-    peers.report(first, say.ObjectsGone((BIG.name,)))  # its disk is full
-    assert any(order.keep for order in peers.orders(second))
-    assert len(exits(peers, "p1")) == 1
-    peers.lose(second)
-    assert exits(peers, "p1")[-1].hand_on_s == 0.0
-
-
-def test_its_walltime_bounds_how_long_a_pilot_stays(peers: Peers) -> None:
-    needing(peers).here("p1", has=(BIG,)).here("p2").call("2", "3", context="llm")
-    peers.core.state.pilots["p1"].ends_at = peers.now + 20.0  # type: ignore[index]
-    assert 0 < leave(peers, "p1").hand_on_s < 20
-    peers.here("q1", has=(SMALL,))
-    peers.core.state.pilots["q1"].ends_at = peers.now + 2.0  # type: ignore[index]
-    assert leave(peers, "q1").hand_on_s == 0.0
-
-
-def test_who_has_time_left_gets_it(peers: Peers) -> None:
-    needing(peers).here("p1", has=(BIG,)).here("p2", "p3", "p4").call("2", "3", "4", "5", context="llm").forget()
-    for name, ends_at in (("p2", 100.0), ("p3", 900.0), ("p4", 300.0)):
-        peers.core.state.pilots[name].ends_at = peers.now + ends_at  # type: ignore[index]
-    leave(peers, "p1")
-    assert [name for name in ("p2", "p3", "p4") if peers.orders(name)] == ["p3"]
 
 
 def test_after_a_restart_nobody_is_told_anything_until_they_are_back(peers: Peers) -> None:
@@ -388,11 +277,6 @@ def test_late_words_change_nothing(peers: Peers) -> None:
 
 
 # ---- what is told of it
-
-
-def library(peers: Peers) -> Recipe:
-    made = recipe("llm")
-    return Recipe(made.key, made.name, made.loader, (BIG, SMALL))
 
 
 def test_status_and_stories_tell_how_objects_travel(peers: Peers) -> None:

@@ -67,9 +67,9 @@ class Transfers(RuleBasedStateMachine):
         self.swarm.kill(chance.choice(self.here()))
 
     @precondition(lambda self: len(self.here()) > 1)
-    @rule(chance=chances)
-    def pilot_leaves(self, chance: Any) -> None:
-        self.swarm.drain(chance.choice(self.here()))
+    @rule(chance=chances, busy_s=st.sampled_from((0.0, 3.0, 300.0)))
+    def pilot_leaves(self, chance: Any, busy_s: float) -> None:
+        self.swarm.drain(chance.choice(self.here()), busy_s=busy_s)
 
     @precondition(lambda self: self.here())
     @rule(chance=chances)

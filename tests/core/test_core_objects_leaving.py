@@ -1,0 +1,105 @@
+"""The plan of transfers where pilots leave: what they still serve, and what only they have."""
+
+from __future__ import annotations
+
+from core.told import BIG, SMALL, Peers, exits, leave, needing
+
+from stoker.manager.protocol import to_manager as say
+
+
+def test_a_pilot_that_drains_serves_only_where_nobody_else_does(peers: Peers) -> None:
+    peers.here("p1", "p2", has=(SMALL,)).here("p3", "p4", "p5")
+    leave(peers, "p1")
+    peers.want("p3", "p4", refs=(SMALL,))
+    assert peers.told("p3") == peers.told("p4") == (("p2",), False)
+    for name in ("p2", "p3", "p4"):
+        peers.lose(name)
+    peers.want("p5", refs=(SMALL,))
+    assert peers.told("p5") == (("p1",), False)
+
+
+def test_one_that_reads_the_origin_serves_while_it_drains_and_nobody_else_can(peers: Peers) -> None:
+    peers.here("p1").want("p1")
+    leave(peers, "p1")
+    peers.here("p2").want("p2")
+    assert peers.told("p2") == (("p1",), False)
+
+
+def test_a_place_that_comes_free_at_a_leaving_pilot_goes_to_one_that_waits(peers: Peers) -> None:
+    served = [f"q{n}" for n in range(4)]
+    peers.here("p1", has=(BIG,)).here(*served, "late", "last", serves=False).want(*served, "late", "last").forget()
+    leave(peers, "p1")
+    peers.arrive("q2")
+    assert peers.told("late") == (("p1",), False)
+    assert peers.told("last") is None
+    peers.lose("q0")
+    assert peers.told("last") == (("p1",), False)
+
+
+def test_what_a_leaving_pilot_has_read_goes_to_one_that_waits(peers: Peers) -> None:
+    served = [f"q{n}" for n in range(4)]
+    peers.here("p1").want("p1").here(*served, "late", serves=False).want(*served, "late").forget()
+    leave(peers, "p1")
+    assert peers.told("late") is None
+    peers.fail("q1", "p1")  # a place is free, and the one that reads it takes another
+    assert peers.told("late") == (("p1",), False)
+
+
+def test_what_only_a_leaving_pilot_has_goes_to_another_first(peers: Peers) -> None:
+    needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").forget()
+    assert leave(peers, "p1").hand_on_s > 60
+    heir = next(name for name in ("p2", "p3") if any(order.keep for order in peers.orders(name)))
+    assert "nobody else has" in peers.story("p1")
+    peers.arrive(heir, peer=BIG.size_bytes)
+    assert [order.hand_on_s for order in exits(peers, "p1")][1:] == [0.0]  # it may go now
+
+
+def test_what_another_has_or_nobody_needs_holds_no_pilot_up(peers: Peers) -> None:
+    peers.here("p1", has=(SMALL,)).here("p2")
+    assert leave(peers, "p1").hand_on_s == 0.0
+    assert peers.orders("p2") == []
+    peers.here("q1", "q2", has=(BIG,))
+    needing(peers)
+    assert leave(peers, "q1").hand_on_s == 0.0
+
+
+def test_the_last_pilot_has_nobody_to_hand_on_to(peers: Peers) -> None:
+    needing(peers).here("p1", has=(BIG,)).call("2", context="llm")
+    assert leave(peers, "p1").hand_on_s == 0.0
+
+
+def test_a_leaving_pilot_stays_for_those_who_are_getting_it(peers: Peers) -> None:
+    peers.here("p1", has=(BIG,)).here("p2").want("p2")
+    assert leave(peers, "p1").hand_on_s > 0.0
+    assert not any(order.keep for order in peers.orders("p2"))  # it has asked for it itself
+    peers.arrive("p2", peer=BIG.size_bytes)
+    assert exits(peers, "p1")[-1].hand_on_s == 0.0
+
+
+def test_another_is_told_when_the_first_heir_fails_and_at_last_nobody(peers: Peers) -> None:
+    needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").forget()
+    leave(peers, "p1")
+    first = next(name for name in ("p2", "p3") if peers.orders(name))
+    second = "p3" if first == "p2" else "p2"
+    peers.report(first, say.ObjectsGone((BIG.name,)))  # its disk is full
+    assert any(order.keep for order in peers.orders(second))
+    assert len(exits(peers, "p1")) == 1
+    peers.lose(second)
+    assert exits(peers, "p1")[-1].hand_on_s == 0.0
+
+
+def test_its_walltime_bounds_how_long_a_pilot_stays(peers: Peers) -> None:
+    needing(peers).here("p1", has=(BIG,)).here("p2").call("2", "3", context="llm")
+    peers.core.state.pilots["p1"].ends_at = peers.now + 20.0  # type: ignore[index]
+    assert 0 < leave(peers, "p1").hand_on_s < 20
+    peers.here("q1", has=(SMALL,))
+    peers.core.state.pilots["q1"].ends_at = peers.now + 2.0  # type: ignore[index]
+    assert leave(peers, "q1").hand_on_s == 0.0
+
+
+def test_who_has_time_left_gets_it(peers: Peers) -> None:
+    needing(peers).here("p1", has=(BIG,)).here("p2", "p3", "p4").call("2", "3", "4", "5", context="llm").forget()
+    for name, ends_at in (("p2", 100.0), ("p3", 900.0), ("p4", 300.0)):
+        peers.core.state.pilots[name].ends_at = peers.now + ends_at  # type: ignore[index]
+    leave(peers, "p1")
+    assert [name for name in ("p2", "p3", "p4") if peers.orders(name)] == ["p3"]

@@ -1,0 +1,75 @@
+"""Pilots as each other's peers, for tests of the plan of transfers: what each was told of an object."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from core.builders import SESSION, Cluster, devices, recipe
+
+from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol import to_pilot, wire
+
+BIG = ObjectRef("file-big.gguf", 1 << 30, "/models/big.gguf")
+SMALL = ObjectRef("file-small", 1000, "/models/config.json")
+Told = tuple[tuple[str, ...], bool]
+"""From whom, and whether the origin is read."""
+
+
+class Peers(Cluster):
+    """A cluster whose pilots serve each other, and what each was told of an object last."""
+
+    def here(self, *names: str, has: tuple[ObjectRef, ...] = (), serves: bool = True, cache: str = "") -> Peers:
+        for name in names:
+            address = f"{name}:7000" if serves else ""
+            objects = tuple(ref.name for ref in has)
+            hello = say.PilotHello(
+                wire.VERSION, SESSION, name, 7, devices(1), objects=objects, peer=address, cache=cache
+            )
+            self.report(name, hello, numbered=False)
+            self.hears(name, to_pilot.PilotWelcome)
+        return self
+
+    def want(self, *names: str, refs: tuple[ObjectRef, ...] = (BIG,)) -> Peers:
+        for name in names:
+            self.report(name, say.WantObjects(refs))
+        return self
+
+    def arrive(self, name: str, ref: ObjectRef = BIG, *, origin: int = 0, peer: int = 0) -> Peers:
+        self.report(name, say.ObjectsHere((say.ObjectArrival(ref.name, ref.size_bytes, origin, peer),)))
+        return self
+
+    def fail(self, name: str, *peers: str, ref: ObjectRef = BIG, origin: bool = False) -> Peers:
+        self.report(name, say.FetchFailed(ref.name, peers, origin, "connection timed out"))  # type: ignore[arg-type]
+        return self
+
+    def orders(self, name: str) -> list[to_pilot.FetchObject]:
+        mail, self.mail[name] = self.mail.get(name, deque()), deque()
+        return [message for message in mail if isinstance(message, to_pilot.FetchObject)]
+
+    def told(self, name: str) -> Told | None:
+        """What it was told last, if anything since somebody asked."""
+        orders = self.orders(name)
+        return (tuple(peer.pilot for peer in orders[-1].peers), orders[-1].origin) if orders else None
+
+
+def library(peers: Peers) -> Recipe:
+    made = recipe("llm")
+    return Recipe(made.key, made.name, made.loader, (BIG, SMALL))
+
+
+def leave(peers: Peers, name: str) -> to_pilot.Exit:
+    """A pilot's block is let go; what it is told."""
+    peers.core.state.pilots[name].block = "b1"  # type: ignore[index]
+    peers.by_hand = True
+    peers.tell("ana", say.ReleaseBlock("b1"))
+    return exits(peers, name)[-1]
+
+
+def exits(peers: Peers, name: str) -> list[to_pilot.Exit]:
+    return [message for message in peers.mail.get(name, ()) if isinstance(message, to_pilot.Exit)]
+
+
+def needing(peers: Peers) -> Peers:
+    """A call waits for a context with the big object, and no device is free for it."""
+    return peers.define(library(peers)).call("1", context="llm")
