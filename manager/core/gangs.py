@@ -129,6 +129,8 @@ def _account(core: Core, call: Call, gang: Gang) -> None:
     if gang.report is None and not call.spec.progress:
         items = call.spec.features.items if call.spec.features is not None else 1
         _learn(call, gang, items=items, seconds=first.run_s - _starts_in_s(call, gang))
+    if first.ok and gang.report is not None:
+        call.group.context.paces.end(call.spec.features, gang.report[1])
     known = call.group.context.paces.known.get(len(gang.members))
     if known is not None:
         kind = gang.members[0].devices[0].facts.kind

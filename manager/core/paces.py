@@ -5,6 +5,10 @@ that did it. PromptTuner (§4.4) predicts a job's time as its iterations at most
 odd iteration would make every job look hopeless for ever, so the most is here the mean and twice the mean deviation,
 over the last measurements.
 
+How much of its work a call does is learned as well. Its items are a bound (iterations at most), and one that has
+reached its target ends before; those that began by looking for a good start (`Features.fixed_s`) sooner than others.
+The paper predicts with the bound. `left` takes the most that any of the last calls of its kind did instead, when asked.
+
 A size that was never measured is told from the nearest one that was, by Amdahl's law with a small serial part: prompt
 tuning scales almost linearly (§2.2), but a promise should not count on the last few percent.
 """
@@ -20,6 +24,9 @@ _NEW_WEIGHT = 0.2
 """The mean follows the last measurements with at least this weight."""
 _SERIAL = 0.05
 """What of a unit's time no second replica takes away, until it is measured."""
+_REMEMBERED, _FEW = 64, 8
+"""So many calls of a kind are remembered by what they did; before the second number of them has ended nothing is known.
+"""
 _CAUTION = 2.0
 """So many mean deviations above the mean is called a bound."""
 MEET_S = 2.0
@@ -30,11 +37,13 @@ class Paces:
     """Seconds for a unit of work by gang size, each with its mean deviation. `meet_s`: what meeting takes in seconds,
     for gangs of several."""
 
-    __slots__ = ("_known", "meet_s")
+    __slots__ = ("_ends", "_known", "meet_s")
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, float, int]] = {}
         """By size: mean, mean absolute deviation, measurements."""
+        self._ends: tuple[list[float], list[float]] = [], []
+        """Which part of its items each of the last calls did: those that prepared nothing, and the others."""
         self.meet_s = MEET_S
 
     def tell(self, seconds: Mapping[int, float], *, meet_s: float = MEET_S) -> None:
@@ -52,6 +61,29 @@ class Paces:
         deviation += weight * (abs(pace - mean) - deviation)
         mean += weight * (pace - mean)
         self._known[size] = (mean, deviation, count + 1)
+
+    def end(self, features: Features | None, done: float) -> None:
+        """A call has ended well when it had done so many of its items."""
+        if features is not None and features.items:
+            ends = self._ends[_is_prepared(features)]
+            ends.append(min(1.0, done / features.items))
+            del ends[:-_REMEMBERED]
+
+    def left(self, features: Features | None, done: float = 0.0, *, learn: bool = True) -> float:
+        """The part of its items that a call has still to do at most, when it has done this part. `learn`: at most as
+        the last of its kind that did as much; all of them while too few have ended."""
+        most = 1.0
+        if learn and features is not None:
+            ends = self._ends[_is_prepared(features)]
+            if len(ends) >= _FEW:
+                most = max((part for part in ends if part >= done), default=1.0)
+        return max(0.0, most - done)
+
+    @property
+    def parts(self) -> tuple[float, float]:
+        """Which part of its items a call does at most: of those that prepared nothing, and of the others."""
+        unprepared, prepared = (max(ends) if len(ends) >= _FEW else 1.0 for ends in self._ends)
+        return unprepared, prepared
 
     def mean_s(self, size: int, work: float) -> float | None:
         """Seconds that so much work takes on so many replicas, meeting included; None while nothing was measured."""
@@ -76,6 +108,10 @@ class Paces:
             nearest, scale = size, 1.0
         mean, deviation, _ = self._known[nearest]
         return work * scale * (mean + caution * deviation) + (self.meet_s if size > 1 else 0.0)
+
+
+def _is_prepared(features: Features) -> bool:
+    return features.fixed_s > 0
 
 
 def work_of(features: Features | None) -> float:

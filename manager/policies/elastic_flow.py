@@ -13,7 +13,9 @@ It is a platform for training, and PromptTuner's second baseline (§3.1, §6.1).
    unloaded when it ends or is evicted. So each of these costs a cold start, which is planned with.
 4. All devices belong to it all the time: whoever reckons its costs counts all of them, used or not.
 
-While nobody knows how long a job takes it has no share, and the fewest devices that it can run on.
+A job is planned with all of its items; with `learn`, with the most of them that the last jobs of its kind did
+(`stoker.manager.core.paces`). While nobody knows how long a job takes it has no share, and the fewest devices that it
+can run on.
 
 A job whose function never reports progress cannot be evicted: it gets to its end, and the plan goes on without what it
 holds. A call for one library alone is never evicted.
@@ -49,12 +51,14 @@ class ElasticFlow(InRounds):
     """Dispatch and loads of the baseline; see the module's text. Times in seconds."""
 
     def __init__(
-        self, residency: ByOrder, *, slot_s: float = 1.0, rescale: bool = True, period_s: float = 0.05
-    ) -> None:
+        self, residency: ByOrder, *, slot_s: float = 1.0, rescale: bool = True, learn: bool = False,
+        period_s: float = 0.05,
+    ) -> None:  # fmt: skip
         super().__init__(period_s=period_s)
         self.residency = residency
         self.slot_s = slot_s
         self.rescale = rescale
+        self.learn = learn
         self._admitted: dict[int, bool] = {}
         self._sizes: dict[int, int] = {}
         """Replicas that each call is to have, by the last plan."""
@@ -137,7 +141,7 @@ class ElasticFlow(InRounds):
         """A call as the plan sees it, in devices."""
         context, options = call.group.context, call.group.options
         unit, smallest = context.recipe.needs.devices, max(1, options.gang[0])
-        times, left, fresh = item_times_s(call), left_of(view, call), not call.spec.progress
+        times, left, fresh = item_times_s(call), left_of(view, call, learn=self.learn), not call.spec.progress
         known = {smallest: call.group.cost.run_s or UNKNOWN_RUN_S} if times is None else times
         due = options.objective.deadline_at if times is not None else 0.0
         runs = call.holder is not None and call.id not in self._evicted

@@ -8,10 +8,11 @@ of it, what public summaries of INFless' paper say, and where both are silent, w
 replica here: one library with its devices to itself.
 
 1. *How many*: when a job comes, the fewest instances with which it is predicted to be in time. A prediction is taken a
-   tenth longer than it is (`margin`; INFless does so). Idle instances of its model are used first. If those are not
-   enough, the others are launched at once, and the job waits for the slowest (PromptTuner §3.2): the time of a launch
-   is in the prediction, and the idle ones are kept waiting beside it. Instances that were launched for traffic, and
-   are not up yet, come before new ones.
+   tenth longer than it is (`margin`; INFless does so); it is of all the job's items, or with `learn` of the most that
+   the last jobs of its kind did (`stoker.manager.core.paces`). Idle instances of its model are used first. If those
+   are not enough, the others are launched at once, and the job waits for the slowest (PromptTuner §3.2): the time of
+   a launch is in the prediction, and the idle ones are kept waiting beside it. Instances that were launched for
+   traffic, and are not up yet, come before new ones.
 2. *No delay, no look around*: a job never waits for instances that others will give back soon, and nothing is taken
    from another model. Models share one thing, the count of free devices: who comes first has them.
 3. When neither idle instances nor free devices are enough, the job waits, and is looked at again whenever something
@@ -29,7 +30,7 @@ replica here: one library with its devices to itself.
    few seconds, so it is none.
 
 What each setting is worth has to be searched before anything is compared: `order`, `window_s` (0: nothing is launched
-for traffic), `keep_alive_s`, `gamma`, `margin`.
+for traffic), `keep_alive_s`, `gamma`, `margin`, `learn`.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Infless(InRounds):
         self, residency: ByOrder, *, order: Order | str = Order.ARRIVAL, window_s: float = 60.0,
         keep_alive_s: float | None = None, gamma: float = 0.5, tail: float = 0.99, long_s: float = 3600.0,
         short_s: float = 300.0, least_s: float = 10.0, most_s: float = 60.0, margin: float = 0.1,
-        period_s: float = 0.05,
+        learn: bool = False, period_s: float = 0.05,
     ) -> None:  # fmt: skip
         super().__init__(period_s=period_s)
         self.residency = residency
@@ -103,6 +104,7 @@ class Infless(InRounds):
         self.long_s, self.short_s = long_s, short_s
         self.least_s, self.most_s = least_s, most_s
         self.margin = margin
+        self.learn = learn
         self._crews: dict[int, list[Place]] = {}
         """Jobs that wait for instances of theirs to be launched, and where all of these are."""
         self._traffic: dict[str, Traffic] = {}
@@ -231,7 +233,7 @@ class Infless(InRounds):
 
     def _lasts_s(self, view: View, call: Call) -> dict[int, float]:
         """How long a job is predicted to take on so many hot instances; on the fewest alone while nobody knows."""
-        times, left, fresh = item_times_s(call), left_of(view, call), not call.spec.progress
+        times, left, fresh = item_times_s(call), left_of(view, call, learn=self.learn), not call.spec.progress
         if times is None:
             return {max(1, call.group.options.gang[0]): call.group.cost.run_s}
         return {

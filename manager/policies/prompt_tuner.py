@@ -19,14 +19,16 @@ def prompt_tuner(
     together: bool = True,
     reuse: bool = True,
     early: bool = False,
+    learn: bool = True,
 ) -> Policies:
     """Jobs with deadlines get as many warm devices as they need.
 
     `window_s`: how long a replica stays warm that nobody uses. `early`: it goes at once for a job of another model that
     would be late. `delay`: jobs may wait for devices that others give back in time. `together`: a job's devices are
-    given to it all at once. `reuse`: a library serves job after job.
+    given to it all at once. `reuse`: a library serves job after job. `learn`: a job is expected to do as much of its
+    items as the last jobs did at most, not all of them.
     """
-    books, asked = Books(), provisioning or KeepBlocks()
+    books, asked = Books(learn=learn), provisioning or KeepBlocks()
     return Policies(
         dispatch=AllotInRounds(books, together=together, reuse=reuse),
         residency=WarmPools(books, window_s=window_s, delay=delay, reuse=reuse, early=early, provisioning=asked),

@@ -140,8 +140,9 @@ def item_times_s(call: Call) -> dict[int, float] | None:
     return times
 
 
-def left_of(view: View, call: Call) -> float:
-    """The part of its items that it has still to do, by what it said last, and how long that is ago."""
+def left_of(view: View, call: Call, *, learn: bool) -> float:
+    """The part of its items that it has still to do at most, by what it said last, and how long that is ago. `learn`:
+    by what such calls did before, too."""
     said = view.reports.get(call.id)
     features = call.spec.features
     items = float(features.items) if features is not None else 1.0
@@ -156,4 +157,4 @@ def left_of(view: View, call: Call) -> float:
         times = item_times_s(call)
         if times and times.get(size):
             done += max(0.0, view.now - at) / times[size] * total
-    return min(1.0, max(_ANY_MOMENT, 1.0 - done / total))
+    return max(_ANY_MOMENT, call.group.context.paces.left(features, done / total, learn=learn))

@@ -50,8 +50,10 @@ class Ordered:
 class Book:
     """One context's."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, *, learn: bool = True) -> None:
         self.context = context
+        self._learn = learn
+        """Whether what calls did before counts, or what they may do."""
         self.line = Line()
         self.asked = 0
         """How many of those in line rounds are asked to decide about."""
@@ -79,6 +81,7 @@ class Book:
         """Whether nothing takes longer on more than two replicas than on fewer of them."""
         self._known: tuple[object, ...] = ()
         """Measurements that were looked at last."""
+        self._parts: tuple[float, float] | None = None
         self._rated_at = -math.inf
         self._ends: dict[int, tuple[object, float, Call]] = {}
         """Of running calls: the report by which it was worked out when they end, and that."""
@@ -107,12 +110,13 @@ class Book:
     def rate(self, now: float) -> bool:
         """Whether measurements have changed what jobs will take."""
         paces = self.context.paces
-        known = (paces.meet_s, *paces.known.items())
+        parts = paces.parts if self._learn else None
+        known = (paces.meet_s, parts, *paces.known.items())
         if known == self._known or now - self._rated_at < len(self.line) / _JOBS_PER_S:
             return False
-        self._known = known
+        same, self._known, self._parts = parts == self._parts, known, parts
         fresh = [self._rate(size) for size in range(1, len(self._rates) + 1)]
-        if all(_near(a, b) for a, b in zip(fresh, self._rates, strict=True)):
+        if same and all(_near(a, b) for a, b in zip(fresh, self._rates, strict=True)):
             return False
         self._rates, self._rated_at, self._falls = fresh, now, _falls(fresh)
         self._ends.clear()
@@ -129,10 +133,12 @@ class Book:
             self._falls = _falls(self._rates)
         if self._rates[0][0] < math.inf:  # known
             work, fixed_s = work_of(features), features.fixed_s if features is not None else 0.0
+            done = 0.0
             if call.spec.progress:
                 fixed_s = 0.0
                 if report is not None and features is not None and features.items:
-                    work *= max(0.0, 1.0 - report.done / features.items)
+                    done = report.done / features.items
+            work *= self.context.paces.left(features, done, learn=self._learn)
             run_s = self._times.get((work, fixed_s, least, most)) or self._work_out(work, fixed_s, least, most)
             return Job(call.id, deadline_at, run_s, least, False, options.priority)
         usual_s = call.group.cost.run_s or self.context.run_s
@@ -208,7 +214,8 @@ class Book:
         if type(holder) is Gang and holder.report is not None:
             at, done = holder.report
             fixed_s = -paces.meet_s if size > 1 else 0.0  # they have met
-        seconds = paces.bound_s(size, work_of(features) * max(0.0, 1.0 - done / max(1, items)))
+        left = paces.left(features, done / max(1, items), learn=self._learn)
+        seconds = paces.bound_s(size, work_of(features) * left)
         return at + fixed_s + seconds if seconds is not None else math.inf
 
 

@@ -22,10 +22,11 @@ from stoker.manager.protocol.ids import LibraryId, PilotId
 class Books:
     """Those of all contexts that have one."""
 
-    def __init__(self, *, cut_s: float = 3.0) -> None:
+    def __init__(self, *, cut_s: float = 3.0, learn: bool = True) -> None:
         self.all: dict[str, Book] = {}
         self.cut_s = cut_s
         """Replicas that are warmed on a pilot that is cut off are given up after so long: it may be a blip."""
+        self._learn = learn
         self._of: dict[int, Book] = {}
         """Where each waiting job is."""
         self._cut: dict[PilotId, float] = {}
@@ -93,7 +94,7 @@ class Books:
         book = self.all.get(context.recipe.key)
         if in_rounds(call):
             if book is None:
-                book = self.all[context.recipe.key] = Book(context)
+                book = self.all[context.recipe.key] = Book(context, learn=self._learn)
             mine = fresh.get(book)
             if mine is None:
                 mine = fresh[book] = []

@@ -14,7 +14,7 @@ from stoker.manager.core.state import Call, Context, Gang, Library, Pilot
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, Source
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind, Features
 from stoker.manager.protocol.ids import BlockId, make_call_id
 from stoker.units import parse_bytes
 
@@ -92,14 +92,17 @@ class Cluster(Desk):
         """The factory has news of these blocks."""
         return self.tell("factory", *(say.BlockNews(BlockId(id), phase, f"job-{id}", reason, **how) for id in ids))
 
-    def call(self, *names: str, context: str = "bare", function: str = "f", client: str = "ana", **how: Any) -> Cluster:
+    def call(
+        self, *names: str, context: str = "bare", function: str = "f", client: str = "ana",
+        features: Features | None = None, **how: Any,
+    ) -> Cluster:  # fmt: skip
         """Submit calls by these names, in one message."""
         number = self.core.state.clients[client].number  # type: ignore[index]
         specs = []
         for name in names:
             id = make_call_id(client=max(number, 0), sequence=len(self.ids) + 1)
             self.ids[name], self.names[id] = id, name
-            specs.append(CallSpec(id, b"arguments"))
+            specs.append(CallSpec(id, b"arguments", features=features))
         return self.tell(client, say.Submit(function, context, specs, CallOptions(**how)))  # type: ignore[arg-type]
 
     def calls(self, count: int, **how: Any) -> Cluster:

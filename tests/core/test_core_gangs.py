@@ -254,6 +254,39 @@ def test_a_bound_is_above_the_mean_by_what_measurements_vary() -> None:
     assert paces.bound_s(1, 1) == pytest.approx(1.0, abs=0.01)
 
 
+def test_how_much_of_its_items_a_call_does_is_learned_from_the_last_of_its_kind() -> None:
+    paces, plain, searched = Paces(), Features(items=100), Features(items=200, fixed_s=5.0)
+    for done in (20.0, 60.0, 30.0, 30.0, 30.0, 30.0, 30.0):
+        paces.end(plain, done)
+    assert paces.left(plain) == 1.0, "too few have ended to tell"
+    paces.end(plain, 30.0)
+    assert paces.left(plain) == 0.6
+    assert paces.left(plain, 0.5) == pytest.approx(0.1)
+    assert paces.left(plain, 0.7) == pytest.approx(0.3), "it has done more than any before: it may do all"
+    assert paces.left(plain, 0.5, learn=False) == 0.5
+    assert paces.left(searched) == 1.0, "none that looked for a good start has ended"
+    assert paces.left(None) == 1.0
+    assert paces.parts == (0.6, 1.0)
+    for _ in range(64):
+        paces.end(plain, 10.0)
+    assert paces.left(plain) == 0.1, "the one that did 60 was long ago"
+
+
+def test_only_calls_that_ended_well_and_said_how_far_they_were_are_learned_from() -> None:
+    made = cluster(pilots=1)
+    made.calls(1).ready()
+    made.end("1")
+    features = Features(items=100)
+    for n in range(30):
+        kind = ("silent", "failed", "done")[n % 3]
+        made.call(f"g{n}", gang=(1, 2), features=features)
+        if kind != "silent":
+            told = CallProgress(made.ids[f"g{n}"], 90.0 if kind == "failed" else 40.0, 100.0)  # type: ignore[arg-type]
+            made.wait(9.0).report("p1", say.CallsProgress(made.library("p1").id, [told]))
+        made.end(f"g{n}", ok=kind != "failed")
+    assert made.context().paces.left(features) == pytest.approx(0.4)
+
+
 def test_work_is_tokens_where_a_call_says_them() -> None:
     assert (work_of(None), work_of(Features(items=5)), work_of(Features(5, 100))) == (1.0, 5.0, 500.0)
 
@@ -277,10 +310,25 @@ def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
     assert say_it(now + 105, in_time=True) == []
     assert say_it(now + 120, in_time=True) != []
     assert say_it(now + 121, in_time=False) != []
+    assert say_it(now + 125, in_time=False) == []
     with pytest.raises(PolicyError, match="there is no call 999"):
         actions.apply(made.core, Forecast(999, 1.0, True), seam="dispatch")  # type: ignore[arg-type]
     made.tell("ana", say.Cancel([made.ids["1"]]))  # type: ignore[list-item]
     assert not made.core.state.forecasts
+
+
+def test_nobody_hears_of_a_lateness_that_is_less_than_can_be_known() -> None:
+    made = cluster()
+    made.call("c", objective=Objective(deadline_at=made.now + 60))
+    name, heard = show_call(made.the_call("c").id), []
+    for ends_at, in_time in ((60.09, True), (65.9, True), (67.0, False), (60.09, True)):
+        actions.apply(made.core, Forecast(made.ids["c"], made.now + ends_at, False), seam="dispatch")  # type: ignore[arg-type]
+        made.tell("ana", say.AskStatus(), numbered=False)
+        mail = [x for x in made.mail["ana"] if isinstance(x, to_client.Forecasts)]
+        heard += [one.in_time for x in mail for one in x.forecasts]
+        made.forget()
+        assert ("about at its deadline" if in_time else "7.0 s too late for its deadline") in made.story(name)
+    assert heard == [True, False, True], "65.9 s is no news after 60.09 s"
 
 
 def test_a_call_s_story_says_what_is_expected_of_it() -> None:

@@ -349,6 +349,19 @@ def test_the_first_job_measures_on_the_fewest_that_it_can_run_on_and_the_next_on
     assert forecasts(t, "next")
 
 
+@pytest.mark.parametrize(("learn", "replicas"), [(True, 1), (False, 3)])
+def test_a_job_is_expected_to_need_what_the_last_ones_did(lab: Make, *, learn: bool, replicas: int) -> None:
+    t = lab(learn=learn)
+    for n in range(8):
+        job(t, f"early{n}", items=100, run_s=50.0, step_s=0.5, due_in=300.0).run()
+    began = t.now
+    job(t, "j", items=100, run_s=50.0, step_s=0.5, due_in=60.0).run()
+    assert size(t, "j") == replicas
+    assert t.ended_at["j"] <= began + 60.0
+    if learn:  # one replica is warm, and half of the items are enough in time
+        assert [(round(at - began), in_time) for at, in_time in forecasts(t, "j")] == [(50, True)]
+
+
 def test_several_first_jobs_do_not_wait_for_each_other(lab: Make) -> None:
     t = job(lab(told=False), "j", "k", "l", items=40, due_in=500.0).run(until=30.0)
     assert {starts(t, name)[0][0] for name in "jkl"} == {starts(t, "j")[0][0]}

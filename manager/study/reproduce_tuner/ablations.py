@@ -12,6 +12,7 @@ from stoker.manager.study.reproduce_tuner.jobs import Bank
 from stoker.manager.study.reproduce_tuner.parameters import Parameters
 
 WHOLE = System(OURS)
+LOADED = (MEDIUM, at("high", 1.0))
 TABLE_8: Mapping[str, System] = {
     "whole": WHOLE,
     "no-warm-allocator": System(OURS, (("together", False),)),
@@ -25,6 +26,8 @@ FIGURE_8_AB: Mapping[str, System] = {
     "no runtime reusing": NO_RUNTIMES,
 }
 """At medium load, under every S."""
+BY_BOUND = System(OURS, (("learn", False),))
+"""As in the paper: every job is expected to do all of its iterations."""
 EARLY = System(OURS, (("early", True),))
 """Beyond the paper: idle replicas of other models make room at once for a job that would be late."""
 SHOWN: Mapping[str, str] = {
@@ -53,6 +56,7 @@ def runs() -> Iterator[tuple[Group, System]]:
     for emergence in paper.EMERGENCES:
         yield from ((at("medium", emergence), system) for system in FIGURE_8_AB.values())
     yield MEDIUM, EARLY
+    yield from ((group, BY_BOUND) for group in LOADED)
     yield from ((MEDIUM, of_window(window_s)) for window_s in paper.WINDOWS_S)
     yield from ((of_bank(size), WHOLE) for size in paper.BANK_SIZES)
 
@@ -63,5 +67,5 @@ def seeds_of(group: Group, system: System, extent: Extent) -> tuple[int, ...]:
     if group == HEAVY[-1]:
         return extent.varied_seeds[:1]
     compared = group in MAIN and (system.policy != OURS or system == WHOLE)
-    parts = group == MEDIUM and system in (*TABLE_8.values(), *FIGURE_8_AB.values())
+    parts = group in LOADED and system in (*TABLE_8.values(), *FIGURE_8_AB.values(), BY_BOUND, EARLY)
     return extent.seeds if compared or parts else extent.varied_seeds

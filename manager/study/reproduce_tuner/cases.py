@@ -38,7 +38,7 @@ class Extent(msgspec.Struct, frozen=True):
 
     seeds: tuple[int, ...] = SEEDS
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
-    varied_seeds: tuple[int, ...] = SEEDS[:3]
+    varied_seeds: tuple[int, ...] = SEEDS[:5]
     smaller: int = 1
 
 
@@ -101,6 +101,9 @@ _USUAL = Parameters()
 SENSITIVITY = (
     _varied("durations 1.5 times as long", duration_median_s=_USUAL.duration_median_s * 1.5),
     _varied("SLOs with half a cold start", overhead=0.5),
+    _varied("cold starts half as long", prepare_s=_USUAL.prepare_s / 2),
+    _varied("cold starts twice as long", prepare_s=_USUAL.prepare_s * 2),
+    _varied("bounds of twice the iterations that are needed", bound=2.0),
     _varied("each model with a trace and a peak of its own", mixed=False),
 )
 """Medium load, S = 1.0, one unknown changed at a time."""

@@ -1,7 +1,7 @@
 """Each baseline's best setting, found before anything is compared, on seeds that no result is from.
 
 Settings run at medium load under every S. The best one has the fewest violations on
-the mean; of those within half a point of it, the cheapest. Ours keeps the paper's settings (§4.4, §6.3)."""
+the mean; of those within half a point of it, the cheapest. Ours keeps the paper's settings (§4.4, §6.3), but learns what jobs need; the baselines may as well."""
 
 from __future__ import annotations
 
@@ -27,9 +27,16 @@ ALIKE_POINTS = 0.5
 
 CHOICES: Mapping[str, Sequence[Settings]] = {
     INFLESS: tuple(
-        (("order", order), ("window_s", window_s)) for order in ("arrival", "deadline") for window_s in (0.0, 60.0)
+        (("order", order), ("window_s", window_s), ("learn", learn))
+        for order in ("arrival", "deadline")
+        for window_s in (0.0, 60.0)
+        for learn in (False, True)
     ),
-    ELASTIC_FLOW: ((("slot_s", 1.0),), (("slot_s", 10.0),), (("rescale", False),)),
+    ELASTIC_FLOW: tuple(
+        (setting, ("learn", learn))
+        for setting in (("slot_s", 1.0), ("slot_s", 10.0), ("rescale", False))
+        for learn in (False, True)
+    ),
 }
 """Settings that are tried with the latency budget; the first also without it."""
 
