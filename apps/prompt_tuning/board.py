@@ -22,6 +22,7 @@ import msgspec
 
 from stoker.apps.common.whole_file import write_whole
 from stoker.errors import ConfigError
+from stoker.units import known_to_s
 
 APP = "prompt_tuning"
 RUNS = Path("runs")
@@ -89,14 +90,20 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         """When it has ended, or is expected to."""
         return self.ended_at if self.phase.is_over else self.ends_at
 
-    @property
-    def in_time(self) -> bool | None:
-        """Whether its tuned prompt is, or will be, there by the deadline; None without one, or before anybody knows."""
+    def in_time(self, now: float) -> bool | None:
+        """Whether its tuned prompt is, or will be, there by the deadline; None without one, and before it is known: its
+        end may be too near to the deadline for that."""
         if self.deadline_at is None:
             return None
         if self.phase.is_over:
             return self.phase is Phase.DONE and self.ended_at is not None and self.ended_at <= self.deadline_at
-        return None if self.ends_at is None else self.ends_at <= self.deadline_at
+        if self.deadline_at <= now:
+            return False
+        if self.ends_at is None:
+            return None
+        if self.ends_at <= self.deadline_at:
+            return True
+        return False if self.ends_at - self.deadline_at >= known_to_s(self.ends_at - now) else None
 
 
 class Seen(msgspec.Struct, frozen=True):

@@ -126,7 +126,7 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
         where = ", ".join(map(str, wanted))
         raise ConfigError(f"{where}: no tuning job is known there; `stoker tune submit job.toml` submits one")
     if as_json:
-        console.json({"jobs": [report.facts(one) for one in outcomes]})
+        console.json({"jobs": [report.facts(one, now=time.time()) for one in outcomes]})
     else:
         console.lines(report.render(outcomes, now=time.time()))
 

@@ -30,9 +30,9 @@ class Display:
         """Show them as they are now."""
         now = time.time()
         for entry in entries:
-            if entry.phase.is_over or entry.in_time:
+            if entry.phase.is_over or entry.in_time(now) is not False:
                 self._late.pop(entry.name, None)
-            elif entry.in_time is False and entry.first_ends_at is not None:
+            else:
                 self._tell_late(entry, now=now)
         if self._place is not None:
             self._place.show([*show.table(entries, now=now), *(f"  {line}" for line in self._late.values())])

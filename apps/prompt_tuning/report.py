@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from stoker.apps.prompt_tuning.board import Entry, Phase, read_entry
-from stoker.apps.prompt_tuning.show import clock
+from stoker.apps.prompt_tuning.show import clock, ended_by
 from stoker.apps.prompt_tuning.tuning.result import RESULT
 from stoker.units import show_seconds
 
@@ -60,7 +60,7 @@ def render(outcomes: Sequence[Outcome], *, now: float) -> list[str]:
     """The lines of a report."""
     due = [one.entry for one in outcomes if one.entry.deadline_at is not None]
     over = [entry for entry in due if entry.phase.is_over]
-    met = sum(entry.in_time is True for entry in over)
+    met = sum(entry.in_time(now) is True for entry in over)
     head = f"{len(outcomes)} tuning job{'s' * (len(outcomes) != 1)}"
     if due:
         head += f" · {met} of {len(over)} deadlines met"
@@ -71,11 +71,11 @@ def render(outcomes: Sequence[Outcome], *, now: float) -> list[str]:
     return lines
 
 
-def facts(outcome: Outcome) -> dict[str, Any]:
+def facts(outcome: Outcome, *, now: float) -> dict[str, Any]:
     """An outcome for programs."""
     entry = outcome.entry
     return {
-        "folder": outcome.folder, "in_time": entry.in_time, "why": why(entry), "job": msgspec.to_builtins(entry),
+        "folder": outcome.folder, "in_time": entry.in_time(now), "why": why(entry), "job": msgspec.to_builtins(entry),
         "result": msgspec.to_builtins(outcome.result),
     }  # fmt: skip
 
@@ -93,7 +93,7 @@ def why(entry: Entry) -> str:
     said = f"it waited {show_seconds(waited_s)} for its model and devices and ran {show_seconds(ran_s)}{on}"
     if entry.restarts:
         said += f"; it was started again {entry.restarts} time{'s' * (entry.restarts != 1)}, from its last checkpoint"
-    if entry.in_time is not False or entry.deadline_at is None:
+    if entry.deadline_at is None or entry.ended_at <= entry.deadline_at:
         return said
     had_s = entry.deadline_at - entry.submitted_at
     if ran_s > had_s:
@@ -122,9 +122,7 @@ def _verdict(entry: Entry, *, now: float) -> str:
     ended = f"done at {clock(entry.ended_at, now=now)}"
     if entry.deadline_at is None:
         return ended
-    margin = entry.deadline_at - entry.ended_at
-    how = f"in time by {show_seconds(margin)}" if margin >= 0 else f"late by {show_seconds(-margin)}"
-    return f"{ended}, {how} (deadline {clock(entry.deadline_at, now=now)})"
+    return f"{ended}, {ended_by(entry.deadline_at - entry.ended_at)} (deadline {clock(entry.deadline_at, now=now)})"
 
 
 def _result_lines(result: Result) -> list[str]:

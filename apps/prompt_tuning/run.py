@@ -190,7 +190,7 @@ def _finish(jobs: Sequence[Submission], *, screen: Screen, json: bool) -> int:
     outcomes = [report.read_outcome(job.folder.path) for job in jobs]
     found = [one for one in outcomes if one is not None]
     if json:
-        screen.json({"jobs": [report.facts(one) for one in found]})
+        screen.json({"jobs": [report.facts(one, now=time.time()) for one in found]})
     else:
         screen.line()
         for line in report.render(found, now=time.time()):

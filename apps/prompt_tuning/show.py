@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 
 from stoker.apps.prompt_tuning.board import Entry, Phase, Seen
-from stoker.units import show_seconds
+from stoker.units import show_margin, show_seconds
 
 
 def table(entries: Sequence[Entry], *, now: float, indent: str = "  ") -> list[str]:
@@ -56,11 +56,22 @@ def due(entry: Entry, *, now: float) -> str:
     word = "ended" if entry.phase is Phase.DONE else "ends"
     if deadline is None:
         return f"{word} {clock(end, now=now)}" if end is not None else ""
+    by = f"deadline {clock(deadline, now=now)}"
+    if entry.phase is Phase.DONE and end is not None:
+        return f"{word} {clock(end, now=now)}, {ended_by(deadline - end)} ({by})"
+    if deadline <= now and (end is None or end - now < 1.0):
+        return f"late by {show_seconds(max(1.0, now - deadline))} so far ({by})"
     if end is None:
-        return f"deadline {clock(deadline, now=now)}"
-    margin = deadline - end
-    how = f"in time by {show_seconds(margin)}" if margin >= 0 else f"late by {show_seconds(-margin)}"
-    return f"{word} {clock(end, now=now)}, {how} (deadline {clock(deadline, now=now)})"
+        return by
+    if deadline <= now:
+        return f"{word} {clock(end, now=now)}, late by {show_seconds(end - deadline)} ({by})"
+    return f"{word} {clock(end, now=now)}, {show_margin(deadline - end, left_s=end - now)} ({by})"
+
+
+def ended_by(margin_s: float) -> str:
+    """What the end of a job that is done was to its deadline, so much later."""
+    apart = show_seconds(abs(margin_s)) if abs(margin_s) >= 1.0 else "less than a second"
+    return f"in time by {apart}" if margin_s >= 0 else f"late by {apart}"
 
 
 def clock(at: float | None, *, now: float) -> str:
@@ -81,6 +92,8 @@ def told_late(entry: Entry, *, now: float, drops: bool) -> str:
             f"{entry.name} cannot make its deadline, {clock(deadline, now=now)}: the earliest that can be met is"
             f" {clock(ends_at, now=now)}, {show_seconds(ends_at - deadline)} later"
         )
+    if entry.phase is Phase.TUNING:
+        return f"{what}; it runs all the same"
     if drops:
         return f"{what}; it is dropped, as --late drop wants it"
     return f"{what}; it runs when nobody else needs its devices (--late drop gives such jobs up)"

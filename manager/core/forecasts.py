@@ -1,21 +1,23 @@
 """What policies expect of calls with deadlines, and when their clients are told.
 
 A policy may think anew in every round; a person wants to hear that a job will be late as soon as that is known, and
-then only what has changed: whether it is in time, or its end by more than a tenth of the time until then.
+then only what has changed: whether it is in time, or its end by more than it can be known to (`known_to_s`: a tenth of
+the time until then, a second at least). Of an end that is behind the deadline by less nobody can say that it is late:
+such a call counts as one that is in time.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from stoker.manager.core.seams import Forecast, PolicyError
 from stoker.manager.protocol.calls import CallForecast
 from stoker.manager.protocol.to_client import Forecasts
+from stoker.units import known_to_s
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
-
-_CHANGE = 0.1
 
 
 def note(core: Core, action: Forecast) -> None:
@@ -24,12 +26,16 @@ def note(core: Core, action: Forecast) -> None:
     call = state.calls.get(action.call)
     if call is None:
         raise PolicyError(f"there is no call {action.call}")
-    before = state.forecasts.get(call.id)
-    if before is not None and before.in_time == action.in_time:
-        left_s = max(1.0, before.ends_at - state.now)
-        if abs(action.ends_at - before.ends_at) <= _CHANGE * left_s:
-            return
-    state.forecasts[call.id] = said = CallForecast(call.id, action.ends_at, action.in_time)
+    before, due_at = state.forecasts.get(call.id), call.group.options.objective.deadline_at
+    late_s = action.ends_at - due_at if due_at else math.inf
+    in_time = action.in_time or late_s < known_to_s(action.ends_at - state.now)
+    if (
+        before is not None
+        and before.in_time == in_time
+        and abs(action.ends_at - before.ends_at) <= known_to_s(before.ends_at - state.now)
+    ):
+        return
+    state.forecasts[call.id] = said = CallForecast(call.id, action.ends_at, in_time)
     core.forecasts.setdefault(call.group.client, []).append(said)
 
 

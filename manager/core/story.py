@@ -85,7 +85,9 @@ def _expected(state: State, call: Call) -> str:
     if not due_at:
         return ends
     apart = show_seconds(abs(due_at - said.ends_at))
-    return f"{ends}, {apart} before its deadline" if said.in_time else f"{ends}, {apart} too late for its deadline"
+    if not said.in_time:
+        return f"{ends}, {apart} too late for its deadline"
+    return f"{ends}, {apart} before its deadline" if due_at - said.ends_at >= 1.0 else f"{ends}, about at its deadline"
 
 
 def _where(call: Call) -> str:

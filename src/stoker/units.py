@@ -114,3 +114,17 @@ def show_seconds(seconds: float) -> str:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def known_to_s(left_s: float) -> float:
+    """How nearly an end that is expected in so long can be known: to a tenth of that, and to a second at best. Nothing
+    is said of what is less."""
+    return max(1.0, 0.1 * left_s)
+
+
+def show_margin(margin_s: float, *, left_s: float) -> str:
+    """What an end that is expected in `left_s` is to its deadline, `margin_s` later: `in time by 1 min`, `late by 2 h`,
+    or `about in time` where nobody can know."""
+    if margin_s >= 1.0:
+        return f"in time by {show_seconds(margin_s)}"
+    return f"late by {show_seconds(-margin_s)}" if -margin_s >= known_to_s(left_s) else "about in time"

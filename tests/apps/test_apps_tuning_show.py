@@ -81,10 +81,10 @@ def test_a_running_job_ends_as_its_own_pace_says_and_before_that_as_it_is_foreca
     entry = seen(JOB, 30, call=sent(progress(2, metric=0.5), forecast), of=running)
     assert (entry.phase, entry.devices, entry.started_at) == (Phase.TUNING, ("a/lib-1", "b/lib-2"), NOON + 20)
     assert (entry.iteration, entry.loss, entry.metric) == (2, 0.5, 0.5)
-    assert (entry.ends_at, entry.first_ends_at, entry.in_time) == (NOON + 700, NOON + 700, False)
+    assert (entry.ends_at, entry.first_ends_at, entry.in_time(NOON + 30)) == (NOON + 700, NOON + 700, False)
     later = seen(entry, 50, call=sent(progress(102), forecast), of=running)
     assert later.ends_at == NOON + 50 + 398 * 20 / 100
-    assert later.in_time is True
+    assert later.in_time(NOON + 50) is True
     assert later.metric == 0.5
     # No report came in between: the end does not move with the clock.
     assert seen(later, 52, call=sent(progress(102), forecast), of=running).ends_at == later.ends_at
@@ -103,17 +103,42 @@ def test_deadlines_in_words():
         (replaced(ends_at=NOON + 540), "ends 12:09:00, in time by 1 min (deadline 12:10:00)"),
         (replaced(ends_at=NOON + 720), "ends 12:12:00, late by 2 min (deadline 12:10:00)"),
         (replaced(phase=Phase.DONE, ended_at=NOON + 570), "ended 12:09:30, in time by 30 s (deadline 12:10:00)"),
+        (replaced(ends_at=NOON + 600.09), "ends 12:10:00, about in time (deadline 12:10:00)"),
+        (replaced(ends_at=NOON + 599.9), "ends 12:09:59, about in time (deadline 12:10:00)"),
+        (replaced(ends_at=NOON + 658), "ends 12:10:58, about in time (deadline 12:10:00)"),
+        (
+            replaced(phase=Phase.DONE, ended_at=NOON + 600.09),
+            "ended 12:10:00, late by less than a second (deadline 12:10:00)",
+        ),
         (replaced(phase=Phase.FAILED, ended_at=NOON), "deadline 12:10:00"),
         (replaced(deadline_at=None, ends_at=NOON + 86_400), "ends 2026-11-23 12:00"),
         (replaced(deadline_at=None), ""),
     ]
     for entry, said in cases:
         assert show.due(entry, now=now) == said
+    over = NOON + 600.09
+    assert show.due(replaced(ends_at=over), now=over) == "late by 1.0 s so far (deadline 12:10:00)"
+    assert show.due(replaced(ends_at=NOON + 580), now=NOON + 630) == "late by 30 s so far (deadline 12:10:00)"
+    assert show.due(replaced(), now=NOON + 630) == "late by 30 s so far (deadline 12:10:00)"
+    assert show.due(replaced(ends_at=NOON + 660), now=over) == "ends 12:11:00, late by 1 min (deadline 12:10:00)"
     late = replaced(ends_at=NOON + 720)
     assert "the earliest that can be met is 12:12:00, 2 min later; it runs" in show.told_late(
         late, now=now, drops=False
     )
     assert "it is dropped" in show.told_late(late, now=now, drops=True)
+    running = replaced(ends_at=NOON + 720, phase=Phase.TUNING)
+    assert show.told_late(running, now=over, drops=True).endswith(
+        "its deadline, 12:10:00, is over; it runs all the same"
+    )
+
+
+def test_whether_a_job_is_in_time_is_said_when_it_is_known():
+    cases = [({}, 60, None), ({}, 600, False), ({"ends_at": NOON + 599}, 60, True), ({"ends_at": NOON + 601}, 60, None)]
+    cases += [({"ends_at": NOON + 661}, 60, False), ({"ends_at": NOON + 601.5}, 595, False)]
+    cases += [({"phase": Phase.DONE, "ended_at": NOON + 600.1}, 700, False), ({"phase": Phase.FAILED}, 60, False)]
+    for changes, at, known in cases:
+        assert replaced(**changes).in_time(NOON + at) is known, changes
+    assert replaced(deadline_at=None).in_time(NOON) is None
 
 
 def replaced(**changes):
@@ -174,12 +199,12 @@ def test_a_report_says_why_a_deadline_was_missed():
     assert "  facts   done at 12:12:00, late by 2 min (deadline 12:10:00)" in lines
     assert "  bad   failed: no tuned prompt" in lines
     assert "    its prompt is too long" in lines
-    assert report.facts(report.Outcome("runs/x", done))["in_time"] is False
+    assert report.facts(report.Outcome("runs/x", done), now=NOON)["in_time"] is False
 
 
 def test_on_a_pipe_what_changes_is_said_and_lateness_once(capsys):
     shown = Display(Screen(terminal=False), drops=False, place=None)
-    due, end = NOON * 2, NOON * 2 + 60
+    due, end = NOON * 2, NOON * 4
     late = replaced(phase=Phase.TUNING, deadline_at=due, ends_at=end, first_ends_at=end)
     in_time = msgspec.structs.replace(late, ends_at=due)
     for entry in (late, late, in_time, late, msgspec.structs.replace(late, phase=Phase.DONE, ended_at=NOON)):

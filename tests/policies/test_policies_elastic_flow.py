@@ -80,7 +80,7 @@ def test_two_jobs_get_their_shares_and_share_what_is_left(lab: Make) -> None:
 def test_a_job_that_was_not_admitted_gets_what_is_left_and_is_told_so(lab: Make) -> None:
     t = lab(devices=2)
     job(t, "first", 75.0, gang=(2, 2), run_s=50.0).run(until=2.0)
-    job(t, "late", 60.0, gang=(2, 2), run_s=50.0).run(until=4.0)
+    job(t, "late", 55.0, gang=(2, 2), run_s=50.0).run(until=4.0)
     said = t.core.state.forecasts
     assert said[t.ids["first"]].in_time
     assert not said[t.ids["late"]].in_time
