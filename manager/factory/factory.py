@@ -26,7 +26,7 @@ from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_manager import BlockNews
+from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
 from stoker.site import Site
 
 log = logging.getLogger("stoker.factory")
@@ -36,6 +36,10 @@ END_LIMIT_S = 30.0
 _ANSWER_S = 5.0
 """How much later than that a worker may say what is left."""
 LOOK_AGAIN_S = 1.0
+OPEN_LIMIT_S = 60.0
+"""A batch system that takes longer to open is trouble: its commands have limits, what is imported and read has none."""
+HELLO_LIMIT_S = 20.0
+"""A manager that has not answered a hello for so long is told again; one that is away for so long is spoken of."""
 
 
 class Ending(enum.IntEnum):
@@ -54,14 +58,16 @@ class Ending(enum.IntEnum):
 
 
 class Factory:
-    """One session's factory. `sites` by their names; `python_path`: where pilots import from beyond the environment;
-    `end_limit_s`: how long jobs have to be gone at the end."""
+    """One session's factory. `sites` by their names; `parent`: the manager's process that started this one;
+    `python_path`: where pilots import from beyond the environment; `end_limit_s`: how long jobs have to be gone at the
+    end."""
 
     def __init__(
         self,
         folder: SessionFolder,
         *,
         sites: Mapping[str, Site],
+        parent: int,
         python_path: str = "",
         end_limit_s: float = END_LIMIT_S,
     ) -> None:
@@ -71,8 +77,14 @@ class Factory:
         self._owners: dict[BlockId, str] = {}
         self._said: deque[News | Stopped] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._parent = os.getppid()
+        self._parent = parent
+        self._hello_at: float | None = None
+        """When the hello was said that has not been answered."""
+        self._spoke_of_it = False
+        """Whether it was said how long the manager has been away."""
         self._ending: Ending | None = None
+        self._stuck: set[str] = set()
+        """Sources whose batch system does not open."""
         self._stopping: set[str] = set()
         self._stopped = False
         self._left: dict[str, tuple[str, ...]] = {}
@@ -119,12 +131,21 @@ class Factory:
                 log.info("the manager was started again, and with it another factory: this one leaves")
                 self._ending = self._ending or Ending.OVER
                 return
-            self._link.greet()
+            self._greet()
         for message in self._link.receive():
             self._handle(message)
         self._pass_on()
+        self._watch()
         if not self._link.dealer.connected:
             self._missing()
+        elif self._hello_at is not None and time.monotonic() - self._hello_at > HELLO_LIMIT_S:
+            log.warning("the manager has not answered a hello for %.0f s: it is said again", HELLO_LIMIT_S)
+            self._greet()
+
+    def _greet(self) -> None:
+        log.info("connected to the manager at %s: saying hello", self._link.dealer.address)
+        self._hello_at, self._spoke_of_it = time.monotonic(), False
+        self._link.greet()
 
     def _pass_on(self) -> None:
         try:
@@ -140,6 +161,20 @@ class Factory:
             else:
                 news.append(said)
         self._link.tell(news)
+
+    def _watch(self) -> None:
+        """Say so when a batch system does not open, and when it does after all."""
+        now = time.monotonic()
+        for name, worker in self._workers.items():
+            since = worker.keeper.opening_since
+            if since is None and name in self._stuck:
+                self._stuck.discard(name)
+                self._link.tell([SourceTrouble(name, worker.keeper.trouble)])
+            elif since is not None and now - since > OPEN_LIMIT_S and name not in self._stuck:
+                self._stuck.add(name)
+                text = f"its batch system has not opened for {OPEN_LIMIT_S:.0f} s; does a file system hang?"
+                log.warning("source %s: %s", name, text)
+                self._link.tell([SourceTrouble(name, text)])
 
     def _hear(self, said: News | Stopped) -> None:
         """On a worker's thread."""
@@ -170,6 +205,8 @@ class Factory:
                 pass
 
     def _sync(self, blocks: tuple[KnownBlock, ...]) -> None:
+        log.info("the manager knows of %d blocks that are not over", len(blocks))
+        self._hello_at = None
         of: dict[str, list[KnownBlock]] = {name: [] for name in self._workers}
         for block in blocks:
             if self._take(block.block, block.source):
@@ -211,8 +248,9 @@ class Factory:
 
     def _missing(self) -> None:
         """The manager is away."""
-        if self._ending is not None or self._link.look_again():
+        if self._ending is not None:
             return
+        self._link.look_again()
         if why := lease.over(lease.lease_file(self._folder)):
             self._handle(to_client.SessionOver(why))
             return
@@ -221,6 +259,14 @@ class Factory:
             reason = f"the manager has been away for {away_s:.0f} s"
             log.warning("%s: blocks that wait are cancelled", reason)
             self._stop(CancelWaiting(reason, self._end_limit_s), Ending.MANAGER_AWAY)
+        elif away_s > HELLO_LIMIT_S and not self._spoke_of_it:
+            self._spoke_of_it = True
+            log.warning(
+                "nobody has answered at %s for %.0f s: after %.0f s blocks that wait are cancelled",
+                self._link.dealer.address,
+                away_s,
+                self._lease_s,
+            )
 
     def _verdict(self) -> Ending:
         ending = self._ending or Ending.OVER

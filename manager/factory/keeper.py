@@ -71,6 +71,8 @@ class Keeper:
         self.name = name
         self.blocks: dict[BlockId, Kept] = {}
         self.trouble = ""
+        self.opening_since: float | None = None
+        """Since when its batch system is being opened: modules are imported, files read."""
         self._make = make
         self._batch: Batch | None = None
         self._owners = owners
@@ -188,7 +190,12 @@ class Keeper:
 
     def _batch_system(self) -> Batch:
         if self._batch is None:
-            self._batch = self._make()
+            log.info("source %s: opening its batch system", self.name)
+            self.opening_since = self._clock()
+            try:
+                self._batch = self._make()
+            finally:
+                self.opening_since = None
         return self._batch
 
     def _search(self, batch: Batch) -> None:

@@ -41,7 +41,10 @@ class Link:
 
         Raises SessionError when the manager does not take our key.
         """
+        failed = self.dealer.failed_handshakes
         fresh = self.dealer.came_back()
+        if failed == 0 < self.dealer.failed_handshakes and not self.dealer.refused:
+            log.warning("who listens at %s is not the session's manager, or is just ending", self.dealer.address)
         if self.dealer.refused:
             raise SessionError(
                 f"the manager of session {self.session.session} refused this factory's key; "
@@ -79,11 +82,11 @@ class Link:
         """The manager has frames up to this number for good."""
         self._outbox.acked(sequence)
 
-    def look_again(self) -> bool:
-        """While the manager is away: one that was started again may listen elsewhere. Whether its file says so."""
+    def look_again(self) -> None:
+        """While the manager is away: one that was started again may listen elsewhere. Go where its file says."""
         try:
             address = self._folder.read().address
         except SessionError as error:  # the file is being replaced, or the file system is away: look again later
             log.debug("session file: %s", error)
-            return False
-        return self.dealer.move_to(address)
+            return
+        self.dealer.move_to(address)

@@ -1,36 +1,36 @@
 """The factory process: `python -m stoker.manager.factory.main --session DIR`. Started and kept by the manager.
 
-There is one a session: whoever comes second waits for the lock, and leaves if the manager that started it ends
-meanwhile. Commands of a batch system inherit another lock: a factory that follows one that was killed waits until the
-last command of its predecessor has ended (a submission that is on its way must be seen, not repeated).
+There is one a session, and it begins when the last command of the one before has ended (`turn`). From its first moment
+it says in factory.log what it waits for: to its manager it is only silent until it has said hello, and the last line
+of that log is what people are told then.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import logging
 import os
 import signal
 import sys
-import time
-from pathlib import Path
 
 from stoker.errors import StokerError
 from stoker.manager.factory import commands
 from stoker.manager.factory.factory import END_LIMIT_S, Ending, Factory
+from stoker.manager.factory.turn import TURN_LIMIT_S, take_turn, wait_for_commands
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site_files import read_python_path, read_sites
 
 log = logging.getLogger("stoker.factory")
-
-_PATIENCE_S = 0.1
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a factory until its session is over. Returns the exit status, an `Ending`."""
     parser = argparse.ArgumentParser(prog="stoker-factory", description=__doc__.splitlines()[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="session folder, with its site files and keys")
+    parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="who starts it (its manager)")
+    parser.add_argument(
+        "--turn-limit-s", type=float, default=TURN_LIMIT_S, metavar="S", help="for the factory before to be gone"
+    )
     parser.add_argument(
         "--end-limit-s", type=float, default=END_LIMIT_S, metavar="S", help="for jobs to be gone at the end"
     )
@@ -44,8 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     # Ctrl-C in the user's terminal is the client's business. A factory that is told to end leaves all as it is.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    log.info("a factory begins: pid %d, started by pid %d", os.getpid(), options.parent)
     try:
-        return _run(folder, end_limit_s=options.end_limit_s)
+        return _run(folder, options)
     except StokerError as error:
         log.critical("%s", error)
         print(error, file=sys.stderr)  # noqa: T201
@@ -55,14 +56,14 @@ def main(arguments: list[str] | None = None) -> int:
         return Ending.FAILED
 
 
-def _run(folder: SessionFolder, *, end_limit_s: float) -> int:
+def _run(folder: SessionFolder, options: argparse.Namespace) -> int:
     sites = read_sites(folder.sites)
-    if not _lock(folder.path / "factory.lock", parent=os.getppid()):
+    if not take_turn(folder.path / "factory.lock", parent=options.parent, limit_s=options.turn_limit_s):
         return Ending.OVER
     limit_s = max((site.provider.command_limit_s for site in sites.values()), default=0.0)
-    _wait_for_commands(folder.path / "commands.lock", limit_s=limit_s)
+    wait_for_commands(folder.path / "commands.lock", limit_s=limit_s)
     path = read_python_path(folder.sites)
-    factory = Factory(folder, sites=sites, python_path=path, end_limit_s=end_limit_s)
+    factory = Factory(folder, sites=sites, parent=options.parent, python_path=path, end_limit_s=options.end_limit_s)
     try:
         ending = factory.run()
     finally:
@@ -70,41 +71,6 @@ def _run(folder: SessionFolder, *, end_limit_s: float) -> int:
         commands.kill_running()
     log.info("the factory ends: %s", ending.name.lower())
     return ending
-
-
-def _lock(file: Path, *, parent: int) -> bool:
-    """Be the session's only factory. False if the one that started this process is gone before that can be."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    waits = False
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not waits:
-                log.info("another factory of the session is there: waiting for it to end")
-            waits = True
-            if os.getppid() != parent:
-                return False
-            time.sleep(_PATIENCE_S)
-        else:
-            return True
-
-
-def _wait_for_commands(file: Path, *, limit_s: float) -> None:
-    """Wait until no command of a factory that was killed runs any more; from now on ours hold the lock."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-    until = time.monotonic() + limit_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                log.warning("a command of the factory before this one runs for %g s now: not waited for", limit_s)
-                return
-            time.sleep(_PATIENCE_S)
-        else:
-            commands.inherit(descriptor)
-            return
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ class ManagerEnd:
     def __init__(self, folder: SessionFolder) -> None:
         self.folder = folder
         self.known: tuple[KnownBlock, ...] = ()
+        self.answers = True
+        """Whether it answers a hello."""
         self.hellos: list[bytes] = []
         self.news: list[BlockNews] = []
         self.troubles: list[to_manager.SourceTrouble] = []
@@ -76,7 +78,8 @@ class ManagerEnd:
             case ClientHello():
                 assert message.factory
                 self.hellos.append(peer)
-                self.tell(to_client.ClientWelcome("k3v9", 0), to_client.KnownBlocks(self.known))
+                if self.answers:
+                    self.tell(to_client.ClientWelcome("k3v9", 0), to_client.KnownBlocks(self.known))
             case BlockNews():
                 self.news.append(message)
             case to_manager.SourceTrouble():

@@ -1,0 +1,129 @@
+"""Whose turn it is: a session has one factory at a time, and it begins when what the one before began has ended.
+
+Two locks (flock) in the session folder see to that; both end with the processes that hold them, however those die.
+
+- `factory.lock` is the factory's own. Whoever comes second waits: the first one may be an orphan, whose manager was
+  killed; it leaves as soon as it finds that the manager is back. An orphan that waits here leaves when the manager that
+  started it is gone: the next manager starts another. One that holds the lock and does not leave within `TURN_LIMIT_S`,
+  longer than any end that a factory may make, is stopped or stuck, and is of no use to the manager that we serve. It is
+  killed: a factory can be, at any moment.
+- `commands.lock` is inherited by every command of a batch system, so that it is held while one runs, also when its
+  factory is long dead. A submission that is on its way must be seen, not repeated. It is waited for as long as a
+  command may take; one that runs on after that is left alone (it may be stuck in a dead file system): a job that it
+  still brings about is found by its name later.
+
+Both waits say at once what they wait for, for how long at most, and in the end what came of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from stoker.errors import SessionError
+from stoker.locks import Holder, holders
+from stoker.manager.factory import commands
+from stoker.units import show_seconds
+
+log = logging.getLogger("stoker.factory")
+
+TURN_LIMIT_S = 60.0
+"""So long the factory before may take to leave. Its own end takes `factory.END_LIMIT_S` and a little."""
+_AFTER_KILL_S = 5.0
+_PATIENCE_S = 0.1
+_MODULE = "stoker.manager.factory.main"
+
+
+def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool:
+    """Be the session's only factory from now on. False: `parent`, the manager that started this process, is gone
+    before that could be.
+
+    Raises SessionError if the lock is still held after `limit_s`, and who holds it could not be ended.
+    """
+    descriptor = _open(file)
+    if _lock(descriptor):
+        return True
+    began = time.monotonic()
+    log.info(
+        "another factory of the session is there (%s): waiting for it to leave, for %s at most",
+        _who(file),
+        show_seconds(limit_s),
+    )
+    if not _wait(descriptor, limit_s=limit_s, give_up=lambda: os.getppid() != parent):
+        if os.getppid() != parent:
+            log.info("the manager that started this factory (pid %d) is gone: this one leaves", parent)
+            return False
+        _kill(file, after_s=limit_s)
+        if not _wait(descriptor, limit_s=_AFTER_KILL_S):
+            raise SessionError(
+                f"{file} is held by {_who(file)} after {show_seconds(time.monotonic() - began)}: no other factory can "
+                "begin; end what holds it by hand"
+            )
+    log.info("the other factory is gone, after %s", show_seconds(time.monotonic() - began))
+    return True
+
+
+def wait_for_commands(file: Path, *, limit_s: float) -> None:
+    """Wait until no command of a factory that was killed runs any more; from now on ours hold the lock."""
+    descriptor = _open(file)
+    if not _lock(descriptor):
+        began = time.monotonic()
+        log.info(
+            "a command of the factory before this one still runs (%s): waiting for it to end, for %s at most",
+            _who(file),
+            show_seconds(limit_s),
+        )
+        if not _wait(descriptor, limit_s=limit_s):
+            log.warning(
+                "that command has not ended within %s (%s): not waited for any longer",
+                show_seconds(limit_s),
+                _who(file),
+            )
+            os.close(descriptor)
+            return
+        log.info("that command has ended, after %s", show_seconds(time.monotonic() - began))
+    commands.inherit(descriptor)
+
+
+def _open(file: Path) -> int:
+    return os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait(descriptor: int, *, limit_s: float, give_up: Callable[[], bool] = lambda: False) -> bool:
+    """Take a lock as soon as it is free; False after `limit_s`, or when there is a reason to give up."""
+    until = time.monotonic() + limit_s
+    while not _lock(descriptor):
+        if give_up() or time.monotonic() > until:
+            return False
+        time.sleep(_PATIENCE_S)
+    return True
+
+
+def _who(file: Path) -> str:
+    return ", ".join(map(str, holders(file))) or "a process that cannot be seen from here"
+
+
+def _kill(file: Path, *, after_s: float) -> None:
+    """End the factory that does not leave; nobody but a factory."""
+    for holder in filter(_is_factory, holders(file)):
+        log.warning("%s has not left for %s: it is killed", holder, show_seconds(after_s))
+        with suppress(ProcessLookupError):
+            os.kill(holder.pid, signal.SIGKILL)
+
+
+def _is_factory(holder: Holder) -> bool:
+    return _MODULE in holder.words

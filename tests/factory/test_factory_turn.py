@@ -1,0 +1,196 @@
+"""How a factory begins: what it says that it waits for, and that no wait is for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from factory.fake_slurm import FakeSlurm
+from factory.manager_end import ManagerEnd
+from live.peers import until
+
+from stoker.manager.factory import factory as factory_module
+from stoker.manager.factory.factory import Ending, Factory
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol.blocks import BlockPhase, KnownBlock
+from stoker.manager.protocol.ids import BlockId
+from stoker.manager.protocol.session import SessionFolder
+from stoker.site import Duration, Environment, EnvironmentKind, Provider, ProviderKind, Session, Site
+from stoker.site_files import write_sites
+
+ASKED = (KnownBlock(BlockId("b0"), "lab", BlockPhase.ASKED),)
+
+
+def site(kind: ProviderKind = ProviderKind.SLURM, *, packed: bool = False, **provider: object) -> Site:
+    quick = {"command_limit_s": Duration(4), "poll_s": Duration(0.2), **provider}
+    return Site(
+        name="lab",
+        provider=Provider(kind=kind, **quick),  # type: ignore[arg-type]
+        session=Session(heartbeat_s=Duration(0.5), lease_s=Duration(30)),
+        environment=Environment(kind=EnvironmentKind.PACKED if packed else EnvironmentKind.SHARED),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _sites(folder: SessionFolder, slurm: FakeSlurm) -> None:
+    write_sites(folder.sites, [site()])
+
+
+def said(folder: SessionFolder, *parts: str) -> None:
+    """Wait until a line of the factory's log holds all of these."""
+    log = folder.path / "factory.log"
+    until(
+        lambda: log.exists() and any(all(map(line.__contains__, parts)) for line in log.read_text().splitlines()),
+        what=f"a line with {parts}",
+        seconds=60,
+    )
+
+
+def gone_parent() -> str:
+    """The id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait(30)
+    return str(process.pid)
+
+
+def test_a_factory_says_from_its_first_moment_what_it_does(manager: ManagerEnd, folder: SessionFolder) -> None:
+    factory = manager.start_factory()
+    said(folder, "a factory begins", f"pid {factory.pid}", f"started by pid {os.getpid()}")
+    assert manager.doors is not None
+    said(folder, "saying hello", manager.doors.address)
+    said(folder, "knows of 0 blocks")
+
+
+def test_one_that_waits_names_who_is_in_its_way_and_leaves_with_its_manager(
+    manager: ManagerEnd, folder: SessionFolder
+) -> None:
+    first = manager.start_factory()
+    second = manager.start_factory("--parent", gone_parent(), wait=False)
+    assert manager.ended(second) == Ending.OVER
+    said(folder, "another factory", f"pid {first.pid} (", "for 1 min at most")
+    said(folder, "is gone: this one leaves")
+    assert first.poll() is None
+    assert len(manager.hellos) == 1
+
+
+def test_one_that_is_stopped_is_killed_by_the_next(manager: ManagerEnd, folder: SessionFolder) -> None:
+    first = manager.start_factory()
+    os.kill(first.pid, signal.SIGSTOP)
+    manager.start_factory("--turn-limit-s", "1")
+    assert first.wait(10) == -signal.SIGKILL
+    said(folder, f"pid {first.pid}", "it is killed")
+    said(folder, "the other factory is gone")
+
+
+def test_a_lock_that_somebody_else_holds_ends_the_factory_with_a_word(
+    manager: ManagerEnd, folder: SessionFolder
+) -> None:
+    """Whoever is no factory is not killed."""
+    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+    words = [sys.executable, "-c", code, str(folder.path / "factory.lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        factory = manager.start_factory("--turn-limit-s", "0.5", wait=False)
+        assert manager.ended(factory) == Ending.FAILED
+        said(folder, "CRITICAL", f"factory.lock is held by pid {other.pid} (", "end what holds it by hand")
+        assert other.poll() is None
+        other.communicate(b"\n", timeout=10)
+
+
+def test_an_orphan_from_its_first_moment_leaves_when_it_finds_a_manager(manager: ManagerEnd) -> None:
+    """Its manager was killed while it began; the next one has started another."""
+    orphan = manager.start_factory("--parent", gone_parent(), wait=False)
+    assert manager.ended(orphan) == Ending.OVER
+    assert manager.hellos == []
+
+
+def test_a_command_that_outlives_its_factory_is_named_and_not_waited_for_for_ever(
+    manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
+) -> None:
+    first = manager.start_factory()
+    slurm.fault("sbatch", hang="before")
+    manager.submit("b0")
+    [hanging] = until(slurm.hanging, what="sbatch", seconds=60)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(10)
+    manager.start_factory()
+    said(folder, "a command of the factory before", f"pid {hanging} (", "sbatch", "for 4.0 s at most")
+    said(folder, "has not ended within 4.0 s", "not waited for any longer")
+    slurm.fault("sbatch")
+    manager.tell(to_client.KnownBlocks(ASKED))
+    manager.hear("b0", BlockPhase.PENDING)
+
+
+# ---- in this process, with shorter limits
+
+
+class Running:
+    """A factory on a thread of its own; it ends with the session."""
+
+    def __init__(self, manager: ManagerEnd, *sites: Site) -> None:
+        self._manager = manager
+        named = {each.name: each for each in sites}
+        self._factory = Factory(manager.folder, sites=named, parent=os.getppid(), end_limit_s=0.5)
+        self._thread = threading.Thread(target=self._factory.run)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._manager.tell(to_client.SessionOver("the test is done"))
+        self._manager.until(lambda: not self._thread.is_alive(), what="its end")
+        self._thread.join()
+        self._factory.close()
+
+
+def test_a_manager_that_answers_no_hello_hears_it_again(
+    manager: ManagerEnd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(factory_module, "HELLO_LIMIT_S", 0.5)
+    manager.answers = False
+    running = Running(manager, site())
+    manager.until(lambda: len(manager.hellos) > 1, what="two hellos")
+    assert "has not answered a hello" in caplog.text
+    manager.answers = True
+    count = len(manager.hellos)
+    manager.until(lambda: len(manager.hellos) > count, what="one that is answered")
+    running.end()
+
+
+@pytest.fixture
+def hanging_file(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """What `condor_submit` has to bring along lies in a file that does not let itself be read."""
+    (tmp_path / "condor").mkdir()
+    (tmp_path / "condor" / "condor_submit").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "condor" / "condor_submit").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'condor'}:{os.environ['PATH']}")
+    file = folder.path / "seed.address"
+    os.mkfifo(file)
+    (folder.path / "carried" / "lab" / "session" / "keys").mkdir(parents=True)
+    yield file
+    let_go(file)
+
+
+def let_go(file: Path) -> None:
+    """Whoever waits for what is in it finds nothing, and goes on."""
+    writer = os.open(file, os.O_RDWR)
+    file.unlink()
+    file.touch()
+    os.close(writer)
+
+
+def test_a_batch_system_that_does_not_open_is_trouble_until_it_does(
+    manager: ManagerEnd, hanging_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factory_module, "OPEN_LIMIT_S", 0.5)
+    manager.known = ASKED
+    running = Running(manager, site(ProviderKind.CONDOR, packed=True, shared_files=False))
+    manager.hear_trouble("its batch system has not opened")
+    let_go(hanging_file)
+    manager.until(lambda: "not opened" not in manager.troubles[-1].text, what="that it has opened")
+    running.end()
