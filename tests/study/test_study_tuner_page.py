@@ -31,7 +31,7 @@ from stoker.manager.study.reproduce_tuner.summary import Evaluation, Search
 
 SYSTEMS = {OURS: System(OURS), INFLESS: System(INFLESS), ELASTIC_FLOW: System(ELASTIC_FLOW)}
 FOLDER = Path(__file__).parents[2] / "docs" / "reproduction"
-FEW = Extent(seeds=(0, 1, 2), varied_seeds=(0, 1))
+FEW = Extent(seeds=(0, 1, 2), large_seeds=(0, 1))
 
 
 def result(*, late: int = 0, held_s: float = 1000.0, round_s: float = 0.0001) -> Result:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from stoker.manager.study.reproduce_tuner import paper
-from stoker.manager.study.reproduce_tuner.cases import HEAVY, MAIN, MEDIUM, OURS, Extent, Group, System, at
+from stoker.manager.study.reproduce_tuner.cases import HEAVY, MEDIUM, OURS, Extent, Group, System, at
 from stoker.manager.study.reproduce_tuner.jobs import Bank
 from stoker.manager.study.reproduce_tuner.parameters import Parameters
 
@@ -55,17 +55,11 @@ def runs() -> Iterator[tuple[Group, System]]:
     yield from ((MEDIUM, system) for system in TABLE_8.values())
     for emergence in paper.EMERGENCES:
         yield from ((at("medium", emergence), system) for system in FIGURE_8_AB.values())
-    yield MEDIUM, EARLY
-    yield from ((group, BY_BOUND) for group in LOADED)
+    yield from ((group, system) for group in LOADED for system in (BY_BOUND, EARLY))
     yield from ((MEDIUM, of_window(window_s)) for window_s in paper.WINDOWS_S)
     yield from ((of_bank(size), WHOLE) for size in paper.BANK_SIZES)
 
 
-def seeds_of(group: Group, system: System, extent: Extent) -> tuple[int, ...]:
-    """Under which seeds a system runs: all of them for the comparison of the systems and for Table 8; one for the large
-    cluster, whose runs take long."""
-    if group == HEAVY[-1]:
-        return extent.varied_seeds[:1]
-    compared = group in MAIN and (system.policy != OURS or system == WHOLE)
-    parts = group in LOADED and system in (*TABLE_8.values(), *FIGURE_8_AB.values(), BY_BOUND, EARLY)
-    return extent.seeds if compared or parts else extent.varied_seeds
+def seeds_of(group: Group, extent: Extent) -> tuple[int, ...]:
+    """Under which seeds a group is run."""
+    return extent.large_seeds if group == HEAVY[-1] else extent.seeds

@@ -33,12 +33,12 @@ class System(msgspec.Struct, frozen=True):
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """How much is done of everything: under which seeds (`varied_seeds`: what is of less weight), and on a cluster so
-    many times smaller with as many fewer jobs."""
+    """How much is done of everything: under which seeds (`large_seeds`: on the large cluster, where runs take long),
+    and on a cluster so many times smaller with as many fewer jobs."""
 
     seeds: tuple[int, ...] = SEEDS
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
-    varied_seeds: tuple[int, ...] = SEEDS[:5]
+    large_seeds: tuple[int, ...] = SEEDS[:3]
     smaller: int = 1
 
 

@@ -45,7 +45,6 @@ def cases_of(systems: dict[str, System], extent: Extent) -> list[Case]:
 
     wanted = [*all_in(MAIN), *ablations.runs(), *all_in((*HEAVY[:-1], *SENSITIVITY, HEAVY[-1]))]
     each = [
-        group.cases(system, seeds=ablations.seeds_of(group, system, extent), smaller=extent.smaller)
-        for group, system in wanted
+        group.cases(system, seeds=ablations.seeds_of(group, extent), smaller=extent.smaller) for group, system in wanted
     ]
     return [case for cases in each for case in cases]

@@ -13,8 +13,8 @@ leaves about a half, its lookup, and a cold start on every GPU of the job.
 29 s. What differs by model is its weights.
 
 *What a better prompt is worth.* A job's iterations are bounded by what its trace's GPU time stands for. From the prompt
-that induction gives it needs all of these; from the bank's, fewer by the speedups of Figure 9b. No scheduler knows the
-speedup before: all predict with the bound (§4.4).
+that induction gives it needs all of these; from the bank's, fewer by the speedups of Figure 9b. No scheduler knows a
+job's before it is done.
 """
 
 from __future__ import annotations

@@ -28,9 +28,6 @@ from stoker.manager.study.reproduce_tuner.result import Result, result_of
 
 _LONGEST_S = 4 * 3600.0
 """A run that goes on for so long is cut off; what is not done by then counts as a violation."""
-ROUND_S = 0.2
-"""Between rounds, of all policies that think in rounds. With the 50 ms of §5.3 runs take several times as long, and
-nobody starts sooner by more than this."""
 _KNOWN_AT_S = 1e-3
 """When the manager is told of the models: before jobs come."""
 
@@ -73,11 +70,10 @@ def _profile(simulation: Simulation, models: Sequence[Model], parameters: Parame
 
 
 class Timed:
-    """A policy whose rounds, if it thinks in rounds, come every `ROUND_S`, and whose time is taken: this
-    thread's on the processor."""
+    """A policy whose rounds are timed: this thread's time on the processor."""
 
     def __init__(self, policy: Any) -> None:
-        self.period_s = ROUND_S if policy.period_s else 0.0
+        self.period_s = policy.period_s
         self._policy = policy
         self._rounds = 0
         self._spent_s = self.most_s = 0.0

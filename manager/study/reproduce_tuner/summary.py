@@ -36,7 +36,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     def results(self, group: Group, system: System) -> list[Result]:
         """A system's runs, one a seed. Raises KeyError where they were not done."""
         extent = self.extent
-        seeds = ablations.seeds_of(group, system, extent)
+        seeds = ablations.seeds_of(group, extent)
         return [self.found[case] for case in group.cases(system, seeds=seeds, smaller=extent.smaller)]
 
     def violations(self, group: Group, system: System) -> list[float]:
@@ -49,24 +49,18 @@ class Evaluation(msgspec.Struct, frozen=True):
         return [result.cost(static=static, device_price_s=price) for result in self.results(group, system)]
 
     def more_violations(self, group: Group, system: System, than: System, *, where: Group | None = None) -> Estimate:
-        """By how many points more jobs are late, over the seeds that both have. `where`: the other's group."""
-        return difference(*_alike(self.violations(group, system), self.violations(where or group, than)))
+        """By how many points more jobs are late. `where`: the other's group."""
+        return difference(self.violations(group, system), self.violations(where or group, than))
 
     def times_the_cost(self, group: Group, system: System, of: System) -> Estimate:
-        """How many times as much it costs, on the mean over the seeds that both have."""
-        pairs = zip(*_alike(self.costs(group, system), self.costs(group, of)), strict=True)
+        """How many times as much it costs, on the mean over seeds."""
+        pairs = zip(self.costs(group, system), self.costs(group, of), strict=True)
         return estimate([cost / other for cost, other in pairs])
 
     def saved(self, group: Group, system: System, of: System) -> Estimate:
-        """Percent of another system's cost that this one does without, on the mean over the seeds that both have."""
-        pairs = zip(*_alike(self.costs(group, system), self.costs(group, of)), strict=True)
+        """Percent of another system's cost that this one does without, on the mean over seeds."""
+        pairs = zip(self.costs(group, system), self.costs(group, of), strict=True)
         return estimate([100.0 * (1.0 - cost / other) for cost, other in pairs])
-
-
-def _alike(values: list[float], others: list[float]) -> tuple[list[float], list[float]]:
-    """Those of the seeds that both have: fewer seeds are the first of more."""
-    both = min(len(values), len(others))
-    return values[:both], others[:both]
 
 
 def show(value: Estimate, *, digits: int = 1, sign: bool = False, before: str = "") -> str:

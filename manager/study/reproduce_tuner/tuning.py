@@ -1,7 +1,8 @@
 """Each baseline's best setting, found before anything is compared, on seeds that no result is from.
 
-Settings run at medium load under every S. The best one has the fewest violations on
-the mean; of those within half a point of it, the cheapest. Ours keeps the paper's settings (§4.4, §6.3), but learns what jobs need; the baselines may as well."""
+Settings run at medium load under every S. The best one has the fewest violations on the mean; of those within half a
+point of it, the cheapest. Ours keeps the paper's settings (§4.4, §6.3) and learns what jobs need; they may too.
+"""
 
 from __future__ import annotations
 
