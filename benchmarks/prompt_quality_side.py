@@ -49,6 +49,8 @@ I gave a friend an instruction. Based on the instruction they produced the follo
 The instruction was to"""
 """Honovich et al., "Instruction induction: from few examples to natural language task descriptions" (2022)."""
 Record = dict[str, Any]
+Points = Sequence[Sequence[float]]
+"""Iterations and losses."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -68,7 +70,10 @@ class Settings(msgspec.Struct, frozen=True):
     shortlist: int = 8
     randoms: int = 3
     demonstrations: int = 5
-    iterations: int = 15
+    target_iterations: int = 15
+    """Of the random prompts that make the target."""
+    iterations: int = 60
+    """Until the target, at the most."""
     evaluate_every: int = 3
     batch: int = 4
     seed: int = 0
@@ -79,7 +84,9 @@ class Settings(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:8]
 
 
-QUICK = Settings(samples=60, evaluation=6, scored=4, shortlist=3, randoms=2, iterations=4, evaluate_every=2)
+QUICK = Settings(
+    samples=60, evaluation=6, scored=4, shortlist=3, randoms=2, target_iterations=2, iterations=4, evaluate_every=2
+)
 
 
 class Bench:
@@ -96,23 +103,36 @@ class Bench:
         self.training = [(one.input, one.target) for one in parts.training]
 
     def compare(self) -> None:
-        """The lookup, random prompts for the target, and the short list."""
+        """The lookup, random prompts for the target, the short list, and random prompts until the target."""
         listed = self.keep("lookup", "", self.look_up)["best"]
-        reach, least = self.target(), self.settings.iterations
-        for key in listed:
+        reach, most = self.target(), self.settings.iterations
+        known = [one["points"] for key in listed if (one := self.log.get((self.task, "listed", key))) is not None]
+        least = min((iterations_to(points, reach, most=most) for points in known), default=most)
+        for place, key in enumerate(listed):
             # Whoever has not reached the target when another one had is not the best, wherever it would have ended.
-            points = self.tuned("listed", self.layers.candidates[key].text, reach=reach, most=least)["points"]
-            least = min(least, iterations_to(points, reach, most=self.settings.iterations))
+            enough = most if place == 0 else least
+            points = self.reached("listed", self.layers.candidates[key].text, reach=reach, most=enough)
+            least = min(least, iterations_to(points, reach, most=most))
+        for text in self.draw():
+            self.reached("random", text, reach=reach, most=most)
 
     def compare_induced(self) -> None:
         """The prompt that the model writes itself."""
         text = self.keep("induction", "", self.induce)["text"]
-        self.tuned("induced", text, reach=self.target(), most=self.settings.iterations)
+        self.reached("induced", text, reach=self.target(), most=self.settings.iterations)
 
     def target(self) -> float:
         """What random prompts are tuned to."""
-        most = self.settings.iterations
+        most = self.settings.target_iterations
         return target([self.tuned("random", text, reach=None, most=most) for text in self.draw()])
+
+    def reached(self, part: str, text: str, *, reach: float, most: int) -> Points:
+        """The curve from this text until the target, or so many iterations. One that was stopped before either is made
+        once more: it is the same up to there."""
+        points: Points = self.tuned(part, text, reach=reach, most=most)["points"]
+        if _ended_early(points, reach, most=most):
+            points = self.tuned(f"{part}, on", text, reach=reach, most=most)["points"]
+        return points
 
     def tuned(self, part: str, text: str, *, reach: float | None, most: int) -> Record:
         """The record of a tuning from this text."""
@@ -174,12 +194,12 @@ def target(randoms: Sequence[Record]) -> float:
     return float(statistics.mean(min(loss for _, loss in one["points"]) for one in randoms))
 
 
-def iterations_to(points: Sequence[Sequence[float]], reach: float, *, most: int) -> int:
+def iterations_to(points: Points, reach: float, *, most: int) -> int:
     """ITA as a job counts it: the iteration of the first evaluation that is there; `most` if none is, never below 1."""
     return next((max(1, int(iteration)) for iteration, loss in points if loss <= reach), most)
 
 
-def crossing(points: Sequence[Sequence[float]], reach: float, *, most: int) -> float:
+def crossing(points: Points, reach: float, *, most: int) -> float:
     """ITA between evaluations: where the line from one to the next crosses the target."""
     if points[0][1] <= reach:
         return 1.0
@@ -189,27 +209,35 @@ def crossing(points: Sequence[Sequence[float]], reach: float, *, most: int) -> f
     return float(most)
 
 
-def said(points: Sequence[Sequence[float]], reach: float) -> str:
+def _ended_early(points: Points, reach: float, *, most: int) -> bool:
+    return points[-1][0] < most and min(loss for _, loss in points) > reach
+
+
+def said(points: Points, reach: float) -> str:
     """ITA for people: `6`, or `>6` of a tuning that had not reached the target when it was stopped."""
     last, loss = points[-1]
     return f"{int(last)}" if loss <= reach else f">{int(last)}"
 
 
 def of_task(records: Sequence[Record], *, most: int) -> dict[str, Any] | None:
-    """What a task's records come to; None before the short list is tuned. `by_score` is the list's first."""
+    """What a task's records come to; None while some are missing. `by_score` is the short list's first."""
     names = ("lookup", "random", "listed", "induced")
     parts = {part: [one for one in records if one["part"] == part] for part in names}
     if not parts["lookup"] or not parts["random"] or len(parts["listed"]) < len(parts["lookup"][0]["best"]):
         return None
     reach = target(parts["random"])
-    of = {one["prompt"]: one["points"] for one in parts["listed"]}
-    listed = [of[key] for key in parts["lookup"][0]["best"]]
+    on = {(one["part"], one["prompt"]): one["points"] for one in records if one["part"].endswith(", on")}
+    of = {part: {one["prompt"]: on.get((f"{part}, on", one["prompt"]), one["points"]) for one in parts[part]}
+          for part in ("listed", "random", "induced")}  # fmt: skip
+    listed = [of["listed"][key] for key in parts["lookup"][0]["best"]]
+    if any(_ended_early(points, reach, most=most) for points in (listed[0], *of["random"].values())):
+        return None
     found: dict[str, Any] = {"reach": reach, "scores": parts["lookup"][0]["scores"]}
     for name, count in (("", iterations_to), ("_between", crossing)):
         found[f"by_score{name}"] = count(listed[0], reach, most=most)
         found[f"best{name}"] = min(count(points, reach, most=most) for points in listed)
-        found[f"randoms{name}"] = [count(one["points"], reach, most=most) for one in parts["random"]]
-        found[f"induced{name}"] = [count(one["points"], reach, most=most) for one in parts["induced"]]
+        found[f"randoms{name}"] = [count(points, reach, most=most) for points in of["random"].values()]
+        found[f"induced{name}"] = [count(points, reach, most=most) for points in of["induced"].values()]
     found["listed"] = [said(points, reach) for points in listed]
     found["reached"] = min(loss for _, loss in listed[0]) <= reach
     return found

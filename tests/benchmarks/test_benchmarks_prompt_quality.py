@@ -55,6 +55,16 @@ def test_a_task_is_told_by_the_target_of_random_prompts_and_the_order_of_scores(
     assert found["reached"] is True
 
 
+def test_a_tuning_that_went_on_counts_as_far_as_it_went_and_one_that_has_to_is_awaited() -> None:
+    assert of_task(records(), most=12) is None, "a random prompt has neither reached the target nor tried for long"
+    went_on = record("random, on", "q", 7.0, 6.0, 5.0, 4.0, 2.9)
+    found = of_task([*records(), went_on], most=12)
+    assert found is not None
+    assert found["reach"] == 3.0, "what comes later makes no other target"
+    assert found["randoms"] == [6, 12]
+    assert of_task([one for one in [*records(), went_on] if one["prompt"] != "b"], most=12) is None
+
+
 @pytest.mark.parametrize("missing", ["lookup", "random", "listed"])
 def test_a_task_without_its_records_is_not_counted(missing: str) -> None:
     assert of_task([one for one in records() if one["part"] != missing], most=9) is None
@@ -128,7 +138,8 @@ def test_it_runs_on_a_tiny_model_and_goes_on_where_it_was(tmp_path: Path, one_th
     (log,) = tmp_path.glob("curves-*.jsonl")
     lines = log.read_bytes().splitlines(keepends=True)
     parts = [json.loads(line)["part"] for line in lines]
-    assert parts == ["lookup", "random", "random", "listed", "listed", "listed", "induction", "induced"]
+    listed = ["listed"] * 3
+    assert parts == ["lookup", "random", "random", *listed, "random, on", "induction", "induced"]
     log.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # killed in the middle of a record
     assert run(options((*asked, "--report")))["tasks"] == {}
     again = run(options(asked))
