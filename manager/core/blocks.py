@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stoker.manager.core.commands import RecordPilots, RecordStay, RecordWait
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.core.state import Client, Pilot
+from stoker.manager.core.state import Client, Pilot, State
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, BlockStatus, KnownBlock, PilotEnd, Source
 from stoker.manager.protocol.ids import BlockId
@@ -59,7 +59,7 @@ def want(core: Core, source: SourceState, count: int) -> None:
         source.blocks[id] = block
         _book(block)
         orders.append(BlockOrder(id, source.source.name))
-    factory = _factory(core)
+    factory = factory_of(core.state)
     if factory is not None:
         core.tell(factory, to_client.SubmitBlocks(tuple(orders)))
 
@@ -95,7 +95,7 @@ def _book(block: Block) -> None:
 
 
 def _cancel(core: Core, block: Block) -> None:
-    factory = _factory(core)
+    factory = factory_of(core.state)
     if factory is not None:
         core.tell(factory, to_client.CancelBlocks((block.id,), block.leaving))
 
@@ -113,6 +113,7 @@ def factory_came(core: Core, client: Client) -> None:
     for other in core.state.clients.values():
         if other.factory and other is not client:
             other.connected = False
+    core.state.factory_trouble = ""
     blocks = core.state.blocks.values()
     known = (KnownBlock(block.id, block.source.source.name, block.phase, block.job) for block in blocks)
     core.tell(client, to_client.KnownBlocks(tuple(known)))
@@ -286,6 +287,14 @@ def session_over(core: Core) -> None:
         core.out.append(RecordPilots(name, 0))
 
 
+# ---- the factory
+
+
+def factory_of(state: State) -> Client | None:
+    """The one that hears of blocks; None if none is connected, as far as anybody knows."""
+    return next((client for client in state.clients.values() if client.factory and client.connected), None)
+
+
 # ---- in words
 
 
@@ -321,7 +330,3 @@ def failing(source: SourceState) -> str:
     else:
         return ""
     return f"{said}: {source.last_failure}"
-
-
-def _factory(core: Core) -> Client | None:
-    return next((client for client in core.state.clients.values() if client.factory and client.connected), None)

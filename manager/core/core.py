@@ -22,6 +22,7 @@ from stoker.manager.core.events import (
     AdviceArrived,
     ClientGone,
     Event,
+    FactoryTrouble,
     FromClient,
     FromPilot,
     ManagerRestarted,
@@ -127,6 +128,8 @@ class Core:
                 pilots.restarted(self)
             case SessionDefined(sources=sources):
                 blocks.define(self, sources)
+            case FactoryTrouble(reason=reason):
+                self.state.factory_trouble = reason
             case SessionKept():
                 self.state.kept = True
             case SessionEnded(reason=reason):

@@ -97,7 +97,13 @@ class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
     """The manager came back from its journal: every pilot and client is cut until it says hello."""
 
 
+class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
+    """No factory has said hello for a while, and why that may be; empty: there is one again."""
+
+    reason: str
+
+
 Event = (
     FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | ManagerRestarted
-    | SessionDefined | SessionKept | SessionEnded
+    | SessionDefined | SessionKept | SessionEnded | FactoryTrouble
 )  # fmt: skip

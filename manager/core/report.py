@@ -47,6 +47,7 @@ def status(state: State) -> to_client.Status:
 
 def _trouble(state: State) -> dict[str, str]:
     said = {name: source.trouble or blocks.failing(source) for name, source in state.sources.items()}
+    said["factory"] = state.factory_trouble
     said["peers"] = object_report.trouble(state)
     said |= fitness.troubles(state)
     return {name: text for name, text in said.items() if text}

@@ -357,6 +357,8 @@ class State:
         self.ended_blocks: dict[str, int] = {}
         """How many are over, by how they ended."""
         self.next_block = 1
+        self.factory_trouble = ""
+        """Why nobody submits blocks just now; empty while somebody does."""
         self.said_blocks: dict[str, str] = {}
         """What a client says of blocks that are its own business."""
         self.refused: dict[str, int] = {}

@@ -12,6 +12,7 @@ from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.sources import Block
 from stoker.manager.core.state import Call, Context, Gang, Library, Note, Pilot, State
 from stoker.manager.protocol import to_client
+from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import CLIENT_SHIFT, BlockId, parse_call, show_call, show_library
 from stoker.units import show_bytes, show_seconds
 
@@ -26,7 +27,7 @@ def tell(state: State, subject: str) -> to_client.Story:
             return _story(subject, *_of_context(state, context))
     block = state.blocks.get(BlockId(subject)) or state.past_blocks.get(BlockId(subject))
     if block is not None:
-        return _story(subject, *_of_block(block, state.now))
+        return _story(subject, *_of_block(state, block))
     if subject.startswith("lib-"):
         library = next((x for x in state.libraries.values() if show_library(x.id) == subject), None)
         if library is not None:
@@ -81,7 +82,8 @@ def _expected(state: State, call: Call) -> str:
     due_at, said = call.group.options.objective.deadline_at, state.forecasts.get(call.id)
     if said is None:
         return f"is to be done in {show_seconds(due_at - state.now)}" if due_at > state.now else ""
-    ends = f"is expected to end in {show_seconds(max(0.0, said.ends_at - state.now))}"
+    left_s = said.ends_at - state.now
+    ends = "is expected to end " + (f"in {show_seconds(left_s)}" if left_s >= 1.0 else "any moment")
     if not due_at:
         return ends
     apart = show_seconds(abs(due_at - said.ends_at))
@@ -154,6 +156,8 @@ def _blocks(state: State) -> str:
     said += [f"block {block.id}: {in_words(state.now, block)}" for block in state.blocks.values()]
     for name, source in state.sources.items():
         said += [f"{name}: {text}" for text in (source.trouble, failing(source)) if text]
+    if state.factory_trouble:
+        said.insert(0, state.factory_trouble)
     more = f", and {len(said) - _SHOWN_BLOCKS} more" if len(said) > _SHOWN_BLOCKS else ""
     return ", ".join(said[:_SHOWN_BLOCKS]) + more or "no block was submitted"
 
@@ -161,10 +165,13 @@ def _blocks(state: State) -> str:
 _SHOWN_BLOCKS = 8
 
 
-def _of_block(block: Block, now: float) -> tuple[str, list[Note]]:
+def _of_block(state: State, block: Block) -> tuple[str, list[Note]]:
+    now, notes = state.now, list(block.notes)
+    if block.phase is BlockPhase.ASKED and state.factory_trouble:
+        notes.append((now, state.factory_trouble))
     pilots = f", pilots {', '.join(block.pilots)}" if block.pilots else ""
     job = f", job {block.job}" if block.job else ""
-    return f"block of source {block.source.source.name}{job}: {in_words(now, block)}{pilots}", list(block.notes)
+    return f"block of source {block.source.source.name}{job}: {in_words(now, block)}{pilots}", notes
 
 
 def _of_pilot(pilot: Pilot) -> tuple[str, list[Note]]:

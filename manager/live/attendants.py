@@ -3,14 +3,23 @@ objects to pilots that share no file system with this machine. The manager start
 
 They find everything in the session folder, hold a lock in it so that there is one of each, and end by themselves when
 the session does: a manager that is killed leaves them running, and finds them again.
+
+The factory says hello to the manager. One that lives and does not would leave blocks unsubmitted without a word to
+anybody, so it is spoken of after `TOLD_S`, with what its log says last, and after as long as a beginning may take it is
+killed and another one started.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 from stoker.config import load_site
 from stoker.manager.protocol.blocks import Rule, Source
@@ -26,51 +35,107 @@ LOOK_S = 1.0
 PAUSE_S = 2.0
 """How long after its start one that died is started again at the soonest; doubles while it dies at once."""
 LONGEST_PAUSE_S = 60.0
+TOLD_S = 20.0
+"""A factory that has not been heard of for so long is told of."""
+HELLO_S = 120.0
+"""How long a factory may take until its hello, beside what commands of the one before it may take: a minute for that
+one to leave, and a minute on a busy machine."""
+_TAIL_BYTES = 4096
+_TIME_AND_LEVEL = re.compile(r"\S+ \S+ [A-Z]+ ")
 
 
 class Attendant:
-    """One such process."""
+    """One such process. `is_heard`: whether the manager hears of it, for one that it should hear of within
+    `hello_limit_s` of its start."""
 
-    def __init__(self, folder: SessionFolder, module: str) -> None:
+    def __init__(
+        self,
+        folder: SessionFolder,
+        module: str,
+        *,
+        is_heard: Callable[[], bool] = lambda: True,
+        hello_limit_s: float = math.inf,
+    ) -> None:
         self._folder = folder
         self._module = module
         self._name = module.split(".")[-2 if module.endswith(".main") else -1]
+        self._log = folder.path / f"{self._name}.log"
+        self._is_heard = is_heard
+        self._hello_limit_s = hello_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
+        self._said_before = 0
+        """Bytes in its log that are older than its process."""
+        self._quiet_since: float | None = None
+        """Since when it should be heard of and is not, in whatever process."""
         self._pause_s = PAUSE_S
 
     def keep_up(self, now: float) -> None:
-        """Start it if it does not run. `now` is in seconds, on a clock that does not jump."""
+        """Start it if it does not run, end it if it lives without a word. `now` is in seconds, on a clock that does not
+        jump."""
+        if self._is_heard():
+            self._quiet_since = None
+        elif self._quiet_since is None:
+            self._quiet_since = now
         process = self._process
         if process is not None and process.poll() is None:
             if now - self._started_at > LONGEST_PAUSE_S:
                 self._pause_s = PAUSE_S
+            if self._quiet_since is not None and now - max(self._quiet_since, self._started_at) > self._hello_limit_s:
+                log.warning("%s; after %.0f s of that it is killed", self._what_is_wrong(process), self._hello_limit_s)
+                process.kill()
+                self._started_at = now  # what even that does not end is not killed at every look
             return
         if process is not None:
             if now - self._started_at < self._pause_s:
                 return
             log.warning("the %s ended (%s); it is started again", self._name, process.returncode)
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        self._start(now)
+
+    def trouble(self, now: float) -> str:
+        """What keeps it from being heard of, once that has lasted; empty if nothing does."""
+        if self._process is None or self._quiet_since is None or now - self._quiet_since < TOLD_S:
+            return ""
+        return self._what_is_wrong(self._process)
+
+    def _start(self, now: float) -> None:
         self._started_at = now
-        with open(self._folder.path / f"{self._name}.log", "ab") as output:
+        with open(self._log, "ab") as output:
+            self._said_before = output.tell()
+            options = ["--session", str(self._folder.path), "--parent", str(os.getpid())]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self._module, "--session", str(self._folder.path)],
+                [sys.executable, "-P", "-m", self._module, *options],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
 
+    def _what_is_wrong(self, process: subprocess.Popen[bytes]) -> str:
+        code = process.poll()
+        is_so = "lives and has not said hello" if code is None else f"has ended ({code}) and will be started again"
+        said = _last_line(self._log, after=self._said_before)
+        words = f"its log says: {said}" if said else "its log says nothing"
+        return f"the {self._name} (pid {process.pid}) {is_so}; {words}"
+
 
 class Attendants:
-    """Those that the session needs."""
+    """Those that the session needs. `is_factory_here`: whether a factory has said hello and is connected."""
 
-    def __init__(self, folder: SessionFolder, sites: tuple[Site, ...]) -> None:
-        modules = [FACTORY] if sites else []
+    def __init__(self, folder: SessionFolder, sites: tuple[Site, ...], *, is_factory_here: Callable[[], bool]) -> None:
+        self._factory: Attendant | None = None
+        self._each: list[Attendant] = []
+        if sites:
+            commands_s = max(site.provider.command_limit_s for site in sites)
+            limit_s = HELLO_S + commands_s
+            self._factory = Attendant(folder, FACTORY, is_heard=is_factory_here, hello_limit_s=limit_s)
+            self._each.append(self._factory)
         if any(not site.provider.shared_files or site.environment.kind is EnvironmentKind.PACKED for site in sites):
-            modules.append(SEED)
-        self._each = [Attendant(folder, module) for module in modules]
+            self._each.append(Attendant(folder, SEED))
         self._look_at = 0.0
+        self.factory_trouble = ""
+        """Why nobody submits blocks, as of the last look; empty while somebody does, or will soon."""
 
     def look(self) -> None:
         """Start those that are not there."""
@@ -80,11 +145,26 @@ class Attendants:
         self._look_at = now + LOOK_S
         for attendant in self._each:
             attendant.keep_up(now)
+        if self._factory is not None:
+            trouble = self._factory.trouble(now)
+            self.factory_trouble = f"blocks are not submitted: {trouble}" if trouble else ""
 
     @property
     def wait_s(self) -> float:
         """How soon `look` wants to be called again; infinite when there is nothing to look after."""
         return max(0.0, self._look_at - time.monotonic()) if self._each else float("inf")
+
+
+def _last_line(file: Path, *, after: int) -> str:
+    """The last line of a log behind so many bytes, without its time; empty if there is none."""
+    try:
+        with file.open("rb") as data:
+            data.seek(max(after, data.seek(0, 2) - _TAIL_BYTES))
+            lines = data.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    line = next((line for line in reversed(lines) if line.strip()), "")
+    return _TIME_AND_LEVEL.sub("", line, count=1)
 
 
 def sites_of(folder: SessionFolder) -> tuple[Site, ...]:

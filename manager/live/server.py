@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import ProtocolError, SessionError
+from stoker.manager.core.blocks import factory_of
 from stoker.manager.core.commands import (
     AskAdvice,
     Command,
@@ -34,6 +35,7 @@ from stoker.manager.core.core import Core
 from stoker.manager.core.events import (
     ClientGone,
     Event,
+    FactoryTrouble,
     FromClient,
     FromPilot,
     ManagerRestarted,
@@ -127,6 +129,8 @@ class Server:
             self._absent["client "] = now + patience.first_client_s
         self._say_where(before.created_at if before and core else now)
         log.info("session %s listens on %s", session, self.doors.address)
+        self._factory_trouble = self.core.state.factory_trouble
+        """What the core was told of a factory that does not come."""
         self._define_session(now)
 
     def _say_where(self, created_at: float) -> None:
@@ -151,7 +155,7 @@ class Server:
             for role, peer, data in doors.frames():
                 self._frame(role, peer, data, now, commands)
             self._timers(now, commands)
-            self.attendants.look()
+            self._look_after(now, commands)
             self.journal.flush()
             self._carry_out(commands)
         log.info("session over: %s", self._ended)
@@ -245,6 +249,14 @@ class Server:
         if self.core.state.kept and self.patience.idle_s and now - self._looked_at >= min(self.patience.idle_s / 4, 60):
             self._look_idle(now, commands)
 
+    def _look_after(self, now: float, commands: list[Command]) -> None:
+        """See to the processes that the session needs, and tell the core of a factory that does not come."""
+        self.attendants.look()
+        trouble = self.attendants.factory_trouble
+        if trouble != self._factory_trouble:
+            self._factory_trouble = trouble
+            self._give(FactoryTrouble(trouble), now, commands)
+
     def _look_idle(self, now: float, commands: list[Command]) -> None:
         """Whether anybody has used the session lately; end it if not."""
         self._looked_at = now
@@ -318,7 +330,8 @@ class Server:
     def _define_session(self, now: float) -> None:
         """Tell the core where pilots come from, and see to the processes that this needs."""
         sites = sites_of(self.folder)
-        self.attendants = Attendants(self.folder, sites)
+        state = self.core.state
+        self.attendants = Attendants(self.folder, sites, is_factory_here=lambda: factory_of(state) is not None)
         sources = tuple(source_of(site, kept=self.core.state.kept) for site in sites)
         if sources or self.core.state.sources:
             commands: list[Command] = []

@@ -3,7 +3,8 @@
 It runs beside the manager and hands out what clients have published (the files of their recipes, from where they lie)
 and what is in the session's folder of objects (large arguments); large results come in the same way. It writes the
 address that it listens at into `seed.address` in the session folder, takes the same port again when it is started
-again, and ends when the session does.
+again, and ends when the session does. One that finds another there waits to follow it, for as long as the manager that
+started it is there: the next manager starts another.
 """
 
 from __future__ import annotations
@@ -136,7 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until the session is over, or SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m stoker.pilot.transfer.seed", description=__doc__.splitlines()[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
-    session = SessionFolder(parser.parse_args(arguments).session)
+    parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="who starts it (its manager)")
+    options = parser.parse_args(arguments)
+    session = SessionFolder(options.session)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
@@ -144,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         lock = os.open(session.path / "seed.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         while not _is_alone(lock):
-            if stopped.wait(_LOOK_S) or _is_over(session):
+            if stopped.wait(_LOOK_S) or _is_over(session) or os.getppid() != options.parent:
                 return 0
         server = _listen(session)
     except (OSError, ValueError, StokerError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from core.builders import SESSION, Cluster, devices, recipe
 
-from stoker.manager.core.events import ClientGone, SessionDefined
+from stoker.manager.core.events import ClientGone, FactoryTrouble, SessionDefined
 from stoker.manager.core.phases import PilotState
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
@@ -114,6 +114,17 @@ def test_a_batch_system_that_does_not_answer_is_shown(cluster: Make) -> None:
     assert "squeue has not answered for 30 s" in c.story("c-1")
     c.tell("factory", say.SourceTrouble("backfill", ""))
     assert c.status().trouble == {}
+
+
+def test_a_factory_that_does_not_come_is_told_to_whoever_waits_for_a_pilot(cluster: Make) -> None:
+    c = cluster().event(SessionDefined((FIXED,))).call("c1")
+    c.event(FactoryTrouble("blocks are not submitted: the factory has not said hello"))
+    assert c.status().trouble == {"factory": "blocks are not submitted: the factory has not said hello"}
+    assert "the factory has not said hello" in c.story("c-1")
+    assert "the factory has not said hello" in c.story("b1")
+    c.sources(FIXED)
+    assert c.status().trouble == {}
+    assert "hello" not in c.story("b1")
 
 
 # ---- the policy

@@ -147,6 +147,17 @@ def test_one_that_was_killed_is_followed_at_the_same_place(start: Start, session
         assert waiting.wait(20) == 0
 
 
+def test_one_that_waits_leaves_with_the_manager_that_started_it(start: Start, session: SessionFolder) -> None:
+    """The next manager starts another: those that wait do not pile up."""
+    serving = start()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(20)
+    words = ["--session", str(session.path), "--parent", str(gone.pid)]
+    waiting = subprocess.Popen([sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", *words])
+    assert waiting.wait(20) == 0
+    assert serving.poll() is None
+
+
 @pytest.mark.parametrize("how", ["objects", "lease"])
 def test_it_ends_with_its_session(start: Start, session: SessionFolder, how: str) -> None:
     seed = start()
