@@ -56,9 +56,11 @@ class Phase(enum.Enum):
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One job at one moment. Times are seconds since the epoch, on the submitter's clock; None where there is none.
 
-    `first_ends_at` is the scheduler's first forecast. `metric` is of the last evaluation that is known, `metric_name`
-    what it is. `devices` are those it runs on; on these it was seen first at `seen_at`, after `seen_iteration`
-    iterations, and at its pace there it ends at `measured_ends_at`. `why`: what it waits for, or why it failed.
+    `known_late_at`: since when it was known that it would miss its deadline. `looks_up`: it begins by looking its
+    initial prompt up. `metric` is of the last evaluation that is known, `metric_name` what it is. `devices` are those
+    it runs on; on these it was seen first at `seen_at`, after `seen_iteration` iterations, and at its pace there it
+    ends at `measured_ends_at`. Before its first start it waited `loading_s` seconds for its model to load, and waits
+    for that now since `loading_at`. `why`: what it waits for, or why it failed.
     """
 
     name: str
@@ -75,12 +77,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     metric: float | None = None
     devices: tuple[str, ...] = ()
     ends_at: float | None = None
-    first_ends_at: float | None = None
+    known_late_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
     seen_at: float | None = None
     seen_iteration: int = 0
     measured_ends_at: float | None = None
+    loading_at: float | None = None
+    loading_s: float = 0.0
+    looks_up: bool = False
     restarts: int = 0
     why: str = ""
     at: float = 0.0

@@ -13,7 +13,6 @@ from stoker.apps.prompt_tuning.show import clock, ended_by
 from stoker.apps.prompt_tuning.tuning.result import RESULT
 from stoker.units import show_seconds
 
-_SHOWN_PARTS = 4
 _LONGEST_TEXT = 100
 
 
@@ -75,38 +74,76 @@ def facts(outcome: Outcome, *, now: float) -> dict[str, Any]:
     """An outcome for programs."""
     entry = outcome.entry
     return {
-        "folder": outcome.folder, "in_time": entry.in_time(now), "why": why(entry), "job": msgspec.to_builtins(entry),
-        "result": msgspec.to_builtins(outcome.result),
+        "folder": outcome.folder, "in_time": entry.in_time(now), "why": "; ".join(why(outcome)),
+        "job": msgspec.to_builtins(entry), "result": msgspec.to_builtins(outcome.result),
     }  # fmt: skip
 
 
-def why(entry: Entry) -> str:
-    """Where a job's time went, and what that has to do with its deadline."""
-    if not entry.phase.is_over or entry.ended_at is None:
-        return entry.why
-    if entry.phase is not Phase.DONE:
-        return entry.why
+def why(outcome: Outcome) -> list[str]:
+    """Where a job's time went, and what that has to do with its deadline; what it waits for, or why it failed."""
+    entry, result = outcome.entry, outcome.result
+    if entry.phase is not Phase.DONE or entry.ended_at is None:
+        return entry.why.splitlines()
     started = entry.started_at if entry.started_at is not None else entry.submitted_at
     waited_s, ran_s = max(0.0, started - entry.submitted_at), max(0.0, entry.ended_at - started)
-    count = len(entry.devices)
-    on = f" on {count} device{'s' * (count != 1)}" if count else ""
-    said = f"it waited {show_seconds(waited_s)} for its model and devices and ran {show_seconds(ran_s)}{on}"
+    devices_s = max(0.0, waited_s - entry.loading_s)
+    said = [f"waited {show_seconds(devices_s)} for devices and {show_seconds(entry.loading_s)} for its model to load"]
+    count = len(entry.devices) or (result.devices if result is not None else 0)
+    on = f" on {_many(count, 'device')}" if count else ""
+    parts = _parts(result, ran_s=ran_s, restarts=entry.restarts) if result is not None else []
+    said.append(f"ran {show_seconds(ran_s)}{on}" + (f": {', '.join(parts)}" if parts else ""))
     if entry.restarts:
-        said += f"; it was started again {entry.restarts} time{'s' * (entry.restarts != 1)}, from its last checkpoint"
-    if entry.deadline_at is None or entry.ended_at <= entry.deadline_at:
-        return said
-    had_s = entry.deadline_at - entry.submitted_at
-    if ran_s > had_s:
-        said += f"; {show_seconds(had_s)} were too few for its iterations alone"
-    if entry.first_ends_at is not None and entry.first_ends_at > entry.deadline_at:
-        said += "; that it would be late was told when it was submitted"
+        said.append(f"was started again {_many(entry.restarts, 'time')}, from its last checkpoint")
+    if entry.deadline_at is not None and entry.ended_at > entry.deadline_at:
+        said.append(_why_late(entry, iterating_s=_iterating_s(result), waited_s=waited_s))
     return said
+
+
+def _parts(result: Result, *, ran_s: float, restarts: int) -> list[str]:
+    """What a job did while it ran, with the seconds of each; what is not worth a word is left out."""
+    spent, iterating_s = result.spent_s, _iterating_s(result)
+    parts = {
+        "for its initial prompt, and giving the tuned one to the bank": spent.get("bank", 0.0),
+        "of evaluations": spent.get("evaluation", 0.0),
+    }
+    least_s = 0.01 * ran_s
+    said = [f"{show_seconds(seconds)} {what}" for what, seconds in parts.items() if seconds >= least_s]
+    if result.iterations:
+        each = f"{_many(result.iterations, 'iteration')} of {show_seconds(iterating_s / result.iterations)}"
+        said.insert(min(1, len(said)), each)
+    rest_s = ran_s - iterating_s - sum(parts.values())
+    if rest_s >= max(1.0, least_s):
+        said.append(f"{show_seconds(rest_s)} " + ("lost between its starts" if restarts else "of other things"))
+    return said
+
+
+def _why_late(entry: Entry, *, iterating_s: float, waited_s: float) -> str:
+    """Why a job that is done missed its deadline."""
+    deadline_at, ended_at = entry.deadline_at or 0.0, entry.ended_at or 0.0
+    had_s, late_s = deadline_at - entry.submitted_at, ended_at - deadline_at
+    said = f"late: it had {show_seconds(max(0.0, had_s))}"
+    if iterating_s > had_s:
+        said += ", too few for its iterations alone"
+    elif waited_s >= late_s:
+        said += f", and would have been in time without the wait of {show_seconds(waited_s)}"
+    if entry.known_late_at is not None:
+        said += f"; that was known after {show_seconds(max(0.0, entry.known_late_at - entry.submitted_at))}"
+    return said
+
+
+def _iterating_s(result: Result | None) -> float:
+    parts = ("data", "compute", "communication")
+    return sum(result.spent_s.get(part, 0.0) for part in parts) if result is not None else 0.0
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _job(one: Outcome, *, now: float) -> list[str]:
     entry, result = one.entry, one.result
     lines = [f"  {entry.name}   {_verdict(entry, now=now)}"]
-    lines += [f"    {line}" for line in why(entry).splitlines()]
+    lines += [f"    {line}" for line in why(one)]
     if result is None:
         return lines
     lines += [f"    {line}" for line in _result_lines(result)]
@@ -139,12 +176,10 @@ def _result_lines(result: Result) -> list[str]:
     measured = f"{result.metric} {value:.3g}" if value is not None else ""
     if result.metric != "loss" and loss is not None:
         measured += f", loss {loss:.3g}"
-    whole_s = sum(result.spent_s.values())
-    parts = sorted(result.spent_s.items(), key=lambda part: -part[1])[:_SHOWN_PARTS]
-    time = ", ".join(f"{name} {show_seconds(spent)}" for name, spent in parts if spent >= 0.01 * whole_s)
+    if result.devices > 1:
+        how += f"; ranks exchanged gradients for {result.communication_share:.0%} of that time"
     return [
         f"held out: {measured}; {how}",
-        f"time     {time}" + (f" ({result.communication_share:.0%} exchange)" if result.devices > 1 else ""),
         f"began as {_short(result.initial)} from {result.initial_from}",
         f"reads as {_short(result.text)}",
     ]

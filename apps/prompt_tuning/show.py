@@ -103,6 +103,8 @@ def _row(entry: Entry, *, now: float) -> tuple[str, ...]:
     steps = f"{entry.iteration}/{entry.iterations}" if entry.iteration or entry.phase is Phase.TUNING else ""
     if entry.phase is Phase.TUNING and 0 < entry.iterations <= entry.iteration:
         steps += ", measuring"
+    if entry.phase is Phase.TUNING and not entry.iteration and entry.seen_at is None:
+        steps = "looks its prompt up" if entry.looks_up else "begins"
     loss = f"loss {entry.loss:.3f}" if entry.loss is not None and entry.iteration else ""
     return entry.name, entry.phase.value, steps, loss, _metric(entry), _devices(entry), due(entry, now=now)
 

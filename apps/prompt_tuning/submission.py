@@ -44,7 +44,10 @@ class Submission:
         now = time.time()
         self.future = app(order)
         self.future.add_done_callback(self._over)
-        self._note(session=session, submitted_at=now, deadline_at=self.ready.job.deadline_s(submitted_s=now))
+        self._note(
+            session=session, submitted_at=now, deadline_at=self.ready.job.deadline_s(submitted_s=now),
+            looks_up=order.bank is not None and not self._start and not order.job.prompt.initial.strip(),
+        )  # fmt: skip
 
     def look(self, picture: Picture | None) -> None:
         """Take in what has become of it, and write it down."""

@@ -99,7 +99,14 @@ def look(entry: Entry, *, call: CallFuture | None, picture: Picture | None, now:
     if listed is not None and picture is not None:
         entry = _placed(entry, listed, picture, now)
     entry = _forecast(entry, call.forecast)
-    return entry if call.progress is None else _told(entry, call.progress, now)
+    if call.progress is not None:
+        entry = _told(entry, call.progress, now)
+    match entry.in_time(now):
+        case False if entry.known_late_at is None:
+            return msgspec.structs.replace(entry, known_late_at=now)
+        case True:
+            return msgspec.structs.replace(entry, known_late_at=None)
+    return entry
 
 
 def _placed(entry: Entry, listed: ListedCall, picture: Picture, now: float) -> Entry:
@@ -110,14 +117,26 @@ def _placed(entry: Entry, listed: ListedCall, picture: Picture, now: float) -> E
         entry = msgspec.structs.replace(entry, devices=(), restarts=entry.restarts + 1, seen_at=None)
     if listed.state is ListedState.RUNNING:
         since = now - listed.since_s
+        entry = _loaded(entry, since)
         return msgspec.structs.replace(
             entry, phase=Phase.TUNING, devices=listed.where, why="",
             started_at=since if entry.started_at is None else entry.started_at,
         )  # fmt: skip
     context = next((one for one in picture.contexts if one.name == listed.context), None)
     if devices := picture.loading_on.get(listed.context, ()) if context is not None and not context.hot else ():
-        return msgspec.structs.replace(entry, phase=Phase.LOADING, why=f"its model loads on {', '.join(devices)}")
-    return msgspec.structs.replace(entry, phase=Phase.QUEUED, why=_reason(listed, context, picture))
+        return msgspec.structs.replace(
+            entry, phase=Phase.LOADING, why=f"its model loads on {', '.join(devices)}",
+            loading_at=now if entry.loading_at is None else entry.loading_at,
+        )  # fmt: skip
+    return msgspec.structs.replace(_loaded(entry, now), phase=Phase.QUEUED, why=_reason(listed, context, picture))
+
+
+def _loaded(entry: Entry, at: float) -> Entry:
+    """The job, if it has waited for its model until then, waits for that no more."""
+    if entry.loading_at is None:
+        return entry
+    before = 0.0 if entry.started_at is not None else max(0.0, at - entry.loading_at)
+    return msgspec.structs.replace(entry, loading_at=None, loading_s=entry.loading_s + before)
 
 
 def _reason(listed: ListedCall, context: ContextStatus | None, picture: Picture) -> str:
@@ -154,5 +173,4 @@ def _forecast(entry: Entry, forecast: CallForecast | None) -> Entry:
     """What the manager expects."""
     if forecast is None or not math.isfinite(forecast.ends_at):  # nobody knows yet
         return entry
-    first = forecast.ends_at if entry.first_ends_at is None else entry.first_ends_at
-    return msgspec.structs.replace(entry, ends_at=forecast.ends_at, first_ends_at=first)
+    return msgspec.structs.replace(entry, ends_at=forecast.ends_at)

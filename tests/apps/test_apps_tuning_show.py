@@ -81,10 +81,10 @@ def test_a_running_job_ends_as_its_own_pace_says_and_before_that_as_it_is_foreca
     entry = seen(JOB, 30, call=sent(progress(2, metric=0.5), forecast), of=running)
     assert (entry.phase, entry.devices, entry.started_at) == (Phase.TUNING, ("a/lib-1", "b/lib-2"), NOON + 20)
     assert (entry.iteration, entry.loss, entry.metric) == (2, 0.5, 0.5)
-    assert (entry.ends_at, entry.first_ends_at, entry.in_time(NOON + 30)) == (NOON + 700, NOON + 700, False)
+    assert (entry.ends_at, entry.known_late_at, entry.in_time(NOON + 30)) == (NOON + 700, NOON + 30, False)
     later = seen(entry, 50, call=sent(progress(102), forecast), of=running)
     assert later.ends_at == NOON + 50 + 398 * 20 / 100
-    assert later.in_time(NOON + 50) is True
+    assert (later.in_time(NOON + 50), later.known_late_at) == (True, None)
     assert later.metric == 0.5
     # No report came in between: the end does not move with the clock.
     assert seen(later, 52, call=sent(progress(102), forecast), of=running).ends_at == later.ends_at
@@ -181,31 +181,76 @@ def test_jobs_are_found_in_their_folders(tmp_path):
         read_board(tmp_path / "a" / "state.json")
 
 
+def test_a_job_is_seen_to_wait_for_its_model_and_to_look_its_prompt_up():
+    entry = replaced(looks_up=True)
+    for at, of in ((2, listed()), (3, listed()), (9, listed())):
+        entry = seen(entry, at, of=picture(of, loading=1))
+    assert (entry.loading_at, entry.loading_s) == (NOON + 2, 0.0)
+    queued = seen(entry, 10, of=picture(listed(), hot=1))
+    assert (queued.loading_at, queued.loading_s) == (None, 8.0)
+    running = listed(state=ListedState.RUNNING, since_s=1.0, where=("a/lib-1",))
+    started = seen(entry, 12, of=picture(running))
+    assert (started.started_at, started.loading_s) == (NOON + 11, 9.0)
+    assert "looks its prompt up" in show.table([started], now=NOON + 12)[0]
+    assert "  begins  " in show.table([msgspec.structs.replace(started, looks_up=False)], now=NOON + 12)[0]
+    told = seen(started, 20, call=sent(progress(0)), of=picture(running))
+    assert "0/500" in show.table([told], now=NOON + 20)[0]
+    again = seen(told, 30, of=picture(listed(), loading=1))
+    assert (again.loading_at, seen(again, 40, of=picture(running)).loading_s) == (NOON + 30, 9.0)
+
+
+SPENT_S = {"bank": 30.0, "start": 0.1, "data": 0.5, "compute": 470.0, "communication": 9.5, "evaluation": 60.0}
+RESULT = report.Result(
+    metric="accuracy", reach=None, end="iterations", iterations=240, iterations_to_accuracy=None, initial="say",
+    initial_from="the bank", text="say", held_out={"metric": 0.5}, devices=2, communication_share=0.02, spent_s=SPENT_S,
+)  # fmt: skip
+
+
+def test_a_report_says_where_the_time_went():
+    done = replaced(
+        phase=Phase.DONE, started_at=NOON + 9, ended_at=NOON + 580, loading_s=8.0, devices=("a/lib-1", "b/lib-2")
+    )
+    assert report.why(report.Outcome("runs/x", done, RESULT)) == [
+        "waited 1.0 s for devices and 8.0 s for its model to load",
+        "ran 9 min 31 s on 2 devices: 30 s for its initial prompt, and giving the tuned one to the bank, 240 iterations"
+        " of 2.0 s, 1 min of evaluations",
+    ]
+    lines = report.render([report.Outcome("runs/x", done, RESULT)], now=NOON)
+    assert any("240 iterations, no target was set; ranks exchanged gradients for 2% of that time" in x for x in lines)
+
+
 def test_a_report_says_why_a_deadline_was_missed():
     done = replaced(
-        phase=Phase.DONE, started_at=NOON + 90, ended_at=NOON + 720, first_ends_at=NOON + 700, restarts=1,
+        phase=Phase.DONE, started_at=NOON + 90, ended_at=NOON + 750, known_late_at=NOON + 60, restarts=1,
         devices=("a/lib-1",),
     )  # fmt: skip
-    said = report.why(done)
-    assert "it waited 1 min 30 s for its model and devices and ran 10 min 30 s on 1 device" in said
-    assert "started again 1 time, from its last checkpoint" in said
-    assert "10 min were too few for its iterations alone" in said
-    assert "told when it was submitted" in said
+    waited, ran, again, late = report.why(report.Outcome("runs/x", done, RESULT))
+    assert waited == "waited 1 min 30 s for devices and 0.0 ms for its model to load"
+    assert ran.startswith("ran 11 min on 1 device: ")
+    assert ran.endswith(", 1 min 30 s lost between its starts")
+    assert again == "was started again 1 time, from its last checkpoint"
+    assert late == "late: it had 10 min; that was known after 1 min"
+    soon = msgspec.structs.replace(done, ended_at=NOON + 620)
+    assert "in time without the wait of 1 min 30 s" in report.why(report.Outcome("runs/x", soon, RESULT))[-1]
+    short = msgspec.structs.replace(done, deadline_at=NOON + 20)
+    assert "it had 20 s, too few for its iterations alone" in report.why(report.Outcome("runs/x", short, RESULT))[-1]
     early = replaced(phase=Phase.DONE, started_at=NOON + 90, ended_at=NOON + 300, devices=("a", "b"))
-    assert report.why(early) == "it waited 1 min 30 s for its model and devices and ran 3 min 30 s on 2 devices"
     failed = replaced(name="bad", phase=Phase.FAILED, ended_at=NOON + 1, why="its prompt is too long")
     lines = report.render([report.Outcome("runs/x", entry) for entry in (done, early, failed, JOB)], now=NOON)
     assert lines[0] == "4 tuning jobs · 1 of 3 deadlines met, 1 not over yet"
-    assert "  facts   done at 12:12:00, late by 2 min (deadline 12:10:00)" in lines
+    assert "  facts   done at 12:12:30, late by 2 min 30 s (deadline 12:10:00)" in lines
+    assert "    ran 3 min 30 s on 2 devices" in lines
     assert "  bad   failed: no tuned prompt" in lines
     assert "    its prompt is too long" in lines
-    assert report.facts(report.Outcome("runs/x", done), now=NOON)["in_time"] is False
+    facts = report.facts(report.Outcome("runs/x", done, RESULT), now=NOON)
+    assert facts["in_time"] is False
+    assert facts["why"].endswith("; late: it had 10 min; that was known after 1 min")
 
 
 def test_on_a_pipe_what_changes_is_said_and_lateness_once(capsys):
     shown = Display(Screen(terminal=False), drops=False, place=None)
     due, end = NOON * 2, NOON * 4
-    late = replaced(phase=Phase.TUNING, deadline_at=due, ends_at=end, first_ends_at=end)
+    late = replaced(phase=Phase.TUNING, deadline_at=due, ends_at=end)
     in_time = msgspec.structs.replace(late, ends_at=due)
     for entry in (late, late, in_time, late, msgspec.structs.replace(late, phase=Phase.DONE, ended_at=NOON)):
         shown.show([entry])

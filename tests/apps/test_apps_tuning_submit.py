@@ -159,7 +159,9 @@ def test_jobs_of_the_command_line_are_each_for_themselves(place, session):
     assert jobs["late"]["job"]["phase"] == "done", "it runs all the same"
     told = r"late (cannot make its deadline|is late: its deadline, [0-9:]+, is over)"  # by who was sooner
     assert re.search(told, done.stderr), done.stderr
-    assert "were too few" in jobs["late"]["why"] or "told when it was submitted" in jobs["late"]["why"]
+    assert "; late: it had 0.1 s" in jobs["late"]["why"]
+    assert "; that was known after " in jobs["late"]["why"]
+    assert re.search(r"ran .* on \d devices?: .*\b50 iterations of ", jobs["late"]["why"]), jobs["late"]["why"]
     assert jobs["long"]["job"]["phase"] == "failed"
     assert "initial comes to 400 tokens, and the model reads 256 in all" in jobs["long"]["why"]
     folder = place / jobs["good"]["folder"]

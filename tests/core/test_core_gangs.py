@@ -342,6 +342,8 @@ def test_a_call_s_story_says_what_is_expected_of_it() -> None:
     actions.apply(made.core, Forecast(made.ids["c"], made.now + 90, False), seam="dispatch")  # type: ignore[arg-type]
     made.tell("ana", say.AskStatus(), numbered=False).forget()
     assert "is expected to end in 1 min 30 s, 30 s too late for its deadline" in made.story(name)
+    made.wait(89.5)
+    assert "is expected to end any moment, 30 s too late for its deadline" in made.story(name)
 
 
 def test_what_other_sessions_measured_is_believed_until_this_one_has() -> None:
