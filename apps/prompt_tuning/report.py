@@ -84,56 +84,76 @@ def why(outcome: Outcome) -> list[str]:
     entry, result = outcome.entry, outcome.result
     if entry.phase is not Phase.DONE or entry.ended_at is None:
         return entry.why.splitlines()
-    started = entry.started_at if entry.started_at is not None else entry.submitted_at
-    waited_s, ran_s = max(0.0, started - entry.submitted_at), max(0.0, entry.ended_at - started)
-    devices_s = max(0.0, waited_s - entry.loading_s)
-    said = [f"waited {show_seconds(devices_s)} for devices and {show_seconds(entry.loading_s)} for its model to load"]
+    time = _time(entry, result)
+    said = [f"waited {show_seconds(time.waited_s - time.loading_s)} for devices"]
+    if time.loading_s:
+        said[0] += f", and {show_seconds(time.loading_s)} for its model to load"
     count = len(entry.devices) or (result.devices if result is not None else 0)
     on = f" on {_many(count, 'device')}" if count else ""
-    parts = _parts(result, ran_s=ran_s, restarts=entry.restarts) if result is not None else []
-    said.append(f"ran {show_seconds(ran_s)}{on}" + (f": {', '.join(parts)}" if parts else ""))
+    parts = _parts(time, result.iterations) if result is not None else []
+    said.append(f"ran {show_seconds(time.ran_s)}{on}" + (f": {', '.join(parts)}" if parts else ""))
     if entry.restarts:
         said.append(f"was started again {_many(entry.restarts, 'time')}, from its last checkpoint")
+        if time.rest_s >= 1.0:
+            said[-1] += f"; {show_seconds(time.rest_s)} were lost between its starts"
     if entry.deadline_at is not None and entry.ended_at > entry.deadline_at:
-        said.append(_why_late(entry, iterating_s=_iterating_s(result), waited_s=waited_s))
+        said.append(_why_late(entry, time))
     return said
 
 
-def _parts(result: Result, *, ran_s: float, restarts: int) -> list[str]:
-    """What a job did while it ran, with the seconds of each; what is not worth a word is left out."""
-    spent, iterating_s = result.spent_s, _iterating_s(result)
-    parts = {
-        "for its initial prompt, and giving the tuned one to the bank": spent.get("bank", 0.0),
-        "of evaluations": spent.get("evaluation", 0.0),
-    }
-    least_s = 0.01 * ran_s
-    said = [f"{show_seconds(seconds)} {what}" for what, seconds in parts.items() if seconds >= least_s]
-    if result.iterations:
-        each = f"{_many(result.iterations, 'iteration')} of {show_seconds(iterating_s / result.iterations)}"
-        said.insert(min(1, len(said)), each)
-    rest_s = ran_s - iterating_s - sum(parts.values())
-    if rest_s >= max(1.0, least_s):
-        said.append(f"{show_seconds(rest_s)} " + ("lost between its starts" if restarts else "of other things"))
+class _Time(msgspec.Struct, frozen=True):
+    """Where a job's seconds went. `waited_s` and `ran_s` are all of them; `loading_s` is part of the first, what comes
+    after it of the second; `rest_s` is what nobody has counted, and what an interruption has cost."""
+
+    waited_s: float
+    ran_s: float
+    loading_s: float
+    bank_s: float
+    iterating_s: float
+    evaluating_s: float
+
+    @property
+    def rest_s(self) -> float:
+        return max(0.0, self.ran_s - self.bank_s - self.iterating_s - self.evaluating_s)
+
+
+def _time(entry: Entry, result: Result | None) -> _Time:
+    started = entry.started_at if entry.started_at is not None else entry.submitted_at
+    waited_s, ended_at = max(0.0, started - entry.submitted_at), entry.ended_at or started
+    spent = result.spent_s if result is not None else {}
+    iterating_s = sum(spent.get(part, 0.0) for part in ("data", "compute", "communication"))
+    return _Time(
+        waited_s=waited_s, ran_s=max(0.0, ended_at - started), loading_s=min(entry.loading_s, waited_s),
+        bank_s=spent.get("bank", 0.0), iterating_s=iterating_s, evaluating_s=spent.get("evaluation", 0.0),
+    )  # fmt: skip
+
+
+def _parts(time: _Time, iterations: int) -> list[str]:
+    """What a job did while it ran; what is not worth a word is left out."""
+    said = []
+    if time.bank_s >= 0.01 * time.ran_s:
+        said.append(f"{show_seconds(time.bank_s)} with the prompt bank")
+    if iterations:
+        said.append(f"{_many(iterations, 'iteration')} of {show_seconds(time.iterating_s / iterations)}")
+    if time.evaluating_s >= 0.01 * time.ran_s:
+        said.append(f"{show_seconds(time.evaluating_s)} of evaluations")
     return said
 
 
-def _why_late(entry: Entry, *, iterating_s: float, waited_s: float) -> str:
+def _why_late(entry: Entry, time: _Time) -> str:
     """Why a job that is done missed its deadline."""
     deadline_at, ended_at = entry.deadline_at or 0.0, entry.ended_at or 0.0
-    had_s, late_s = deadline_at - entry.submitted_at, ended_at - deadline_at
-    said = f"late: it had {show_seconds(max(0.0, had_s))}"
-    if iterating_s > had_s:
+    had_s, late_s = max(0.0, deadline_at - entry.submitted_at), ended_at - deadline_at
+    said = f"late: it had {show_seconds(had_s)}"
+    if time.iterating_s > had_s:
         said += ", too few for its iterations alone"
-    elif waited_s >= late_s:
-        said += f", and would have been in time without the wait of {show_seconds(waited_s)}"
+    elif entry.restarts and time.rest_s >= late_s:
+        said += ", and would have been in time if it had not been interrupted"
+    elif time.waited_s >= late_s:
+        said += f", and would have been in time without the wait of {show_seconds(time.waited_s)}"
     if entry.known_late_at is not None:
         said += f"; that was known after {show_seconds(max(0.0, entry.known_late_at - entry.submitted_at))}"
     return said
-
-
-def _iterating_s(result: Result | None) -> float:
-    parts = ("data", "compute", "communication")
-    return sum(result.spent_s.get(part, 0.0) for part in parts) if result is not None else 0.0
 
 
 def _many(number: int, noun: str) -> str:
