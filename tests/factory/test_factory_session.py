@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -30,6 +34,7 @@ interface = "127.0.0.1"
 [policy]
 provisioning = "fixed"
 """
+FACTORY, MANAGER = "stoker.manager.factory.main", "stoker.manager.main"
 LOCAL = 'name = "here"\n[pilot]\ndevices = "cpu:1"\n'
 
 
@@ -82,24 +87,79 @@ def test_two_sites_in_one_session(slurm: FakeSlurm, tmp_path: Path) -> None:
     until(lambda: not processes_of(session.folder), what="the end of all that belonged to the session", seconds=30)
 
 
+def running(folder: Path, module: str) -> list[psutil.Process]:
+    found = []
+    for process in processes_of(folder):
+        with suppress(psutil.NoSuchProcess):
+            if module in process.cmdline():
+                found.append(process)
+    return found
+
+
+def another(folder: Path, module: str, *, than: Sequence[psutil.Process]) -> psutil.Process:
+    return until(
+        lambda: next((each for each in running(folder, module) if each not in than), None),
+        what=f"another {module}",
+        seconds=60,
+    )
+
+
+def fail(slurm: FakeSlurm, job: dict[str, Any]) -> None:
+    """The node of a job is gone."""
+    os.killpg(job["pid"], signal.SIGKILL)
+    slurm.put(job["id"], state="NODE_FAIL")
+
+
 def test_a_factory_that_is_killed_is_followed_by_another(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.run_jobs()
     with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
         assert block_of_this().result(120) == ("b1", True)
-        [factory] = [each for each in processes_of(session.folder) if "stoker.manager.factory.main" in each.cmdline()]
+        [factory] = running(session.folder, FACTORY)
         os.kill(factory.pid, signal.SIGKILL)
-        until(
-            lambda: [
-                each
-                for each in processes_of(session.folder)
-                if "stoker.manager.factory.main" in each.cmdline() and each.pid != factory.pid
-            ],
-            what="another factory",
-            seconds=60,
-        )
+        another(session.folder, FACTORY, than=[factory])
         assert block_of_this().result(120) == ("b1", True)
     assert len(slurm.jobs()) == 1
     assert {job["state"] for job in slurm.jobs().values()} <= {"CANCELLED", "COMPLETED"}
+
+
+def test_a_block_that_is_lost_when_the_factory_has_just_come_again_is_replaced(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """For some seconds the manager knows two factories: the end of the one that was killed is not certain yet."""
+    slurm.run_jobs()
+    with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
+        assert block_of_this().result(120) == ("b1", True)
+        [factory] = running(session.folder, FACTORY)
+        os.kill(factory.pid, signal.SIGKILL)
+        log = session.folder / "factory.log"
+        until(lambda: log.read_text().count("the manager knows of") == 2, what="the other one's hello", seconds=60)
+        [job] = slurm.jobs().values()
+        fail(slurm, job)
+        assert block_of_this().result(120) == ("b2", True)
+
+
+def test_managers_that_die_in_their_first_moments_leave_one_factory_and_it_serves(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """Each has started a factory a moment before, which is alone from then on."""
+    slurm.run_jobs()
+    with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
+        assert block_of_this().result(120) == ("b1", True)
+        [manager], [factory] = running(session.folder, MANAGER), running(session.folder, FACTORY)
+        for also, after_s in ((None, 0.0), (factory, 0.0), (None, 0.3)):
+            before = running(session.folder, FACTORY)
+            for process in (manager, also):
+                if process is not None:
+                    process.kill()
+            manager = another(session.folder, MANAGER, than=[manager])
+            another(session.folder, FACTORY, than=before)
+            time.sleep(after_s)
+        manager.kill()
+        another(session.folder, MANAGER, than=[manager])
+        [job] = slurm.jobs().values()
+        fail(slurm, job)
+        assert block_of_this().result(120) == ("b2", True)
+        until(lambda: len(running(session.folder, FACTORY)) == 1, what="one factory alone", seconds=60)
 
 
 def test_a_site_that_takes_no_jobs_fails_the_calls_with_its_words(slurm: FakeSlurm, tmp_path: Path) -> None:
