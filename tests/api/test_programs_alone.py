@@ -184,7 +184,8 @@ def test_ctrl_c_stops_cleanly_and_says_what_is_kept(tmp_path, place):
 
 
 @pytest.mark.slow
-def test_a_killed_program_takes_everything_with_it(tmp_path, until):
+def test_a_killed_program_takes_everything_with_it(tmp_path, until, monkeypatch):
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))  # where no calls are known that were over at once
     program = start(
         tmp_path,
         """
