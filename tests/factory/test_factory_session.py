@@ -27,19 +27,20 @@ command_limit = "10 s"
 {provider}
 [pilot]
 devices = "cpu:1"
+{pilot}
 [session]
 heartbeat = "1 s"
 lease = "30 s"
 interface = "127.0.0.1"
 [policy]
-provisioning = "fixed"
+provisioning = "{policy}"
 """
 FACTORY, MANAGER = "stoker.manager.factory.main", "stoker.manager.main"
 LOCAL = 'name = "here"\n[pilot]\ndevices = "cpu:1"\n'
 
 
-def site(folder: Path, *, more: str = "", provider: str = "") -> Path:
-    (folder / "lab.toml").write_text(SITE.format(more=more, provider=provider))
+def site(folder: Path, *, more: str = "", provider: str = "", pilot: str = "", policy: str = "fixed") -> Path:
+    (folder / "lab.toml").write_text(SITE.format(more=more, provider=provider, pilot=pilot, policy=policy))
     return folder / "lab.toml"
 
 
@@ -122,20 +123,20 @@ def test_a_factory_that_is_killed_is_followed_by_another(slurm: FakeSlurm, tmp_p
     assert {job["state"] for job in slurm.jobs().values()} <= {"CANCELLED", "COMPLETED"}
 
 
-def test_a_block_that_is_lost_when_the_factory_has_just_come_again_is_replaced(
+def test_a_block_that_is_wanted_when_the_factory_has_just_come_again_is_submitted(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     """For some seconds the manager knows two factories: the end of the one that was killed is not certain yet."""
     slurm.run_jobs()
-    with stoker.load(site(tmp_path), run_dir=str(tmp_path / "runs")) as session:
-        assert block_of_this().result(120) == ("b1", True)
+    on_demand = site(tmp_path, pilot="init_blocks = 0", policy="opportunistic")
+    with stoker.load(on_demand, run_dir=str(tmp_path / "runs")) as session:
+        log = session.folder / "factory.log"
+        hello = "the manager knows of 0 blocks"
+        until(lambda: log.exists() and log.read_text().count(hello) == 1, what="the first hello", seconds=60)
         [factory] = running(session.folder, FACTORY)
         os.kill(factory.pid, signal.SIGKILL)
-        log = session.folder / "factory.log"
-        until(lambda: log.read_text().count("the manager knows of") == 2, what="the other one's hello", seconds=60)
-        [job] = slurm.jobs().values()
-        fail(slurm, job)
-        assert block_of_this().result(120) == ("b2", True)
+        until(lambda: log.read_text().count(hello) == 2, what="the other one's hello", seconds=60)
+        assert block_of_this().result(120) == ("b1", True)
 
 
 def test_managers_that_die_in_their_first_moments_leave_one_factory_and_it_serves(
