@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Ctrl-C works in them: a shell starts `pytest &` with SIGINT ignored, and children inherit that. They do not think
     that make started them: `make test` says so in the environment, and hints are worded by it. They keep what Python
-    compiles, also where the environment says otherwise: hundreds of them start, and compiling the same sources anew was
-    half of what many cost. And converting the demo's model takes most of a minute: they share one snapshot, kept from
-    run to run, which begins as the user's.
+    compiles, also where the environment says otherwise, and so does pytest: hundreds of processes start, and compiling
+    the same sources anew was half of what many of them cost. And converting the demo's model takes most of a minute:
+    they share one snapshot, kept from run to run, which begins as the user's.
     """
     os.environ.pop("MAKELEVEL", None)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     signal.signal(signal.SIGINT, signal.default_int_handler)
     cache = getattr(config, "cache", None)
     if cache is not None and "STOKER_SNAPSHOTS" not in os.environ:
