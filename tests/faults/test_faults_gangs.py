@@ -118,6 +118,29 @@ def test_a_gang_goes_on_after_the_manager_is_killed(world, site, tmp_path, steps
     assert len((tmp_path / "loads").read_text().split()) == 2, "both kept their contexts"
 
 
+def late_to_meet(context, number, folder):
+    """`work`, by ranks that were told to run and do not meet before the file `go` is there."""
+    (Path(folder) / f"told-{os.getpid()}").touch()
+    while not (Path(folder) / "go").exists():
+        time.sleep(0.01)
+    return work(context, number, folder)
+
+
+def test_a_manager_that_is_killed_between_grant_and_start_costs_nothing(world, site, tmp_path, steps):
+    with stoker.load(site, run_dir=str(world.runs)):
+        gang = stoker.app(context=loaded(str(tmp_path / "loads")), gang=2)(late_to_meet)
+        future = gang(1, str(tmp_path))
+        until(lambda: len(list(tmp_path.glob("told-*"))) == 2, limit_s=60, why="both ranks were told to run")
+        first = world.manager()
+        kill([first])
+        until(lambda: not is_alive(first), why="the manager is gone")
+        (tmp_path / "go").touch()  # where rank 0 listens is said to whoever comes after it
+        assert future.result(120) == 1
+    assert of_rank_0(steps(1)) == 0, "it began once"
+    assert len(list(tmp_path.glob("told-*"))) == 2
+    assert len((tmp_path / "loads").read_text().split()) == 2
+
+
 def test_gangs_end_once_each_while_anything_is_killed_at_any_moment(world, site, tmp_path, steps):
     chance = random.Random(20261122)
     with stoker.load(site, run_dir=str(world.runs)):
