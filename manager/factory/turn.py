@@ -51,7 +51,7 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
         return True
     began = time.monotonic()
     log.info(
-        "another factory of the session is there (%s): waiting for it to leave, for %s at most",
+        "another factory of the session is there, %s: waiting for it to leave, for %s at most",
         _who(file),
         show_seconds(limit_s),
     )
@@ -75,13 +75,13 @@ def wait_for_commands(file: Path, *, limit_s: float) -> None:
     if not _lock(descriptor):
         began = time.monotonic()
         log.info(
-            "a command of the factory before this one still runs (%s): waiting for it to end, for %s at most",
+            "a command of the factory before this one still runs, %s: waiting for it to end, for %s at most",
             _who(file),
             show_seconds(limit_s),
         )
         if not _wait(descriptor, limit_s=limit_s):
             log.warning(
-                "that command has not ended within %s (%s): not waited for any longer",
+                "that command has not ended within %s, %s: not waited for any longer",
                 show_seconds(limit_s),
                 _who(file),
             )

@@ -18,7 +18,7 @@ class Holder(msgspec.Struct, frozen=True):
     words: tuple[str, ...]
 
     def __str__(self) -> str:
-        command = " ".join(self.words)
+        command = " ".join([os.path.basename(self.words[0]), *self.words[1:]]) if self.words else ""
         shown = command if len(command) <= _SHOWN_CHARACTERS else f"{command[:_SHOWN_CHARACTERS]}…"
         return f"pid {self.pid} ({shown})" if shown else f"pid {self.pid}"
 

@@ -145,6 +145,9 @@ class Running:
         self._manager.tell(to_client.SessionOver("the test is done"))
         self._manager.until(lambda: not self._thread.is_alive(), what="its end")
         self._thread.join()
+        for worker in threading.enumerate():  # one that was busy speaks once more
+            if worker.name.startswith("stoker-source-"):
+                worker.join(60)
         self._factory.close()
 
 
