@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 
 import pyarrow.parquet
 import pytest
+
+from stoker.apps.fact_verification.prompts import SHIPPED
 
 pytestmark = [
     pytest.mark.slow,
@@ -19,6 +22,7 @@ pytestmark = [
     ),
 ]
 STOKER = [sys.executable, "-m", "stoker.manager.cli.main", "run"]
+FACTS = ["fact_verification", "--limit", "7", "--format", "jsonl"]
 LIMIT_S = 180
 
 
@@ -54,21 +58,27 @@ def results(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path):
-    options = ["fact_verification", "--limit", "7", "--batch-size", "1", "--format", "jsonl"]
-    out = stoker(tmp_path, *options, "--out", "whole")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that nothing disturbed, of the shipped prompts with a call a claim; and what it printed."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder / "run", stoker(folder, *FACTS, "--batch-size", "1", "--out", "run")
+
+
+def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path, whole):
+    folder, out = whole
     assert "3 prompts x 7 claims = 21 inferences" in out
     assert "21 inferences in" in out
-    whole = results(tmp_path / "whole" / "results.jsonl")
-    assert len(whole) == 21
-    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    expected = results(folder / "results.jsonl")
+    assert len(expected) == 21
+    summary = json.loads((folder / "summary.json").read_text())
     assert summary["attempt"]["calls"] == 21
     assert summary["attempt"]["loads"] <= summary["attempt"]["devices"]
-    timeline = json.loads((tmp_path / "whole" / "timeline.json").read_text())["traceEvents"]
+    timeline = json.loads((folder / "timeline.json").read_text())["traceEvents"]
     assert sum(event["args"]["claims"] for event in timeline if event["ph"] == "X") == 21
 
     part = tmp_path / "broken" / "results.jsonl.part"
-    options += ["--out", "broken"]
+    options = [*FACTS, "--batch-size", "1", "--out", "broken"]
     code, _ = stop(tmp_path, part, signal.SIGKILL, *options, more=4)
     assert code == -signal.SIGKILL
     kept = part.read_bytes().count(b"\n")
@@ -86,24 +96,25 @@ def test_a_run_killed_and_interrupted_ends_like_one_that_was_not(tmp_path):
     assert "more were there from before" in out
     resumed = results(tmp_path / "broken" / "results.jsonl")
     assert not part.exists()
-    for one, other in zip(whole, resumed, strict=True):
+    for one, other in zip(expected, resumed, strict=True):
         for field in ("prompt", "claim_id", "label", "answer", "raw_answer", "correct"):
             assert one[field] == other[field]
         for field in ("score_supports", "score_refutes", "score_not_enough_info"):
             assert one[field] == pytest.approx(other[field], abs=1e-3)
 
 
-def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path):
-    options = ["fact_verification", "--limit", "6", "--prompts", "p.toml", "--format", "jsonl", "--json"]
-    (tmp_path / "p.toml").write_text("[[prompts]]\nname = 'only'\ntext = 'Claim: {claim}\\nTrue or false?'\n")
-    full = json.loads(stoker(tmp_path, *options, "--batch-size", "3", "--out", "full"))
-    none = json.loads(stoker(tmp_path, *options, "--batch-size", "3", "--awareness", "none", "--out", "none"))
+def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path, whole):
+    folder, _ = whole
+    first = tomllib.loads(SHIPPED.read_text())["prompts"][0]
+    (tmp_path / "first.jsonl").write_text(json.dumps(first))
+    options = [*FACTS, "--prompts", "first.jsonl", "--batch-size", "4", "--awareness", "none"]
+    none = json.loads(stoker(tmp_path, *options, "--out", "none", "--json"))
     assert none["attempt"]["loads"] == none["attempt"]["calls"] == 2
-    assert full["attempt"]["calls"] == 2
-    assert full["attempt"]["loads"] <= 2
-    answers = [[row["raw_answer"] for row in results(tmp_path / name / "results.jsonl")] for name in ("full", "none")]
-    assert answers[0] == answers[1]
-    assert full["prompts"][0]["claims"] == 6
+    assert none["prompts"][0]["claims"] == 7
+    answers = {row["claim_id"]: row["raw_answer"] for row in results(tmp_path / "none" / "results.jsonl")}
+    by_one = [row for row in results(folder / "results.jsonl") if row["prompt"] == first["name"]]
+    assert answers == {row["claim_id"]: row["raw_answer"] for row in by_one}
+    assert len(answers) == 7
 
 
 def test_a_sweep_of_two_contexts_side_by_side(tmp_path):
