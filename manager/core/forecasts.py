@@ -3,7 +3,7 @@
 A policy may think anew in every round; a person wants to hear that a job will be late as soon as that is known, and
 then only what has changed: whether it is in time, or its end by more than it can be known to (`known_to_s`: a tenth of
 the time until then, a second at least). Of an end that is behind the deadline by less nobody can say that it is late:
-such a call counts as one that is in time.
+such a call counts as one that is in time. And while nothing like a call has been measured nothing is said of it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from stoker.units import known_to_s
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
+    from stoker.manager.core.state import Call
 
 
 def note(core: Core, action: Forecast) -> None:
@@ -26,6 +27,8 @@ def note(core: Core, action: Forecast) -> None:
     call = state.calls.get(action.call)
     if call is None:
         raise PolicyError(f"there is no call {action.call}")
+    if not _is_known(call):
+        return
     before, due_at = state.forecasts.get(call.id), call.group.options.objective.deadline_at
     late_s = action.ends_at - due_at if due_at else math.inf
     in_time = action.in_time or late_s < known_to_s(action.ends_at - state.now)
@@ -37,6 +40,12 @@ def note(core: Core, action: Forecast) -> None:
         return
     state.forecasts[call.id] = said = CallForecast(call.id, action.ends_at, in_time)
     core.forecasts.setdefault(call.group.client, []).append(said)
+
+
+def _is_known(call: Call) -> bool:
+    """Whether anybody can know how long a call takes. A policy that counts on none may still name an end."""
+    context = call.group.context
+    return bool(context.paces.known or call.group.cost.run_s or context.run_s)
 
 
 def send(core: Core) -> None:

@@ -297,6 +297,9 @@ def test_work_is_tokens_where_a_call_says_them() -> None:
 def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
     made = cluster()
     made.calls(1).forget()
+    actions.apply(made.core, Forecast(made.ids["1"], made.now + 1, True), seam="dispatch")  # type: ignore[arg-type]
+    assert not made.core.state.forecasts, "nobody knows how long such a call takes"
+    made.context().paces.tell({1: 1.0})
 
     def say_it(ends_at: float, *, in_time: bool) -> list[to_client.Forecasts]:
         actions.apply(made.core, Forecast(made.ids["1"], ends_at, in_time), seam="dispatch")  # type: ignore[arg-type]
@@ -320,6 +323,7 @@ def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
 def test_nobody_hears_of_a_lateness_that_is_less_than_can_be_known() -> None:
     made = cluster()
     made.call("c", objective=Objective(deadline_at=made.now + 60))
+    made.context().paces.tell({1: 1.0})
     name, heard = show_call(made.the_call("c").id), []
     for ends_at, in_time in ((60.09, True), (65.9, True), (67.0, False), (60.09, True)):
         actions.apply(made.core, Forecast(made.ids["c"], made.now + ends_at, False), seam="dispatch")  # type: ignore[arg-type]
@@ -334,6 +338,7 @@ def test_nobody_hears_of_a_lateness_that_is_less_than_can_be_known() -> None:
 def test_a_call_s_story_says_what_is_expected_of_it() -> None:
     made = cluster()
     made.call("c", objective=Objective(deadline_at=made.now + 60))
+    made.context().paces.tell({1: 1.0})
     name = show_call(made.the_call("c").id)
     assert "is to be done in 1 min" in made.story(name)
     actions.apply(made.core, Forecast(made.ids["c"], made.now + 50, True), seam="dispatch")  # type: ignore[arg-type]
