@@ -19,7 +19,7 @@ from stoker.manager.study.reproduce_tuner.cases import (
     System,
 )
 from stoker.manager.study.reproduce_tuner.runs import Runs
-from stoker.manager.study.reproduce_tuner.summary import Evaluation
+from stoker.manager.study.reproduce_tuner.summary import Evaluation, Search
 
 
 def evaluate(runs: Runs, *, extent: Extent, tell: Callable[[str], Callable[[int, int], None]]) -> Evaluation:
@@ -32,18 +32,29 @@ def evaluate(runs: Runs, *, extent: Extent, tell: Callable[[str], Callable[[int,
         policy: [tuning.searched(system, found, extent=extent) for system in systems]
         for policy, systems in tried.items()
     }
-    systems = {OURS: ablations.WHOLE} | {policy: tuning.best(tried) for policy, tried in searches.items()}
-    found = runs.each(cases_of(systems, extent), tell=tell("runs"))
-    return Evaluation(found, systems, tuple(one for some in searches.values() for one in some), extent)
+    as_told = {policy: _best(some, learn=False) for policy, some in searches.items()}
+    learned = {policy: _best(some, learn=True) for policy, some in searches.items()}
+    systems = {OURS: ablations.WHOLE} | as_told
+    found = runs.each(cases_of(systems, learned, extent), tell=tell("runs"))
+    return Evaluation(found, systems, learned, tuple(one for some in searches.values() for one in some), extent)
 
 
-def cases_of(systems: dict[str, System], extent: Extent) -> list[Case]:
-    """The runs of the page, with each baseline in its best setting."""
+def _best(searches: Iterable[Search], *, learn: bool) -> System:
+    return tuning.best([search for search in searches if tuning.learns(search.system) is learn])
+
+
+def cases_of(systems: dict[str, System], learned: dict[str, System], extent: Extent) -> list[Case]:
+    """The runs of the page, with each baseline in its best setting; also in the best of those that learn."""
 
     def all_in(groups: Iterable[Group]) -> Iterator[tuple[Group, System]]:
         return product(groups, systems.values())
 
-    wanted = [*all_in(MAIN), *ablations.runs(), *all_in((*HEAVY[:-1], *SENSITIVITY, HEAVY[-1]))]
+    wanted = [
+        *all_in(MAIN),
+        *product(MAIN, learned.values()),
+        *ablations.runs(),
+        *all_in((*HEAVY[:-1], *SENSITIVITY, HEAVY[-1])),
+    ]
     each = [
         group.cases(system, seeds=ablations.seeds_of(group, extent), smaller=extent.smaller) for group, system in wanted
     ]

@@ -24,6 +24,10 @@ from stoker.manager.study.reproduce_tuner.summary import Evaluation, show
 from stoker.manager.study.statistics import estimate
 
 _BASELINES = (INFLESS, ELASTIC_FLOW)
+_LEARNED_COLUMNS = [
+    f"`{policy}`{what}" for policy in _BASELINES for what in (", %", ": points over ours", ": times our cost")
+]
+_YES = {True: "yes", False: "**no**"}
 
 
 def write(of: Evaluation) -> str:
@@ -44,8 +48,11 @@ def _row(*cells: str) -> str:
 
 
 def _bars(of: Evaluation) -> str:
-    lines = ["## Bars", "", texts.BARS, "", *_table("what", "wanted", "came of it", "holds")]
-    lines += [_row(bar.what, bar.wanted, bar.came, "yes" if bar.holds else "**no**") for bar in bars(of)]
+    lines = ["## Bars", "", texts.BARS, ""]
+    lines += _table("what", "wanted", "came of it", "holds", "if baselines learn too", "holds")
+    for bar in bars(of):
+        too = ("", "") if bar.learned is None else (bar.learned[0], _YES[bar.learned[1]])
+        lines.append(_row(bar.what, bar.wanted, bar.came, _YES[bar.holds], *too))
     return "\n".join([*lines, ""])
 
 
@@ -59,7 +66,18 @@ def _figure_7(of: Evaluation) -> str:
     lines += ["", "![Figure 7](prompttuner-figure-7.png)", "", "Against the paper's words, pairwise by seed:", ""]
     lines += _table("what", "paper", "ours")
     lines += _said(of)
+    lines += ["", texts.LEARNED, "", *_table("load, S", *_LEARNED_COLUMNS)]
+    lines += [_learned(of, group) for group in MAIN]
     return "\n".join([*lines, ""])
+
+
+def _learned(of: Evaluation, group: Group) -> str:
+    ours, cells = of.systems[OURS], list[str]()
+    for policy in _BASELINES:
+        fewer = of.more_violations(group, of.learned[policy], ours)
+        times = of.times_the_cost(group, of.learned[policy], ours)
+        cells += [show(estimate(of.violations(group, of.learned[policy]))), show(fewer), show(times, digits=2)]
+    return _row(group.name, *cells)
 
 
 def _compared(of: Evaluation, group: Group) -> str:
@@ -187,7 +205,8 @@ def _settings(of: Evaluation) -> str:
     lines = ["## The baselines and their settings", "", texts.BASELINES, ""]
     lines += _table("setting", "%", "$", "taken")
     for search in of.searches:
-        taken = "yes" if of.systems[search.system.policy] == search.system else ""
+        policy = search.system.policy
+        taken = {of.systems[policy]: "yes", of.learned[policy]: "of those that learn"}.get(search.system, "")
         lines.append(_row(f"{search.system}", f"{search.violations:.1f}", f"{search.cost:.1f}", taken))
     return "\n".join([*lines, ""])
 

@@ -26,10 +26,12 @@ class Search(msgspec.Struct, frozen=True):
 
 
 class Evaluation(msgspec.Struct, frozen=True):
-    """All runs. `systems`: ours and the baselines in their best settings, by policy."""
+    """All runs. `systems`: ours and the baselines in their best settings, by policy; `learned`: the baselines in the
+    best of those settings with which they learn what jobs need."""
 
     found: Found
     systems: Mapping[str, System]
+    learned: Mapping[str, System]
     searches: tuple[Search, ...]
     extent: Extent = WHOLE_EXTENT
 

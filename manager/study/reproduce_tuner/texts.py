@@ -25,7 +25,11 @@ its least possible price. `elastic-flow` pays for all GPUs until its last job is
 the others for GPUs on which a model is, is being loaded, or is used.
 """
 
-BARS = "By the mean over seeds; ± is the 95 % interval."
+BARS = """By the mean over seeds; ± is the 95 % interval. Ours learns from the jobs that have ended how many of their
+iterations jobs need, which neither the paper nor any source of the baselines has (see "Beyond the paper"). So the
+baselines are taken twice: as their sources tell them, and with the same ability, in the best setting for each."""
+
+LEARNED = """Against baselines that learn as ours does, each in the best setting for that:"""
 
 FIGURE_7 = "32 GPUs, jobs of GPT2-Base, GPT2-Large and Vicuna-7B at once."
 
@@ -43,8 +47,7 @@ and holds a worse best prompt (as the best of fewer independent ones)."""
 
 BEYOND = """The paper predicts a job's time with its iterations at most (§4.4). Ours learns from the jobs of a model how
 many of them were needed at most, once eight have ended: those that asked the bank apart from the others. A scheduler
-that does not know what a better prompt saves plans as if it saved nothing. `learn = false` is the paper's way; the
-baselines may learn too, and do where their best setting has it.
+that does not know what a better prompt saves plans as if it saved nothing. `learn = false` is the paper's way.
 
 A pool keeps idle GPUs for the whole window, also while a job of another model is late for want of a cold one (§4.4.2
 knows no other way). With `early = true` they leave at once then; it is off elsewhere. S = 1.0."""

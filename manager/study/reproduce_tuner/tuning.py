@@ -1,7 +1,8 @@
 """Each baseline's best setting, found before anything is compared, on seeds that no result is from.
 
 Settings run at medium load under every S. The best one has the fewest violations on the mean; of those within half a
-point of it, the cheapest. Ours keeps the paper's settings (§4.4, §6.3) and learns what jobs need; they may too.
+point of it, the cheapest. Ours keeps the paper's settings (§4.4, §6.3), but learns what jobs need. No source has that
+of the baselines: each is taken as it is told, and once more with it.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ def searched(system: System, found: Found, *, extent: Extent = WHOLE_EXTENT) -> 
     static = system.policy in STATIC
     costs = [run.cost(static=static, device_price_s=case.parameters.device_price_s) for case, run in runs]
     return Search(system, fmean(run.violations for _, run in runs), fmean(costs))
+
+
+def learns(system: System) -> bool:
+    """Whether it expects of a job what the last ones needed, as ours does."""
+    return dict(system.settings).get("learn", False) is True
 
 
 def best(searches: Sequence[Search]) -> System:
