@@ -154,7 +154,8 @@ def _told(entry: Entry, progress: CallProgress, now: float) -> Entry:
     """What the call says of itself."""
     saved, done = saved_in(progress), int(progress.done)
     entry = msgspec.structs.replace(
-        entry, iterations=int(progress.total) or entry.iterations, loss=progress.metric,
+        entry, iterations=int(progress.total) or entry.iterations,
+        loss=progress.metric or entry.loss,  # who begins, or begins again, has none to tell
         metric=saved.metric if saved is not None else entry.metric,
     )  # fmt: skip
     if entry.seen_at is None or done < entry.seen_iteration:

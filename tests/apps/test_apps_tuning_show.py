@@ -195,6 +195,9 @@ def test_a_job_is_seen_to_wait_for_its_model_and_to_look_its_prompt_up():
     assert "  begins  " in show.table([msgspec.structs.replace(started, looks_up=False)], now=NOON + 12)[0]
     told = seen(started, 20, call=sent(progress(0)), of=picture(running))
     assert "0/500" in show.table([told], now=NOON + 20)[0]
+    assert told.loss == 0.5
+    begun = CallProgress(1, 3, 500.0)
+    assert seen(told, 25, call=sent(begun), of=picture(running)).loss == 0.5, "a new beginning has no loss of its own"
     again = seen(told, 30, of=picture(listed(), loading=1))
     assert (again.loading_at, seen(again, 40, of=picture(running)).loading_s) == (NOON + 30, 9.0)
 
