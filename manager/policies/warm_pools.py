@@ -240,7 +240,8 @@ class Walk:
         there = idle + cold.count(model, most=max(0, len(job.run_s) - idle))
         count = job.fewest(begins_at=warm_at, most=there)
         if not count:
-            return Fate(model, job, _soonest(free, job, warm_at=warm_at, there=there), helped=False)
+            soonest = math.inf if job.measures else _soonest(free, job, warm_at=warm_at, there=there)
+            return Fate(model, job, soonest, helped=False)
         ends_at = math.inf if job.measures else warm_at + job.run_s[count - 1]
         more = max(0, count - idle)
         _reserve(free, count - more, ends_at)
