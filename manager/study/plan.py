@@ -144,6 +144,14 @@ def _least(forecasts: Sequence[Forecast], *, key: Callable[[Forecast], float]) -
 # ---- one forecast
 
 
+def calls_as_one(work: Work, *, devices: int, walltime_s: float, each_s: float) -> int:
+    """How many calls are simulated as one. `each_s`: what one takes. One as long as a walltime would never be done."""
+    least = max(CALLS, CALLS_A_DEVICE * devices)
+    if walltime_s:
+        least = max(least, math.ceil(CALLS_A_WALLTIME * work.calls * each_s / walltime_s))
+    return -(-work.calls // least)
+
+
 def _simulate(
     site: Site, work: Work, evidence: Evidence, *, blocks: int, walltime_s: float, seed: int
 ) -> tuple[float, float]:
@@ -152,14 +160,12 @@ def _simulate(
     run = _off(evidence.run, Stream(seed, "plan/run"))
     load = _off(evidence.load, Stream(seed, "plan/load"))
     devices = blocks * source.nodes * evidence.devices
-    shares = -(-work.calls // max(CALLS, CALLS_A_DEVICE * devices))
-    if walltime_s:
-        shares = max(1, min(shares, int(walltime_s / (CALLS_A_WALLTIME * run.mean_s))))
-    calls = -(-work.calls // shares)
     awareness = find(site.policy.name).awareness
-    calls_each, each_s = work.calls / calls, run.mean_s
-    if awareness not in (None, Awareness.FULL):  # of the loads before each call the simulator sees the first
-        each_s += load.mean_s * (1.0 - 1.0 / calls_each)
+    loads_s = load.mean_s if awareness not in (None, Awareness.FULL) else 0.0  # before each call
+    shares = calls_as_one(work, devices=devices, walltime_s=walltime_s, each_s=run.mean_s + loads_s)
+    calls = -(-work.calls // shares)
+    calls_each = work.calls / calls
+    each_s = run.mean_s + loads_s * (1.0 - 1.0 / calls_each)  # the simulator sees the first of the loads
     alone_s = work.calls * each_s / devices + load.mean_s + evidence.wait.mean_s + evidence.boot.mean_s
     until_s = 20 * alone_s + 24 * _HOUR_S
     if 0 < walltime_s < load.mean_s + run.mean_s:

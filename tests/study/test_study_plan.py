@@ -13,7 +13,7 @@ from stoker.contexts.availability import Availability, Devices, Stay, Wait
 from stoker.contexts.performance import PerformanceStore
 from stoker.errors import SessionError
 from stoker.manager.study.evidence import Evidence, Sureness, Time, Work, gather
-from stoker.manager.study.plan import make_plan
+from stoker.manager.study.plan import calls_as_one, make_plan
 from stoker.site import Site
 
 A10 = Devices("NVIDIA A10", 1, 24_000_000_000)
@@ -27,8 +27,10 @@ def store(tmp_path: Path) -> Iterator[PerformanceStore]:
     store.close()
 
 
-def measure(store: PerformanceStore, *, kind: str = "NVIDIA A10", runs: int = 40, loads: int = 4) -> None:
-    store.record_runs("r", kind=kind, function="verify", run_s=[2.0] * runs)
+def measure(
+    store: PerformanceStore, *, kind: str = "NVIDIA A10", runs: int = 40, loads: int = 4, run_s: float = 2.0
+) -> None:
+    store.record_runs("r", kind=kind, function="verify", run_s=[run_s] * runs)
     for _ in range(loads):
         store.record_load("r", kind=kind, load_s=9.0, start_s=1.0)
 
@@ -165,6 +167,24 @@ def test_the_kind_of_device_that_the_site_names_is_taken(store: PerformanceStore
     assert evidence.devices == 2
     assert evidence.sureness is Sureness.POOR
     assert any("h100, of which nothing was measured" in reason.text for reason in evidence.reasons)
+
+
+def test_calls_that_are_simulated_as_one_fit_into_a_walltime_many_times() -> None:
+    """40,000 calls of 60 s as 500 would be 80 minutes each, and no pilot of an hour would ever finish one."""
+    work = Work("verify", "verify", 40_000)
+    assert calls_as_one(work, devices=4, walltime_s=0.0, each_s=60.0) == 80
+    assert calls_as_one(work, devices=4, walltime_s=3600.0, each_s=60.0) == 3
+    assert calls_as_one(work, devices=4, walltime_s=900.0, each_s=60.0) == 1
+    assert calls_as_one(work, devices=4, walltime_s=3600.0, each_s=0.1) == 80
+    assert calls_as_one(work, devices=1000, walltime_s=3600.0, each_s=0.1) == 2
+
+
+def test_calls_that_are_longer_than_a_pilot_lives_are_never_done(store: PerformanceStore) -> None:
+    measure(store, run_s=100.0)
+    site, work = batch('walltime = "1 min"'), Work("verify", "verify", 1000)
+    found = make_plan(site, work, known(site, store, work=work))
+    assert math.isinf(found.as_written.finish_s.p10)
+    assert not math.isinf(min(each.finish_s.p50 for each in found.by_walltime))
 
 
 def test_a_site_that_never_gave_so_many_is_said(store: PerformanceStore) -> None:
