@@ -120,13 +120,16 @@ class LoadWhereWanted(Quiet):
         most = max(-(-(waiting - loading * slots) // slots), least)
         if context.load_failures:
             return 0 if loading else min(most, 1)
-        if not context.runs and not context.run_s:
+        run_s = context.run_s
+        if head is not None and not context.recipe.loader:  # all functions' that want no context: only its own counts
+            run_s = head.group.cost.run_s
+        if not run_s and not (context.recipe.loader and context.runs):
             return most
         if context.recipe.calls_per_library:
             least = min(most, max(least, _successors(context, alive)))
         load_s = context.load_s or UNKNOWN_LOAD_S
         # With so many slots the queue would be done in the time that a load takes: more of them come too late.
-        worth = waiting * context.run_s / load_s
+        worth = waiting * run_s / load_s
         return min(most, max(least, math.ceil(worth / slots) - len(alive)))
 
     # ---- where

@@ -11,6 +11,7 @@ from stoker.manager.core.events import AdviceArrived, ContextAdvice
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.protocol import to_pilot
 from stoker.manager.protocol.calls import FailureKind
+from stoker.manager.protocol.to_manager import DefineFunction
 
 Make = Callable[..., Cluster]
 
@@ -37,6 +38,14 @@ def test_advice_from_history_counts_as_long_as_nothing_was_measured(cluster: Mak
     c.calls(30, context="a")
     assert c.lives_on("a") == ["p1", "p2"]  # 30 s on one, 15 s on each of two
     assert c.library(context="a").promised_bytes == 2.2 * 10**9
+
+
+def test_quick_calls_of_another_function_say_nothing_of_those_that_want_no_context(cluster: Make) -> None:
+    c = cluster(pilots=1).call("quick")
+    c.hot(run_s=0.001, load_s=1.0).join("p2").forget()
+    c.tell("ana", DefineFunction("slow", "slow", b"code"))  # type: ignore[arg-type]
+    c.calls(4, function="slow").wait(5)
+    assert c.lives_on() == ["p1", "p2"]
 
 
 def test_a_slow_start_makes_no_more_libraries_than_calls(cluster: Make) -> None:
