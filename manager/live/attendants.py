@@ -41,7 +41,7 @@ HELLO_S = 120.0
 """How long a factory may take until its hello, beside what commands of the one before it may take: a minute for that
 one to leave, and a minute on a busy machine."""
 _TAIL_BYTES = 4096
-_TIME_AND_LEVEL = re.compile(r"\S+ \S+ [A-Z]+ ")
+_TIME_AND_LEVEL = re.compile(r"\d{4}-\S+ \S+ [A-Z]+ ")
 
 
 class Attendant:
@@ -164,7 +164,8 @@ def _last_line(file: Path, *, after: int) -> str:
     except OSError:
         return ""
     line = next((line for line in reversed(lines) if line.strip()), "")
-    return _TIME_AND_LEVEL.sub("", line, count=1)
+    stamp = _TIME_AND_LEVEL.match(line)
+    return line[stamp.end() :] if stamp else line
 
 
 def sites_of(folder: SessionFolder) -> tuple[Site, ...]:

@@ -110,7 +110,7 @@ def test_what_is_told_is_what_the_factory_waits_for(folder: SessionFolder) -> No
 @pytest.mark.usefixtures("_nobody_stays")
 def test_a_factory_that_cannot_begin_is_told_with_its_last_word(folder: SessionFolder) -> None:
     folder.sites.mkdir(exist_ok=True)
-    (folder.sites / "lab.toml").write_text('[provider]\npartiton = "x"\n')
+    (folder.sites / "lab.toml").write_text('[provider]\n"one GPU node" = "x"\n')
     turned = Turned(folder)
     pid = the_factory(folder)
     until(lambda: not factories(folder), what="its end", seconds=30)
@@ -118,7 +118,7 @@ def test_a_factory_that_cannot_begin_is_told_with_its_last_word(folder: SessionF
     turned.now += TOLD_S
     words = turned.attendant.trouble(turned.now)
     assert f"(pid {pid}) has ended (1) and will be started again; its log says: " in words
-    assert "did you mean partition?" in words
+    assert "line 2: [provider] one GPU node is not a setting" in words
 
 
 IMPATIENT = """
@@ -170,4 +170,6 @@ def test_a_log_of_another_time_is_not_told(folder: SessionFolder) -> None:
     (folder.path / "factory.log").write_text("2026-01-01 00:00:00,000 INFO somebody else's word\n")
     turned = Turned(folder)
     os.kill(the_factory(folder), signal.SIGSTOP)
-    assert "somebody else's word" not in turned.look(TOLD_S + 1)
+    words = turned.look(TOLD_S + 1)
+    assert "lives and has not said hello" in words
+    assert "somebody else's word" not in words
