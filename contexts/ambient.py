@@ -110,9 +110,10 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
     """Say how far the running call is: `done` of `total` steps (0 = unknown), a metric, and a checkpoint.
 
     `state` is anything that can be pickled, or a function without arguments that makes it; a call that is asked to
-    make room ends here, and goes on elsewhere with `saved_state()`. A call that may end before it has done all the items
-    of its `features` should say how far it is: else it is taken to have done them, and its pace is learned from that.
-    Outside of a call it does nothing.
+    make room ends here, and goes on elsewhere with `saved_state()`. A call that may end before it has done all items of
+    its `features` should say how far it is: else it is taken to have done them, and its pace is learned from that. One
+    that says it should do so once more at its end: its last report is taken for all that it did. Outside of a call
+    this does nothing.
     """
     scope = _current()
     if scope is None or scope.hook is None:
