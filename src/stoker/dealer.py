@@ -125,10 +125,8 @@ class Dealer:
                     self.connected = fresh = True
                     self.failed_handshakes = 0
                 case Change.BROKEN:
-                    if self.connected:
-                        self.lost_at = time.monotonic()
-                        self._log.warning("the connection to the manager broke")
-                    self.connected = fresh = False
+                    self._broke()
+                    fresh = False
                 case _:
                     self.failed_handshakes += 1
                     self.refused = self.refused or change is Change.REFUSED
@@ -148,7 +146,13 @@ class Dealer:
         try:
             self.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < COPY_BELOW)
         except zmq.Again:
-            self.connected = False
+            self._broke()
+
+    def _broke(self) -> None:
+        if self.connected:
+            self.lost_at = time.monotonic()
+            self._log.warning("the connection to the manager broke")
+        self.connected = False
 
     def move_to(self, address: str) -> bool:
         """Connect to this address instead. False if it is the one already, and ZeroMQ still tries it."""

@@ -86,6 +86,26 @@ def test_a_connection_outlives_that_somebody_else_listened_where_its_manager_was
         context.destroy(0)
 
 
+def test_who_finds_the_connection_gone_when_sending_has_lost_it_then_and_not_when_it_began() -> None:
+    ours, mine = key_pair(), key_pair()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.curve_server, router.curve_secretkey = True, ours.secret.encode()
+    router.bind("tcp://127.0.0.1:*")
+    address = router.getsockopt_string(zmq.LAST_ENDPOINT)
+    dealer = Dealer(address, name="p", keys=Keys(ours.public, mine.public, mine.secret), log=logging.getLogger("test"))
+    try:
+        until(dealer.came_back, what="a connection")
+        connected_at = time.monotonic()
+        dealer.socket.disconnect(address)
+        dealer.send(b"to nobody")
+        assert not dealer.connected
+        assert dealer.lost_at >= connected_at
+    finally:
+        dealer.close()
+        context.destroy(0)
+
+
 def _bound(router: zmq.Socket[bytes], address: str) -> bool:
     try:
         router.bind(address)
