@@ -139,13 +139,28 @@ def _features(order: Order) -> Features:
     letters = sum(len(sample.input) + len(sample.target) for sample in order.samples) / len(order.samples)
     prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_A_TOKEN or _PROMPT_TOKENS
     tokens = round(job.training.batch * (letters / _LETTERS_A_TOKEN + prompt))
-    return Features(items=job.until.iterations, input_length=max(1, tokens), fixed_s=_lookup_s(order))
+    kind = _kind(order)
+    return Features(items=job.until.iterations, input_length=max(1, tokens), fixed_s=_lookup_s(order), kind=kind)
+
+
+def _kind(order: Order) -> str:
+    """Jobs that end alike: those without a target do all of their iterations, those that look their prompt up fewer
+    than others."""
+    if order.job.until.reach is None:
+        return "all iterations"
+    return "bank" if _bank_of(order) is not None else "prompt"
+
+
+def _bank_of(order: Order) -> BankPlace | None:
+    """Where its prompt is looked up, if it is."""
+    return None if order.job.prompt.initial.strip() else order.bank
 
 
 def _lookup_s(order: Order) -> float:
     """What the lookup in the bank will take, by what earlier ones took; 0 where there will be none, or nobody knows."""
-    if order.bank is None or order.job.prompt.initial.strip():
+    bank = _bank_of(order)
+    if bank is None:
         return 0.0
-    known = read_paces(Path(order.bank.folder)).values()
+    known = read_paces(Path(bank.folder)).values()
     lookup_s = max((pace.lookup_s for pace in known), default=0.0)
     return 0.0 if is_over(lookup_s, slo_s=order.slo_s) else lookup_s

@@ -6,8 +6,9 @@ odd iteration would make every job look hopeless for ever, so the most is here t
 over the last measurements.
 
 How much of its work a call does is learned as well. Its items are a bound (iterations at most), and one that has
-reached its target ends before; those that began by looking for a good start (`Features.fixed_s`) sooner than others.
-The paper predicts with the bound. `left` takes the most that any of the last calls of its kind did instead, when asked.
+reached its target ends before; those that began by looking for a good start (`Features.fixed_s`) sooner than others,
+and whatever else a `Features.kind` tells apart. The paper predicts with the bound. When asked, `left` takes the most
+that any of the last calls of its kind did instead.
 
 A size that was never measured is told from the nearest one that was, by Amdahl's law with a small serial part: prompt
 tuning scales almost linearly (§2.2), but a promise should not count on the last few percent.
@@ -24,9 +25,11 @@ _NEW_WEIGHT = 0.2
 """The mean follows the last measurements with at least this weight."""
 _SERIAL = 0.05
 """What of a unit's time no second replica takes away, until it is measured."""
-_REMEMBERED, _FEW = 64, 8
+_REMEMBERED, _FEW, _KINDS = 64, 8, 64
 """So many calls of a kind are remembered by what they did; before the second number of them has ended nothing is known.
-"""
+Of more kinds the one that came first is forgotten."""
+_Kind = tuple[str, bool]
+"""What a call says of itself, and whether it does something before its first item."""
 _CAUTION = 2.0
 """So many mean deviations above the mean is called a bound."""
 MEET_S = 2.0
@@ -37,13 +40,15 @@ class Paces:
     """Seconds for a unit of work by gang size, each with its mean deviation. `meet_s`: what meeting takes in seconds,
     for gangs of several."""
 
-    __slots__ = ("_ends", "_known", "meet_s")
+    __slots__ = ("_ends", "_known", "meet_s", "parts")
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, float, int]] = {}
         """By size: mean, mean absolute deviation, measurements."""
-        self._ends: tuple[list[float], list[float]] = [], []
-        """Which part of its items each of the last calls did: those that prepared nothing, and the others."""
+        self._ends: dict[_Kind, list[float]] = {}
+        """Which part of its items each of the last calls of a kind did."""
+        self.parts: dict[_Kind, float] = {}
+        """The largest of these, of kinds of which enough have ended."""
         self.meet_s = MEET_S
 
     def tell(self, seconds: Mapping[int, float], *, meet_s: float = MEET_S) -> None:
@@ -65,25 +70,24 @@ class Paces:
     def end(self, features: Features | None, done: float) -> None:
         """A call has ended well when it had done so many of its items."""
         if features is not None and features.items:
-            ends = self._ends[_is_prepared(features)]
+            kind = _kind(features)
+            ends = self._ends.setdefault(kind, [])
             ends.append(min(1.0, done / features.items))
             del ends[:-_REMEMBERED]
+            if len(ends) >= _FEW:
+                self.parts[kind] = max(ends)
+            if len(self._ends) > _KINDS:
+                oldest = next(iter(self._ends))
+                del self._ends[oldest]
+                self.parts.pop(oldest, None)
 
     def left(self, features: Features | None, done: float = 0.0, *, learn: bool = True) -> float:
         """The part of its items that a call has still to do at most, when it has done this part. `learn`: at most as
         the last of its kind that did as much; all of them while too few have ended."""
         most = 1.0
-        if learn and features is not None:
-            ends = self._ends[_is_prepared(features)]
-            if len(ends) >= _FEW:
-                most = max((part for part in ends if part >= done), default=1.0)
+        if learn and features is not None and (kind := _kind(features)) in self.parts:
+            most = max((part for part in self._ends[kind] if part >= done), default=1.0)
         return max(0.0, most - done)
-
-    @property
-    def parts(self) -> tuple[float, float]:
-        """Which part of its items a call does at most: of those that prepared nothing, and of the others."""
-        unprepared, prepared = (max(ends) if len(ends) >= _FEW else 1.0 for ends in self._ends)
-        return unprepared, prepared
 
     def mean_s(self, size: int, work: float) -> float | None:
         """Seconds that so much work takes on so many replicas, meeting included; None while nothing was measured."""
@@ -110,8 +114,8 @@ class Paces:
         return work * scale * (mean + caution * deviation) + (self.meet_s if size > 1 else 0.0)
 
 
-def _is_prepared(features: Features) -> bool:
-    return features.fixed_s > 0
+def _kind(features: Features) -> _Kind:
+    return features.kind, features.fixed_s > 0
 
 
 def work_of(features: Features | None) -> float:

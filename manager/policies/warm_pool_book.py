@@ -81,7 +81,7 @@ class Book:
         """Whether nothing takes longer on more than two replicas than on fewer of them."""
         self._known: tuple[object, ...] = ()
         """Measurements that were looked at last."""
-        self._parts: tuple[float, float] | None = None
+        self._parts: tuple[object, ...] = ()
         self._rated_at = -math.inf
         self._ends: dict[int, tuple[object, float, Call]] = {}
         """Of running calls: the report by which it was worked out when they end, and that."""
@@ -110,7 +110,7 @@ class Book:
     def rate(self, now: float) -> bool:
         """Whether measurements have changed what jobs will take."""
         paces = self.context.paces
-        parts = paces.parts if self._learn else None
+        parts = tuple(paces.parts.items()) if self._learn else ()
         known = (paces.meet_s, parts, *paces.known.items())
         if known == self._known or now - self._rated_at < len(self.line) / _JOBS_PER_S:
             return False

@@ -44,16 +44,13 @@ from stoker.manager.policies.warm_pool_rounds import LOOK_AGAIN_S, ROUND_S
 from stoker.manager.policies.warm_pool_shelf import Replica, Shelf, cold_devices, makes_warm
 from stoker.manager.policies.warm_pools import Fate, Walk
 from stoker.manager.protocol.ids import CallId, LibraryId, RecipeKey
-from stoker.units import show_seconds
+from stoker.units import known_to_s, show_seconds
 
 WINDOW_S = 60.0
 """§6.3."""
 
 LOOKS = 128
 """So many jobs are looked at in a round; of more the rest in the next ones."""
-
-_CHANGE = 0.1
-"""A forecast is told again when it has changed by this part of the time until then."""
 
 
 class WarmPools(LoadWhereWanted):
@@ -368,14 +365,14 @@ def _idle(library: Library) -> bool:
 
 
 def _forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]:
-    """What is expected of a call, if that is known and has changed."""
+    """What is expected of a call, if that is known and has changed by more than it can be known to."""
     if ends_at == math.inf:
         return []
     now, before = view.now, view.forecasts.get(id)
     ends_at = max(ends_at, now)
-    in_time = not due_at or ends_at <= due_at
+    in_time = not due_at or ends_at - due_at < known_to_s(ends_at - now)
     same = before is not None and before.in_time == in_time
-    if same and before is not None and abs(ends_at - before.ends_at) <= _CHANGE * max(1.0, before.ends_at - now):
+    if same and before is not None and abs(ends_at - before.ends_at) <= known_to_s(before.ends_at - now):
         return []
     return [Forecast(CallId(id), ends_at, in_time)]
 

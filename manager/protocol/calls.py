@@ -21,12 +21,14 @@ INLINE_LIMIT_BYTES = 1_000_000
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What policies may know of a call's input. Lengths in tokens; 0 = unknown. `items` are those that it has at most;
-    `fixed_s`: seconds that it takes before the first of them, on however many devices."""
+    `fixed_s`: seconds that it takes before the first of them, on however many devices. Calls of one `kind` are alike in
+    how much of their items they do before they end; so a kind of its own is what always does all."""
 
     items: int = 1
     input_length: int = 0
     expected_output: int = 0
     fixed_s: float = 0.0
+    kind: str = ""
 
 
 class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):

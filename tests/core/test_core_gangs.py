@@ -265,8 +265,8 @@ def test_how_much_of_its_items_a_call_does_is_learned_from_the_last_of_its_kind(
     assert paces.left(plain, 0.7) == pytest.approx(0.3), "it has done more than any before: it may do all"
     assert paces.left(plain, 0.5, learn=False) == 0.5
     assert paces.left(searched) == 1.0, "none that looked for a good start has ended"
+    assert paces.left(Features(items=100, kind="all")) == 1.0, "they are told apart"
     assert paces.left(None) == 1.0
-    assert paces.parts == (0.6, 1.0)
     for _ in range(64):
         paces.end(plain, 10.0)
     assert paces.left(plain) == 0.1, "the one that did 60 was long ago"
