@@ -87,8 +87,8 @@ WHY = """## Where this is not as in the paper, and why
   points.* A lookup takes as long on eight GPUs as on one. With a median of 30 s of work it is a third of a short
   job: 9 s for a Vicuna job that saves two fifths of its iterations pay from 23 s on. The latency budget does not
   prevent that, since it is a fifth of an SLO that holds a cold start. Idle windows are not shortened by it either.
-- *Who is late*: half of them came in the fullest minute or the next one (34 of 66, in six seeds), and found too few GPUs
-  cold or warm; jobs of all three models are among them."""
+- *Who is late*: half of them came in the fullest minute or the next one (34 of 66, in six seeds), and found too few
+  GPUs cold or warm; jobs of all three models are among them."""
 
 MODELS = MODELS_WHY
 
