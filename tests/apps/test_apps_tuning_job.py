@@ -3,7 +3,20 @@ from pathlib import Path
 
 import pytest
 
-from stoker.apps.prompt_tuning.tuning.job import Data, Job, Metric, Optimizer, Until, digest_job, parse_job, read_job
+from stoker.apps.prompt_tuning.submit import Ready, call_of
+from stoker.apps.prompt_tuning.tuning.job import (
+    Data,
+    Job,
+    Metric,
+    Optimizer,
+    Prompt,
+    Until,
+    digest_job,
+    parse_job,
+    read_job,
+)
+from stoker.apps.prompt_tuning.tuning.samples import Sample
+from stoker.contexts.recipe import BARE
 from stoker.errors import ConfigError
 
 WHOLE = """
@@ -112,3 +125,19 @@ def test_metrics_know_which_way_is_better():
     assert not Metric.BLEU.reached(1.0, None)
     assert not Metric.BLEU.reached(float("nan"), 0.5)
     assert Until(metric=Metric.LOSS, reach=3.5).reach == 3.5
+
+
+@pytest.mark.parametrize(
+    ("reach", "initial", "bank", "kind"),
+    [
+        (None, "", "", "all iterations"),
+        (0.5, "", "", "bank"),
+        (0.5, "", None, "prompt"),
+        (0.5, "Say whether it is true.", "", "prompt"),
+    ],
+)
+def test_the_scheduler_is_told_which_jobs_end_alike(tmp_path, reach, initial, bank, kind):
+    job = Job(data=Data(path="given"), prompt=Prompt(initial=initial), until=Until(reach=reach, iterations=40))
+    ready = Ready(job, (Sample("in", "out"),) * 20, BARE, "tiny")
+    app, _ = call_of(ready, bank=bank if bank is None else tmp_path)
+    assert (app.specification.wants.features.items, app.specification.wants.features.kind) == (40, kind)
