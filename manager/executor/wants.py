@@ -30,7 +30,7 @@ KEYS = {
     "latency_s": "how long it may take, once submitted: seconds or a text",
     "ttft_s": "time to first token: seconds or a text",
     "tpot_s": "time per output token: seconds or a text",
-    "features": "what policies may know: {'items': 1, 'input_length': 512, 'expected_output': 64}",
+    "features": "what policies may know: {'items': 1, 'input_length': 512, 'expected_output': 64, 'kind': 'long'}",
     "variants": "recipes of other contexts that can serve the call too, best first",
     "gang": "(smallest, largest) number of libraries that run it together",
     "stream": "whether its progress reports are wanted: True or False",
