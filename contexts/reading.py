@@ -2,9 +2,8 @@
 
 Both are asked of many texts at once. Hidden states need no vocabulary, so only the backbone runs. Losses share work: a
 prompt is computed once, and all samples are read after it side by side (`forward.py`), which for 16 samples of 40
-tokens after a prompt of 64 is 704 tokens instead of 1,664. A prompt is tokenized without special tokens and apart from
-the samples, which come as tokens: it stands where a soft prompt made from it would stand, and a sample has the same
-tokens after every prompt.
+tokens after a prompt of 64 is 704 tokens instead of 1,664. Prompts and samples come as tokens, apart from each other: a
+sample has the same tokens after every prompt.
 """
 
 from __future__ import annotations
@@ -52,21 +51,20 @@ def mean_hidden(
 
 def mean_losses(
     model: CausalLM,
-    prompts: Sequence[str],
+    prompts: Sequence[Ids],
     samples: Sequence[tuple[Ids, Ids]],
     *,
-    most_tokens: int,
     batch_size: int = 1,
 ) -> list[float]:
     """Of each prompt the mean over samples of the loss of the sample's target after prompt and input.
 
-    A sample is (input, target), in tokens; its loss is the mean over the target's, in nats. Of a long prompt the first
-    `most_tokens` are read; `batch_size` prompts are computed at a time. Raises ValueError for an empty prompt, no
-    sample, a target without a token, and a sample that is too long for the model with such a prompt before it.
+    Prompts are tokens, and so is a sample: (input, target). Its loss is the mean over the target's tokens, in nats.
+    `batch_size` prompts are computed at a time. Raises ValueError for an empty prompt, no sample, a target without a
+    token, and a sample that is too long for the model with such a prompt before it.
     """
     if not samples:
         raise ValueError("there are no samples to score prompts by")
-    rows = _tokens(model, prompts, most=most_tokens)
+    rows = list(prompts)
     if empty := [index for index, row in enumerate(rows) if not row]:
         raise ValueError(f"prompt {empty[0]} is empty; a model needs a token to go on from")
     inputs, targets = [one for one, _ in samples], [target for _, target in samples]
@@ -112,7 +110,7 @@ def _check(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets: list[Id
         if reads and whole > reads:
             raise ValueError(
                 f"sample {number} comes to {whole} tokens with a prompt of {longest} before it; the model reads"
-                f" {reads}. Shorten it, or read less of each prompt"
+                f" {reads}. Shorten it, or the prompts"
             )
 
 

@@ -1,5 +1,7 @@
 """One job as a call on a library: where its initial prompt is from, what it goes on from, and what the bank gets."""
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -74,21 +76,24 @@ def begun_with(context, text, samples, job):
     return sum(tally.value(Metric.LOSS) for tally in of) / len(of)
 
 
-@pytest.mark.parametrize("virtual_tokens", [0, 9])
+@pytest.mark.parametrize("virtual_tokens", [0, 9, 40])  # 40: one of the texts is shorter, and is repeated
 def test_a_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
     alike = [msgspec.structs.replace(one, target=one.target.replace("no", "not")) for one in tiny.samples()]
     job = tiny.job(iterations=1)
     evaluated = split(alike, data=job.data, seed=job.training.seed).evaluation
     pairs = [(job.data.template.replace(PLACE, one.input), one.target) for one in evaluated]
     texts = ["say yes or no", "Answer with one of these: not, yes. " * 3]
-    scores = scoring.scorer(context, pairs, tokens=virtual_tokens or scoring.TOKENS)(texts)
+    scores = scoring.scorer(context, pairs, virtual_tokens=virtual_tokens)(texts)
     for text, score in zip(texts, scores, strict=True):
         begins = msgspec.structs.replace(job, prompt=Prompt(text, virtual_tokens))
         assert score == pytest.approx(tune(context, begins, alike).points[0].loss, rel=1e-5)
 
 
-def test_the_loss_of_what_a_lookup_finds_is_the_one_that_tuning_begins_with(context, tmp_path):
+@pytest.mark.parametrize("virtual_tokens", [0, 100])  # 100: longer than every shipped prompt
+def test_the_loss_of_what_a_lookup_finds_is_the_one_that_tuning_begins_with(context, tmp_path, virtual_tokens):
     order = order_of(tmp_path, initial="", iterations=1)
+    prompt = Prompt(virtual_tokens=virtual_tokens)
+    order = msgspec.structs.replace(order, job=msgspec.structs.replace(order.job, prompt=prompt))
     job, samples = order.job, order.samples
     tuned = work.tune_prompt(context, order)
     training = split(samples, data=job.data, seed=job.training.seed).training
@@ -97,6 +102,14 @@ def test_the_loss_of_what_a_lookup_finds_is_the_one_that_tuning_begins_with(cont
     assert len({sample.target for sample in scored}) == 2, "of two lengths"
     expected = begun_with(context, tuned.initial, scored, job)
     assert tuned.initial_from.startswith(f"the bank (loss {expected:.3g}, ")
+
+
+def test_a_text_that_tuning_would_refuse_has_no_score(context):
+    pairs = [(one.input, one.target) for one in tiny.samples(4)]
+    first, long, empty, last = scoring.scorer(context, pairs)(["yes", "no " * 100, " ", "no"])
+    assert math.isnan(long)
+    assert math.isnan(empty)
+    assert [first, last] == pytest.approx(scoring.scorer(context, pairs)(["yes", "no"]))
 
 
 def test_two_jobs_with_the_same_tuned_prompt_leave_one(context, tmp_path):

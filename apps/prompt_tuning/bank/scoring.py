@@ -5,34 +5,37 @@ The paper says no more than that it is taken from the model that will be tuned. 
 computed from it alone; the mean, since the last token of a prompt says what its punctuation is; scaled dimensions
 (`features.py`), since otherwise a few decide.
 
-Of a long prompt the first 64 tokens count, for its feature and for its score: a soft prompt that is made from a text
-takes as many of its tokens as it has places, some dozens, and the rest of the text never gets to the model. The
-longest of the shipped candidates has 50,000 tokens.
+Of a long prompt the first 64 tokens count for its feature: a soft prompt that is made from a text takes as many of its
+tokens as it has places, some dozens, and the rest of the text never gets to the model. Features belong to the bank and
+are the same for every job.
 
-A score is the loss that tuning would begin with: samples become tokens as tuning's do (`encoding.py`), and the end
-token is part of a target. To a model that has not learned to stop after one word that token is half of the task. Eq. 1
-takes the mean over samples, where the loss of a batch is one over its target tokens: of targets as long as each other
-they are the same number.
+A score is the loss that the job's tuning would begin with. A prompt becomes tokens by tuning's own function
+(`encoding.encode_prompt`): repeated or cut to the job's `virtual_tokens`, or without these its first 64. Samples become
+tokens as tuning's do, and the end token is part of a target: to a model that has not learned to stop after one word
+that token is half of the task. Eq. 1 takes the mean over samples, where the loss of a batch is one over its target
+tokens: of targets as long as each other they are the same number.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stoker.apps.prompt_tuning.bank.build import Reader
 from stoker.apps.prompt_tuning.bank.lookup import Score
 from stoker.apps.prompt_tuning.bank.medoids import Array
-from stoker.apps.prompt_tuning.tuning.encoding import MOST_TOKENS, encode_samples
-from stoker.apps.prompt_tuning.tuning.job import PLACE
+from stoker.apps.prompt_tuning.tuning.encoding import MOST_TOKENS, Ids, encode_prompt, encode_samples
+from stoker.apps.prompt_tuning.tuning.job import PLACE, Prompt
 from stoker.apps.prompt_tuning.tuning.samples import Sample
 from stoker.chance import Stream
+from stoker.errors import ConfigError
 
 if TYPE_CHECKING:
     from stoker.contexts.engine import CausalLM
 
 TOKENS = MOST_TOKENS
-"""Of each prompt, how many tokens are read."""
+"""Of each prompt, how many tokens are read; for a score, unless the job has `virtual_tokens`."""
 SAMPLES = 16
 """Evaluation samples of a score (§4.3.2)."""
 
@@ -56,6 +59,7 @@ def scorer(
     model: CausalLM,
     samples: Sequence[tuple[str, str]],
     *,
+    virtual_tokens: int = 0,
     tokens: int = TOKENS,
     batch_size: int = 4,
     seen: Callable[[int], None] | None = None,
@@ -63,20 +67,29 @@ def scorer(
     """Equation 1 over these samples (input, target): the mean loss of the targets with their end tokens, prompt and
     input before them.
 
-    Of each prompt the first `tokens` count; `batch_size` prompts are computed at a time, each once for all samples.
-    `seen` is told how many prompts were scored. The scorer raises ValueError for samples that the model cannot read,
-    naming the sample.
+    Each prompt is repeated or cut to the job's `virtual_tokens`; where these are 0, its first `tokens` count. One that
+    tuning would refuse, as it is empty or longer than the model reads, has the loss nan. `batch_size` prompts are
+    computed at a time, each once for all samples. `seen` is told how many prompts were scored. The scorer raises
+    ValueError for samples that the model cannot read, naming the sample.
     """
     from stoker.contexts.reading import mean_losses
 
     rows = encode_samples(model.tokenizer, [Sample(*pair) for pair in samples], template=PLACE)
     encoded = [(row.source, row.target) for row in rows]
+    longest = int(getattr(model.model.config, "max_position_embeddings", 0) or 0)
+
+    def begin(text: str) -> Ids:
+        try:
+            return encode_prompt(model.tokenizer, Prompt(text, virtual_tokens), longest=longest, most=tokens)
+        except ConfigError:
+            return ()
 
     def score(prompts: Sequence[str]) -> list[float]:
-        losses = mean_losses(model, prompts, encoded, most_tokens=tokens, batch_size=batch_size)
+        begun = [begin(text) for text in prompts]
+        losses = iter(mean_losses(model, [ids for ids in begun if ids], encoded, batch_size=batch_size))
         if seen is not None:
             seen(len(prompts))
-        return losses
+        return [next(losses) if ids else math.nan for ids in begun]
 
     return score
 

@@ -1,7 +1,8 @@
 """Samples as tokens: `template(input)`, then the target and the end token. The soft prompt stands before it all.
 
-A text as a soft prompt is its tokens' embeddings, at most 64 of them, and nothing is put before it: so the bank reads
-its candidates too, with samples from here, and tuning begins with the very prompt and loss that were scored (eq. 1).
+A text as a soft prompt is its tokens' embeddings, repeated or cut to the job's `virtual_tokens` (at most 64 without),
+and nothing is put before it. The bank scores its candidates as `encode_prompt` makes them, before samples from here: so
+tuning begins with the very prompt and loss that were scored (eq. 1).
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class Row(msgspec.Struct, frozen=True):
         return len(self.source) + len(self.target)
 
 
-def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int) -> Ids:
+def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = MOST_TOKENS) -> Ids:
     """The tokens that the soft prompt begins as: the initial prompt's, repeated or cut to `virtual_tokens` (PEFT's
-    rule), or its first ones. Raises ConfigError for an empty prompt, and for one with more tokens than the model reads
-    (`longest`; 0: no bound)."""
+    rule), or, where these are 0, its first ones, at most `most`. Raises ConfigError for an empty prompt, and for one
+    with more tokens than the model reads (`longest`; 0: no bound)."""
     ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
         raise ConfigError(
@@ -50,7 +51,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int) -> Ids:
             " all, input and target with it; shorten it",
             key=key,
         )
-    wanted = prompt.virtual_tokens or min(len(ids), MOST_TOKENS)
+    wanted = prompt.virtual_tokens or min(len(ids), most)
     return (ids * -(-wanted // len(ids)))[:wanted]
 
 

@@ -51,11 +51,12 @@ def choose(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial 
 
     A bank that cannot be used is no reason to fail: `note` says what is wrong with it.
     """
-    tokens = order.job.prompt.virtual_tokens or scoring.TOKENS
-    samples = _scoring_samples(model, order, tokens=tokens)
+    virtual_tokens = order.job.prompt.virtual_tokens
+    samples = _scoring_samples(model, order, tokens=virtual_tokens or scoring.TOKENS)
     score = None
     if samples:
-        score = _Together(scoring.scorer(model, samples, tokens=tokens), exchange, device=_device(model))
+        scorer = scoring.scorer(model, samples, virtual_tokens=virtual_tokens)
+        score = _Together(scorer, exchange, device=_device(model))
     if exchange.rank:
         if score is not None:
             score.serve()
