@@ -392,9 +392,7 @@ class State:
         """Devices of pilots that can be given work."""
         for pilot in self.pilots.values():
             if pilot.state is PilotState.HERE:
-                for device in pilot.devices.values():
-                    if not device.fault:
-                        yield device
+                yield from (device for device in pilot.devices.values() if not device.fault)
 
     def refuse(self, what: str) -> None:
         """Count something that was refused or ignored."""
