@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -51,7 +52,8 @@ def the_factory(folder: SessionFolder, *, but: int = 0) -> int:
 def _nobody_stays(folder: SessionFolder) -> Iterator[None]:
     yield
     for process in factories(folder):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it has ended since it was looked for
+            process.kill()
 
 
 class Turned:
