@@ -3,6 +3,11 @@
 PromptTuner §4.4.3 gives a lookup 20 % of a job's SLO, since the slowest tuning from a looked-up prompt is still 1.2
 times as fast as from an automatic one: what takes longer than a fifth of the time may cost more than it saves. The
 paper measures against the SLO as it was given, and so do we: what a job has waited is not taken from it.
+
+What a score takes depends on the device and on how many tokens the job has a prompt repeated or cut to. A pace counts
+for jobs with as many `virtual_tokens` as it was measured with, and for no other: to measure anew takes a few scores of
+a lookup's hundreds, and to guess from another number is wrong either way, as the samples' share of a score is not
+known. Without virtual tokens each prompt has its own length: 0 is a number like any other.
 """
 
 from __future__ import annotations
@@ -19,10 +24,12 @@ _FILE = "pace.json"
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The seconds of a score on one kind of device, and those of the last lookup."""
+    """The seconds of a score on one kind of device, and those of the last lookup, for jobs with so many virtual
+    tokens."""
 
     score_s: float
     lookup_s: float
+    virtual_tokens: int = 0
 
 
 def is_over(lookup_s: float, *, slo_s: float) -> bool:
@@ -30,17 +37,27 @@ def is_over(lookup_s: float, *, slo_s: float) -> bool:
     return 0 < slo_s * BUDGET < lookup_s
 
 
-def read_paces(folder: Path) -> dict[str, Pace]:
-    """What lookups in this folder's bank take, by kind of device; empty where nothing is known."""
-    try:
-        return msgspec.json.decode((folder / _FILE).read_bytes(), type=dict[str, Pace])
-    except (OSError, msgspec.MsgspecError):
-        return {}
+def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, Pace]:
+    """What lookups in this folder's bank take a job with so many virtual tokens, by kind of device; empty where nothing
+    is known."""
+    known = _read(folder)
+    return {kind: one for kind, paces in known.items() for one in paces if one.virtual_tokens == virtual_tokens}
 
 
 def remember(folder: Path, kind: str, pace: Pace) -> None:
-    """Keep what a lookup took on this kind of device. Of two that write at once one is kept: either will do."""
+    """Keep what a lookup took on this kind of device, in place of what one with as many virtual tokens did. Of two that
+    write at once one is kept: either will do."""
+    known = _read(folder)
+    others = [one for one in known.get(kind, []) if one.virtual_tokens != pace.virtual_tokens]
     draft = folder / f".{_FILE}.{os.getpid()}"
     with contextlib.suppress(OSError):
-        draft.write_bytes(msgspec.json.encode({**read_paces(folder), kind: pace}))
+        draft.write_bytes(msgspec.json.encode({**known, kind: [*others, pace]}))
         os.replace(draft, folder / _FILE)
+
+
+def _read(folder: Path) -> dict[str, list[Pace]]:
+    """By kind of device, one for each number of virtual tokens. A file from before these were kept is as none."""
+    try:
+        return msgspec.json.decode((folder / _FILE).read_bytes(), type=dict[str, list[Pace]])
+    except (OSError, msgspec.MsgspecError):
+        return {}

@@ -40,9 +40,12 @@ def bank_of(folder):
     return open_bank(folder, model="tiny", reading=reading_of()).layers
 
 
-def order_of(folder=None, *, slo_s=0.0, start=b"", **job):
+def order_of(folder=None, *, slo_s=0.0, start=b"", virtual_tokens=0, **job):
     bank = None if folder is None else BankPlace(str(folder), "tiny")
-    return Order(tiny.job(**job), tiny.samples(), bank=bank, slo_s=slo_s, start=start)
+    made = tiny.job(**job)
+    prompt = msgspec.structs.replace(made.prompt, virtual_tokens=virtual_tokens)
+    made = msgspec.structs.replace(made, prompt=prompt)
+    return Order(made, tiny.samples(), bank=bank, slo_s=slo_s, start=start)
 
 
 def test_a_prompt_that_is_named_is_begun_from_and_the_bank_is_not_built(context, tmp_path):
@@ -91,9 +94,7 @@ def test_a_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
 
 @pytest.mark.parametrize("virtual_tokens", [0, 100])  # 100: longer than every shipped prompt
 def test_the_loss_of_what_a_lookup_finds_is_the_one_that_tuning_begins_with(context, tmp_path, virtual_tokens):
-    order = order_of(tmp_path, initial="", iterations=1)
-    prompt = Prompt(virtual_tokens=virtual_tokens)
-    order = msgspec.structs.replace(order, job=msgspec.structs.replace(order.job, prompt=prompt))
+    order = order_of(tmp_path, initial="", iterations=1, virtual_tokens=virtual_tokens)
     job, samples = order.job, order.samples
     tuned = work.tune_prompt(context, order)
     training = split(samples, data=job.data, seed=job.training.seed).training
@@ -127,6 +128,31 @@ def test_a_lookup_that_takes_too_long_is_left_out(context, tmp_path):
     budget.remember(tmp_path, "cpu", budget.Pace(1.0, 100.0))
     assert "takes 1 min 40 s" in work.tune_prompt(context, order_of(tmp_path, initial="", slo_s=499.0)).initial_from
     assert "the bank" in work.tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
+
+
+def test_a_pace_counts_for_as_many_virtual_tokens(context, tmp_path):
+    budget.remember(tmp_path, "cpu", budget.Pace(1.0, 100.0, 9))
+    # It would leave no time for a lookup; but it is another job's, so that this one's is measured, and fits.
+    asked = order_of(tmp_path, initial="", iterations=1, slo_s=499.0, virtual_tokens=40)
+    assert work.tune_prompt(context, asked).initial_from.startswith("the bank (loss ")
+    assert budget.read_paces(tmp_path, virtual_tokens=9)["cpu"] == budget.Pace(1.0, 100.0, 9)
+    assert 0 < budget.read_paces(tmp_path, virtual_tokens=40)["cpu"].lookup_s < 99
+    # Nor does a quick one promise anything to a job with other tokens.
+    budget.remember(tmp_path, "cpu", budget.Pace(1e-9, 1e-9))
+    hurried = order_of(tmp_path, initial="", iterations=1, slo_s=0.001, virtual_tokens=20)
+    assert "the targets (a lookup takes" in work.tune_prompt(context, hurried).initial_from
+    assert budget.read_paces(tmp_path, virtual_tokens=20)["cpu"].lookup_s > 0.0002
+
+
+def test_paces_are_kept_by_device_and_by_virtual_tokens(tmp_path):
+    (tmp_path / "pace.json").write_text('{"cpu":{"score_s":0.1,"lookup_s":7.0}}')
+    assert budget.read_paces(tmp_path) == {}, "from before virtual tokens were kept"
+    short, long, other = budget.Pace(0.1, 6.0), budget.Pace(0.5, 30.0, 1000), budget.Pace(0.2, 12.0)
+    for kind, pace in (("cpu", budget.Pace(0.3, 9.0)), ("cpu", long), ("cpu", short), ("gpu", other)):
+        budget.remember(tmp_path, kind, pace)
+    assert budget.read_paces(tmp_path) == {"cpu": short, "gpu": other}
+    assert budget.read_paces(tmp_path, virtual_tokens=1000) == {"cpu": long}
+    assert budget.read_paces(tmp_path, virtual_tokens=64) == {}
 
 
 def test_a_bank_that_cannot_be_used_costs_the_lookup_alone(context, tmp_path):

@@ -2,7 +2,8 @@
 
 The bank is worth its time only while the time is there (`budget.py`). What a lookup takes is known before it begins, as
 it scores a fixed number of candidates (`lookup.default_limit`): that number times the seconds a score, which are
-remembered with the bank for each kind of device. Where they are not, a few scores are made to measure them.
+remembered with the bank for each kind of device and number of virtual tokens. Where they are not, a few scores are made
+to measure them.
 
 A gang scores together: rank 0 searches, and every rank computes its part of the prompts that are to be scored (the
 paper's lookup runs on all of a job's devices too, §5.2, and does not say how).
@@ -83,27 +84,28 @@ def _search(model: CausalLM, order: Order, score: Score | None) -> Initial:
     if score is None:
         return msgspec.structs.replace(made, note="the samples are too long to be scored with a prompt before them")
     try:
-        return _look_up(model, order.bank, score, slo_s=order.slo_s, otherwise=made)
+        return _look_up(model, order, order.bank, score, otherwise=made)
     except (StokerError, OSError, ValueError) as error:
         log.warning("the prompt bank in %s cannot be used: %s", order.bank.folder, error)
         return msgspec.structs.replace(made, note=f"the bank cannot be used: {error}")
 
 
-def _look_up(model: CausalLM, place: BankPlace, score: Score, *, slo_s: float, otherwise: Initial) -> Initial:
+def _look_up(model: CausalLM, order: Order, place: BankPlace, score: Score, *, otherwise: Initial) -> Initial:
     folder, kind = Path(place.folder), _kind(model)
-    pace = read_paces(folder).get(kind)
+    slo_s, virtual_tokens = order.slo_s, order.job.prompt.virtual_tokens
+    pace = read_paces(folder, virtual_tokens=virtual_tokens).get(kind)
     if pace is not None and is_over(pace.lookup_s, slo_s=slo_s):
         return _over(otherwise, pace.lookup_s, slo_s)
     score_s = pace.score_s if pace is not None else _measure(score) if slo_s else 0.0
     bank = _open(model, place)
     limit = default_limit(bank.layers)
     if is_over(limit * score_s, slo_s=slo_s):
-        remember(folder, kind, Pace(score_s, limit * score_s))
+        remember(folder, kind, Pace(score_s, limit * score_s, virtual_tokens))
         return _over(otherwise, limit * score_s, slo_s)
     began = time.monotonic()
     found = look_up(bank.layers, score, limit=limit)
     took_s = time.monotonic() - began
-    remember(folder, kind, Pace(took_s / found.scores, took_s))
+    remember(folder, kind, Pace(took_s / found.scores, took_s, virtual_tokens))
     note = f"loss {found.loss:.3g}, {found.scores} of {len(bank.layers)} scored in {show_seconds(took_s)}"
     return Initial(found.candidate.text, "the bank", note)
 
