@@ -55,11 +55,7 @@ def place(tmp_path_factory):
     from tuning import tiny
 
     folder = tmp_path_factory.mktemp("tune")
-    context = tiny.context()
-    context.model.save_pretrained(folder / "model")
-    context.tokenizer.save_pretrained(folder / "model")
-    rows = [{"input": sample.input, "target": sample.target} for sample in tiny.samples(60)]
-    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tiny.put_into(folder)
     (folder / "site.toml").write_text('[pilot]\ndevices = "cpu:2"\n[policy]\nname = "prompt-tuner"\n')
     return folder
 

@@ -61,11 +61,7 @@ def place(world: World) -> Path:
     """A folder with a tiny model, data, jobs, and a site of two devices."""
     from tuning import tiny
 
-    context = tiny.context()
-    context.model.save_pretrained(world.path / "model")
-    context.tokenizer.save_pretrained(world.path / "model")
-    rows = [{"input": sample.input, "target": sample.target} for sample in tiny.samples(60)]
-    (world.path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tiny.put_into(world.path)
     (world.path / "site.toml").write_text(SITE)
     for name, job in JOBS.items():
         (world.path / f"{name}.toml").write_text(JOB.format(name=name, **job))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,3 +59,12 @@ def job(
         until=Until(metric=metric, reach=reach, iterations=iterations, evaluate_every=evaluate_every),
         training=Training(**{"batch": 8, "learning_rate": 0.05, "checkpoint_every_s": Duration(0.0), **training}),
     )
+
+
+def put_into(folder: Path) -> None:
+    """The model into `model`, and samples into `pairs.jsonl`."""
+    engine = context()
+    engine.model.save_pretrained(folder / "model")
+    engine.tokenizer.save_pretrained(folder / "model")
+    rows = [{"input": sample.input, "target": sample.target} for sample in samples(60)]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
