@@ -13,12 +13,13 @@ import pytest
 from stoker.contexts.state import snapshot_folder
 
 LONGEST = (
-    "test_batch_chaos.py", "test_apps_end_to_end.py", "test_faults_tuning.py", "test_batch_slurm_away.py", "test_apps_tuning_submit.py",
-    "test_batch_slurm_walltime.py", "test_apps_tuning_tune.py", "test_session_up.py", "test_batch_slurm_probe.py",
-    "test_apps_tuning_ranks.py", "test_session_neighbours.py", "test_batch_slurm_grace.py", "test_programs_alone.py",
-    "test_live_snapshots.py", "test_faults_gangs.py", "test_batch_slurm_losses.py", "test_faults_interrupts.py",
-    "test_contexts_causal_lm.py", "test_programs_baselines.py", "test_parsl_suite.py", "test_batch_slurm_newcomer.py",
-    "test_benchmarks_run.py", "test_sim_bound.py", "test_factory_session.py", "test_study_reproduce_page.py",
+    "test_batch_chaos.py", "test_apps_end_to_end.py", "test_faults_tuning.py", "test_batch_slurm_away.py",
+    "test_apps_tuning_submit.py", "test_batch_slurm_walltime.py", "test_apps_tuning_tune.py", "test_session_up.py",
+    "test_batch_slurm_probe.py", "test_apps_tuning_ranks.py", "test_session_neighbours.py",
+    "test_batch_slurm_grace.py", "test_programs_alone.py", "test_live_snapshots.py", "test_faults_gangs.py",
+    "test_batch_slurm_losses.py", "test_faults_interrupts.py", "test_contexts_causal_lm.py",
+    "test_programs_baselines.py", "test_parsl_suite.py", "test_batch_slurm_newcomer.py", "test_benchmarks_run.py",
+    "test_sim_bound.py", "test_factory_session.py", "test_study_reproduce_page.py",
 )  # fmt: skip
 """Files that take twenty seconds or more, about the longest first; those that mostly wait for Slurm stand between those
 that compute."""

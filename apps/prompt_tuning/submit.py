@@ -161,6 +161,6 @@ def _lookup_s(order: Order) -> float:
     bank = _bank_of(order)
     if bank is None:
         return 0.0
-    known = read_paces(Path(bank.folder)).values()
+    known = read_paces(Path(bank.folder), virtual_tokens=order.job.prompt.virtual_tokens).values()
     lookup_s = max((pace.lookup_s for pace in known), default=0.0)
     return 0.0 if is_over(lookup_s, slo_s=order.slo_s) else lookup_s
