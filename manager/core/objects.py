@@ -19,7 +19,8 @@ The plan is a graph of edges (from whom a pilot gets an object), kept by these r
   what keeps every link busy, because the first four pilots, with the reader as their only sure peer, would else share
   its link.
 - *Once a host*: of the pilots that use one cache one gets an object, and the others find it there. If it leaves the
-  cache before they have, the first of them gets it anew.
+  cache before they have, one of them gets it anew: whoever says that a source failed it (it is the one at work in the
+  cache), else the first.
 - *Live*: the last place of a pilot serves only what it has whole or reads. So it is always held by somebody who is
   certain to finish, and comes free; whoever waits for a sure peer is first to get a place, then those that could use
   another peer. Where places are few, the object with the fewest holders goes first.
@@ -235,9 +236,7 @@ def failed(core: Core, pilot: Pilot, message: FetchFailed) -> None:
     object = fetch.object
     object.reason = message.reason or object.reason
     if fetch.way is Way.FOLLOWING:
-        if fetch.leader is not None:
-            return
-        transfers.go(fetch)  # what was in its cache is gone again
+        transfers.take_over(fetch)  # what was in its cache is gone again
     for id in message.peers:
         fetch.failed[id] = None
         source = fetch.sources.get(id)

@@ -107,7 +107,7 @@ class Transfers:
         """A pilot wants an object. Where another has brought it into the same cache, or is about to, it follows."""
         self.fetches += 1
         fetch = Fetch(object, peer, self.fetches)
-        fetch.leader = self._leader(fetch)
+        fetch.leader = self._leader(fetch)  # before it is listed itself
         object.fetches[peer.id] = peer.fetches[object.ref.name] = fetch
         if fetch.leader is not None or self.near(fetch) is not None:
             self.changed[fetch] = None
@@ -122,10 +122,38 @@ class Transfers:
         self.unsettled[fetch] = None
         self.send(fetch, Way.WAITING)
 
+    def take_over(self, fetch: Fetch) -> None:
+        """A fetch that follows has said that a source failed it, so it is at work in the cache, and whoever was to
+        bring the object there waits for it: it needs a source of its own, and the others follow it. Should it be the
+        other way round, the other says so when a source fails it."""
+        near = self._into(fetch.peer.cache, fetch.object)
+        self.go(fetch)
+        for other in near:
+            if other is not fetch and (other.way is not Way.FOLLOWING or other.leader is not None):
+                self._follow(other, fetch)
+
+    def _follow(self, fetch: Fetch, leader: Fetch) -> None:
+        """Put a fetch behind another into the same cache. If it asked earlier, it counts as asking now: those that
+        asked in between may count on it, and would else wait for one that may wait for them."""
+        object = fetch.object
+        if fetch.way is not Way.FOLLOWING:
+            for source in list(fetch.sources.values()):
+                self.unlink(fetch, source)
+            self.send(fetch, Way.FOLLOWING)
+            self.withdraw(fetch.peer, object)
+            self.next_alone(object)
+        if fetch.number < leader.number:
+            self.fetches += 1
+            fetch.number = self.fetches
+            object.fetches.move_to_end(fetch.peer.id)
+            self.unsettled.update(dict.fromkeys(object.waiting.values()))
+        fetch.leader, fetch.said = leader, None  # what it was told does not hold any more: it is told again
+        self.changed.pop(fetch, None)
+
     def _leader(self, fetch: Fetch) -> Fetch | None:
-        """Who brings the object into the same cache and asked for it earlier."""
+        """Who brings the object into the same cache."""
         under_way = self._into(fetch.peer.cache, fetch.object)
-        return next((x for x in under_way if x.way is not Way.FOLLOWING and x.number < fetch.number), None)
+        return next((x for x in under_way if x.way is not Way.FOLLOWING), None)
 
     def _into(self, cache: str, object: Object) -> list[Fetch]:
         """The fetches of an object by the pilots that use this cache, in the order in which they asked."""
@@ -174,9 +202,11 @@ class Transfers:
         """Those that were told to find an object in this pilot's cache, and have not yet, may not find it any more."""
         for fetch in self._into(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
-                fetch.leader = self._leader(fetch)
-                if fetch.leader is None:
+                leader = self._leader(fetch)
+                if leader is None:
                     self.go(fetch)
+                else:
+                    self._follow(fetch, leader)
 
     def send(self, fetch: Fetch, way: Way) -> None:
         """Put a fetch on its way, into the queue that belongs to it."""

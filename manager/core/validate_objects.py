@@ -62,6 +62,12 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
         yield f"{name}: who could use another peer is wrong"
     if by_way[Way.READER] != ({object.reader.peer.id} if object.reader is not None else set()):
         yield f"{name}: its reader is wrong"
+    brings = [x.peer.cache for x in object.fetches.values() if x.way is not Way.FOLLOWING]
+    if len(set(brings)) < len(brings):  # there is no exception: one that is told to find it there follows, too
+        yield f"{name}: several pilots of one cache bring it there"
+    numbers = [fetch.number for fetch in object.fetches.values()]
+    if numbers != sorted(numbers):
+        yield f"{name}: its fetches are not in the order of their numbers"
     finds = any(fetch.way is Way.FOLLOWING and fetch.leader is None for fetch in object.fetches.values())
     sure = object.whole or object.reader or object.alone or finds
     if not sure and any(fetch.way is not Way.FOLLOWING for fetch in object.fetches.values()):

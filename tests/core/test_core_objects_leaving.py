@@ -103,3 +103,52 @@ def test_who_has_time_left_gets_it(peers: Peers) -> None:
         peers.core.state.pilots[name].ends_at = peers.now + ends_at  # type: ignore[index]
     leave(peers, "p1")
     assert [name for name in ("p2", "p3", "p4") if peers.orders(name)] == ["p3"]
+
+
+# ---- what others of its cache were told to find there
+
+
+def told_to_find_it(peers: Peers) -> Peers:
+    """p2 and p3 are told to find in their cache what p1 has there."""
+    peers.here("p1", has=(BIG,), cache="node7").here("p2", "p3", cache="node7").here("q1", has=(BIG,))
+    return peers.want("p2", "p3").forget()
+
+
+def test_one_who_asked_later_and_did_not_find_it_brings_it_for_those_who_asked_earlier(peers: Peers) -> None:
+    told_to_find_it(peers).fail("p3", "p1")
+    assert peers.told("p3") == (("q1",), False)
+    peers.lose("p1")
+    assert peers.told("p2") is None
+    peers.arrive("p3", peer=BIG.size_bytes)
+    assert peers.told("p2") == (("p3",), False)
+
+
+def test_of_those_who_did_not_find_it_the_last_to_say_so_brings_it(peers: Peers) -> None:
+    told_to_find_it(peers).fail("p2", "p1")
+    assert peers.told("p2") == (("q1",), False)
+    peers.fail("p3", "p1")
+    assert peers.told("p3") == (("q1",), False)
+    assert peers.told("p2") is None
+    peers.lose("p3")
+    assert peers.told("p2") == (("q1",), False)
+
+
+def test_one_at_work_in_the_cache_gets_a_source_though_another_was_to_bring_it(peers: Peers) -> None:
+    """Only one can be at work on an object in a cache, and p2 waits there for p3."""
+    told_to_find_it(peers).lose("p1")
+    assert peers.told("p2") == (("q1",), False)
+    assert peers.told("p3") is None
+    peers.fail("p3", "p1")
+    assert peers.told("p3") == (("q1",), False)
+    peers.arrive("p3", peer=BIG.size_bytes)
+    assert peers.told("p2") == (("p3",), False)
+
+
+def test_who_got_it_from_one_that_brings_it_no_more_gets_it_elsewhere(peers: Peers) -> None:
+    """p2 reads it for q1 until p3 says that it is the one at work there."""
+    peers.here("p1", has=(BIG,), cache="node7").here("p2", "p3", cache="node7").here("q1")
+    peers.want("p2", "p3").lose("p1").want("q1").forget()
+    peers.fail("p3", "p1")
+    assert peers.told("p3") == ((), True)
+    assert peers.told("q1") == (("p3",), False)
+    assert peers.told("p2") is None

@@ -115,6 +115,20 @@ class Transfers(RuleBasedStateMachine):
         )[which]
         self.swarm.report(name, strange)
 
+    @precondition(lambda self: self.near())
+    @rule(chance=chances)
+    def does_not_find_it_in_its_cache(self, chance: Any) -> None:
+        """One that shares a cache says that a source failed it, whatever it has been told of it since."""
+        name, near = chance.choice(self.near())
+        ref = chance.choice(sorted(self.swarm.pilots[name].getting))
+        self.swarm.report(name, say.FetchFailed(ref, (near,), reason="it is not there"))
+
+    def near(self) -> list[tuple[str, Any]]:
+        """Pilots that are getting something, each with another of its cache."""
+        pilots = [self.swarm.pilots[name] for name in self.here()]
+        pairs = ((one, other) for one in pilots for other in pilots if one is not other and one.getting)
+        return [(one.name, other.name) for one, other in pairs if one.parts is other.parts]
+
     # ---- the end
 
     def teardown(self) -> None:
