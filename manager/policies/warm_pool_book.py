@@ -13,7 +13,7 @@ from stoker.manager.core.walltime import CAUTION
 from stoker.manager.policies.residency import UNKNOWN_LOAD_S
 from stoker.manager.policies.warm_pool_lines import Job, Line
 from stoker.manager.policies.warm_pools import Pool, Promise
-from stoker.manager.protocol.calls import CallProgress
+from stoker.manager.protocol.calls import CallProgress, Features
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
 
 MOST_REPLICAS = 128
@@ -75,8 +75,8 @@ class Book:
         self.looked_at = -math.inf
         self._rates: list[tuple[float, float]] = []
         """Of each gang size, from 1: seconds for a unit of work, and for none."""
-        self._times: dict[tuple[float, float, int, int], tuple[float, ...]] = {}
-        """What `_work_out` has found."""
+        self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}
+        """How long jobs take that have not begun."""
         self._falls = True
         """Whether nothing takes longer on more than two replicas than on fewer of them."""
         self._known: tuple[object, ...] = ()
@@ -132,14 +132,11 @@ class Book:
             self._rates += [self._rate(size) for size in range(len(self._rates) + 1, most + 1)]
             self._falls = _falls(self._rates)
         if self._rates[0][0] < math.inf:  # known
-            work, fixed_s = work_of(features), features.fixed_s if features is not None else 0.0
-            done = 0.0
             if call.spec.progress:
-                fixed_s = 0.0
-                if report is not None and features is not None and features.items:
-                    done = report.done / features.items
-            work *= self.context.paces.left(features, done, learn=self._learn)
-            run_s = self._times.get((work, fixed_s, least, most)) or self._work_out(work, fixed_s, least, most)
+                done = report.done / features.items if report is not None and features and features.items else 0.0
+                run_s = self._work_out(features, least, most, done=done)
+            else:
+                run_s = self._times.get((features, least, most)) or self._remember(features, least, most)
             return Job(call.id, deadline_at, run_s, least, False, options.priority)
         usual_s = call.group.cost.run_s or self.context.run_s
         if most == 1 and usual_s:
@@ -147,17 +144,25 @@ class Book:
         run_s = (math.inf,) * (least - 1) + (0.0,) * (most - least + 1)
         return Job(call.id, deadline_at, run_s, least, True, options.priority)
 
-    def _work_out(self, work: float, fixed_s: float, least: int, most: int) -> tuple[float, ...]:
-        """How long so much work takes on one replica, two, and so on. Many jobs are alike: it is remembered."""
+    def _remember(self, features: Features | None, least: int, most: int) -> tuple[float, ...]:
+        """How long a job takes that has not begun. Many are alike."""
+        if len(self._times) >= _REMEMBERED:
+            self._times.clear()
+        found = self._times[features, least, most] = self._work_out(features, least, most)
+        return found
+
+    def _work_out(
+        self, features: Features | None, least: int, most: int, *, done: float | None = None
+    ) -> tuple[float, ...]:
+        """How long a job takes on one replica, two, and so on. `done`: the part that it has done, if it has begun."""
+        fixed_s = features.fixed_s if features is not None and done is None else 0.0
+        work = work_of(features) * self.context.paces.left(features, done or 0.0, learn=self._learn)
         times = [fixed_s + none_s + unit_s * work for unit_s, none_s in self._rates[:most]]
         if least > 1:
             times[: least - 1] = [math.inf] * (least - 1)
         if not self._falls or (most > 1 and times[0] < times[1]):
             times = list(accumulate(times, min))
-        if len(self._times) >= _REMEMBERED:
-            self._times.clear()
-        found = self._times[work, fixed_s, least, most] = tuple(times)
-        return found
+        return tuple(times)
 
     def _rate(self, size: int) -> tuple[float, float]:
         paces = self.context.paces

@@ -29,7 +29,7 @@ _FEW = 8
 """So many jobs are put into a row one by one; of more the row is sorted."""
 
 
-class Job(msgspec.Struct, frozen=True):
+class Job(msgspec.Struct, frozen=True, gc=False):
     """A job that waits. `run_s[a - 1]`: an upper bound of its time on `a` replicas, meeting included, not longer for
     more of them. `deadline_at`: 0 = none, then it runs when nobody else wants to, in order of `priority`. `least`: the
     fewest replicas that it can run on. One that `measures` runs on these, for nobody knows how long it takes."""
