@@ -38,10 +38,12 @@ class Books:
 
     def take(self, view: View, changes: Changes) -> None:
         """Bring them up to date."""
-        ids = list(view.calls) if self._new else changes.calls
-        self._new = False
+        if self._new:
+            self._new = False
+            for context in view.hungry.values():
+                self._open(view, context)
         fresh: dict[Book, list[Job]] = {}
-        for id in ids:
+        for id in changes.calls:
             call, book = view.calls.get(id), self._of.get(id)
             if call is None or call.state is not CallState.WAITING:
                 if book is not None:
@@ -87,6 +89,19 @@ class Books:
             if context is None or book.context is context:
                 book.touch()
             book.walk_due = True  # devices may have come free
+
+    def _open(self, view: View, context: Context) -> None:
+        """All that waits there, at once."""
+        calls = list(context.queue)
+        others: set[int] = {call.id for call in calls if not in_rounds(call)}
+        if len(others) == len(calls):
+            return
+        book = self.all[context.recipe.key] = Book(context, learn=self._learn)
+        book.asked, book.others = len(calls) - len(others), others
+        self._of.update(dict.fromkeys((call.id for call in calls), book))
+        said = view.reports
+        book.line.put([book.job(x, said.get(x.id) if x.spec.progress else None) for x in calls], now=view.now)
+        book.touch()
 
     def _note(self, view: View, call: Call, fresh: dict[Book, list[Job]]) -> None:
         """A call waits."""
