@@ -8,7 +8,6 @@ such a call counts as one that is in time. And while nothing like a call has bee
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from stoker.manager.core.seams import Forecast, PolicyError
@@ -29,17 +28,24 @@ def note(core: Core, action: Forecast) -> None:
         raise PolicyError(f"there is no call {action.call}")
     if not _is_known(call):
         return
-    before, due_at = state.forecasts.get(call.id), call.group.options.objective.deadline_at
-    late_s = action.ends_at - due_at if due_at else math.inf
-    in_time = action.in_time or late_s < known_to_s(action.ends_at - state.now)
-    if (
-        before is not None
-        and before.in_time == in_time
-        and abs(action.ends_at - before.ends_at) <= known_to_s(before.ends_at - state.now)
-    ):
+    due_at = call.group.options.objective.deadline_at
+    in_time = action.in_time or bool(due_at and is_in_time(action.ends_at, due_at=due_at, now=state.now))
+    if not is_news(state.forecasts.get(call.id), action.ends_at, in_time=in_time, now=state.now):
         return
     state.forecasts[call.id] = said = CallForecast(call.id, action.ends_at, in_time)
     core.forecasts.setdefault(call.group.client, []).append(said)
+
+
+def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
+    """Whether nobody can say that a call is late whose end is expected then. `due_at`: 0 = it has no deadline."""
+    return not due_at or ends_at - due_at < known_to_s(ends_at - now)
+
+
+def is_news(before: CallForecast | None, ends_at: float, *, in_time: bool, now: float) -> bool:
+    """Whether what is expected has changed by more than it can be known to since it was told."""
+    if before is None or before.in_time != in_time:
+        return True
+    return abs(ends_at - before.ends_at) > known_to_s(before.ends_at - now)
 
 
 def _is_known(call: Call) -> bool:

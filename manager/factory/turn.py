@@ -17,7 +17,6 @@ Both waits say at once what they wait for, for how long at most, and in the end 
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import signal
@@ -26,8 +25,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from stoker import locks
 from stoker.errors import SessionError
-from stoker.locks import Holder, holders
+from stoker.locks import Holder
 from stoker.manager.factory import commands
 from stoker.units import show_seconds
 
@@ -47,7 +47,7 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
     Raises SessionError if the lock is still held after `limit_s`, and who holds it could not be ended.
     """
     descriptor = _open(file)
-    if _lock(descriptor):
+    if locks.take(descriptor):
         return True
     began = time.monotonic()
     log.info(
@@ -72,7 +72,7 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
 def wait_for_commands(file: Path, *, limit_s: float) -> None:
     """Wait until no command of a factory that was killed runs any more; from now on ours hold the lock."""
     descriptor = _open(file)
-    if not _lock(descriptor):
+    if not locks.take(descriptor):
         began = time.monotonic()
         log.info(
             "a command of the factory before this one still runs, %s: waiting for it to end, for %s at most",
@@ -95,18 +95,10 @@ def _open(file: Path) -> int:
     return os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
 
 
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _wait(descriptor: int, *, limit_s: float, give_up: Callable[[], bool] = lambda: False) -> bool:
     """Take a lock as soon as it is free; False after `limit_s`, or when there is a reason to give up."""
     until = time.monotonic() + limit_s
-    while not _lock(descriptor):
+    while not locks.take(descriptor):
         if give_up() or time.monotonic() > until:
             return False
         time.sleep(_PATIENCE_S)
@@ -114,12 +106,12 @@ def _wait(descriptor: int, *, limit_s: float, give_up: Callable[[], bool] = lamb
 
 
 def _who(file: Path) -> str:
-    return ", ".join(map(str, holders(file))) or "a process that cannot be seen from here"
+    return ", ".join(map(str, locks.holders(file))) or "a process that cannot be seen from here"
 
 
 def _kill(file: Path, *, after_s: float) -> None:
     """End the factory that does not leave; nobody but a factory."""
-    for holder in filter(_is_factory, holders(file)):
+    for holder in filter(_is_factory, locks.holders(file)):
         log.warning("%s has not left for %s: it is killed", holder, show_seconds(after_s))
         with suppress(ProcessLookupError):
             os.kill(holder.pid, signal.SIGKILL)

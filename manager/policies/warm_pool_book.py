@@ -81,7 +81,6 @@ class Book:
         """Whether nothing takes longer on more than two replicas than on fewer of them."""
         self._known: tuple[object, ...] = ()
         """Measurements that were looked at last."""
-        self._parts: tuple[object, ...] = ()
         self._rated_at = -math.inf
         self._ends: dict[int, tuple[object, float, Call]] = {}
         """Of running calls: the report by which it was worked out when they end, and that."""
@@ -111,10 +110,10 @@ class Book:
         """Whether measurements have changed what jobs will take."""
         paces = self.context.paces
         parts = tuple(paces.parts.items()) if self._learn else ()
-        known = (paces.meet_s, parts, *paces.known.items())
+        known = (parts, paces.meet_s, *paces.known.items())
         if known == self._known or now - self._rated_at < len(self.line) / _JOBS_PER_S:
             return False
-        same, self._known, self._parts = parts == self._parts, known, parts
+        same, self._known = parts == (self._known[0] if self._known else ()), known
         fresh = [self._rate(size) for size in range(1, len(self._rates) + 1)]
         if same and all(_near(a, b) for a, b in zip(fresh, self._rates, strict=True)):
             return False

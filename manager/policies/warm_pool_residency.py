@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 
 from stoker.manager.core.fitness import unfit
+from stoker.manager.core.forecasts import is_in_time, is_news
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, Drop, FailWaiting, Forecast, Load, Timer, Unload, View
 from stoker.manager.core.state import Context, Device, Library
@@ -44,7 +45,7 @@ from stoker.manager.policies.warm_pool_rounds import LOOK_AGAIN_S, ROUND_S
 from stoker.manager.policies.warm_pool_shelf import Replica, Shelf, cold_devices, makes_warm
 from stoker.manager.policies.warm_pools import Fate, Walk
 from stoker.manager.protocol.ids import CallId, LibraryId, RecipeKey
-from stoker.units import known_to_s, show_seconds
+from stoker.units import show_seconds
 
 WINDOW_S = 60.0
 """§6.3."""
@@ -368,13 +369,10 @@ def _forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action
     """What is expected of a call, if that is known and has changed by more than it can be known to."""
     if ends_at == math.inf:
         return []
-    now, before = view.now, view.forecasts.get(id)
-    ends_at = max(ends_at, now)
-    in_time = not due_at or ends_at - due_at < known_to_s(ends_at - now)
-    same = before is not None and before.in_time == in_time
-    if same and before is not None and abs(ends_at - before.ends_at) <= known_to_s(before.ends_at - now):
-        return []
-    return [Forecast(CallId(id), ends_at, in_time)]
+    ends_at = max(ends_at, view.now)
+    in_time = is_in_time(ends_at, due_at=due_at, now=view.now)
+    news = is_news(view.forecasts.get(id), ends_at, in_time=in_time, now=view.now)
+    return [Forecast(CallId(id), ends_at, in_time)] if news else []
 
 
 def _too_late(view: View, fate: Fate) -> str:

@@ -10,7 +10,6 @@ started it is there: the next manager starts another.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import json
 import logging
@@ -24,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from stoker import locks
 from stoker.config import load_site
 from stoker.contexts.objects import is_object_name, manifest_of
 from stoker.contexts.published import Published
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the user's terminal is the client's business
     try:
         lock = os.open(session.path / "seed.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        while not _is_alone(lock):
+        while not locks.take(lock):
             if stopped.wait(_LOOK_S) or _is_over(session) or os.getppid() != options.parent:
                 return 0
         server = _listen(session)
@@ -161,14 +161,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pass
     server.close()
     return 0
-
-
-def _is_alone(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_over(session: SessionFolder) -> bool:

@@ -1,4 +1,4 @@
-"""Whether a file is locked (flock), asked by somebody who does not want the lock, and who holds it."""
+"""Locks of files (flock): taken if they are free, and asked about by somebody who does not want them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ class Holder(msgspec.Struct, frozen=True):
         command = " ".join([os.path.basename(self.words[0]), *self.words[1:]]) if self.words else ""
         shown = command if len(command) <= _SHOWN_CHARACTERS else f"{command[:_SHOWN_CHARACTERS]}…"
         return f"pid {self.pid} ({shown})" if shown else f"pid {self.pid}"
+
+
+def take(descriptor: int) -> bool:
+    """Lock an open file for oneself, if nobody else has; it lasts until the file is closed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
