@@ -91,46 +91,32 @@ class Books:
             book.walk_due = True  # devices may have come free
 
     def _open(self, view: View, context: Context) -> None:
-        """All that waits there, at once."""
+        """From now on all that waits there is in line, if rounds are asked to decide about any of it."""
         calls = list(context.queue)
         others: set[int] = {call.id for call in calls if not in_rounds(call)}
         if len(others) == len(calls):
             return
-        book = self.all[context.recipe.key] = Book(context, learn=self._learn)
+        book = self.all.get(context.recipe.key)
+        if book is None:
+            book = self.all[context.recipe.key] = Book(context, learn=self._learn)
         book.asked, book.others = len(calls) - len(others), others
         self._of.update(dict.fromkeys((call.id for call in calls), book))
-        said = view.reports
-        book.line.put([book.job(x, said.get(x.id) if x.spec.progress else None) for x in calls], now=view.now)
+        book.line.put([_job(view, book, call) for call in calls], now=view.now)
         book.touch()
 
     def _note(self, view: View, call: Call, fresh: dict[Book, list[Job]]) -> None:
         """A call waits."""
-        context, id = call.group.context, call.id
-        book = self.all.get(context.recipe.key)
-        if in_rounds(call):
-            if book is None:
-                book = self.all[context.recipe.key] = Book(context, learn=self._learn)
-            mine = fresh.get(book)
-            if mine is None:
-                mine = fresh[book] = []
-            book.asked += 1
-            if book.asked == 1:
-                self._join(book, mine)
-        elif book is not None and book.asked:
-            mine = fresh.setdefault(book, [])
-            book.others.add(id)
-        else:
+        book = self.of(call.group.context)
+        if book is None or not book.asked:
+            if in_rounds(call):
+                self._open(view, call.group.context)
             return
-        self._of[id] = book
-        mine.append(book.job(call, view.reports.get(id) if call.spec.progress else None))
-
-    def _join(self, book: Book, fresh: list[Job]) -> None:
-        """Calls that went the default way and still wait are in line from now on."""
-        for call in book.context.queue:
-            if call.id not in self._of and not in_rounds(call):
-                self._of[call.id] = book
-                book.others.add(call.id)
-                fresh.append(book.job(call, None))
+        if in_rounds(call):
+            book.asked += 1
+        else:
+            book.others.add(call.id)
+        self._of[call.id] = book
+        fresh.setdefault(book, []).append(_job(view, book, call))
 
     def _rate(self, view: View, book: Book) -> None:
         calls = [call for id in book.line.jobs if (call := view.calls.get(id)) is not None]
@@ -180,3 +166,7 @@ class Books:
         if here != ordered.promise.here:
             ordered.promise = msgspec.structs.replace(ordered.promise, here=here)
             book.touch()
+
+
+def _job(view: View, book: Book, call: Call) -> Job:
+    return book.job(call, view.reports.get(call.id) if call.spec.progress else None)
