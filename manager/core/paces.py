@@ -32,6 +32,9 @@ _Kind = tuple[str, bool]
 """What a call says of itself, and whether it does something before its first item."""
 _CAUTION = 2.0
 """So many mean deviations above the mean is called a bound."""
+LEAST_S = 0.001
+"""A measurement below this is counted as this. What passes before a gang's first item is an estimate, and may be longer
+than the whole run; a pace of zero would say that a call takes no time at all."""
 MEET_S = 2.0
 """What a gang of several may take until its ranks have met (§5.1: at most 2 s)."""
 
@@ -53,14 +56,14 @@ class Paces:
 
     def tell(self, seconds: Mapping[int, float], *, meet_s: float = MEET_S) -> None:
         """What is known beforehand (a profile): seconds for a unit by size. Measurements move it like any other."""
-        self._known.update({size: (pace, 0.0, 1) for size, pace in seconds.items()})
+        self._known.update({size: (max(pace, LEAST_S / 1000), 0.0, 1) for size, pace in seconds.items()})
         self.meet_s = meet_s
 
     def learn(self, size: int, *, work: float, seconds: float) -> None:
         """So much work took a gang of this size so long, meeting not counted."""
         if work <= 0 or seconds < 0:
             return
-        pace = seconds / work
+        pace = max(seconds, LEAST_S) / work
         mean, deviation, count = self._known.get(size, (pace, 0.0, 0))
         weight = max(_NEW_WEIGHT, 1 / (count + 1))
         deviation += weight * (abs(pace - mean) - deviation)

@@ -137,7 +137,8 @@ def fill(job: Job, size: int, free: Free) -> Share | None:
             pieces.append((start, done_at, has))
             return Share(tuple(pieces))
         pieces.append((start, end, has))
-        left -= max(0.0, end - start - lost) / step[1]
+        if end > start + lost:
+            left -= (end - start - lost) / step[1]
         lost = max(0.0, start + lost - end)
     return None
 

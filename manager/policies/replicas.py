@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stoker.manager.core.paces import work_of
+from stoker.manager.core.paces import LEAST_S, work_of
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, FailWaiting, Load, Send, SendGang, Timer, View
 from stoker.manager.core.state import Call, Context, Device, Gang, Library
@@ -127,8 +127,8 @@ def starts_in_s(call: Call, *, size: int, fresh: bool = True) -> float:
 
 
 def item_times_s(call: Call) -> dict[int, float] | None:
-    """How long all its items take at most, by the replicas that it may have, without what passes before the first.
-    None while nothing was measured that could tell."""
+    """How long all its items take at most, by the replicas that it may have, without what passes before the first; more
+    than zero, also for a call without items. None while nothing was measured that could tell."""
     smallest, largest = call.group.options.gang
     paces, work = call.group.context.paces, work_of(call.spec.features)
     times: dict[int, float] = {}
@@ -136,7 +136,7 @@ def item_times_s(call: Call) -> dict[int, float] | None:
         seconds = paces.bound_s(size, work) if largest > 1 else call.group.cost.run_s or None
         if seconds is None:
             return None
-        times[size] = seconds - (paces.meet_s if largest > 1 and size > 1 else 0.0)
+        times[size] = max(LEAST_S, seconds - (paces.meet_s if largest > 1 and size > 1 else 0.0))
     return times
 
 

@@ -221,6 +221,17 @@ def test_nothing_is_predicted_before_anything_was_measured() -> None:
     assert (paces.mean_s(1, 10), paces.bound_s(4, 10)) == (None, None)
 
 
+@pytest.mark.parametrize("work", [1.0, 1e9])
+def test_a_pace_is_never_zero_however_short_the_run_was(work: float) -> None:
+    learned, told = Paces(), Paces()
+    learned.learn(2, work=work, seconds=0.0)
+    told.tell({2: 0.0})
+    for paces in (learned, told):
+        seconds = paces.bound_s(1, work)
+        assert seconds is not None
+        assert seconds > 0.0
+
+
 def test_more_replicas_are_faster_but_never_perfectly_so() -> None:
     paces = Paces()
     paces.learn(2, work=10, seconds=10.0)

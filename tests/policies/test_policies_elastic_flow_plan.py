@@ -56,6 +56,12 @@ def test_a_share_is_smaller_for_the_while_that_others_need_the_devices() -> None
     assert minimum_shares([job(1, 50.0), job(2, 74.0, slow)], 4, now=0.0).keys() == {1}
 
 
+def test_a_job_that_takes_no_time_is_planned_around_a_piece_that_ends_before_it_starts() -> None:
+    free = Free(1, now=0.0)
+    free.take(share_of((2.0, 4.0, 1)))
+    assert fill(job(1, 11.0, ((1, 0.0),), start_s=3.0), 1, free) == share_of((0.0, 2.0, 1), (4.0, 7.0, 1))
+
+
 def test_only_powers_of_two_that_help_are_sizes() -> None:
     seconds = ((1, 100.0), (2, 60.0), (3, 40.0), (4, 35.0), (8, 36.0))
     assert by_two(seconds) == ((1, 100.0), (2, 60.0), (4, 35.0))
