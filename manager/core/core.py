@@ -26,6 +26,7 @@ from stoker.manager.core.events import (
     FromClient,
     FromPilot,
     ManagerRestarted,
+    Noticed,
     PilotCut,
     PilotLost,
     SessionDefined,
@@ -130,6 +131,8 @@ class Core:
                 blocks.define(self, sources)
             case FactoryTrouble(reason=reason):
                 self.state.factory_trouble = reason
+            case Noticed(text=text):
+                self.state.notice(text)
             case SessionKept():
                 self.state.kept = True
             case SessionEnded(reason=reason):

@@ -103,7 +103,14 @@ class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
     reason: str
 
 
+class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
+    """The shell has something to tell the people of this session, such as a journal that was damaged: `status` shows
+    it."""
+
+    text: str
+
+
 Event = (
     FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | ManagerRestarted
-    | SessionDefined | SessionKept | SessionEnded | FactoryTrouble
+    | SessionDefined | SessionKept | SessionEnded | FactoryTrouble | Noticed
 )  # fmt: skip

@@ -42,6 +42,7 @@ def status(state: State) -> to_client.Status:
         trouble=_trouble(state),
         objects=object_report.statuses(state),
         ended_blocks=dict(state.ended_blocks),
+        notices=tuple(to_client.StoryLine(at, text) for text, at in state.notices.items()),
     )
 
 

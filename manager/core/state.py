@@ -29,6 +29,10 @@ Note = tuple[float, str]
 """When, and what happened."""
 
 
+KEPT_NOTICES = 20
+"""The last so many notices of a session are kept."""
+
+
 class Client:
     """Somebody who submits calls."""
 
@@ -361,6 +365,8 @@ class State:
         """Why nobody submits blocks just now; empty while somebody does."""
         self.said_blocks: dict[str, str] = {}
         """What a client says of blocks that are its own business."""
+        self.notices: dict[str, float] = {}
+        """What the people of the session should know of it, and when it happened last. The oldest comes first."""
         self.refused: dict[str, int] = {}
         """What was refused or ignored, by kind, counted."""
         self.tier_seconds: dict[str, float] = {"cold": 0.0, "warm": 0.0}
@@ -393,6 +399,13 @@ class State:
         for pilot in self.pilots.values():
             if pilot.state is PilotState.HERE:
                 yield from (device for device in pilot.devices.values() if not device.fault)
+
+    def notice(self, text: str) -> None:
+        """Keep a sentence for `stoker status`. The same sentence is kept once, with the time of the last time."""
+        self.notices.pop(text, None)
+        self.notices[text] = self.now
+        if len(self.notices) > KEPT_NOTICES:
+            del self.notices[next(iter(self.notices))]
 
     def refuse(self, what: str) -> None:
         """Count something that was refused or ignored."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from stoker.manager.protocol import show_blocks
 from stoker.manager.protocol.to_client import (
@@ -18,6 +19,7 @@ from stoker.units import show_bytes, show_seconds
 
 _BAR = 8
 _SHOWN_STEM = 13
+_SHOWN_NOTICES = 5
 
 
 def render(status: Status, *, over: bool = False, policy: str = "") -> list[str]:
@@ -31,6 +33,7 @@ def render(status: Status, *, over: bool = False, policy: str = "") -> list[str]
             *_rows("objects", _objects(status.objects)),
             *_rows("losses", [_losses(status)] if _losses(status) else []),
             *_rows("refused", [_refused(status)] if status.refused else []),
+            *_rows("notices", _notices(status)),
             *_rows("trouble", [] if over else _troubles(status)),
         ]
     )
@@ -96,6 +99,12 @@ def _travels(each: ObjectStatus) -> Iterator[str]:
     yield f"on {each.holders} pilot{'s' * (each.holders != 1)}" + (f", {each.fetching} get it" if each.fetching else "")
     if each.origin_bytes or each.peer_bytes:
         yield f"{show_bytes(each.origin_bytes)} read from its source, {show_bytes(each.peer_bytes)} from peers"
+
+
+def _notices(status: Status) -> list[str]:
+    """What has happened to the session itself, the latest first."""
+    shown = list(reversed(status.notices))[:_SHOWN_NOTICES]
+    return [f"{datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M} {line.text}" for line in shown]
 
 
 def _troubles(status: Status) -> list[str]:

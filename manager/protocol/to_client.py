@@ -156,13 +156,20 @@ class ContextStatus(msgspec.Struct, frozen=True):
     last_failure: str = ""
 
 
+class StoryLine(msgspec.Struct, frozen=True):
+    """One thing that happened, at `at` on the wall clock (seconds since the epoch)."""
+
+    at: float
+    text: str
+
+
 class Status(_Message, frozen=True, tag="status"):
     """The whole session at one moment. Rates in calls a second over the last half minute.
 
     `done` counts every call that has ended, `failed` and `cancelled` among them. `gone_pilots`: those that were here
     once and have left, `lost_pilots` among them. `jobs` are blocks that the manager has asked for and that are not
     over, `ended_blocks` counts the others by how they ended; `trouble` says what is wrong with a batch system, or
-    (`peers`) that pilots cannot reach each other.
+    (`peers`) that pilots cannot reach each other. `notices` say what has happened to the session itself.
     """
 
     session: str
@@ -186,19 +193,13 @@ class Status(_Message, frozen=True, tag="status"):
     trouble: dict[str, str] = msgspec.field(default_factory=dict)
     objects: tuple[ObjectStatus, ...] = ()
     ended_blocks: dict[str, int] = msgspec.field(default_factory=dict)
+    notices: tuple[StoryLine, ...] = ()
 
     def __str__(self) -> str:
         """As `stoker status` shows it."""
         from stoker.manager.protocol.show_status import render
 
         return "\n".join(render(self))
-
-
-class StoryLine(msgspec.Struct, frozen=True):
-    """One thing that happened, at `at` on the wall clock (seconds since the epoch)."""
-
-    at: float
-    text: str
 
 
 class Story(_Message, frozen=True, tag="story"):
