@@ -177,17 +177,16 @@ class Library:
             with self._printing_to_log():
                 self._tail.take()
                 os.chdir(self._sandbox.path)
-                return [self._run_one(spec, run, function) for spec in order.calls]
+                return [self._run_one(spec, run, function, ticket=order.ticket) for spec in order.calls]
         finally:
             os.close(self._note)
             self._note = -1
             path.unlink(missing_ok=True)
 
-    def _run_one(self, spec: CallSpec, run: Run, function: Function) -> CallEnd:
+    def _run_one(self, spec: CallSpec, run: Run, function: Function, *, ticket: int) -> CallEnd:
         self._write_note(spec.call)
-        self._watch.begin(
-            limit_s=run.options.limit_s, stop_file=str(messages.stop_file(self._setup.running, spec.call))
-        )
+        stop_file = messages.stop_file(self._setup.running, ticket, spec.call)
+        self._watch.begin(limit_s=run.options.limit_s, stop_file=str(stop_file))
         try:
             end = self._runner.run(Work(spec, run, function))
         except Stopped:  # it came between two lines of ours: whatever the call had to say is lost

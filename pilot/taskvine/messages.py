@@ -110,6 +110,6 @@ def take_note(running: str, ticket: int) -> Note | None:
     return note
 
 
-def stop_file(running: str, call: CallId) -> Path:
-    """The file that has a call stopped."""
-    return Path(running) / f"stop-{call}"
+def stop_file(running: str, ticket: int, call: CallId) -> Path:
+    """The file that has a call of one order stopped. The same call may run again in a later order: it is not meant."""
+    return Path(running) / f"stop-{ticket}-{call}"

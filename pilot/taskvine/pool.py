@@ -148,7 +148,7 @@ class Pool:
             return
         log.info("lib-%d is told to end: %s", number, reason)
         if not drain or library.order is None or not library.is_ready:
-            self._interrupt(library.sent)
+            self._interrupt(library, library.sent)
             self._end(library)
         else:
             self._finish_up(library)
@@ -174,13 +174,19 @@ class Pool:
         if dropped or strange:
             self._post(CallsReturned(order.library, (*strange, *dropped)))
         if order.running:
-            self._interrupt(call for call in library.sent if call in wanted)
+            self._interrupt(library, (call for call in library.sent if call in wanted))
 
-    def _interrupt(self, calls: Iterable[CallId]) -> None:
-        """Have the libraries that run these calls stop them (see `watch`)."""
+    def _interrupt(self, library: Library, calls: Iterable[CallId]) -> None:
+        """Have TaskVine's library stop these calls of the order that it works on (see `watch`).
+
+        The manager may send the same calls again at once, after a worker was lost: they run in another order, which no
+        file of this one stops.
+        """
+        if library.order is None:
+            return
         for call in calls:
             with contextlib.suppress(OSError):
-                messages.stop_file(self._setup.running, call).touch()
+                messages.stop_file(self._setup.running, library.order.ticket, call).touch()
 
     # ---- slots
 
@@ -262,8 +268,7 @@ class Pool:
         if library is None or order is None:
             return
         library.order = None
-        for spec in order.calls:
-            messages.stop_file(self._setup.running, spec.call).unlink(missing_ok=True)
+        stopped = self._take_stop_files(order)
         self._users.subtract(ref.name for ref in library.large)
         for ref in library.large:
             if self._users[ref.name] <= 0:
@@ -272,7 +277,7 @@ class Pool:
         if library.state.state is State.GONE:
             return  # ended meanwhile
         if done.result != "success":
-            self._failed(library, order, done.result)
+            self._failed(library, order, done.result, stopped=stopped)
             return
         answer = messages.decode_answer(done.answer)
         library.memory_bytes = answer.held.resident_bytes
@@ -282,6 +287,15 @@ class Pool:
             self._ended(library, order, answer)
         else:
             self._ready(library, answer.held)
+
+    def _take_stop_files(self, order: messages.Order) -> set[CallId]:
+        """Remove the stop files of an order that is over; the calls that had one."""
+        stopped = set()
+        for spec in order.calls:
+            with contextlib.suppress(FileNotFoundError):
+                messages.stop_file(self._setup.running, order.ticket, spec.call).unlink()
+                stopped.add(spec.call)
+        return stopped
 
     def _ready(self, library: Library, held: messages.Held) -> None:
         now = time.monotonic()
@@ -311,16 +325,28 @@ class Pool:
         else:
             self._feed(library)
 
-    def _failed(self, library: Library, order: messages.Order, result: str) -> None:
+    def _failed(self, library: Library, order: messages.Order, result: str, *, stopped: set[CallId]) -> None:
         """TaskVine has no answer: the process that should have given it has ended, or was never there."""
         note = messages.take_note(self._setup.running, order.ticket)
         if note is None and order.calls and library.tries < TRIES:
             library.tries += 1
-            self._submit(library, msgspec.structs.replace(order, ticket=self._engine.new_ticket()))
+            self._send_again(library, order, without=stopped)
             return
         loading = not order.calls
         failure = verdict(library, note, said=result, loading=loading, pilot=self._setup.pilot)
         self._end(library, failure, loading=loading, running=[CallId(note.call)] if note is not None else [])
+
+    def _send_again(self, library: Library, order: messages.Order, *, without: set[CallId]) -> None:
+        """Send an order that never began once more; calls that were stopped meanwhile go back to the manager."""
+        if without:
+            self._post(CallsReturned(library.number, tuple(library.state.returned(without))))
+        calls = [spec for spec in order.calls if spec.call not in without]
+        if calls:
+            self._submit(library, msgspec.structs.replace(order, ticket=self._engine.new_ticket(), calls=calls))
+        elif library.state.state is State.DRAINING:
+            self._end(library)
+        else:
+            self._feed(library)
 
     # ---- ends
 

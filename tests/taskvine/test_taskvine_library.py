@@ -41,10 +41,13 @@ class Process:
         )
         self._say((messages.encode(setup), str(self.here)))
 
-    def send(self, function: Callable[..., Any] | None, *arguments: Any, limit_s: float = 0.0) -> int:
-        """An order with one call of this function for each argument; its ticket."""
+    def send(
+        self, function: Callable[..., Any] | None, *arguments: Any, limit_s: float = 0.0, call: int | None = None
+    ) -> int:
+        """An order with one call of this function for each argument, numbered from `call` on; its ticket."""
         ticket = next(self._tickets)
-        calls = [CallSpec(CallId(100 * ticket + n), payloads.dumps(((x,), {}))) for n, x in enumerate(arguments)]
+        first = 100 * ticket if call is None else call
+        calls = [CallSpec(CallId(first + n), payloads.dumps(((x,), {}))) for n, x in enumerate(arguments)]
         name = getattr(function, "__name__", "")
         order = messages.Order(
             ticket, FunctionKey(name), name, calls if function else [], CallOptions(limit_s=limit_s)
@@ -176,10 +179,20 @@ def test_a_call_that_runs_too_long_is_stopped_and_its_context_stays(library):
 
 def test_a_call_that_nobody_wants_any_more_is_stopped_and_the_next_one_runs(library):
     ticket = library.send(doze, 600, 0)
-    messages.stop_file(str(library.running), CallId(100 * ticket)).touch()
+    messages.stop_file(str(library.running), ticket, CallId(100 * ticket)).touch()
     stopped, good = library.take().ends
     assert stopped.failure.kind is FailureKind.CANCELLED
     assert value(good) == "awake"
+
+
+def test_a_call_that_was_stopped_in_one_order_runs_in_the_next(library):
+    """The manager takes a call from a lost worker and sends it again, while the stopped order is still open."""
+    messages.stop_file(str(library.running), 1, CallId(100)).touch()
+    [end] = library.ask(doze, 1.2).ends  # longer than two looks for the file
+    assert end.failure.kind is FailureKind.CANCELLED
+    library.send(doze, 1.2, call=100)
+    [end] = library.take().ends
+    assert value(end) == "awake"
 
 
 def test_a_note_says_which_call_a_dead_library_was_running(library):
