@@ -1,0 +1,115 @@
+"""The suite itself: a test that hangs is ended and told, also under xdist, and the run goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from faults.world import is_alive, until
+
+TESTS = Path(__file__).resolve().parents[1]
+
+HANGS = """
+import os, signal, subprocess, threading, time
+import pytest
+
+def helper():
+    threading.Event().wait()
+
+def test_that_hangs_with_a_child_and_a_thread():
+    threading.Thread(target=helper, name="the-helper", daemon=True).start()
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    open("child", "w").write(str(child.pid))
+    child.wait()
+
+def test_after_it():
+    pass
+"""
+
+HANGS_IN_C = """
+import signal, time
+
+def test_that_no_signal_reaches():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    time.sleep(600)
+
+def test_after_it():
+    pass
+"""
+
+IGNORES = """
+import signal, subprocess, sys
+
+SHOW = "from signal import *; print(getsignal(SIGHUP).name, getsignal(SIGINT) is not SIG_IGN)"
+
+def test_what_programs_of_tests_inherit():
+    assert subprocess.check_output([sys.executable, "-c", SHOW], text=True).split() == ["SIG_DFL", "True"]
+    signal.raise_signal(signal.SIGHUP)  # nohup's promise: this process goes on
+"""
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """A folder with this suite's configuration, in which a test writes tests of its own."""
+    (tmp_path / "tests").mkdir()
+    for name in ("conftest.py", "suite_limits.py", "suite_order.py", "file_seconds.json"):
+        shutil.copy(TESTS / name, tmp_path / "tests")
+    shutil.copy(TESTS.parent / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def run(suite: Path, text: str, *options: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a file of tests as this suite is run."""
+    (suite / "tests" / "test_one.py").write_text(text)
+    command = [*before, sys.executable, "-m", "pytest", "-p", "no:randomly", *options]
+    environ = {**os.environ, "STOKER_SNAPSHOTS": str(suite)}
+    environ = {name: value for name, value in environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.run(command, cwd=suite, capture_output=True, text=True, timeout=90, env=environ)
+
+
+def test_every_test_here_has_a_limit(request):
+    assert 0 < float(request.config.getini("timeout")) <= 180
+    assert request.config.getini("faulthandler_exit_on_timeout") is True
+    assert float(request.config.getini("faulthandler_timeout")) > 0
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["alone", "under xdist"])
+def test_a_test_that_hangs_is_ended_with_stacks_and_its_processes_and_the_run_goes_on(suite, workers):
+    began = time.monotonic()
+    ran = run(suite, HANGS, "--timeout=1", *workers)
+    assert time.monotonic() - began < 60
+    assert ran.returncode == 1, ran.stdout
+    assert "1 failed, 1 passed" in ran.stdout
+    assert re.search(r"Timeout \(>1\.0s\)", ran.stdout)
+    assert "child.wait()" in ran.stdout, "where the test hangs"
+    assert "the-helper" in ran.stdout + ran.stderr, "the stacks of other threads"
+    pid = int((suite / "child").read_text())
+    assert re.search(rf"{pid} \w+ sleep 600", ran.stdout), "the processes below it"
+    until(lambda: not is_alive(pid), why="the process of the test that hung is killed")
+
+
+def test_a_test_that_no_signal_reaches_ends_its_worker_and_another_one_goes_on(suite):
+    ran = run(suite, HANGS_IN_C, "--timeout=1", "-o", "faulthandler_timeout=3", "-n", "1")
+    assert "1 failed, 1 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert "crashed while running 'tests/test_one.py::test_that_no_signal_reaches'" in ran.stdout
+    assert "time.sleep(600)" in ran.stderr or "test_that_no_signal_reaches" in ran.stderr
+
+
+def test_a_slow_test_may_take_longer(suite):
+    slow = HANGS.replace("def test_that_hangs", "@pytest.mark.slow\ndef test_that_hangs").replace("600", "2")
+    ran = run(suite, slow, "--timeout=1")
+    assert "2 passed" in ran.stdout, ran.stdout
+
+
+def test_what_nohup_ignores_is_not_inherited_by_programs_of_tests(suite):
+    ignored = ("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh")
+    ran = run(suite, IGNORES, before=ignored)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN

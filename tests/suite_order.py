@@ -1,0 +1,76 @@
+"""Which files of tests begin: the longest, so that of several workers none is left alone with one at the end.
+
+How long a file takes is what it took in the last runs here (pytest's cache), else what `tests/file_seconds.json` says,
+which `make test ARGS=--write-seconds` writes after a whole run. `make test` asks xdist to keep the order, and all tests
+of a file go to one worker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+SHIPPED = Path(__file__).with_name("file_seconds.json")
+SHORTEST_S = 5.0
+"""Files that take less are not in the shipped file, and come in the order that pytest-randomly gives them."""
+_KEY = "stoker/file_seconds"
+
+
+class LongestFirst:
+    """A plugin. The process that starts xdist's workers measures, and tells them, so that all of them sort alike."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._measured = Counter[str]()
+        told = getattr(config, "workerinput", {}).get("file_seconds")
+        self.seconds: Mapping[str, float] = told if told is not None else self._known()
+
+    def _known(self) -> dict[str, float]:
+        shipped: dict[str, float] = json.loads(SHIPPED.read_text())
+        cache = getattr(self._config, "cache", None)
+        return {**shipped, **(cache.get(_KEY, {}) if cache is not None else {})}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: object) -> None:
+        """xdist starts a worker."""
+        node.workerinput["file_seconds"] = dict(self.seconds)  # type: ignore[attr-defined]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """After pytest-randomly: files of less than `SHORTEST_S` stay where it has put them."""
+        items.sort(key=lambda item: -self._long(self.seconds.get(name_of(item.nodeid), 0.0)))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test has been set up, has run, or has been torn down."""
+        self._measured[name_of(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Remember files of which every test has run."""
+        over = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if not over or hasattr(self._config, "workerinput") or self._config.getoption("collectonly"):
+            return
+        chosen = any(self._config.getoption(name) for name in ("keyword", "markexpr", "lf", "stepwise", "maxfail"))
+        whole = {name for name in self._measured if not any(f"{name}::" in arg for arg in self._config.args)}
+        if chosen or session.shouldstop or session.shouldfail:
+            return
+        measured = {name: round(self._measured[name], 1) for name in sorted(whole)}
+        cache = getattr(self._config, "cache", None)
+        if cache is not None:
+            cache.set(_KEY, {**cache.get(_KEY, {}), **measured})
+        if self._config.getoption("write_seconds"):
+            kept = {**json.loads(SHIPPED.read_text()), **measured}
+            there = {name: s for name, s in sorted(kept.items()) if self._long(s) and (SHIPPED.parent / name).exists()}
+            SHIPPED.write_text(json.dumps(there, indent=1) + "\n")
+
+    @staticmethod
+    def _long(seconds: float) -> float:
+        return seconds if seconds >= SHORTEST_S else 0.0
+
+
+def name_of(nodeid: str) -> str:
+    """A test's file, relative to `tests`."""
+    return nodeid.partition("::")[0].removeprefix("tests/")
