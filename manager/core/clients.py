@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from stoker.manager.core import blocks, call_list, calls, objects, pilots, report, story
+from stoker.manager.core import blocks, call_list, calls, heartbeats, objects, pilots, report, story
 from stoker.manager.core.commands import AskAdvice, EndManager, ToClient
 from stoker.manager.core.events import FromClient
 from stoker.manager.core.phases import CallState, PilotState
@@ -184,7 +184,7 @@ def end_session(core: Core, reason: str) -> None:
     core.forget_drops()
     for pilot in state.pilots.values():
         core.say(pilot, Exit(reason))
-    pilots.record_runs(core)
+    heartbeats.record_runs(core)
     blocks.session_over(core)
     for client in state.clients.values():
         if client.connected:

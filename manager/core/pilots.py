@@ -10,6 +10,7 @@ from stoker.manager.core import (
     calls,
     feeding,
     gangs,
+    heartbeats,
     libraries,
     objects,
     reconcile,
@@ -17,12 +18,12 @@ from stoker.manager.core import (
     snapshots,
     walltime,
 )
-from stoker.manager.core.commands import RecordRuns, ToPilot
+from stoker.manager.core.commands import ToPilot
 from stoker.manager.core.events import FromPilot
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.state import Device, Library, Pilot, State
 from stoker.manager.protocol import to_manager, to_pilot
-from stoker.manager.protocol.ids import DeviceId, PilotId, RecipeKey
+from stoker.manager.protocol.ids import DeviceId, PilotId
 from stoker.manager.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
@@ -89,7 +90,7 @@ def _message(core: Core, pilot: Pilot, message: to_manager.FromPilot) -> None:
             return
     match message:
         case Heartbeat():
-            _heartbeat(core, pilot, message)
+            heartbeats.take(core, pilot, message)
         case PilotLeaving(reason=reason):
             lost(core, pilot.id, reason, counted=False)
         case PilotHello():
@@ -295,26 +296,6 @@ def restarted(core: Core) -> None:
 
 
 # ---- what they tell
-
-
-def _heartbeat(core: Core, pilot: Pilot, message: Heartbeat) -> None:
-    pilot.cache_bytes = message.cache_bytes
-    pilot.refused_frames = message.refused_frames
-    for use in message.libraries:
-        library = pilot.libraries.get(use.library)
-        if library is not None:
-            library.memory_bytes, library.device_bytes = use.memory_bytes, use.device_bytes
-    record_runs(core)
-
-
-def record_runs(core: Core) -> None:
-    """Have remembered what calls have cost since this was done last."""
-    unrecorded, core.state.unrecorded = core.state.unrecorded, {}
-    for cost in unrecorded:
-        key = RecipeKey(cost.context.recipe.key)
-        for kind, (count, seconds) in cost.by_kind.items():
-            core.out.append(RecordRuns(key, cost.function.name, kind, int(count), seconds))
-        cost.by_kind = {}
 
 
 def _fault(core: Core, pilot: Pilot, id: str, reason: str) -> None:

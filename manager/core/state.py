@@ -334,6 +334,8 @@ class State:
         """By function and recipe key."""
         self.unrecorded: dict[Cost, None] = {}
         """Those with runs that are not in the performance history yet."""
+        self.recorded_at = 0.0
+        """When costs of runs were recorded last."""
         self.contexts: dict[str, Context] = {}
         self.calls: dict[int, Call] = {}
         self.failed: dict[int, Call] = {}

@@ -46,6 +46,7 @@ from stoker.manager.core.events import (
     SessionKept,
     TimerFired,
 )
+from stoker.manager.core.heartbeats import is_heartbeat, is_news
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
@@ -175,7 +176,7 @@ class Server:
             name = peer.decode()
             if role is Role.PILOT:
                 frame = self._read_pilot(data)
-                event: Event = FromPilot(PilotId(name), frame.sequence, frame.messages)
+                event: FromPilot | FromClient = FromPilot(PilotId(name), frame.sequence, frame.messages)
             else:
                 asked = self._read_client(data)
                 event = FromClient(ClientId(name), asked.sequence, asked.messages)
@@ -194,8 +195,13 @@ class Server:
             self._absent.pop(key, None)
             if role is Role.CLIENT:
                 self._absent.pop("client ", None)
-        questions = isinstance(event, FromClient) and not event.sequence and _only_asks(event.messages)
-        self._give(event, now, commands, keep=not questions)
+        if isinstance(event, FromPilot):
+            if not is_heartbeat(event):
+                self._give(event, now, commands)
+            elif is_news(state, event, now) or event.pilot not in state.pilots:
+                self._give(event, now, commands, keep=event.pilot in state.pilots)
+        else:
+            self._give(event, now, commands, keep=bool(event.sequence) or not _only_asks(event.messages))
 
     def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
         if not keep:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live.peers import Manager, Peer
 
 from stoker.errors import SessionError
-from stoker.manager.core.events import Event, PilotCut, PilotLost, TimerFired
+from stoker.manager.core.events import Event, FromPilot, PilotCut, PilotLost, TimerFired
 from stoker.manager.live import journal
+from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.session import SessionFolder
 
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(PilotCut, st.text()), st.builds(PilotLost, st.text(), st.text()), st.builds(TimerFired, st.text())
@@ -58,3 +63,32 @@ def test_another_file_is_not_taken_for_a_journal(tmp_path: Path) -> None:
     with pytest.raises(SessionError, match="not a journal"):
         journal.Journal(path)
     assert path.read_text().startswith("this is somebody")
+
+
+# ---- what is written
+
+
+def test_plain_heartbeats_are_not_written(manager: Manager, peers: Callable[..., Peer], folder: SessionFolder) -> None:
+    client, pilot, stranger = peers("client"), peers("pilot"), peers("pilot", hello=False)
+    pilot.hear(to_pilot.PilotWelcome)
+    client.hear(to_client.ClientWelcome)
+
+    def beat(**facts: int) -> int:
+        before = client.sequence
+        pilot.send(say.Heartbeat(**facts), numbered=False)  # type: ignore[arg-type]
+        client.send(say.Received(0))  # what is acknowledged is in the journal, and so is what came before it
+        client.hear(to_client.Ack, where=lambda ack: ack.sequence > before)
+        return sum(
+            isinstance(message, say.Heartbeat)
+            for _, event in journal.read(folder.journal)
+            if isinstance(event, FromPilot)
+            for message in event.messages
+        )
+
+    for _ in range(20):
+        stranger.send(say.Heartbeat(), numbered=False)
+        assert beat() == 0
+    assert beat(refused_frames=2) == 1
+    assert beat(refused_frames=2) == 1
+    client.send(say.AskStatus(), numbered=False)
+    assert client.hear(to_client.Status).refused["frames refused by pilots"] == 2

@@ -1,0 +1,75 @@
+"""Heartbeats, and which of them are news.
+
+A pilot is alive with each heartbeat; most say nothing else. The shell journals a heartbeat only if it is news: the core
+then takes it as any event. No other heartbeat reaches the core, so a replay decides as the manager did. Memory is news
+when it has moved by a sixteenth, so that a page more or less is none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.manager.core.commands import RecordRuns
+from stoker.manager.core.events import FromPilot
+from stoker.manager.core.state import Pilot, State
+from stoker.manager.protocol.ids import RecipeKey
+from stoker.manager.protocol.to_manager import Heartbeat
+
+if TYPE_CHECKING:
+    from stoker.manager.core.core import Core
+
+_PART = 16
+"""Memory is news when it has moved by one part of so many,"""
+_LEAST_BYTES = 16 << 20
+"""and by this at least."""
+RECORD_S = 5.0
+"""Costs of runs are recorded no more often than this."""
+
+
+def is_heartbeat(event: FromPilot) -> bool:
+    """True if a frame is one heartbeat that is not numbered: losing it loses no other frame."""
+    return not event.sequence and len(event.messages) == 1 and type(event.messages[0]) is Heartbeat
+
+
+def is_news(state: State, event: FromPilot, now: float) -> bool:
+    """True if a heartbeat (see `is_heartbeat`) changes what the core knows, or runs are to be recorded with it."""
+    pilot, message = state.pilots.get(event.pilot), event.messages[0]
+    if pilot is None or type(message) is not Heartbeat:
+        return False
+    if state.unrecorded and now - state.recorded_at >= RECORD_S:
+        return True
+    if message.refused_frames != pilot.refused_frames or _moved(pilot.cache_bytes, message.cache_bytes):
+        return True
+    for use in message.libraries:
+        library = pilot.libraries.get(use.library)
+        if library is not None and (
+            _moved(library.memory_bytes, use.memory_bytes) or _moved(library.device_bytes, use.device_bytes)
+        ):
+            return True
+    return False
+
+
+def _moved(before: int, after: int) -> bool:
+    return before != after and abs(after - before) >= max(_LEAST_BYTES, before // _PART)
+
+
+def take(core: Core, pilot: Pilot, message: Heartbeat) -> None:
+    """A heartbeat with news: what a pilot has measured."""
+    pilot.cache_bytes = message.cache_bytes
+    pilot.refused_frames = message.refused_frames
+    for use in message.libraries:
+        library = pilot.libraries.get(use.library)
+        if library is not None:
+            library.memory_bytes, library.device_bytes = use.memory_bytes, use.device_bytes
+    record_runs(core)
+
+
+def record_runs(core: Core) -> None:
+    """Have remembered what calls have cost since this was done last."""
+    core.state.recorded_at = core.state.now
+    unrecorded, core.state.unrecorded = core.state.unrecorded, {}
+    for cost in unrecorded:
+        key = RecipeKey(cost.context.recipe.key)
+        for kind, (count, seconds) in cost.by_kind.items():
+            core.out.append(RecordRuns(key, cost.function.name, kind, int(count), seconds))
+        cost.by_kind = {}
