@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,10 @@ class CallFuture(Future[Any]):
         if self.call is not None:
             self._link.cancel([self.call])
         return True
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """`await future` in an event loop, a notebook's for one. To cancel the task that waits cancels the call."""
+        return asyncio.wrap_future(self).__await__()
 
     def settle(self, end: CallEnd) -> bool:
         """The call has ended."""
@@ -126,6 +131,10 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
     def cancelled(self) -> bool:
         """Whether it was cancelled before it ended."""
         return self._was_cancelled
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """`await future` in an event loop, a notebook's for one. To cancel the task that waits cancels the call."""
+        return asyncio.wrap_future(self).__await__()
 
     def set_result(self, result: Any) -> None:
         """The call has ended, if nobody has cancelled it."""

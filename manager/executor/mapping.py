@@ -8,9 +8,13 @@ Two questions that the name does not answer:
 
 - What does the function get? With `batch_size=None` each item as it is; with `batch_size=n` (any n, 1 too) a list of up
   to n items, so that what it gets does not depend on the number. The default is what `@stoker.app(batch_size=...)`
-  says. One result comes back for each call: for each item, or for each batch.
+  says. One result comes back for each call: for each item, or for each batch. A data frame or an Arrow table is a
+  sequence of rows, each a dict by column name (`rows`).
 - When is an error raised? Where its result would have come: in order with `ordered`, else when it arrives. The calls
-  that are left are cancelled then, as they are when the loop ends early or Ctrl-C stops it.
+  that are left are cancelled then, as they are when the loop ends early or Ctrl-C stops it. With `return_exceptions`
+  the exception stands in the place of the result, and the loop goes on.
+
+Progress is counted in the user's items, whatever the size of a batch.
 
 A loop that is left drops the last reference to its stream, which is what cancels: so the link knows the stream's
 `Inbox` only. Ctrl-C in the body of a loop does the same, before anybody can say what was kept; that is remembered
@@ -42,6 +46,7 @@ from stoker.manager.executor.inbox import Inbox
 from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.packing import name_of, pack_arguments
 from stoker.manager.executor.progress import Bar, Follow
+from stoker.manager.executor.rows import rows_of
 from stoker.manager.executor.wants import Wants
 from stoker.manager.protocol.calls import CallEnd, Payload
 from stoker.manager.protocol.ids import CallId
@@ -64,15 +69,17 @@ def map(
     ordered: bool = True,
     progress: bool | Follow = False,
     window: int | None = None,
+    return_exceptions: bool = False,
 ) -> Stream:
     """Call `function` on every item; iterate over the results as they come.
 
     `function` is an app or a plain function. With `batch_size=n` it gets lists of up to n items, and there is one
     result a list. Results come in the order of the items; `ordered=False`: each as soon as it is there. `items` may be
-    endless: at most `window` calls (default 2,000) are in flight; futures among them are waited for. `progress=True`
-    shows a bar; a callable gets `(done, total)`, total None if `items` has no length. To leave the loop cancels what
+    endless: at most `window` calls (default 2,000) are in flight; futures among them are waited for. The items of a
+    data frame (pandas, polars) or an Arrow table are its rows, each a dict by column name. `progress=True` shows a
+    bar; a callable gets `(done, total)` in items, total None if `items` has no length. To leave the loop cancels what
     is left. Raises SessionError before a site is loaded, ConfigError for an option that cannot be meant, and what a
-    call raised in place of its result.
+    call raised in place of its result; with `return_exceptions=True` that exception is the result instead.
     """
     size = batch_size if batch_size is not None else getattr(_app_in(function), "batch_size", None)
     for name, number in (("batch_size", size), ("window", window)):
@@ -80,14 +87,14 @@ def map(
             raise ConfigError(f"stoker.map: {name}: {number!r} is not a whole number of at least 1")
     if not callable(function):
         raise ConfigError(f"stoker.map: {function!r} is not a function; write stoker.map(function, items)")
+    rows = rows_of(items)
+    items = items if rows is None else rows
     if not isinstance(items, Iterable):
-        raise ConfigError(f"stoker.map: {items!r} cannot be iterated over; write stoker.map(function, items)")
+        raise ConfigError(f"stoker.map: {items!r:.80} cannot be iterated over; write stoker.map(function, items)")
     name = name_of(function)
     kernel = loaded_kernel(f"stoker.map({name}, ...)", inside="use Python's own map")
     executor = stoker_executors(kernel, "stoker.map")[0]
     total = len(items) if isinstance(items, Sized) else None
-    if total is not None and size is not None:
-        total = -(-total // size)
     inputs = _settled(items) if size is None else _batches(_settled(items), size)
     follow = Bar(name, total, executor.ask_status) if progress is True else progress or None
     return Stream(
@@ -98,12 +105,22 @@ def map(
         window=window or WINDOW,
         total=total,
         follow=follow,
-        what="item" if size is None else "batch",
+        batch_size=size,
+        return_exceptions=return_exceptions,
     )
 
 
+class _NotSent:
+    """An item, or a batch of so many items, whose arguments could not be packed."""
+
+    def __init__(self, error: Exception, *, items: int) -> None:
+        self.error = error
+        self.items = items
+
+
 class Stream(Iterator[Any]):
-    """The results of a `map`. `taken` counts those that were handed over. `close()` cancels what is left."""
+    """The results of a `map`. `taken` counts those that were handed over, `items` the items that they are of.
+    `close()` cancels what is left."""
 
     def __init__(
         self,
@@ -115,7 +132,8 @@ class Stream(Iterator[Any]):
         window: int,
         total: int | None,
         follow: Follow | None,
-        what: str,
+        batch_size: int | None,
+        return_exceptions: bool,
     ) -> None:
         wants = _PLAIN
         self._before: tuple[Any, ...] = ()
@@ -142,10 +160,13 @@ class Stream(Iterator[Any]):
         self._next = 0
         self._ready: dict[int, Any] = {}
         self._failed: dict[CallId, int] = {}  # of many items, it matters which one it was
-        self._what = what
+        self._batch_size = batch_size
+        self._short: dict[CallId, int] = {}  # batches that have fewer items than the others, and how many
+        self._return_exceptions = return_exceptions
         self._exhausted = False
         self._closed = False
         self.taken = 0
+        self.items = 0
         _open_streams.add(self)
 
     def __iter__(self) -> Stream:
@@ -185,7 +206,12 @@ class Stream(Iterator[Any]):
         done = len(self._ready) + len(self._arrived)
         also = f", {done:,} more had come" if done else ""
         self.close()
-        return f"stoker.map stopped: {self.taken:,}{left} results were taken{also}; to go on, map the items after these"
+        what = (
+            "results"
+            if self._batch_size is None
+            else f"items' results ({self.taken:,} batch{'es' * (self.taken != 1)})"
+        )
+        return f"stoker.map stopped: {self.items:,}{left} {what} were taken{also}; to go on, map the items after these"
 
     def __enter__(self) -> Stream:
         return self
@@ -201,7 +227,10 @@ class Stream(Iterator[Any]):
 
     def __repr__(self) -> str:
         total = "" if self._total is None else f" of {self._total:,}"
-        return f"<map of {self._prepared.name}: {self.taken:,}{total} results taken, {len(self._sent):,} in flight>"
+        what = "results" if self._batch_size is None else "items' results"
+        return (
+            f"<map of {self._prepared.name}: {self.items:,}{total} {what} taken, {len(self._sent):,} calls in flight>"
+        )
 
     def _take(self) -> Any:
         if self._closed:
@@ -215,19 +244,30 @@ class Stream(Iterator[Any]):
                 self._next += 1
                 if type(end) is tuple:
                     raise end[1]
-                try:
-                    value = outcome(end, session=self._link.session.session)
-                except Exception as error:
-                    if end.call in self._failed:
-                        error.add_note(f"stoker.map: {self._what} {self._failed[end.call]:,}, counted from 0")
-                    raise
-                self.taken += 1
-                if self._follow is not None:
-                    self._follow(self.taken, self._total)
-                return value
+                return self._hand_over(end)
             if not self._sent and self._exhausted and not self._arrived:
                 raise StopIteration
             self._wait()
+
+    def _hand_over(self, end: CallEnd | _NotSent) -> Any:
+        """The result of a call, or of an item that could not be sent; its exception is raised, or is the result."""
+        try:
+            if isinstance(end, _NotSent):
+                raise end.error
+            value = outcome(end, session=self._link.session.session)
+        except Exception as error:
+            if isinstance(end, CallEnd) and end.call in self._failed:
+                what = "item" if self._batch_size is None else "batch"
+                error.add_note(f"stoker.map: {what} {self._failed.pop(end.call):,}, counted from 0")
+            if not self._return_exceptions:
+                raise
+            value = error
+            error.__traceback__ = None  # its frames are this module's; they would keep the stream alive
+        self.taken += 1
+        self.items += end.items if isinstance(end, _NotSent) else self._short.pop(end.call, self._batch_size or 1)
+        if self._follow is not None:
+            self._follow(self.items, self._total)
+        return value
 
     def _wait(self) -> None:
         """Until something has arrived. Rings of what was collected meanwhile are stale: they go first."""
@@ -241,7 +281,7 @@ class Stream(Iterator[Any]):
         try:
             self._bell.get(timeout=1.0)
         except queue.Empty:
-            self._follow(self.taken, self._total)
+            self._follow(self.items, self._total)
 
     def _collect(self) -> None:
         arrived = self._arrived
@@ -263,26 +303,35 @@ class Stream(Iterator[Any]):
         started = time.monotonic()
         while room and not self._exhausted:
             packed: list[Payload] = []
+            last = 0  # items of the batch that was packed last
             sizes = 0
-            failed: Exception | None = None
+            failed: tuple[None, Exception] | _NotSent | None = None
             while len(packed) < min(room, CHUNK) and sizes < WINDOW_BYTES // 16:
                 try:
-                    payload = self._pack(next(self._inputs))
+                    item = next(self._inputs)
                 except StopIteration:
                     self._exhausted = True
                     break
-                except Exception as error:  # raised where its result would have come
+                except Exception as error:  # the input ends here; raised where its next result would have come
                     self._exhausted = True
-                    failed = error
+                    failed = (None, error)
                     break
+                size = len(item) if self._batch_size is not None else 1
+                try:
+                    payload = self._pack(item)
+                except Exception as error:  # raised, or given, where its result would have come
+                    self._exhausted = not self._return_exceptions
+                    failed = _NotSent(error, items=size)
+                    break
+                last = size
                 sizes += _size(payload)
                 packed.append(payload)
                 if time.monotonic() - started > PATIENCE_S:
                     break
-            self._send(packed)
+            self._send(packed, last=last)
             if failed is not None:
                 place = next(self._places)
-                self._ready[place if self._ordered else self._next + len(self._ready)] = (None, failed)
+                self._ready[place if self._ordered else self._next + len(self._ready)] = failed
             if self._arrived or self._next in self._ready:
                 return
             started = time.monotonic()
@@ -296,12 +345,14 @@ class Stream(Iterator[Any]):
     def _pack(self, item: Any) -> Payload:
         return pack_arguments((*self._before, item), self._with, name=self._prepared.name, large=self._link.large)
 
-    def _send(self, packed: list[Payload]) -> None:
+    def _send(self, packed: list[Payload], *, last: int) -> None:
         if packed:
             for call, payload in zip(self._link.submit_many(self._job, packed, self._inbox), packed, strict=True):
                 size = _size(payload)
                 self._sent[call] = (next(self._places), size)
                 self._bytes += size
+            if last != (self._batch_size or 1):  # no batch but the very last is short
+                self._short[call] = last
 
     def _finish(self) -> None:
         self._closed = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import itertools
@@ -60,6 +61,37 @@ def test_a_context_is_loaded_once_and_serves_call_after_call(greet):
 def test_futures_are_arguments(greet):
     first = greet("ana")
     assert greet(first).result(60) == "hello hello ana!!"
+
+
+def test_futures_can_be_awaited(greet, session):
+    async def main():
+        both = await asyncio.gather(greet("ana"), greet("bo", mark="?"))
+        with pytest.raises(ZeroDivisionError):
+            await failing()
+        slow = sleeper()
+        waiting = asyncio.ensure_future(_wait_for(slow))
+        await asyncio.sleep(0.5)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        return both, slow
+
+    @stoker.app()
+    def failing():
+        return 1 / 0
+
+    @stoker.app()
+    def sleeper():
+        time.sleep(60)
+
+    both, slow = asyncio.run(main())
+    assert both == ["hello ana!", "hello bo?"]
+    assert slow.cancelled()
+    assert asyncio.run(_wait_for(session.executor.submit(abs, None, -3))) == 3
+
+
+async def _wait_for(future):
+    return await future
 
 
 def test_an_app_runs_in_a_folder_of_its_own_and_a_parsl_app_where_the_program_runs(session):
@@ -200,6 +232,90 @@ def test_map_tells_a_callback_how_far_it_is(session):
 def test_map_shows_a_bar(session, capsys):
     assert len(list(stoker.map(abs, range(5), progress=True))) == 5
     assert "abs 5/5" in capsys.readouterr().err
+
+
+def test_progress_counts_items_and_not_batches(session, capsys):
+    assert list(stoker.map(sum, range(10), batch_size=4, progress=True)) == [6, 22, 17]
+    assert "sum 10/10" in capsys.readouterr().err
+    said = []
+    results = stoker.map(sum, iter(range(10)), batch_size=4, progress=lambda done, total: said.append((done, total)))
+    assert next(results) == 6
+    assert repr(results).startswith("<map of sum: 4 items' results taken")
+    assert list(results) == [22, 17]
+    assert [done for done, _ in dict.fromkeys(said) if done] == [4, 8, 10]
+    assert {total for _, total in said} == {None}
+    stopped = stoker.map(sum, range(10), batch_size=4)
+    assert next(stopped) == 6
+    assert stopped.interrupted().startswith("stoker.map stopped: 4 of 10 items' results (1 batch) were taken")
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_exception_can_be_the_result_and_the_loop_goes_on(session, ordered):
+    def picky(number):
+        if number % 3 == 1:
+            raise ValueError(f"no {number}")
+        return number
+
+    results = list(stoker.map(picky, range(7), ordered=ordered, return_exceptions=True))
+    if ordered:
+        assert [type(result) for result in results] == [int, ValueError, int, int, ValueError, int, int]
+        assert str(results[4]) == "no 4"
+        assert "stoker.map: item 4, counted from 0" in results[4].__notes__
+    assert sorted(result for result in results if isinstance(result, int)) == [0, 2, 3, 5, 6]
+    assert sorted(str(result) for result in results if isinstance(result, Exception)) == ["no 1", "no 4"]
+
+
+def test_an_item_that_cannot_be_sent_can_be_a_result_too(session):
+    items = [1, threading.Lock(), -3]
+    first, second, third = stoker.map(abs, items, return_exceptions=True)
+    assert (first, third) == (1, 3)
+    assert isinstance(second, errors.SerializationError)
+    said = []
+    lists = stoker.map(
+        len, [*items, 4], batch_size=3, return_exceptions=True, progress=lambda done, total: said.append((done, total))
+    )
+    assert [type(each) for each in lists] == [errors.SerializationError, int]
+    assert said[-1] == (4, 4)
+
+
+def test_an_input_that_raises_ends_the_map_also_where_exceptions_are_results(session):
+    def items():
+        yield 1
+        raise OSError("the file is gone")
+
+    results = stoker.map(abs, items(), return_exceptions=True)
+    assert next(results) == 1
+    with pytest.raises(OSError, match="the file is gone"):
+        next(results)
+
+
+TABLES = {
+    "pyarrow table": lambda columns: pytest.importorskip("pyarrow").table(columns),
+    "pyarrow batch": lambda columns: pytest.importorskip("pyarrow").RecordBatch.from_pydict(columns),
+    "pandas": lambda columns: pytest.importorskip("pandas").DataFrame(columns, index=[7, 8, 9]),
+    "polars": lambda columns: pytest.importorskip("polars").DataFrame(columns),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_map_over_a_table_gives_its_rows(session, kind):
+    table = TABLES[kind]({"claim": ["a", "b", "c"], "label": [1, 2, 3]})
+
+    def show(row):
+        return f"{row['claim']}{row['label']}"
+
+    said = []
+    assert list(stoker.map(show, table, progress=lambda *pair: said.append(pair))) == ["a1", "b2", "c3"]
+    assert said[-1] == (3, 3)
+    assert list(stoker.map(len, table, batch_size=2)) == [2, 1]
+
+
+def test_a_long_table_is_read_in_chunks_and_a_lazy_one_is_refused(session):
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"n": range(3000)})
+    assert sum(stoker.map(lambda rows: sum(row["n"] for row in rows), frame, batch_size=700)) == sum(range(3000))
+    with pytest.raises(errors.ConfigError, match=r"frame\.collect\(\)"):
+        stoker.map(len, frame.lazy())
 
 
 @pytest.mark.parametrize(("options", "word"), [({"batch_size": 0}, "batch_size"), ({"window": True}, "window")])
