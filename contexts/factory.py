@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any, overload
 
 from stoker.contexts import payloads
+from stoker.contexts.captured import made_recipe
 from stoker.contexts.digest import digest_of
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.options import Options, Size, known
 from stoker.contexts.preload import modules_of
 from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
+from stoker.contexts.source_lines import SourceLines
 from stoker.errors import RecipeError, SerializationError
 
 Loader = Callable[..., Any]
@@ -170,9 +172,10 @@ def make_recipe(
         [options.slots, options.awareness.value, options.calls_per_library],
     )
     try:
-        packed = payloads.dumps((loader, args, kwargs), what="recipe")
+        packed = payloads.dumps((loader, args, kwargs, SourceLines()), what="recipe")
     except SerializationError as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
+    made_recipe(digest[:32], loader)
     return Recipe(
         key=digest[:32],
         name=f"{shown or name}-{digest[:4]}",

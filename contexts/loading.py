@@ -42,7 +42,7 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
     """
     if not recipe.loader:
         return None
-    function, args, kwargs = payloads.loads(recipe.loader)
+    function, args, kwargs, *_ = payloads.loads(recipe.loader)
     args = tuple(_substitute(value, objects, recipe) for value in args)
     kwargs = {name: _substitute(value, objects, recipe) for name, value in kwargs.items()}
     return function(*args, **kwargs)

@@ -24,6 +24,7 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as _inside
 
+from stoker.contexts.source_lines import SourceLines, know, lines_of
 from stoker.contexts.unpicklable import explain
 from stoker.contexts.user_code import is_installed
 from stoker.errors import RemoteCallError, SerializationError
@@ -150,10 +151,19 @@ def _pickle(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-    """cloudpickle, with functions, classes and modules of the user's own by value."""
+    """cloudpickle, with functions, classes and modules of the user's own by value, and their source lines where a
+    `SourceLines` asks for them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._codes: list[types.CodeType] = []
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, SourceLines):
+            return know, (lines_of(self._codes),)
         if isinstance(obj, types.FunctionType):
+            if not is_installed(obj.__module__ or ""):
+                self._codes.append(obj.__code__)
             if _is_users(obj.__module__):
                 return self._dynamic_function_reduce(obj)
         elif isinstance(obj, types.ModuleType):

@@ -73,7 +73,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
                 continue
         for index, part in enumerate(value.__defaults__ or ()):
             yield f" default value {index}", part
-        for name in _global_names(value.__code__):
+        for name in global_names(value.__code__):
             if name in value.__globals__:
                 yield f" global {name!r} that it uses", value.__globals__[name]
     elif isinstance(value, types.MethodType):
@@ -84,11 +84,12 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield f".{name}", part
 
 
-def _global_names(code: types.CodeType) -> list[str]:
+def global_names(code: types.CodeType) -> list[str]:
+    """The names that a function's code may look up as globals (attributes' names among them)."""
     names = list(code.co_names)
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            names += _global_names(const)
+            names += global_names(const)
     return names
 
 

@@ -1,12 +1,14 @@
 """From a function and its arguments to what travels: a function's bytes once a function, a call's bytes once a call.
 
 A function is pickled the first time it is called and kept with the function object itself (weakly), so a program that
-calls it a hundred thousand times pays once. What it closes over is therefore taken at its first call, not at every one.
+calls it a hundred thousand times pays once. When a global or a helper that it uses is bound to something else later
+(`contexts.captured`), it is pickled anew; the program hears of it once, since the calls before ran with the old one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 from parsl.app.errors import wrap_error
 
 from stoker.contexts import payloads
+from stoker.contexts.captured import Captured
+from stoker.contexts.source_lines import SourceLines
 from stoker.errors import SerializationError
 from stoker.manager.executor.large import LargeArguments
 from stoker.manager.protocol.calls import INLINE_LIMIT_BYTES, Payload
@@ -21,25 +25,56 @@ from stoker.manager.protocol.ids import FunctionKey
 from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.units import show_bytes
 
+logger = logging.getLogger("stoker.captured")
 _WRAPPER_CODE = wrap_error(lambda: None).__code__
 
 
+class _Pickled:
+    """What is kept of a function: its bytes with and without the context as first argument, and what they rest on."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.blobs: dict[bool, FunctionBlob] = {}
+        self.captured = Captured(function)
+
+
 class FunctionCache:
-    """Pickled functions by function object, one entry with and one without the context as first argument."""
+    """Pickled functions by function object."""
 
     def __init__(self) -> None:
-        self._blobs: weakref.WeakKeyDictionary[Any, dict[bool, FunctionBlob]] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Any, _Pickled] = weakref.WeakKeyDictionary()
+        self._told: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def blob(self, function: Callable[..., Any], *, takes_context: bool) -> FunctionBlob:
         """The function's bytes under their digest. Raises SerializationError, naming the function."""
         try:
-            known = self._blobs.setdefault(function, {})
+            known = self._known.get(function)
+            if known is None:
+                known = self._known[function] = _Pickled(function)
         except TypeError:  # neither hashable nor weakly referable: pickled every time
-            known = {}
-        found = known.get(takes_context)
+            known = _Pickled(function)
+        found = known.blobs.get(takes_context)
         if found is None:
-            found = known[takes_context] = _pickle_function(function, takes_context=takes_context)
+            found = known.blobs[takes_context] = _pickle_function(function, takes_context=takes_context)
         return found
+
+    def renew(self, function: Callable[..., Any]) -> bool:
+        """True if a global or helper of the function has changed since it was pickled: `blob` pickles it anew."""
+        known = self._known.get(function)
+        name = known.captured.changed(function) if known is not None else ""
+        if known is None or not name:
+            return False
+        fresh = self._known[function] = _Pickled(function)
+        for takes_context, before in known.blobs.items():
+            now = fresh.blobs[takes_context] = _pickle_function(function, takes_context=takes_context)
+            if now.key != before.key and function not in self._told:
+                self._told.add(function)
+                logger.warning(
+                    "%s uses %s, which has changed since its first call: calls from now on use the new one (said once;"
+                    " pass it as an argument if it changes often)",
+                    now.name,
+                    name,
+                )
+        return True
 
 
 def bare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,7 +115,7 @@ def name_of(function: Callable[..., Any]) -> str:
 def _pickle_function(function: Callable[..., Any], *, takes_context: bool) -> FunctionBlob:
     name = name_of(function)
     try:
-        data = payloads.dumps((function, takes_context), what="function")
+        data = payloads.dumps((function, takes_context, SourceLines()), what="function")
     except SerializationError as error:
         raise SerializationError(f"function {name}: {error}", what="function", function=name) from error
     key = FunctionKey(hashlib.blake2b(data, digest_size=16).hexdigest())

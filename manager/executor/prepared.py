@@ -7,15 +7,18 @@ function object, weakly: when the program drops the function, this goes too.
 from __future__ import annotations
 
 import inspect
+import types
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from parsl.dataflow.memoization import id_for_memo
 
+from stoker.contexts.captured import changed_since_made
 from stoker.contexts.recipe import Recipe
+from stoker.contexts.user_code import is_installed
 from stoker.manager.executor.outgoing import Job
-from stoker.manager.executor.packing import FunctionCache, bare, name_of
+from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of
 from stoker.manager.executor.wants import Wants, read_parsl_spec, read_wants
 
 SPECIFICATION = "parsl_resource_specification"
@@ -48,18 +51,24 @@ class Prepared:
         self._check = check
         self._jobs: dict[Any, tuple[Any, Job]] = {}
         self._spec_place = _place_of_parsl_spec(bare(function))
+        self._told: set[str] = set()
+        self._captures = _is_users(bare(function))
 
     def job(self, function: Callable[..., Any], wants: Wants, *, folder: str) -> Job:
         """The job of calls that want this. One Job object for each Wants object, so that its calls travel together.
 
         Raises what the executor's check raises.
         """
+        plain = bare(function)
+        self._tell_of_context(wants.recipe)
+        if self._captures and self._cache.renew(plain):
+            self._jobs.clear()
         known = self._jobs.get((id(wants), folder))
         if known is not None and known[0] is wants:
             return known[1]
         self._check(wants)
         job = Job(
-            function=self._cache.blob(bare(function), takes_context=wants.takes_context),
+            function=self._cache.blob(plain, takes_context=wants.takes_context),
             recipe=wants.recipe,
             options=wants.options_now(folder=folder),
             variants=wants.variants,
@@ -69,6 +78,21 @@ class Prepared:
                 self._jobs.clear()
             self._jobs[id(wants), folder] = (wants, job)
         return job
+
+    def _tell_of_context(self, recipe: Recipe) -> None:
+        """Say once that a recipe rests on something that has changed since it was made."""
+        if recipe.key in self._told or not recipe.loader:
+            return
+        name = changed_since_made(recipe.key)
+        if name:
+            self._told.add(recipe.key)
+            logger.warning(
+                "context %s was made before %s changed, and is loaded as it was then; make it again (run the lines that"
+                " call its loader, and those that decorate %s) to load it with the new one",
+                recipe.name,
+                name,
+                self.name,
+            )
 
     def parsl_spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The paper's `parsl_spec` among the arguments, or None."""
@@ -139,6 +163,11 @@ def _same(known: list[Any], context: Any) -> bool:
         return bool(known == _copy(context))
     except Exception:  # arrays compare to arrays: such a recipe is made anew, and its digest finds it again
         return False
+
+
+def _is_users(function: Callable[..., Any]) -> bool:
+    """True for a function that travels by value, with what it uses, and is held by its cache."""
+    return isinstance(function, types.FunctionType) and not is_installed(function.__module__ or "")
 
 
 def _place_of_parsl_spec(function: Callable[..., Any]) -> int | None:

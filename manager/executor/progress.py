@@ -1,6 +1,7 @@
 """One progress bar for `stoker.map(..., progress=True)`: rate, hot contexts, time left.
 
-On a terminal it is a bar that stands still; on a pipe the same facts come as a line every ten seconds.
+On a terminal and in a notebook it is a bar that stands still; on a pipe the same facts come as a line every ten
+seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from stoker.manager.executor.notebook import NotebookLine, bar_of, in_notebook
 from stoker.manager.protocol.to_client import Status
 from stoker.units import show_seconds
 
@@ -20,6 +22,7 @@ Follow = Callable[[int, int | None], None]
 """Gets how many results were taken, of how many (None = not known)."""
 
 REDRAW_S = 0.1
+NOTEBOOK_S = 0.5
 LINE_S = 10.0
 STATUS_S = 1.0
 
@@ -50,8 +53,9 @@ class Bar:
         self._done = 0
         self._live: Progress | None = None
         self._task: Any = None
+        self._line = NotebookLine() if in_notebook() else None
         console = Console(stderr=True)
-        if console.is_terminal:
+        if self._line is None and console.is_terminal:
             self._live = Progress(
                 TextColumn("  {task.description}"),
                 BarColumn(),
@@ -69,8 +73,15 @@ class Bar:
         """Results taken, of how many."""
         self._done = done
         now = time.monotonic()
-        if now - self._drawn >= (REDRAW_S if self._live is not None else LINE_S):
+        if now - self._drawn >= self._pause_s:
             self._draw(now)
+
+    @property
+    def _pause_s(self) -> float:
+        """Seconds between two pictures."""
+        if self._live is not None:
+            return REDRAW_S
+        return NOTEBOOK_S if self._line is not None else LINE_S
 
     @property
     def live(self) -> Progress | None:
@@ -98,6 +109,12 @@ class Bar:
         rate = f"{self._done / elapsed:,.1f}/s" if elapsed > 0.5 else ""
         if self._live is not None:
             self._live.update(self._task, completed=self._done, rate=rate, hot=self._hot, refresh=True)
+        elif self._line is not None:
+            facts = [f"{self._name} {bar_of(self._done, self._total)}", rate, self._hot, show_seconds(elapsed)]
+            left = (self._total or 0) - self._done
+            if left > 0 and self._done:
+                facts.append(f"left {show_seconds(left * elapsed / self._done)}")
+            self._line.show("  ".join(fact for fact in facts if fact))
         else:
             of = "" if self._total is None else f"/{self._total}"
             sys.stderr.write(f"{self._name} {self._done}{of}  {rate}  {self._hot}  {show_seconds(elapsed)}\n")

@@ -26,7 +26,7 @@ class Function:
         """The function, and whether it takes the context as its first argument. Raises whatever unpickling raises."""
         opened = self._opened
         if opened is None:
-            function, takes_context = payloads.loads(self._blob)
+            function, takes_context, *_ = payloads.loads(self._blob)
             self._opened = opened = (function, takes_context)
             self._blob = b""
         return opened

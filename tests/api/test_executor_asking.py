@@ -163,6 +163,96 @@ def test_a_function_is_pickled_once_and_forgotten_with_the_function():
     assert gone() is None
 
 
+def _in_a_namespace(source):
+    names = {"__name__": "__main__"}
+    exec(compile(source, "<cell>", "exec"), names)
+    return names
+
+
+def _key(preparer, function):
+    return preparer.function(function).job(function, preparer.wants({}), folder="").function.key
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("scale = 10", "scale = 11"),
+        ("scale = [1, 2]", "scale.append(3)"),
+        ("scale = {'a': [1]}", "scale['b'] = 2"),
+        ("def scale(): return 1", "def scale(): return 2"),
+        ("def inner(): return 1\ndef scale(): return inner()", "def inner(): return 2"),
+        ("pass", "scale = 3"),  # its first call raised a NameError
+        ("class scale: size = 1", "class scale: size = 2"),
+    ],
+)
+def test_a_function_whose_globals_or_helpers_changed_is_sent_anew_and_that_is_said_once(before, after, caplog):
+    names = _in_a_namespace(f"{before}\ndef times(x):\n    return x, scale\n")
+    preparer, times = Preparer(), names["times"]
+    first = _key(preparer, times)
+    assert _key(preparer, times) == first
+    exec(compile(after, "<cell>", "exec"), names)
+    second = _key(preparer, times)
+    assert second != first
+    assert _key(preparer, times) == second
+    said = [record.getMessage() for record in caplog.records if record.name == "stoker.captured"]
+    assert len(said) == 1
+    assert said[0].startswith("times uses ")
+    assert "has changed since its first call" in said[0]
+
+
+def test_a_name_that_is_bound_to_an_equal_value_changes_nothing(caplog):
+    names = _in_a_namespace("scale = 10.0\ndef times(x):\n    return x * scale * helper()\n")
+    cell = compile("def helper():\n    return 1\n", "<cell 2>", "exec")
+    exec(cell, names)
+    preparer, times = Preparer(), names["times"]
+    first = _key(preparer, times)
+    names["scale"] = float("10")
+    exec(cell, names)  # the cell was run again as it is
+    assert _key(preparer, times) == first
+    assert not caplog.records
+
+
+def test_what_a_function_closes_over_is_watched_and_nothing_is_kept_alive():
+    def make():
+        count = 1
+
+        def inner():
+            return count, inner
+
+        def bump():
+            nonlocal count
+            count += 1
+
+        return inner, bump
+
+    inner, bump = make()
+    preparer = Preparer()
+    first = _key(preparer, inner)
+    bump()
+    assert _key(preparer, inner) != first
+    gone = weakref.ref(inner)
+    del inner, bump
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_context_that_was_made_before_its_helper_changed_is_told_of(caplog):
+    names = _in_a_namespace(
+        "import stoker\nsize = 1\n@stoker.context\ndef table():\n    return size\n"
+        "@stoker.app(context=table())\ndef look(table):\n    return table\n"
+    )
+    preparer, look = Preparer(), names["look"]
+    job = preparer.function(look.func).job(look.func, look.specification.wants, folder="")
+    assert not caplog.records
+    names["size"] = 2
+    assert preparer.function(look.func).job(look.func, look.specification.wants, folder="").recipe == job.recipe
+    preparer.function(look.func).job(look.func, look.specification.wants, folder="")
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
+        f"context {job.recipe.name} was made before size changed"
+    ]
+    assert names["table"]().key != job.recipe.key
+
+
 def test_equal_functions_have_one_key():
     def make():
         def inner(x):
