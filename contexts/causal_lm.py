@@ -135,7 +135,7 @@ def _preload(source: str) -> tuple[str, ...]:
     """What a pilot imports ahead: the model's architecture too, if it is told cheaply (not so in a GGUF file)."""
     try:
         named = json.loads((Path(source) / "config.json").read_text()).get("architectures")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         named = None
     names = [name for name in named or () if isinstance(name, str) and name.isidentifier()] or [_USUAL_ARCHITECTURE]
     return (*_PRELOAD, *(f"transformers:{name}" for name in names))

@@ -59,6 +59,6 @@ class Published:
             try:
                 said = json.loads(line)
                 ref = ObjectRef(name=said["name"], size_bytes=said["size_bytes"], source=said["source"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, RecursionError, KeyError, TypeError):
                 continue  # a line that was damaged publishes nothing
             self._known[ref.name] = ref

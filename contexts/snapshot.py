@@ -143,7 +143,7 @@ def _from_peer(form: str, *, dtype: Any, device: str) -> tuple[Loaded, str] | No
 def _is_snapshot(place: Path) -> dict[str, Any] | None:
     try:
         facts = json.loads((place / _FACTS).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return facts if isinstance(facts, dict) else None
 

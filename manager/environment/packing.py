@@ -21,6 +21,7 @@ import msgspec
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.state import state_folder
+from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.manager.environment.archive import Progress, write_archive
 from stoker.manager.environment.installed import PYTHON, this_environment
@@ -103,7 +104,7 @@ def _archive(place: Path, name: str, members: Callable[[], list[Member]], on_pro
 def _read(facts: Path) -> Archive | None:
     try:
         return msgspec.json.decode(facts.read_bytes(), type=Archive)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return None
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.contexts.state import state_folder
+from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
 from stoker.manager.executor import engines
@@ -197,7 +198,7 @@ def _read_launch(folder: SessionFolder) -> Launch:
         raise SessionError(
             f"the session in {folder.path} belonged to a program and is over with it; `stoker up` starts one that stays"
         ) from None
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise SessionError(f"{_launch_file(folder)} is damaged: {error}") from error
 
 

@@ -42,6 +42,7 @@ from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallSpec, Features, Payload
 from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId
 from stoker.manager.protocol.session import SessionFolder
+from stoker.seldom import SeldomLog
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class Link:
         self._woken = False
         self._lock = threading.Lock()
         self._decode = wire.to_client_decoder()
+        self._refusals = SeldomLog(logger)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         pair = folder.read_key("client")
         self._dealer = Dealer(
@@ -333,7 +335,7 @@ class Link:
         try:
             messages = self._decode(data).messages
         except ProtocolError as error:
-            logger.warning("a frame of the manager was refused: %s", error)
+            self._refusals.warning("manager", f"a frame of the manager was refused: {error}")
             return
         for message in messages:
             self._handle(message)

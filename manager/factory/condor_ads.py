@@ -74,7 +74,7 @@ def read_ads(text: str, *, command: str) -> list[Ad]:
         return []
     try:
         ads = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BatchTrouble(f"{command} printed something that is not JSON ({error}): {text.strip()[:200]}") from None
     if not isinstance(ads, list) or not all(isinstance(ad, dict) and "ClusterId" in ad for ad in ads):
         raise BatchTrouble(f"{command} printed something that is no list of job ads: {text.strip()[:200]}")

@@ -16,6 +16,7 @@ from stoker.manager.factory.keeper import News
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.reliable import Outbox
 from stoker.manager.protocol.session import SessionFolder
+from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.factory")
 
@@ -27,6 +28,7 @@ class Link:
         self._folder = folder
         self.session = folder.read()
         self._outbox = Outbox()
+        self._refusals = SeldomLog(log)
         self._decode = wire.to_client_decoder()
         pair = folder.read_key("client")
         self.dealer = Dealer(
@@ -65,7 +67,7 @@ class Link:
             try:
                 out += self._decode(data).messages
             except ProtocolError as error:
-                log.warning("refused what the manager sent: %s", error)
+                self._refusals.warning("manager", f"refused a frame of the manager: {error}")
         return out
 
     def tell(self, messages: Iterable[News]) -> None:

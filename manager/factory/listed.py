@@ -80,7 +80,7 @@ class ListedBatch:
         text = self._say(words)
         try:
             return read(text)
-        except ValueError as error:
+        except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:  # not what it always prints
             raise BatchTrouble(f"{words[0]} has printed what cannot be read ({error}): {text[:80]!r}") from error
 
     def _say(self, words: list[str]) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.contexts.recipe import Awareness
+from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.own_policies import find
@@ -110,7 +111,7 @@ def chosen_in(folder: SessionFolder) -> Chosen:
         return msgspec.json.decode(file.read_bytes(), type=Chosen)
     except FileNotFoundError:
         return Chosen()
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise SessionError(f"{file} cannot be read: {error}; it says which policies decide in the session") from error
 
 

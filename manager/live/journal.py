@@ -22,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.manager.core.events import Event
 
@@ -171,6 +172,6 @@ def _records(path: Path) -> Iterator[tuple[int, float, Event | Decided]]:
                 return
             try:
                 now, record = _decode(body)
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 raise SessionError(f"{path} was written by another version: {error}") from error
             yield _HEAD.size + length, now, record

@@ -32,6 +32,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.manager.protocol.session import SessionFolder
 
@@ -149,7 +150,7 @@ def read(path: Path) -> Holder | None:
         return None
     try:
         return msgspec.json.decode(data, type=Holder)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise SessionError(f"{path} is damaged: {error}; if no manager of the session runs, remove it") from error
 
 

@@ -61,6 +61,7 @@ from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol.ids import ClientId, PilotId
 from stoker.manager.protocol.session import SessionFile, SessionFolder
 from stoker.manager.protocol.to_manager import AskCalls, AskStatus, AskStory
+from stoker.seldom import SeldomLog
 from stoker.units import show_seconds
 
 log = logging.getLogger("stoker.manager")
@@ -108,6 +109,7 @@ class Server:
         self._listen_at = 0.0
         """When it is looked next who has been silent for too long."""
         self._ended = ""
+        self._refusals = SeldomLog(log)
         self._acks = {Role.CLIENT: Acks(CLIENT_ACK_S), Role.PILOT: Acks(PILOT_ACK_S)}
         self._read_client = wire.from_client()
         self._read_pilot = wire.from_pilot()
@@ -187,7 +189,7 @@ class Server:
                 refused = to_pilot.PilotRefused(why) if role is Role.PILOT else to_client.ClientRefused(why)
                 self.doors.send(peer, wire.encode([refused]))
             state.refuse(f"{role.value} of another version" if stranger else "frame that is not in the protocol")
-            log.warning("refused a frame of %r: %s", peer, error)
+            self._refusals.warning(f"{role.value} {peer!r}", f"refused a frame of {role.value} {peer!r}: {error}")
             return
         key = f"{role.value} {name}"
         self._heard[key] = now

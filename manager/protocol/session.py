@@ -29,6 +29,7 @@ from typing import TypeVar
 import msgspec
 
 from stoker.contexts.state import state_folder
+from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -128,7 +129,7 @@ class SessionFolder:
             return msgspec.json.decode(path.read_bytes(), type=kind)
         except OSError as error:
             raise SessionError(f"{self.path} is not a session folder that you can read: {error}") from error
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise SessionError(f"{path} is damaged: {error}") from error
 
     def _write(self, path: Path, content: msgspec.Struct) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.manager.protocol import to_agent, to_client, to_library, to_manager, to_pilot
 
@@ -46,7 +47,7 @@ class Decoder(Generic[M]):
         """The frame in `data` (bytes or memoryview). Raises ProtocolError, naming the field that is wrong."""
         try:
             return self._decode(data)
-        except (msgspec.DecodeError, RecursionError, MemoryError) as error:
+        except UNREADABLE as error:
             raise ProtocolError(f"{len(data)} bytes that are not a frame of this protocol: {error}") from None
 
 
@@ -68,7 +69,7 @@ def hello_of_another(data: Any) -> AnyHello | None:
     try:
         first = _any_frame(data).messages[:1]
         hello = _any_hello(first[0]) if first else None
-    except (msgspec.DecodeError, RecursionError, MemoryError):
+    except UNREADABLE:
         return None
     return hello if hello is not None and hello.protocol != VERSION else None
 

@@ -26,6 +26,7 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
 )
 from stoker.manager.protocol.to_pilot import ToPilot
+from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.pilot")
 
@@ -49,6 +50,7 @@ class ManagerLink:
         self._folder = folder
         self.session = folder.read()
         self.refused_frames = 0
+        self._refusals = SeldomLog(log)
         self._batch: list[FromPilot] = []
         self._outbox = Outbox()
         self._decode = wire.to_pilot_decoder()
@@ -68,7 +70,7 @@ class ManagerLink:
                 out += self._decode(data).messages
             except ProtocolError as error:
                 self.refused_frames += 1
-                log.warning("refused what the manager sent: %s", error)
+                self._refusals.warning("manager", f"refused a frame of the manager: {error}")
         return out
 
     def post(self, message: FromPilot) -> None:

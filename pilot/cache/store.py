@@ -31,6 +31,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.decoding import UNREADABLE
 from stoker.errors import ContextError
 from stoker.locks import is_locked
 from stoker.pilot.cache import disk
@@ -262,7 +263,7 @@ class ObjectCache:
     def _read(self, entry: Path) -> _Facts | None:
         try:
             return msgspec.json.decode(entry.read_bytes(), type=_Facts)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             return None
 
     def _write(self, file: Path, data: bytes) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 
 from stoker.contexts import ambient
 from stoker.contexts.loading import load_context
+from stoker.decoding import UNREADABLE
+from stoker.errors import ProtocolError
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_agent import Hello, Loaded, LoadFailed, SnapshotMade
@@ -41,7 +43,7 @@ def serve(number: int) -> None:
     sock = socket.socket(fileno=number)
     sock.set_inheritable(False)
     sock.setblocking(True)
-    settings = settings_module.decode(_read_exactly(sock))
+    settings = _settings(_read_exactly(sock))
     sys.path.extend(place for place in settings.search_path if place not in sys.path)
     sock.sendall(frames.pack([Hello(library=settings.library, pid=os.getpid())]))
     messages = wire.to_library_decoder()(_read_exactly(sock)).messages
@@ -189,6 +191,14 @@ def _device_memory(devices: tuple[str, ...]) -> int:
         (int(torch.cuda.memory_reserved(index)) for index in range(min(len(devices), torch.cuda.device_count()))),
         default=0,
     )
+
+
+def _settings(data: bytes) -> Settings:
+    """Raises ProtocolError for bytes that are no settings."""
+    try:
+        return settings_module.decode(data)
+    except UNREADABLE as error:
+        raise ProtocolError(f"{len(data)} bytes that are not a library's settings: {error}") from None
 
 
 def _read_exactly(sock: socket.socket) -> bytes:

@@ -61,8 +61,19 @@ def _parser() -> argparse.ArgumentParser:
 def _read(file: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(file.read_bytes())
+        packages = facts["packages"]
+        for value, kind in (
+            (packages["name"], str),
+            (packages["source"], str),
+            (packages["size_bytes"], int),
+            (facts["unpacked_bytes"], int),
+            (facts["interpreter"], str),
+            (facts["python"], str),
+        ):
+            if not isinstance(value, kind):
+                raise ValueError(f"it says {value!r} where it should say a {kind.__name__}")
         return facts
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StartError(f"{file} can't be read on {os.uname().nodename}: {error}; the job must bring it") from error
 
 

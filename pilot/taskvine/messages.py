@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.contexts.recipe import BARE, Recipe
+from stoker.decoding import UNREADABLE
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
 from stoker.manager.protocol.ids import CallId, FunctionKey
 
@@ -104,7 +105,7 @@ def take_note(running: str, ticket: int) -> Note | None:
     path = note_file(running, ticket)
     try:
         note = msgspec.json.decode(path.read_bytes().partition(b"\n")[0], type=Note)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *UNREADABLE):
         return None
     path.unlink(missing_ok=True)
     return note

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.manager.protocol.session import SessionFolder
 
@@ -112,7 +113,7 @@ def read(folder: SessionFolder, *, site: str) -> Plan:
     """The plan of a session for a site. Raises SessionError if it has none."""
     try:
         return msgspec.json.decode(_file(folder, site).read_bytes(), type=Plan)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise SessionError(
             f"{folder.path} has no plan of site {site} for TaskVine: {error}; load the site again"
         ) from error

@@ -23,8 +23,10 @@ SEED_FILE = "seed.address"
 
 def read_key(file: str | os.PathLike[str]) -> bytes:
     """A session's transfer key, from `keys/transfer.json` in its folder. Raises OSError, ValueError."""
-    said = json.loads(Path(file).read_bytes())
-    return bytes.fromhex(said["secret"])
+    try:
+        return bytes.fromhex(json.loads(Path(file).read_bytes())["secret"])
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{file} holds no transfer key: {error}") from error
 
 
 def get(name: str, target: Path, *, addresses: Iterable[str], key: bytes, limits: wire.Limits = wire.LIMITS) -> Outcome:

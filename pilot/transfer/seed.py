@@ -169,7 +169,7 @@ def _is_over(session: SessionFolder) -> bool:
         return True
     try:
         return bool(json.loads((session.path / "manager.lease").read_bytes()).get("over"))
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         return False
 
 

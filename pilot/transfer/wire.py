@@ -126,7 +126,7 @@ class Channel:
             raise PeerError("a header was changed on its way")
         try:
             header = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             header = None
         if not isinstance(header, dict) or type(header.get("body")) is not int or header["body"] < 0:
             raise PeerError("the other side sent a header that is none")

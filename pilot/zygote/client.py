@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -12,11 +13,14 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.decoding import UNREADABLE
 from stoker.pilot.zygote.child import THREAD_VARIABLES
 from stoker.pilot.zygote.messages import LIMIT_BYTES, Fork, FromZygote, Kill, Preload, ToZygote
+from stoker.seldom import SeldomLog
 
 _decode = msgspec.msgpack.Decoder[FromZygote](FromZygote).decode
 _encode = msgspec.msgpack.Encoder().encode
+_refusals = SeldomLog(logging.getLogger("stoker.pilot"))
 _ENTRY_MODULES = ("stoker.pilot.library.main",)
 
 
@@ -84,7 +88,10 @@ class Zygote:
                 data = b""
             if not data:
                 return said or None
-            said.append(_decode(data))
+            try:
+                said.append(_decode(data))
+            except UNREADABLE as error:  # a module that it imported writes to its socket
+                _refusals.warning(str(self.pid), f"refused {len(data)} bytes of zygote {self.pid}: {error}")
 
     def close(self) -> None:
         """Let it end: it kills its libraries and removes the scratch folder by itself."""

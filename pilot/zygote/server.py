@@ -18,10 +18,12 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from types import FrameType
 
 import msgspec
 
+from stoker.decoding import UNREADABLE
 from stoker.pilot.zygote import child, processes
 from stoker.pilot.zygote.messages import (
     LIMIT_BYTES,
@@ -91,10 +93,22 @@ class Server:
             if not data:
                 self._over = True
                 return
-            match _decode(data):
+            try:
+                order = _decode(data)
+            except UNREADABLE as error:
+                print(f"the zygote refused {len(data)} bytes that are no order: {error}", file=sys.stderr)  # noqa: T201
+                _close_all(fds)
+                continue
+            if isinstance(order, Fork) != (len(fds) == 1):
+                print("the zygote refused an order without its socket, or with too many", file=sys.stderr)  # noqa: T201
+                _close_all(fds)
+                if isinstance(order, Fork):
+                    self._send(ForkFailed(library=order.library, reason="the order came without the library's socket"))
+                continue
+            match order:
                 case Preload(modules=modules):
                     self._preload(modules)
-                case Fork() as order:
+                case Fork():
                     self._fork(order, fds[0])
                 case Kill(library=library, signal=how):
                     processes.kill_all([pid for pid, here in self._libraries.items() if here == library], how)
@@ -174,6 +188,11 @@ class Server:
         processes.kill_strays(())
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _nothing(_signal: int, _frame: FrameType | None) -> None:

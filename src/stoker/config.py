@@ -111,6 +111,8 @@ def parse_site(text: str, *, file: str) -> Site:
         raise ConfigError(
             f"{file}: line {fault.line}: {fault.problem}", file=file, line=fault.line, key=fault.key
         ) from None
+    except (RecursionError, OverflowError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}", file=file) from None
 
 
 def _with_absolute_paths(site: Site, folder: Path) -> Site:

@@ -40,6 +40,10 @@ def parse_toml(text: str, *, file: str) -> dict[str, Any]:
         line = int(found[1]) if found else text.count("\n") + 1
         problem = re.sub(r" \(at .*\)$", "", str(error))
         raise ConfigError(f"{file}: line {line}: not TOML: {problem}", file=file, line=line) from None
+    except RecursionError:
+        raise ConfigError(f"{file}: not TOML: its lists or tables are nested too deep", file=file) from None
+    except ValueError as error:  # a number with thousands of digits
+        raise ConfigError(f"{file}: not TOML: {error}", file=file) from None
 
 
 class _Said(typing.NamedTuple):
