@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 
+from stoker import descriptors
 from stoker.errors import StokerError
 from stoker.manager.live import interfaces, keeper, lease
 from stoker.manager.live.chosen import chosen_in, policies_of
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.kept:
         given = [each for each in (sys.argv[1:] if arguments is None else arguments) if each != "--kept"]
         return keeper.keep([sys.executable, "-P", "-m", "stoker.manager.main", *given])
+    descriptors.raise_limit()
     try:
         check_folder(folder)
         held = lease.take(lease.lease_file(folder))

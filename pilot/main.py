@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from stoker import descriptors
 from stoker.contexts.state import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.protocol.session import SessionFolder
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _make(given: argparse.Namespace) -> Agent:
     os.umask(0o077)
+    descriptors.raise_limit()
     session = SessionFolder(given.session)
     session.read()
     pilot = _take_name(session)

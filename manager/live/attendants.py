@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from stoker import descriptors
 from stoker.config import load_site
 from stoker.manager.protocol.blocks import Rule, Source
 from stoker.manager.protocol.session import SessionFolder
@@ -91,7 +92,10 @@ class Attendant:
                 return
             log.warning("the %s ended (%s); it is started again", self._name, process.returncode)
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
-        self._start(now)
+        try:
+            self._start(now)
+        except OSError as error:  # out of descriptors, memory or processes, for a while
+            log.warning("the %s cannot be started (%s); it is tried again", self._name, error)
 
     def trouble(self, now: float) -> str:
         """What keeps it from being heard of, once that has lasted; empty if nothing does."""
@@ -111,6 +115,7 @@ class Attendant:
                 stderr=output,
                 start_new_session=True,
             )
+        descriptors.restore_limit(self._process.pid)
 
     def _what_is_wrong(self, process: subprocess.Popen[bytes]) -> str:
         code = process.poll()

@@ -18,6 +18,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from stoker.errors import SessionError
+from stoker.manager.live.unproven import UnprovenConnections
 from stoker.manager.protocol.session import SessionFolder
 
 log = logging.getLogger("stoker.manager")
@@ -32,6 +33,8 @@ _WATCHED = (
 )
 FRAME_LIMIT_BYTES = 64 * 1024 * 1024
 """Larger frames are refused: payloads over 1 MB travel as objects."""
+HANDSHAKE_MS = 5_000
+"""A connection whose handshake takes longer is closed."""
 PORTS = (21000, 21999)
 """The first and the last port that is tried, unless a site says otherwise."""
 
@@ -68,6 +71,7 @@ class Doors:
             (zmq.CURVE_SERVER, 1), (zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.SNDHWM, 0),
             (zmq.RCVHWM, 0), (zmq.LINGER, 2000), (zmq.MAXMSGSIZE, FRAME_LIMIT_BYTES), (zmq.TCP_KEEPALIVE, 1),
             (zmq.TCP_KEEPALIVE_IDLE, 10), (zmq.TCP_KEEPALIVE_INTVL, 5), (zmq.TCP_KEEPALIVE_CNT, 3),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
         ):  # fmt: skip
             self.router.setsockopt(option, value)
         self.router.setsockopt(zmq.CURVE_SECRETKEY, server.secret.encode())
@@ -83,6 +87,7 @@ class Doors:
             self._poller.register(socket, zmq.POLLIN)
         self._by_fd: dict[int, bytes] = {}
         self._fds: dict[bytes, int] = {}
+        self._unproven = UnprovenConnections()
         self._closed: set[int] = set()
         """Connections that have broken; frames of theirs may still be waiting to be read."""
         self._late: list[bytes] = []
@@ -129,11 +134,13 @@ class Doors:
             event = parse_monitor_message(self._monitor.recv_multipart())
             if event["event"] == zmq.EVENT_ACCEPTED:
                 self._closed.discard(event["value"])
+                self._unproven.accepted(event["value"])
                 continue
             if event["event"] != zmq.EVENT_DISCONNECTED:
                 self.turned_away += 1
                 continue
             self._closed.add(event["value"])
+            self._unproven.settled(event["value"])
             peer = self._by_fd.pop(event["value"], None)
             if peer is not None and self._fds.get(peer) == event["value"]:
                 del self._fds[peer]
@@ -156,6 +163,7 @@ class Doors:
             if fd in self._closed:
                 self._late.append(peer)
             elif self._fds.get(peer) != fd:
+                self._unproven.settled(fd)
                 self._fds[peer] = fd
                 self._by_fd[fd] = peer
             yield role, peer, body.buffer

@@ -19,6 +19,7 @@ The lease of a session that is over says so, and is never followed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -43,6 +44,9 @@ PATIENCE_S = 30.0
 """A lease that has not changed for so long, seen from another machine, is up."""
 SETTLE_S = 2.0
 """How long one who follows on another machine waits for somebody who does the same."""
+
+
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -73,6 +77,8 @@ class Lease:
         self._renew_s = renew_s
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._file = -1
+        """The lease's file, open: by it the lease is renewed when no descriptor is left."""
 
     @property
     def from_elsewhere(self) -> bool:
@@ -89,29 +95,64 @@ class Lease:
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
         with contextlib.suppress(OSError, SessionError):
             there = read(self.path)
             if there is None or there.token != self.holder.token:
                 return
             if over:
-                _write(self.path, msgspec.structs.replace(self.holder, over=over))
+                os.close(_write(self.path, msgspec.structs.replace(self.holder, over=over)))
             else:
                 self.path.unlink()
 
     def _renew(self, on_lost: Callable[[Holder | None], None]) -> None:
         while not self._stop.wait(self._renew_s):
             try:
-                there = read(self.path)
-                if there is not None and there.token != self.holder.token:
-                    on_lost(there)
-                    return
-                self.holder = msgspec.structs.replace(self.holder, counter=self.holder.counter + 1)
-                _write(self.path, self.holder)
+                taken_by = self._renew_once()
             except FileNotFoundError:
                 on_lost(None)
                 return
             except (OSError, SessionError) as error:  # a file system that is away, or full: it may come back
                 log.warning("the lease %s could not be renewed: %s", self.path, error)
+                continue
+            if taken_by is not None:
+                on_lost(taken_by)
+                return
+
+    def _renew_once(self) -> Holder | None:
+        """Renew it; returns the holder that has it now, if that is another. Raises OSError, SessionError."""
+        try:
+            there = read(self.path)
+            if there is not None and there.token != self.holder.token:
+                return there
+            self.holder = msgspec.structs.replace(self.holder, counter=self.holder.counter + 1)
+            self.write()
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTOR or self._file < 0:
+                raise
+            self._renew_in_place()
+        return None
+
+    def write(self) -> None:
+        """Write the lease, and keep the new file open: no descriptor may be left at the next time. Raises OSError."""
+        fresh = _write(self.path, self.holder)
+        before, self._file = self._file, fresh
+        if before >= 0:
+            os.close(before)
+
+    def _renew_in_place(self) -> None:
+        """Renew it by the file that is open. Raises OSError."""
+        mine, there = os.fstat(self._file), os.stat(self.path)
+        if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
+            # Another holder wrote a lease of its own: to read it takes a descriptor, and this one is of no more use.
+            os.close(self._file)
+            self._file = -1
+            raise OSError(errno.EMFILE, "another file is there, and no descriptor is left to read it")
+        self.holder = msgspec.structs.replace(self.holder, counter=self.holder.counter + 1)
+        os.pwrite(self._file, msgspec.json.encode(self.holder), 0)  # never shorter: only the counter has changed
+        os.fsync(self._file)
 
 
 def lease_file(folder: SessionFolder) -> Path:
@@ -131,7 +172,7 @@ def take(path: Path, *, patience_s: float = PATIENCE_S, settle_s: float = SETTLE
             _wait_until_free(path, before, patience_s=patience_s)
         lease = Lease(path, _myself(), follows=before, renew_s=renew_s)
         try:
-            _write(path, lease.holder)
+            lease.write()
         except OSError as error:
             raise SessionError(f"the lease {path} cannot be written: {error.strerror}; make room there") from error
         if lease.from_elsewhere:
@@ -213,11 +254,17 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
-def _write(path: Path, holder: Holder) -> None:
+def _write(path: Path, holder: Holder) -> int:
+    """Write a lease, whole or not at all; returns the file, open. Raises OSError."""
     draft = path.with_suffix(f".{holder.token}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(holder))
-    draft.replace(path)
+    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, msgspec.json.encode(holder))
+        draft.replace(path)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def _myself() -> Holder:

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from stoker import locks
+from stoker import descriptors, locks
 from stoker.config import load_site
 from stoker.contexts.objects import is_object_name, manifest_of
 from stoker.contexts.published import Published
@@ -141,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     session = SessionFolder(options.session)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    descriptors.raise_limit()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the user's terminal is the client's business

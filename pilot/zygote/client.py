@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker import descriptors
 from stoker.decoding import UNREADABLE
 from stoker.pilot.zygote.child import THREAD_VARIABLES
 from stoker.pilot.zygote.messages import LIMIT_BYTES, Fork, FromZygote, Kill, Preload, ToZygote
@@ -54,6 +55,7 @@ class Zygote:
                 env={**environ, **single},
                 start_new_session=True,
             )
+        descriptors.restore_limit(self._process.pid)
         self._sock.setblocking(False)
         self._send(Preload(modules=(*_ENTRY_MODULES, *preload)))
 

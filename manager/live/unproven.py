@@ -1,0 +1,104 @@
+"""Connections that were accepted and have said nothing yet: how many there may be, and which gives way.
+
+ZeroMQ accepts every TCP connection and waits for its handshake. A stranger who opens connections and says nothing would
+take every descriptor of the manager. So the number of such connections has a limit, and a few descriptors stay free for
+the manager itself. One connection too many: the oldest of the address that has the most of them is cut. An honest peer
+proves its key within milliseconds, so it is cut only if hundreds of others come in that time.
+
+ZeroMQ owns these connections. They are cut by a shutdown of the socket, which ZeroMQ reads as the peer's end.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import OrderedDict
+
+from stoker import descriptors
+from stoker.seldom import SeldomLog
+
+log = logging.getLogger("stoker.manager")
+
+KEPT_FREE = 64
+"""Descriptors that connections leave to the manager itself: files, processes, the lease."""
+_LEAST, _MOST = 32, 4096
+
+Peer = tuple[str, int]
+"""Address and port of the other side."""
+
+
+class UnprovenConnections:
+    """The connections of one listening socket that have proven nothing yet, by descriptor."""
+
+    def __init__(self) -> None:
+        limit = descriptors.limit()
+        self.most = max(_LEAST, min(_MOST, (limit - KEPT_FREE) // 2))
+        self._ceiling = limit - KEPT_FREE
+        self._peers: dict[int, Peer] = {}
+        self._by_address: dict[str, OrderedDict[int, None]] = {}
+        self._lines = SeldomLog(log)
+        self.cut = 0
+        """Connections that were cut to make room."""
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def accepted(self, descriptor: int) -> None:
+        """A connection has come. It is unproven; if it is one too many, another or this one is cut."""
+        self.settled(descriptor)
+        peer = _peer_of(descriptor)
+        if peer is None:
+            return
+        self._peers[descriptor] = peer
+        self._by_address.setdefault(peer[0], OrderedDict())[descriptor] = None
+        if len(self._peers) > self.most or descriptor >= self._ceiling:
+            self._cut_one()
+
+    def settled(self, descriptor: int) -> None:
+        """A connection has proven its key, or is closed. No-op if it is not known as unproven."""
+        peer = self._peers.pop(descriptor, None)
+        if peer is not None:
+            there = self._by_address[peer[0]]
+            del there[descriptor]
+            if not there:
+                del self._by_address[peer[0]]
+
+    def _cut_one(self) -> None:
+        address = max(self._by_address, key=lambda each: len(self._by_address[each]))
+        descriptor = next(iter(self._by_address[address]))
+        peer = self._peers[descriptor]
+        self.settled(descriptor)
+        self.cut += 1
+        _shut(descriptor, peer)
+        self._lines.warning(
+            address,
+            f"{address} opens connections and proves no key: the oldest of {len(self._peers) + 1} was cut",
+        )
+
+
+def _peer_of(descriptor: int) -> Peer | None:
+    """The other side of a connection; None if it is closed already. Needs no descriptor of its own."""
+    try:
+        connection = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        found = connection.getpeername()
+        return (found[0], found[1]) if isinstance(found, tuple) else None
+    except OSError:
+        return None
+    finally:
+        connection.detach()
+
+
+def _shut(descriptor: int, peer: Peer) -> None:
+    """End a connection, if the descriptor is still that connection: its number may belong to another by now."""
+    if _peer_of(descriptor) != peer:
+        return
+    connection = socket.socket(fileno=descriptor)
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:  # it ended by itself
+        pass
+    finally:
+        connection.detach()

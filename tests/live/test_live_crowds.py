@@ -1,0 +1,244 @@
+"""A thousand connections that say nothing, at a manager that may open 1,024 files: the session goes on as if alone."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live.peers import until
+
+from stoker.manager.cli.ask import Observer
+from stoker.manager.live import lease
+from stoker.manager.live.unproven import UnprovenConnections
+from stoker.manager.protocol.session import SessionFolder, find_session
+from stoker.pilot.transfer import wire
+
+SITE = """
+name = "one"
+[pilot]
+devices = "cpu:1"
+"""
+PROGRAM = """
+import sys, time
+import stoker
+from stoker import app
+
+@app()
+def double(number):
+    return 2 * number
+
+with stoker.load(sys.argv[1]) as session:
+    assert double(1).result() == 2
+    print("ready", flush=True)
+    sys.stdin.readline()
+    assert list(stoker.map(double, range(200))) == [2 * each for each in range(200)]
+    print("done", flush=True)
+"""
+STRANGERS = 1000
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """This process may open what its strangers need."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4096
+    if before[1] != resource.RLIM_INFINITY and before[1] < wanted:
+        pytest.skip(f"this machine lets a process open {before[1]} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], wanted), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+class Strangers:
+    """So many connections to an address that never say a word; one that is cut comes again."""
+
+    def __init__(self, address: str, count: int) -> None:
+        self._where = wire.split_address(address.removeprefix("tcp://"))
+        self._stop = threading.Event()
+        self._open = [self._connect() for _ in range(count)]
+        self._thread = threading.Thread(target=self._come_again, daemon=True)
+        self._thread.start()
+
+    def _connect(self) -> socket.socket | None:
+        try:
+            made = socket.create_connection(self._where, timeout=5)
+        except OSError:
+            return None
+        made.setblocking(False)
+        return made
+
+    def _come_again(self) -> None:
+        while not self._stop.wait(0.2):
+            for place, made in enumerate(self._open):
+                if made is None or _is_cut(made):
+                    if made is not None:
+                        made.close()
+                    self._open[place] = self._connect()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        for made in self._open:
+            if made is not None:
+                made.close()
+
+
+def _is_cut(made: socket.socket) -> bool:
+    try:
+        return not made.recv(100)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("hard", [1024, 0], ids=["hard limit 1,024", "soft limit 1,024"])
+def test_a_thousand_silent_connections_disturb_no_session(
+    hard: int, tmp_path: Path, many_files: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    (tmp_path / "one.toml").write_text(SITE)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    most = hard or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    program = subprocess.Popen(
+        [sys.executable, "program.py", "one.toml"],
+        cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most)),
+    )  # fmt: skip
+    assert program.stdin is not None
+    assert program.stdout is not None
+    strangers = None
+    try:
+        assert program.stdout.readline() == "ready\n"
+        folder = find_session()
+        strangers = Strangers(folder.read().address, STRANGERS)
+        counter = _lease_of(folder).counter
+
+        answered = [_seconds_of_status(folder) for _ in range(10)]
+        until(lambda: _lease_of(folder).counter > counter, seconds=10, what="the lease is renewed")
+        program.stdin.write("go on\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "done\n"
+        assert program.wait(30) == 0
+        assert sorted(answered)[-1] < 1.0 * _patience()
+    finally:
+        if strangers is not None:
+            strangers.close()
+        program.kill()
+        program.communicate()
+
+
+def _patience() -> float:
+    """How much slower this machine is just now than one that has nothing else to do."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def _lease_of(folder: SessionFolder) -> lease.Holder:
+    holder = lease.read(lease.lease_file(folder))
+    assert holder is not None
+    return holder
+
+
+def _seconds_of_status(folder: SessionFolder) -> float:
+    began = time.monotonic()
+    with Observer(folder, timeout_s=20) as observer:
+        assert observer.status().pilots
+    return time.monotonic() - began
+
+
+def test_of_too_many_silent_connections_the_oldest_of_the_address_with_most_is_cut() -> None:
+    places = UnprovenConnections()
+    places.most = 4
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.2", 0)) as other:
+        pairs = []
+        for server in (other, listening, listening, listening, listening, listening):
+            ours = socket.create_connection(server.getsockname(), source_address=(server.getsockname()[0], 0))
+            theirs, _ = server.accept()
+            pairs.append((ours, theirs))
+            places.accepted(theirs.fileno())
+        cut = [_ends(ours) for ours, _ in pairs]
+        assert cut == [False, True, True, False, False, False]
+        assert (len(places), places.cut) == (4, 2)
+        places.settled(pairs[3][1].fileno())
+        assert len(places) == 3
+        for pair in pairs:
+            for each in pair:
+                each.close()
+
+
+def _ends(made: socket.socket) -> bool:
+    made.settimeout(0.05)
+    try:
+        return made.recv(1) == b""
+    except TimeoutError:
+        return False
+
+
+def test_a_connection_that_took_the_number_of_a_cut_one_is_left_alone() -> None:
+    places = UnprovenConnections()
+    places.most = 1
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        first = socket.create_connection(listening.getsockname())
+        theirs, _ = listening.accept()
+        number = theirs.fileno()
+        places.accepted(number)
+        second = socket.create_connection(listening.getsockname())
+        innocent, _ = listening.accept()
+        os.dup2(innocent.fileno(), number)
+        third = socket.create_connection(listening.getsockname())
+        late, _ = listening.accept()
+        places.accepted(late.fileno())
+        assert not _ends(second)
+        for each in (first, second, third, theirs, innocent, late):
+            each.close()
+
+
+HOLDER = """
+import os, resource, sys, time
+from pathlib import Path
+from stoker.manager.live import lease
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+held = lease.take(Path(sys.argv[1]), renew_s=0.05)
+taken = []
+try:
+    while True:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+held.keep(lambda holder: os._exit(3))
+os.write(1, b"full\\n")
+sys.stdin.readline()
+os.close(taken.pop()), os.close(taken.pop())
+time.sleep(0.5)
+held.release()
+"""
+
+
+def test_a_lease_is_renewed_when_no_descriptor_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "manager.lease"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == "full\n"
+        for _ in range(3):
+            before = lease.read(path)
+            assert before is not None
+            until(lambda: lease.read(path) != before, what="the lease changes")  # noqa: B023
+        holder.stdin.write("go on\n")
+        holder.stdin.flush()
+        assert holder.wait(20) == 0
+        assert not path.exists()
+    finally:
+        holder.kill()
+        holder.communicate()
