@@ -62,10 +62,18 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Stay(msgspec.Struct, frozen=True):
-    """A pilot that was here for so many seconds. `ended`: a `stoker.manager.protocol.blocks.PilotEnd`'s value."""
+    """A pilot that was here for so many seconds. `ended`: the value of a `stoker.manager.protocol.blocks.PilotEnd`;
+    `why`: that of the `LossReason`, empty where the pilot was not lost, or was recorded before there were reasons."""
 
     stay_s: float
     ended: str
+    why: str = ""
+
+
+def _stay(stay_s: float, ended: str) -> Stay:
+    """`ended` as `record_stay` wrote it: `lost: preempted`."""
+    how, _, why = ended.partition(": ")
+    return Stay(stay_s, how, why)
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -102,9 +110,9 @@ class AvailabilityStore:
         of = msgspec.structs.astuple(devices)
         self._add("waits", WAITS, source, max(0.0, wait_s), max(0.0, boot_s), *of)
 
-    def record_stay(self, source: str, *, stay_s: float, ended: str) -> None:
-        """A pilot is here no longer."""
-        self._add("stays", STAYS, source, max(0.0, stay_s), ended)
+    def record_stay(self, source: str, *, stay_s: float, ended: str, why: str = "") -> None:
+        """A pilot is here no longer; `why` it was lost, if it was."""
+        self._add("stays", STAYS, source, max(0.0, stay_s), f"{ended}: {why}" if why else ended)
 
     def record_count(self, source: str, *, session: str, pilots: int) -> None:
         """A session has so many pilots of it now."""
@@ -122,7 +130,7 @@ class AvailabilityStore:
                 Wait(wait_s, boot_s, Devices(*of))
                 for wait_s, boot_s, *of in rows("waits", "wait_s, boot_s, kind, devices, memory_bytes")
             ),
-            tuple(Stay(*row) for row in rows("stays", "stay_s, ended")),
+            tuple(_stay(*row) for row in rows("stays", "stay_s, ended")),
             tuple(Counted(*row) for row in rows("counts", "at, session, pilots")),
         )
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.manager.core.commands import RecordPilots, RecordStay, RecordWait
+from stoker.manager.core import losses
+from stoker.manager.core.commands import RecordPilots, RecordWait
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.state import Client, Pilot, State
 from stoker.manager.protocol import to_client
-from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, BlockStatus, KnownBlock, PilotEnd, Source
+from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, BlockStatus, KnownBlock, LossReason, Source
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
 from stoker.units import show_seconds
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 YOUNG_S = 60.0
 """A pilot that died before was of no use, unless something had been loaded on it."""
-WALLTIME_SLACK_S = 60.0
-"""A pilot that goes so long before the end of its walltime goes because of it."""
 
 KEPT_BLOCKS = 1000
 """So many blocks that are over are kept for their stories."""
@@ -135,6 +134,7 @@ def news(core: Core, message: BlockNews) -> None:
         said = f" as job {block.job}" if block.job and block.phase is BlockPhase.ASKED else ""
         block.notes.append((state.now, f"{message.phase.value}{said}{f': {message.reason}' if message.reason else ''}"))
         del block.notes[1:-_KEPT_NOTES]
+    block.loss = message.loss or (None if message.phase is BlockPhase.RUNNING else block.loss)
     if message.phase is not block.phase:
         block.phase, block.since = message.phase, state.now
         _book(block)
@@ -142,6 +142,7 @@ def news(core: Core, message: BlockNews) -> None:
     block.reason = message.reason
     if block.phase.over:
         _over(core, block)
+    losses.block_said(core, block)
 
 
 _KEPT_NOTES = 50
@@ -220,6 +221,15 @@ def pilot_came(core: Core, pilot: Pilot) -> None:
         pilots.release(core, pilot, block.leaving)
 
 
+def pilot_back(core: Core, pilot: Pilot) -> None:
+    """A pilot that was given up is here again."""
+    block = core.state.blocks.get(BlockId(pilot.block))
+    if block is not None:
+        block.pilots[pilot.id] = None
+        _book(block)
+        _count(core, block.source)
+
+
 def proved(core: Core, pilot: Pilot) -> None:
     """A pilot has loaded a context: its block is of use."""
     block = core.state.blocks.get(BlockId(pilot.block))
@@ -228,13 +238,16 @@ def proved(core: Core, pilot: Pilot) -> None:
         block.source.short_lived = 0
 
 
-def pilot_left(core: Core, pilot: Pilot, *, meant: bool) -> None:
-    """A pilot is gone: a block that was let go has its job cancelled with the last of them. `meant`: it left by itself,
-    or was told to."""
+def pilot_left(core: Core, pilot: Pilot, *, loss: LossReason | None) -> None:
+    """A pilot is gone: a block that was let go has its job cancelled with the last of them. `loss`: why it was lost;
+    None if it left by itself, or was told to."""
     block = core.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.pilots.pop(pilot.id, None)
-    _stayed(core, pilot, meant=meant)
+    if loss is not None:
+        losses.lost(core, pilot, loss)
+    elif not core.state.ending:
+        losses.left(core, pilot)
     if block is None:
         return
     _count(core, block.source)
@@ -263,17 +276,6 @@ def _waited(block: Block, pilot: Pilot) -> RecordWait:
     return RecordWait(block.source.source.name, wait_s, boot_s, kind, len(pilot.devices), memory)
 
 
-def _stayed(core: Core, pilot: Pilot, *, meant: bool) -> None:
-    state = core.state
-    if not pilot.source:
-        return
-    if pilot.ends_at and pilot.ends_at - state.now <= WALLTIME_SLACK_S:
-        end = PilotEnd.WALLTIME
-    else:
-        end = PilotEnd.LET_GO if meant else PilotEnd.LOST
-    core.out.append(RecordStay(pilot.source, state.now - pilot.notes[0][0], end))
-
-
 def _count(core: Core, source: SourceState) -> None:
     here = sum(len(block.pilots) for block in source.blocks.values())
     core.out.append(RecordPilots(source.source.name, here))
@@ -281,8 +283,10 @@ def _count(core: Core, source: SourceState) -> None:
 
 def session_over(core: Core) -> None:
     """Pilots that are here stay no longer, whatever their source would have given."""
+    for block in core.state.blocks.values():
+        losses.settle_all(core, block)
     for pilot in core.state.pilots.values():
-        _stayed(core, pilot, meant=True)
+        losses.left(core, pilot)
     for name in core.state.sources:
         core.out.append(RecordPilots(name, 0))
 

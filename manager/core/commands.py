@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from stoker.manager.protocol import to_client, to_pilot
-from stoker.manager.protocol.blocks import PilotEnd
+from stoker.manager.protocol.blocks import LossReason, PilotEnd
 from stoker.manager.protocol.ids import ClientId, PilotId, RecipeKey
 
 
@@ -82,11 +82,12 @@ class RecordWait(msgspec.Struct, frozen=True):
 
 
 class RecordStay(msgspec.Struct, frozen=True):
-    """Remember how long a pilot of a source was here, and how that ended."""
+    """Remember how long a pilot of a source was here, and how that ended; `loss`: why it was lost, if it was."""
 
     source: str
     stay_s: float
     end: PilotEnd
+    loss: LossReason | None = None
 
 
 class RecordPilots(msgspec.Struct, frozen=True):

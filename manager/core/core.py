@@ -16,7 +16,18 @@ import math
 from collections.abc import Sequence
 from typing import Literal, assert_never
 
-from stoker.manager.core import actions, blocks, clients, feeding, forecasts, libraries, objects, pilots, walltime
+from stoker.manager.core import (
+    actions,
+    blocks,
+    clients,
+    feeding,
+    forecasts,
+    libraries,
+    losses,
+    objects,
+    pilots,
+    walltime,
+)
 from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
 from stoker.manager.core.events import (
     AdviceArrived,
@@ -291,6 +302,9 @@ class Core:
             return
         if owner == "walltime":
             walltime.due(self, rest)
+            return
+        if owner == "loss":
+            losses.due(self, rest)
             return
         for name, seam in self._seams:
             if name == owner:

@@ -198,6 +198,8 @@ def gone(core: Core, library: Library, message: LibraryGone) -> None:
         if not (killer and blamed and calls.killed_its_library(core, call, blamed, alone=len(running) == 1)):
             back.append(call)
     calls.requeue(core, back, why=f"{why} ({failure.message})" if failure else why)
+    if failure is None:
+        state.rerun_calls += sum(call.id in running for call in back)
     if failure is not None and failure.kind is FailureKind.PILOT:
         context.last_failure = failure
         fitness.blame(state, library, failure, loading=message.loading)

@@ -23,6 +23,7 @@ from stoker.manager.core.events import FromPilot
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.state import Device, Library, Pilot, State
 from stoker.manager.protocol import to_manager, to_pilot
+from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.ids import DeviceId, PilotId
 from stoker.manager.protocol.to_manager import (
     CallEvicted,
@@ -91,8 +92,8 @@ def _message(core: Core, pilot: Pilot, message: to_manager.FromPilot) -> None:
     match message:
         case Heartbeat():
             heartbeats.take(core, pilot, message)
-        case PilotLeaving(reason=reason):
-            lost(core, pilot.id, reason, counted=False)
+        case PilotLeaving(reason=reason, loss=loss):
+            lost(core, pilot.id, reason, loss=loss, may_return=False)
         case PilotHello():
             core.state.refuse("hello in the middle of a frame")
         case DeviceFault(device=device, reason=reason):
@@ -236,18 +237,24 @@ def cut(core: Core, id: PilotId) -> None:
     _supply(core, pilot)
 
 
-def lost(core: Core, id: PilotId, reason: str, *, counted: bool = True) -> None:
-    """A pilot is gone with everything that it held. `counted`: nobody meant it to go."""
+def lost(
+    core: Core,
+    id: PilotId,
+    reason: str,
+    *,
+    loss: LossReason | None = LossReason.UNEXPLAINED,
+    may_return: bool = True,
+) -> None:
+    """A pilot is gone with everything that it held. `loss`: why it counts as lost, None if it left as it should; one
+    that the manager told to end is not lost. `may_return`: it may be alive, and is taken back if it reconnects."""
     state = core.state
     pilot = state.pilots.pop(id, None)
     if pilot is None:
         return
-    if counted:
+    if may_return:
         rejoin.remember(pilot)
-    if counted and pilot.state is not PilotState.DRAINING:
-        state.lost_pilots += 1
     state.pilots_gone += 1
-    blocks.pilot_left(core, pilot, meant=not counted or pilot.state is PilotState.DRAINING)
+    blocks.pilot_left(core, pilot, loss=None if pilot.released or state.ending else loss)
     objects.pilot_left(core, pilot)
     pilot.state = PilotState.GONE
     pilot.notes.append((state.now, f"gone: {reason}"))
@@ -263,6 +270,7 @@ def lost(core: Core, id: PilotId, reason: str, *, counted: bool = True) -> None:
 
 def release(core: Core, pilot: Pilot, reason: str) -> None:
     """Drain a pilot and let it end: it gets nothing new, finishes what it runs, and gives back the rest."""
+    pilot.released = True
     if pilot.state in (PilotState.DRAINING, PilotState.GONE):
         return
     pilot.state = PilotState.DRAINING

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import calls, feeding, libraries
+from stoker.manager.core import blocks, calls, feeding, libraries, losses
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.state import Call, Library, Pilot
 from stoker.manager.protocol.ids import PilotId
@@ -36,8 +36,8 @@ def rejoin(core: Core, pilot: Pilot, message: PilotHello) -> Pilot:
     state.pilots[pilot.id] = pilot
     state.pilots_gone -= 1
     pilot.state = PilotState.DRAINING if pilot.was is PilotState.DRAINING else PilotState.HERE
-    if pilot.state is PilotState.HERE:
-        state.lost_pilots -= 1
+    losses.back(core, pilot)
+    blocks.pilot_back(core, pilot)
     pilot.kept = None
     pilot.notes.append((state.now, "came back after it had been given up"))
     for device in pilot.devices.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.core import blocks, fitness, object_report
+from stoker.manager.core import blocks, fitness, losses, object_report
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import Context, Device, Library, Pilot, State
 from stoker.manager.core.story import waits_for
@@ -42,6 +42,7 @@ def status(state: State) -> to_client.Status:
         trouble=_trouble(state),
         objects=object_report.statuses(state),
         ended_blocks=dict(state.ended_blocks),
+        losses=losses.by_reason(state),
         notices=tuple(to_client.StoryLine(at, text) for text, at in state.notices.items()),
     )
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from stoker.manager.protocol.blocks import BlockPhase, Source
+from typing import TYPE_CHECKING
+
+from stoker.manager.protocol.blocks import BlockPhase, LossReason, Source
 from stoker.manager.protocol.ids import BlockId, PilotId
 from stoker.manager.protocol.to_manager import DeviceFacts
+
+if TYPE_CHECKING:
+    from stoker.manager.core.state import Pilot
 
 
 class SourceState:
@@ -41,8 +46,8 @@ class Block:
     """A batch job that brings pilots, or is to."""
 
     __slots__ = (
-        "brought", "brought_at", "expected_at", "id", "job", "leaving", "notes", "phase", "pilots", "proved", "reason",
-        "since", "source",
+        "brought", "brought_at", "expected_at", "id", "job", "leaving", "loss", "notes", "phase", "pilots", "proved",
+        "reason", "since", "source", "unsettled",
     )  # fmt: skip
 
     def __init__(self, id: BlockId, source: SourceState, now: float) -> None:
@@ -53,6 +58,10 @@ class Block:
         self.job = ""
         self.reason = ""
         self.expected_at = 0.0
+        self.loss: LossReason | None = None
+        """Why its job does not run any more, in the batch system's view; None: it runs, or nobody says."""
+        self.unsettled: dict[PilotId, Pilot] = {}
+        """Lost pilots of its for which the batch system has not named the reason yet (see `losses`)."""
         self.leaving = ""
         """Why it was let go; empty while it was not."""
         self.pilots: dict[PilotId, None] = {}

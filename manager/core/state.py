@@ -19,6 +19,7 @@ from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.queue import Queue
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.transfers import Transfers
+from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec, Failure
 from stoker.manager.protocol.ids import BlockId, CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.manager.protocol.reliable import Inbox
@@ -285,7 +286,8 @@ class Pilot:
 
     __slots__ = (
         "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "host", "id", "inbox", "kept", "lasts_s",
-        "libraries", "notes", "pid", "refused_frames", "source", "state", "unfit", "used_at", "was",
+        "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "refused_frames", "released", "source", "state",
+        "unfit", "used_at", "was",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -309,6 +311,13 @@ class Pilot:
         None: it is not to come back."""
         self.was = PilotState.HERE
         """Of one that was given up: its state before."""
+        self.released = False
+        """Whether the manager told it to end."""
+        self.loss: LossReason | None = None
+        """Why it was lost, as far as is known; None: it was not lost (see `losses`)."""
+        self.loss_settled = False
+        """Whether that will not change any more."""
+        self.lost_at = 0.0
         self.lasts_s = 0.0
         """The most that was ever left of its walltime; 0 = no limit."""
         self.ends_at = 0.0
@@ -376,7 +385,8 @@ class State:
         self.done = 0
         self.failures = 0
         self.cancelled = 0
-        self.lost_pilots = 0
+        self.losses: dict[LossReason, int] = {}
+        """Pilots that were lost, by reason."""
         self.pilots_gone = 0
         """However they went."""
         self.rerun_calls = 0
@@ -386,6 +396,11 @@ class State:
         """Why the session ends, once it does."""
         self.kept = False
         """Whether the session goes on when its clients have left."""
+
+    @property
+    def lost_pilots(self) -> int:
+        """Pilots that were lost, for whatever reason."""
+        return sum(self.losses.values())
 
     @property
     def ends_per_s(self) -> int:

@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.blocks import BlockPhase, LossReason
 from stoker.manager.protocol.ids import BlockId
 
 JOBS_LEFT = "jobs-left"
@@ -38,12 +38,16 @@ class JobLook(msgspec.Struct, frozen=True):
     """A job as its batch system sees it: PENDING (held, too), RUNNING or ENDED.
 
     `reason`, in the batch system's words: why it waits, on which node it runs, how it ended. `expected_in_s`: the time
-    until the batch system expects to start it, 0 = it does not say.
+    until the batch system expects to start it, 0 = it does not say. `loss`: why a job that ran does so no longer, None
+    = it runs, or the batch system does not say. `again`: of a job that has run and waits, why it was queued again,
+    where `reason` does not tell.
     """
 
     phase: BlockPhase
     reason: str = ""
     expected_in_s: float = 0.0
+    loss: LossReason | None = None
+    again: str = ""
 
 
 class Batch(Protocol):
@@ -65,6 +69,22 @@ class Batch(Protocol):
     def find(self) -> Mapping[str, BlockId]:
         """Every job of the session that is not over, by its id, also those that nobody here has submitted. Two jobs of
         one block show that it was submitted twice: the caller cancels one."""
+
+
+_LOSSES = {
+    "preempted": LossReason.PREEMPTED,
+    "cancelled": LossReason.CANCELLED,
+    "node failed": LossReason.NODE_LOST,
+    "out of walltime": LossReason.WALLTIME,
+    "out of memory": LossReason.OUT_OF_MEMORY,
+    "revoked": LossReason.CANCELLED,
+}
+"""How the reasons of ended jobs begin, in the words that our readers of listings write."""
+
+
+def loss_of(how: str) -> LossReason | None:
+    """The loss that the reason of an ended job stands for; None where it explains nothing (`exit code 1`)."""
+    return next((loss for words, loss in _LOSSES.items() if how.startswith(words)), None)
 
 
 def job_name(session: str, block: str) -> str:

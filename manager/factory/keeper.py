@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from stoker.errors import StokerError
 from stoker.manager.factory.batch import Batch, BatchTrouble, JobLook, SubmissionRefused
-from stoker.manager.protocol.blocks import BlockPhase, KnownBlock
+from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
 
@@ -42,15 +42,16 @@ EXPECTED_SLACK_S = 60.0
 
 @dataclass(slots=True)
 class Kept:
-    """A block that is not over. `told` is what the manager was told last; `again` why it waits although it has run;
-    `cancel` why it is to be cancelled."""
+    """A block that is not over. `told` is what the manager was told last; `again` why it waits although it has run,
+    `loss` the same as a reason; `cancel` why it is to be cancelled."""
 
     block: BlockId
     job: str = ""
     phase: BlockPhase = BlockPhase.ASKED
-    told: tuple[BlockPhase, str, str] | None = None
+    told: tuple[BlockPhase, str, str, LossReason | None] | None = None
     expected_at: float = 0.0
     again: str = ""
+    loss: LossReason | None = None
     cancel: str = ""
     cancelled_at: float = 0.0
 
@@ -245,15 +246,20 @@ class Keeper:
     def _saw(self, kept: Kept, look: JobLook) -> None:
         if look.phase is BlockPhase.ENDED:
             by_us = kept.cancelled_at and look.reason != "done"  # whatever else the batch system may call it
+            kept.loss = None if by_us else look.loss
             self._end(kept, look.phase, f"cancelled: {kept.cancel}" if by_us else look.reason)
             return
-        if kept.phase is BlockPhase.RUNNING and look.phase is BlockPhase.PENDING:
-            kept.again = "queued again, since it was preempted or its node failed"
+        if look.phase is BlockPhase.RUNNING:
+            kept.loss = None
+        elif look.loss is not None or look.again:
+            kept.again, kept.loss = look.again, look.loss
+        elif kept.phase is BlockPhase.RUNNING:
+            kept.again, kept.loss = "queued again, since it was preempted or its node failed", LossReason.VACATED
         reason = f"{kept.again}: {look.reason}" if kept.again and look.phase is BlockPhase.PENDING else look.reason
         expected_at = self._clock() + look.expected_in_s if look.expected_in_s else 0.0
         moved = abs(expected_at - kept.expected_at) > EXPECTED_SLACK_S
         kept.phase = look.phase
-        if moved or kept.told != (look.phase, kept.job, reason):
+        if moved or kept.told != (look.phase, kept.job, reason, kept.loss):
             kept.expected_at = expected_at
             self._tell(kept, reason, expected_in_s=look.expected_in_s)
 
@@ -279,8 +285,8 @@ class Keeper:
     # ---- what is said
 
     def _tell(self, kept: Kept, reason: str, *, expected_in_s: float = 0.0) -> None:
-        kept.told = (kept.phase, kept.job, reason)
-        self._news.append(BlockNews(kept.block, kept.phase, kept.job, reason, expected_in_s))
+        kept.told = (kept.phase, kept.job, reason, kept.loss)
+        self._news.append(BlockNews(kept.block, kept.phase, kept.job, reason, expected_in_s, kept.loss))
 
     def _end(self, kept: Kept, phase: BlockPhase, reason: str) -> None:
         kept.phase = phase

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from stoker.manager.factory.batch import JobLook
+from stoker.manager.factory.batch import JobLook, loss_of
 from stoker.manager.protocol.blocks import BlockPhase
 
 
@@ -31,7 +31,9 @@ class Listed(msgspec.Struct, frozen=True):
     def look(self, *, now: float, output: list[str]) -> JobLook:
         """As the factory wants it; `now` on the wall clock, `output` the last lines that the job printed."""
         said = f": {'; '.join(output)}" if self.failed and output else ""
-        return JobLook(self.phase, self.reason + said, max(0.0, self.expected_at - now) if self.expected_at else 0.0)
+        expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
+        loss = loss_of(self.reason) if self.phase is BlockPhase.ENDED else None
+        return JobLook(self.phase, self.reason + said, expected_in_s, loss)
 
 
 Read = Callable[[str], dict[str, Listed]]

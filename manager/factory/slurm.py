@@ -17,15 +17,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from stoker.manager.factory import slurm_output
 from stoker.manager.factory.batch import BatchTrouble, JobLook, block_of
 from stoker.manager.factory.output import last_lines
 from stoker.manager.factory.slurm_output import Row
 from stoker.manager.factory.submitting import Submitter
+from stoker.manager.protocol.blocks import BlockPhase, LossReason
 from stoker.manager.protocol.ids import BlockId
 from stoker.site import Site
 
 _STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}
+_TRIES = 3
+"""So many looks at a job that was queued again may pass before its accounting has the reason."""
 _AT_ONCE = 100
 """Job ids on one command line."""
 
@@ -36,6 +41,12 @@ class SlurmBatch:
     def __init__(self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str]) -> None:
         self._jobs = Submitter(site, session=session, folder=folder, command=command)
         self._accounting = True
+        self._ran: dict[str, str] = {}
+        """Jobs that were seen running, and on which nodes."""
+        self._tries: dict[str, int] = {}
+        """How often such jobs were seen waiting without a known reason."""
+        self._again: dict[str, tuple[str, LossReason]] = {}
+        """Why jobs that have run were queued again."""
 
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
@@ -50,8 +61,43 @@ class SlurmBatch:
         for job in jobs:
             row = ends.get(job) or rows.get(job)
             output = self._output(job, row) if row is None or row.over else []
-            looks[job] = slurm_output.look_of(row, now=now, output=output) if row else slurm_output.gone(output)
+            look = slurm_output.look_of(row, now=now, output=output) if row else slurm_output.gone(output)
+            looks[job] = self._with_story(job, look, row)
         return looks
+
+    def _with_story(self, job: str, look: JobLook, row: Row | None) -> JobLook:
+        """A look with why a job that has run waits again: its earlier runs are in the accounting alone."""
+        if look.phase is not BlockPhase.PENDING or row is None:
+            self._ran.pop(job, None)
+            self._tries.pop(job, None)
+            self._again.pop(job, None)
+            if look.phase is BlockPhase.RUNNING and row is not None:
+                self._ran[job] = row.nodes
+            return look
+        if job not in self._ran:
+            return look
+        if job not in self._again:
+            self._tries[job] = self._tries.get(job, 0) + 1
+            found = self._why_again(job, row)
+            if found is None and self._tries[job] < _TRIES:  # accounting lags behind
+                return msgspec.structs.replace(look, again="queued again by Slurm")
+            self._again[job] = found or ("queued again by Slurm", LossReason.VACATED)
+        words, loss = self._again[job]
+        return msgspec.structs.replace(look, loss=loss, again=words)
+
+    def _why_again(self, job: str, row: Row) -> tuple[str, LossReason] | None:
+        """Why a job was queued again: from the accounting, from what it printed, or from the state of its nodes."""
+        said = ""
+        if self._accounting:
+            words = ["sacct", "-X", "-D", "-n", "-P", "-o", slurm_output.SACCT, "-j", job]
+            ran = self._jobs.commands.run(words)
+            said = ran.out if ran.code == 0 else ""
+        found = slurm_output.requeued(said, last_lines(self._jobs.folder, row.name) if row.name else [])
+        if found is None and self._ran[job]:
+            nodes = self._jobs.commands.run(["sinfo", "-h", "-N", "-n", self._ran[job], "-o", "%N|%T"])
+            down = slurm_output.lost_nodes(nodes.out) if nodes.code == 0 else []
+            found = (f"its node failed ({', '.join(down)})", LossReason.NODE_LOST) if down else None
+        return found
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel these jobs. Raises BatchTrouble."""

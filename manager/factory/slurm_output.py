@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stoker.manager.factory.batch import JobLook
-from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.factory.batch import JobLook, loss_of
+from stoker.manager.protocol.blocks import BlockPhase, LossReason
 
 SQUEUE = "%F|%T|%r|%S|%N|%j|%Z"
 """`%F`: the tasks of an array (`options = ["--array=0-9"]`) have the id that sbatch gave, all of them."""
@@ -131,13 +131,36 @@ def look_of(row: Row, *, now: float, output: Iterable[str] = ()) -> JobLook:
     if row.state in _RUNNING:
         how = "" if row.state == "RUNNING" else f"{row.state.lower()} "
         return JobLook(BlockPhase.RUNNING, f"{how}on {row.nodes}" if row.nodes else how.strip())
-    return JobLook(BlockPhase.ENDED, _end_of(row, list(output)))
+    how = _end_of(row, list(output))
+    return JobLook(BlockPhase.ENDED, how, loss=loss_of(how))
 
 
 def gone(output: Iterable[str]) -> JobLook:
     """A job that Slurm has forgotten: what it printed last may still say how it ended."""
     said = due_to(list(output))
-    return JobLook(BlockPhase.ENDED, said or "Slurm no longer knows this job")
+    return JobLook(BlockPhase.ENDED, said or "Slurm no longer knows this job", loss=loss_of(said))
+
+
+_REQUEUED = {
+    "PREEMPTED": ("preempted by Slurm", LossReason.PREEMPTED),
+    "NODE_FAIL": ("its node failed", LossReason.NODE_LOST),
+    "REQUEUED": ("requeued by a person", LossReason.VACATED),
+}
+
+
+def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None:
+    """Why Slurm queued a job again, in words and as a reason: from what `sacct -D` prints, whose rows are the job's
+    runs, oldest first, or from what the job printed last. None where neither says."""
+    for line in reversed(sacct.splitlines()):
+        fields = line.split("|")
+        state = fields[1].partition(" ")[0] if len(fields) == 4 else ""
+        if state in _REQUEUED:
+            words, loss = _REQUEUED[state]
+            nodes = _known(fields[3])
+            return (f"{words} ({nodes})" if state == "NODE_FAIL" and nodes else words), loss
+    said = due_to(list(output))
+    known = loss_of(said)
+    return (said, known) if known is not None else None
 
 
 def due_to(output: list[str]) -> str:
@@ -147,6 +170,13 @@ def due_to(output: list[str]) -> str:
         if found:
             return _DUE_TO.get(found[1], f"cancelled: {found[1].lower()}")
     return ""
+
+
+def lost_nodes(sinfo: str) -> list[str]:
+    """The nodes that are down or do not answer (a `*` after their state), of what `sinfo -h -N -o "%N|%T"` prints."""
+    rows = (line.strip().split("|") for line in sinfo.splitlines())
+    lost = [row[0] for row in rows if len(row) == 2 and (row[1].startswith(("down", "fail")) or row[1].endswith("*"))]
+    return list(dict.fromkeys(lost))
 
 
 def _end_of(row: Row, output: list[str]) -> str:

@@ -61,8 +61,8 @@ class History:
             case RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):
                 devices = Devices(command.kind, command.devices, command.memory_bytes)
                 self._sources.record_wait(source, wait_s=wait_s, boot_s=boot_s, devices=devices)
-            case RecordStay(source=source, stay_s=stay_s, end=end):
-                self._sources.record_stay(source, stay_s=stay_s, ended=end.value)
+            case RecordStay(source=source, stay_s=stay_s, end=end, loss=loss):
+                self._sources.record_stay(source, stay_s=stay_s, ended=end.value, why=loss.value if loss else "")
             case RecordPilots(source=source, pilots=pilots):
                 self._sources.record_count(source, session=self._session, pilots=pilots)
             case _:

@@ -65,11 +65,44 @@ class BlockPhase(enum.Enum):
         return self in (BlockPhase.ENDED, BlockPhase.REFUSED)
 
 
+class LossReason(enum.Enum):
+    """Why a pilot was lost: it ended although the manager did not let it go."""
+
+    PREEMPTED = "preempted"
+    """The batch system gave its resources to another job."""
+    CANCELLED = "cancelled"
+    """A person cancelled its job (`scancel`, `condor_rm`)."""
+    VACATED = "vacated"
+    """A person or a policy of the pool sent its job back to the queue (`condor_vacate`, a drained node)."""
+    HELD = "held"
+    """The batch system put its job on hold."""
+    NODE_LOST = "node lost"
+    """Its node failed, or the batch system's daemon there did; a scratch folder that is gone counts the same."""
+    WALLTIME = "out of walltime"
+    """The walltime of its job ended before the pilot did."""
+    OUT_OF_MEMORY = "out of memory"
+    """Its job took more memory than it was granted, or than the node had."""
+    SIGNALLED = "told to end by a signal"
+    """It got SIGTERM, ended in good order, and the batch system does not say why."""
+    UNEXPLAINED = "unexplained"
+    """It fell silent or its process died, and the batch system does not say why."""
+
+    @property
+    def explained(self) -> bool:
+        """True if the loss has a cause outside of the calls that ran there."""
+        return self not in (LossReason.OUT_OF_MEMORY, LossReason.UNEXPLAINED)
+
+    @property
+    def is_final(self) -> bool:
+        """True if the batch system has said it; False if it may still name a better reason."""
+        return self not in (LossReason.SIGNALLED, LossReason.UNEXPLAINED)
+
+
 class PilotEnd(enum.Enum):
     """How it ended that a pilot was here."""
 
     LOST = "lost"
-    """Nobody meant it to go: it was preempted, or died."""
+    """Nobody meant it to go: see `LossReason`."""
     WALLTIME = "walltime"
     """Its walltime was over, or about to be."""
     LET_GO = "let go"

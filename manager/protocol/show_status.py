@@ -142,6 +142,8 @@ def _losses(status: Status) -> str:
     if not status.lost_pilots and not status.rerun_calls:
         return ""
     pilots = f"{status.lost_pilots} pilot{'s' * (status.lost_pilots != 1)}"
+    if status.losses:
+        pilots += f" ({', '.join(show_blocks.ended(status.losses))})"
     return f"{pilots}, {status.rerun_calls} call{'s' * (status.rerun_calls != 1)} run again, 0 results lost"
 
 

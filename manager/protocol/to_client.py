@@ -167,9 +167,10 @@ class Status(_Message, frozen=True, tag="status"):
     """The whole session at one moment. Rates in calls a second over the last half minute.
 
     `done` counts every call that has ended, `failed` and `cancelled` among them. `gone_pilots`: those that were here
-    once and have left, `lost_pilots` among them. `jobs` are blocks that the manager has asked for and that are not
-    over, `ended_blocks` counts the others by how they ended; `trouble` says what is wrong with a batch system, or
-    (`peers`) that pilots cannot reach each other. `notices` say what has happened to the session itself.
+    once and have left, `lost_pilots` among them, which `losses` counts by reason.
+    `jobs` are blocks that the manager has asked for and that are not over, `ended_blocks` counts the others by how
+    they ended; `trouble` says what is wrong with a batch system, or (`peers`) that pilots cannot reach each other.
+    `notices` say what has happened to the session itself.
     """
 
     session: str
@@ -194,6 +195,7 @@ class Status(_Message, frozen=True, tag="status"):
     objects: tuple[ObjectStatus, ...] = ()
     ended_blocks: dict[str, int] = msgspec.field(default_factory=dict)
     notices: tuple[StoryLine, ...] = ()
+    losses: dict[str, int] = msgspec.field(default_factory=dict)
 
     def __str__(self) -> str:
         """As `stoker status` shows it."""

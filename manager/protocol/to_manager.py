@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef, Recipe
-from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.blocks import BlockPhase, LossReason
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure
 from stoker.manager.protocol.ids import BlockId, CallId, DeviceId, FunctionKey, LibraryId, PilotId, RecipeKey
 from stoker.manager.protocol.listed import ListedState
@@ -120,13 +120,14 @@ class EndSession(_Message, frozen=True, tag="end-session"):
 
 class BlockNews(_Message, frozen=True, tag="block-news"):
     """What the batch system says of a block, when it has changed. `job` is the batch system's id; `expected_in_s` the
-    time until it expects to start the job, 0 = it does not say."""
+    time until it expects to start the job, 0 = it does not say. `loss`: why a job that ran does so no longer."""
 
     block: BlockId
     phase: BlockPhase
     job: str = ""
     reason: str = ""
     expected_in_s: float = 0.0
+    loss: LossReason | None = None
 
 
 class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
@@ -353,9 +354,11 @@ class SnapshotHere(_Message, frozen=True, tag="snapshot-here"):
 
 
 class PilotLeaving(_Message, frozen=True, tag="leaving"):
-    """A pilot ends in good order; what it still held it has given back."""
+    """A pilot ends in good order; what it still held it has given back. `loss`: why it must end although neither the
+    manager nor its walltime wants it; None = they do, or it has nothing to do."""
 
     reason: str
+    loss: LossReason | None = None
 
 
 FromClient = (

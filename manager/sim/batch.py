@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from stoker.chance import Stream
 from stoker.manager.core.events import PilotCut, PilotLost
-from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, Source
+from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, LossReason, Source
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.to_manager import BlockNews
 from stoker.manager.sim.agenda import Entry, cancel
@@ -25,6 +25,10 @@ from stoker.manager.sim.world import Preempt, SourceModel
 
 if TYPE_CHECKING:
     from stoker.manager.sim.run import Simulation
+
+
+_LOSSES = {"preempted": LossReason.PREEMPTED, "walltime": LossReason.WALLTIME}
+"""What the factory says of jobs that ended for these reasons."""
 
 
 class _Job:
@@ -153,7 +157,8 @@ class BatchSystem:
 
     def _news(self, job: _Job, phase: BlockPhase, reason: str) -> None:
         late_s = self._sim.world.delays.poll_s
-        self._sim.agenda.after(late_s, self._sim.factory_says, BlockNews(job.id, phase, f"job-{job.id}", reason))
+        news = BlockNews(job.id, phase, f"job-{job.id}", reason, loss=_LOSSES.get(reason))
+        self._sim.agenda.after(late_s, self._sim.factory_says, news)
 
     def _note(self, what: Happened, job: _Job) -> None:
         self._sim.log.note(self._sim.agenda.now, what, block=int(job.id[1:]))

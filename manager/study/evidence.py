@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
@@ -240,10 +241,12 @@ def _of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> 
     else:
         text = f"no block of {site.name} was seen yet: they are taken to start at once"
     reasons.append(Reason(text, _level(waits, much=MUCH_WAITS, some=SOME_WAITS)))
-    lost = sum(stay.ended == PilotEnd.LOST.value for stay in seen.stays)
+    losses = Counter(stay.why or "unexplained" for stay in seen.stays if stay.ended == PilotEnd.LOST.value)
     hours = sum(stay.stay_s for stay in seen.stays) / _HOUR_S
     if seen.stays:
-        text = f"{lost} of {len(seen.stays)} pilots were lost in {hours:.1f} pilot-hours"
+        why = ", ".join(f"{count} {reason}" for reason, count in losses.most_common())
+        lost = f"{losses.total()} of {len(seen.stays)} pilots were lost{f' ({why})' if why else ''}"
+        text = f"{lost} in {hours:.1f} pilot-hours"
         reasons.append(Reason(text, _level(len(seen.stays), much=MUCH_WAITS, some=SOME_WAITS)))
     if not is_seen:
         reasons.append(Reason(f"a pilot is taken to have {devices} devices, as the site file says", Sureness.FAIR))

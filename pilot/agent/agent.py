@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_manager import Heartbeat, LibraryFacts, LibraryUse, PilotHello
@@ -93,6 +94,8 @@ class Agent:
         self.drain_at = float("inf")
         self.leaving = ""
         """Why the pilot ends; empty while it does not."""
+        self.loss: LossReason | None = None
+        """Why it ends although neither the manager nor its walltime wants it; None while they do, or it stays."""
         self.leave_by = float("inf")
         self.farewell = True
         """Whether the manager is to be told of the end (not when it refused the pilot)."""
@@ -119,11 +122,12 @@ class Agent:
         while self._done:
             self._done.popleft()()
 
-    def leave(self, reason: str, *, within_s: float, code: int = 0) -> None:
-        """Begin to end. Called again it can only make it sooner."""
+    def leave(self, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
+        """Begin to end. Called again it can only make it sooner. `loss`: why the manager is to count it as lost."""
         if not self.leaving:
             log.info("leaving: %s", reason)
             self.exit_code = code
+            self.loss = loss
         self.leaving = self.leaving or reason
         self.leave_by = min(self.leave_by, time.monotonic() + within_s)
 

@@ -13,6 +13,7 @@ import signal
 import time
 from types import FrameType
 
+from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.to_manager import PilotLeaving
 from stoker.manager.protocol.to_pilot import Ack
 from stoker.pilot.agent import ending, objects, orders, talk, walltime, watch
@@ -63,7 +64,8 @@ class Loop:
                     orders.handle(agent, message)
                 if self._signalled and not self._heeded:
                     self._heeded = True
-                    orders.drain_all(agent, self._signalled, within_s=agent.options.grace_s)
+                    grace_s = agent.options.grace_s
+                    orders.drain_all(agent, self._signalled, within_s=grace_s, loss=LossReason.SIGNALLED)
                 self._timers(time.monotonic())
                 agent.wires.send_all()
                 link.flush()
@@ -170,7 +172,7 @@ class Loop:
             ending.finish(agent, library)
         if not agent.farewell or not link.dealer.connected:
             return
-        link.post(PilotLeaving(reason=agent.leaving))
+        link.post(PilotLeaving(reason=agent.leaving, loss=agent.loss))
         link.flush()
         until = time.monotonic() + _FAREWELL_S
         while link.dealer.connected and not link.all_acked and time.monotonic() < until:

@@ -7,6 +7,7 @@ import time
 from typing import assert_never
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import CallEnd, FailureKind
 from stoker.manager.protocol.to_library import Evict, GiveBack, Meet, Resize, Run, Stop
 from stoker.manager.protocol.to_manager import CallsEnded, CallsReturned, LibraryGone, LibraryResized
@@ -139,9 +140,9 @@ def stop(agent: Agent, number: int, *, drain: bool, reason: str) -> None:
         agent.wires.tell(library, Stop())
 
 
-def drain_all(agent: Agent, reason: str, *, within_s: float) -> None:
-    """Begin to leave: running calls may finish within this time, others are given back."""
-    agent.leave(reason, within_s=within_s)
+def drain_all(agent: Agent, reason: str, *, within_s: float, loss: LossReason | None = None) -> None:
+    """Begin to leave: running calls may finish within this time, others are given back. `loss`: as in `leave`."""
+    agent.leave(reason, within_s=within_s, loss=loss)
     for number in list(agent.libraries):
         stop(agent, number, drain=within_s > 0, reason=reason)
 

@@ -18,6 +18,7 @@ from types import FrameType
 
 import msgspec
 
+from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts, DeviceFault, Heartbeat, PilotHello, PilotLeaving
 from stoker.manager.protocol.to_pilot import Ack, Exit, HelloAgain, PilotRefused, PilotWelcome
@@ -79,6 +80,8 @@ class Loop:
         self._heartbeat_at = self._look_at = self._search_at = 0.0
         self._pause_s = _SHORT_S
         self._leaving = ""
+        self._loss: LossReason | None = None
+        """Why the manager is to count it as lost, if it leaves for that."""
         self._leave_by = float("inf")
         self._exit_code = 0
 
@@ -230,6 +233,7 @@ class Loop:
     # ---- the end
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._loss = self._loss if self._leaving else LossReason.SIGNALLED
         self._leave(f"it got {signal.Signals(number).name}", within_s=0.0 if self._leaving else _GRACE_S)
 
     def _leave(self, reason: str, *, within_s: float, code: int = 0) -> None:
@@ -247,7 +251,7 @@ class Loop:
         """Tell the manager, and give it a moment to take the last frames."""
         if not self._link.dealer.connected or self._exit_code == 3:
             return
-        self._link.post(PilotLeaving(reason=self._leaving))
+        self._link.post(PilotLeaving(reason=self._leaving, loss=self._loss))
         self._link.flush()
         until = time.monotonic() + _FAREWELL_S
         while self._link.dealer.connected and not self._link.all_acked and time.monotonic() < until:

@@ -65,7 +65,7 @@ def test_a_pilot_works_through_the_grace_time_and_ends_clean(make_cluster, world
         assert [*got, *results] == list(range(CALLS))
         assert cluster.wait(block.job, *OVER)["JobState"] == "PREEMPTED"
         status = session.status()
-        assert (status.done, status.failed, status.lost_pilots) == (CALLS, 0, 0)
+        assert (status.done, status.failed, status.losses) == (CALLS, 0, {"preempted": 1})
         assert "preempted" in " ".join(status.ended_blocks)
 
 
@@ -86,7 +86,8 @@ def test_pilots_of_several_nodes_leave_when_the_grace_time_begins(make_cluster, 
         assert time.monotonic() - told_at < 30, "half of the grace time was not needed"
         assert [*got, *results] == list(range(CALLS))
         status = session.status()
-        assert (status.done, status.failed, status.lost_pilots) == (CALLS, 0, 0)
+        assert (status.done, status.failed, status.lost_pilots) == (CALLS, 0, 2)
+        status_when(session, lambda status: status.losses == {"preempted": 2}, what="Slurm's reason")
 
 
 def _first(cluster, job: str) -> str:

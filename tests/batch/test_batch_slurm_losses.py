@@ -59,6 +59,7 @@ def test_preempted_and_requeued_the_same_job_brings_a_pilot_again(slurm, world, 
         waiting = block_when(session, lambda block: block.phase == "pending", what="the block back in the queue")
         assert (waiting.block, waiting.job) == (block.block, block.job)
         assert waiting.reason
+        status_when(session, lambda status: status.losses == {"preempted": 1}, what="the reason")
         slurm.cancel(pusher)
         assert [*got, *results] == list(range(CALLS))
         assert slurm.job(block.job)["Restarts"] == "1"
@@ -80,7 +81,7 @@ def test_preempted_and_cancelled_without_grace_another_block_takes_its_place(mak
         assert {job.block for job in status.jobs} != {block.block}
         assert "preempted" in " ".join(status.ended_blocks)
         assert "preempt" in " ".join(line.text for line in session.explain(block.block).lines).lower()
-        assert (status.done, status.failed) == (CALLS, 0)
+        assert (status.done, status.failed, status.losses) == (CALLS, 0, {"preempted": 1})
 
 
 def test_a_job_that_somebody_cancels_is_replaced(slurm, world, stream):
@@ -93,7 +94,7 @@ def test_a_job_that_somebody_cancels_is_replaced(slurm, world, stream):
         new = block_when(session, lambda new: new.block != block.block, what="another block")
         assert new.job != block.job
         assert "cancel" in " ".join(session.status().ended_blocks).lower()
-        assert session.status().failed == 0
+        assert (session.status().failed, session.status().losses) == (0, {"cancelled": 1})
 
 
 @pytest.mark.slow
@@ -110,6 +111,7 @@ def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world
         until(lambda: cluster.nodes()["n1"].startswith("down"), what="Slurm to miss n1")
         waiting = block_when(session, lambda block: block.phase != "running", what="a block without a node")
         assert waiting.phase == "pending"
+        status_when(session, lambda status: status.losses == {"node lost": 1}, what="the reason")
         cluster.start("n1")
         status_when(session, lambda status: len(status.pilots) == 2, what="a pilot on n1 again", limit_s=60)
 

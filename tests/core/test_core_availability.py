@@ -9,7 +9,7 @@ from core.builders import Cluster
 from stoker.manager.core.commands import RecordPilots, RecordStay, RecordWait
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import BlockPhase, PilotEnd, Rule, Source
+from stoker.manager.protocol.blocks import BlockPhase, LossReason, PilotEnd, Rule, Source
 
 Make = Callable[..., Cluster]
 FIXED = Source("mine", Rule.FIXED, first=2, most=2)
@@ -39,9 +39,13 @@ def test_how_a_stay_ended(cluster: Make) -> None:
     c.block("b1", "b2", phase=BlockPhase.RUNNING)
     c.join("lost", block="b1").lose("lost")
     c.join("left", block="b1").report("left", say.PilotLeaving("nothing to do"))
-    c.join("timed", block="b2", ends_in_s=10.0).lose("timed")
-    assert stays(c) == [PilotEnd.LOST, PilotEnd.LET_GO, PilotEnd.WALLTIME]
+    c.join("timed", block="b2", ends_in_s=1000.0).wait(990.0).lose("timed")
     assert counts(c) == [1, 0, 1, 0, 1, 0]
+    assert [(x.end, x.loss) for x in c.others if isinstance(x, RecordStay)] == [
+        (PilotEnd.LET_GO, None),
+        (PilotEnd.LOST, LossReason.UNEXPLAINED),
+        (PilotEnd.WALLTIME, None),
+    ]
 
 
 def test_pilots_of_nobody_are_not_remembered(cluster: Make) -> None:

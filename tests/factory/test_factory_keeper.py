@@ -8,7 +8,7 @@ from factory.toy_batch import Clock, ToyBatch
 from stoker.errors import ConfigError
 from stoker.manager.factory.batch import Batch, JobLook
 from stoker.manager.factory.keeper import Keeper, News
-from stoker.manager.protocol.blocks import BlockPhase, KnownBlock
+from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
 
@@ -95,6 +95,30 @@ def test_a_requeued_job_is_pending_again(desk: Desk) -> None:
     desk.batch.looks["1"] = JobLook(PENDING, "BeginTime")
     again = "queued again, since it was preempted or its node failed: BeginTime"
     assert told(desk.later(10)) == [(B0, PENDING, again)]
+
+
+def test_the_manager_hears_why_a_job_runs_no_longer(desk: Desk) -> None:
+    desk.order(B0)
+    desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
+    desk.later(1)
+    desk.batch.looks["1"] = JobLook(PENDING, "BeginTime", again="queued again by Slurm")
+    assert desk.later(10) == [BlockNews(B0, PENDING, "1", "queued again by Slurm: BeginTime")]
+    desk.batch.looks["1"] = JobLook(PENDING, "BeginTime", loss=LossReason.PREEMPTED, again="preempted by Slurm")
+    assert desk.later(10) == [BlockNews(B0, PENDING, "1", "preempted by Slurm: BeginTime", loss=LossReason.PREEMPTED)]
+    desk.batch.looks["1"] = JobLook(RUNNING, "on n2")
+    assert desk.later(10) == [BlockNews(B0, RUNNING, "1", "on n2")]
+    desk.batch.looks["1"] = JobLook(ENDED, "cancelled", loss=LossReason.CANCELLED)
+    assert desk.later(10) == [BlockNews(B0, ENDED, "1", "cancelled", loss=LossReason.CANCELLED)]
+
+
+def test_what_the_manager_had_cancelled_is_no_loss(desk: Desk) -> None:
+    desk.order(B0)
+    desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
+    desk.later(1)
+    desk.keeper.cancel([B0], "idle")
+    desk.settle()
+    desk.batch.looks["1"] = JobLook(ENDED, "cancelled", loss=LossReason.CANCELLED)
+    assert desk.later(10) == [BlockNews(B0, ENDED, "1", "cancelled: idle")]
 
 
 def test_an_order_that_is_heard_twice_is_one(desk: Desk) -> None:

@@ -12,11 +12,13 @@ from stoker.manager.factory.slurm_output import (
     due_to,
     gone,
     look_of,
+    lost_nodes,
     read_sacct,
     read_scontrol,
     read_squeue,
+    requeued,
 )
-from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.blocks import BlockPhase, LossReason
 
 NOW = time.mktime(time.strptime("2026-11-21T10:31:00", "%Y-%m-%dT%H:%M:%S"))
 
@@ -126,3 +128,33 @@ def test_names() -> None:
     assert block_of("stoker-k3v90-b7", session="k3v9") is None
     assert block_of("stoker-k3v9-b7-again", session="k3v9") is None
     assert block_of(job_name("my run/1", "b7"), session="my run/1") == "b7"
+
+
+@pytest.mark.parametrize(
+    ("state", "loss"),
+    [
+        ("PREEMPTED", LossReason.PREEMPTED),
+        ("CANCELLED", LossReason.CANCELLED),
+        ("TIMEOUT", LossReason.WALLTIME),
+        ("NODE_FAIL", LossReason.NODE_LOST),
+        ("OUT_OF_MEMORY", LossReason.OUT_OF_MEMORY),
+        ("FAILED", None),
+        ("COMPLETED", None),
+    ],
+)
+def test_the_end_of_a_job_names_the_loss_of_its_pilots(state: str, loss: LossReason | None) -> None:
+    assert look_of(Row("1", state, nodes="n1"), now=NOW).loss is loss
+
+
+def test_accounting_tells_why_a_job_was_queued_again() -> None:
+    runs = "7|{}|0:0|n1\n7|PENDING|0:0|None assigned\n"
+    assert requeued(runs.format("PREEMPTED"), []) == ("preempted by Slurm", LossReason.PREEMPTED)
+    assert requeued(runs.format("NODE_FAIL"), []) == ("its node failed (n1)", LossReason.NODE_LOST)
+    assert requeued(runs.format("REQUEUED"), []) == ("requeued by a person", LossReason.VACATED)
+    assert requeued("7|PENDING|0:0|None assigned\n", []) is None
+    line = "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***"
+    assert requeued("", [line]) == ("preempted by Slurm", LossReason.PREEMPTED)
+
+
+def test_nodes_that_are_down_or_silent_are_lost() -> None:
+    assert lost_nodes("n1|down*\nn1|down*\nn2|idle\nn3|mixed*\nn4|drained\n") == ["n1", "n3"]

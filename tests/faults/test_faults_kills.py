@@ -93,7 +93,7 @@ def test_a_pilot_that_is_told_to_go_before_anybody_has_looked_at_its_block(sessi
     until(lambda: not is_alive(pilot), why="it ends by itself")
     assert stoker.app()(abs)(-2).result(60) == 2
     status = session.status()
-    assert (status.gone_pilots, status.lost_pilots, status.failed) == (1, 0, 0)
+    assert (status.gone_pilots, status.losses, status.failed) == (1, {"told to end by a signal": 1}, 0)
 
 
 def test_the_manager_is_killed_in_a_stream_of_calls_and_finished_work_is_not_run_again(session, world, tmp_path):

@@ -1,0 +1,124 @@
+"""Lost pilots: counted when they go, each with the reason that the batch system gives for it.
+
+The manager notices that a pilot is gone within seconds. Why it went is known later: the batch system shows it at its
+next listing. So a loss is counted at once, with what is known by then, and *settled* when the batch system has named a
+reason, or after `SETTLE_S`. `Pilot.loss` holds the reason so far; `explained` answers once the loss is settled.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.manager.core.commands import RecordStay
+from stoker.manager.core.sources import Block
+from stoker.manager.core.state import Pilot, State
+from stoker.manager.protocol.blocks import LossReason, PilotEnd
+from stoker.manager.protocol.ids import BlockId
+
+if TYPE_CHECKING:
+    from stoker.manager.core.core import Core
+
+SETTLE_S = 60.0
+"""A loss that the batch system has not explained for so long stays unexplained."""
+WALLTIME_SLACK_S = 60.0
+"""A pilot that goes so long before the end of its walltime goes because of it; of a short walltime a quarter."""
+_SLACK_PART = 0.25
+
+
+def explained(pilot: Pilot) -> bool | None:
+    """Whether a lost pilot went for a cause outside of the calls that it ran; None while that is not known yet."""
+    if pilot.loss is None or not pilot.loss_settled:
+        return None
+    return pilot.loss.explained
+
+
+def by_reason(state: State) -> dict[str, int]:
+    """How many pilots were lost for each reason, in words."""
+    return {reason.value: count for reason, count in state.losses.items() if count}
+
+
+def lost(core: Core, pilot: Pilot, loss: LossReason) -> None:
+    """Count a lost pilot. A reason that its batch system has given already replaces `loss`."""
+    state = core.state
+    block = _block_of(state, pilot)
+    if block is not None and block.loss is not None and not loss.is_final:
+        loss = block.loss
+    pilot.loss, pilot.lost_at, pilot.loss_settled = loss, state.now, False
+    _count(state, loss, 1)
+    if loss.is_final or block is None or block.phase.over:
+        _settle(core, pilot, loss)
+    else:
+        block.unsettled[pilot.id] = pilot
+        core.set_timer(f"loss/{block.id}", state.now + SETTLE_S)
+
+
+def back(core: Core, pilot: Pilot) -> None:
+    """A pilot that counted as lost has come back: it was not."""
+    if pilot.loss is None:
+        return
+    _count(core.state, pilot.loss, -1)
+    block = _block_of(core.state, pilot)
+    if block is not None:
+        block.unsettled.pop(pilot.id, None)
+    pilot.loss, pilot.loss_settled = None, False
+
+
+def block_said(core: Core, block: Block) -> None:
+    """The batch system has named a reason for the losses of a block, or the block is over and it will name none."""
+    if block.loss is not None or block.phase.over:
+        settle_all(core, block)
+
+
+def due(core: Core, id: str) -> None:
+    """Nobody has explained the losses of a block in time."""
+    block = core.state.blocks.get(BlockId(id))
+    if block is not None:
+        settle_all(core, block)
+
+
+def settle_all(core: Core, block: Block) -> None:
+    """Settle the losses of a block with the reason that is known now."""
+    pilots, block.unsettled = block.unsettled, {}
+    for pilot in pilots.values():
+        assert pilot.loss is not None
+        _settle(core, pilot, block.loss or pilot.loss)
+
+
+def left(core: Core, pilot: Pilot) -> None:
+    """Remember the stay of a pilot that was let go, or left by itself."""
+    end = PilotEnd.WALLTIME if _near_walltime(pilot, core.state.now) else PilotEnd.LET_GO
+    _record(core, pilot, core.state.now, end, None)
+
+
+def _settle(core: Core, pilot: Pilot, loss: LossReason) -> None:
+    """The reason of a loss will not change any more."""
+    state = core.state
+    if not loss.is_final and _near_walltime(pilot, pilot.lost_at):
+        loss = LossReason.WALLTIME
+    if loss is not pilot.loss:
+        assert pilot.loss is not None
+        _count(state, pilot.loss, -1)
+        _count(state, loss, 1)
+        pilot.loss = loss
+    pilot.loss_settled = True
+    pilot.notes.append((state.now, f"counted as lost: {loss.value}"))
+    _record(core, pilot, pilot.lost_at, PilotEnd.WALLTIME if loss is LossReason.WALLTIME else PilotEnd.LOST, loss)
+
+
+def _record(core: Core, pilot: Pilot, until: float, end: PilotEnd, loss: LossReason | None) -> None:
+    if pilot.source:
+        core.out.append(RecordStay(pilot.source, until - pilot.notes[0][0], end, loss))
+
+
+def _count(state: State, loss: LossReason, change: int) -> None:
+    state.losses[loss] = state.losses.get(loss, 0) + change
+
+
+def _near_walltime(pilot: Pilot, now: float) -> bool:
+    slack_s = min(WALLTIME_SLACK_S, _SLACK_PART * pilot.lasts_s)
+    return bool(pilot.ends_at) and pilot.ends_at - now <= slack_s
+
+
+def _block_of(state: State, pilot: Pilot) -> Block | None:
+    id = BlockId(pilot.block)
+    return state.blocks.get(id) or state.past_blocks.get(id)

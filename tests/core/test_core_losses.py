@@ -1,0 +1,109 @@
+"""Lost pilots are counted at once, and by the reason that the batch system names for them later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from core.builders import Cluster
+
+from stoker.manager.core import losses
+from stoker.manager.core.commands import RecordStay
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.blocks import BlockPhase, LossReason, PilotEnd, Rule, Source
+from stoker.manager.protocol.ids import PilotId
+
+Make = Callable[..., Cluster]
+FIXED = Source("mine", Rule.FIXED, first=2, most=2)
+SIGTERM = say.PilotLeaving("it got SIGTERM", LossReason.SIGNALLED)
+
+
+def running(cluster: Make) -> Cluster:
+    return cluster().sources(FIXED).block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1")
+
+
+def recorded(c: Cluster) -> list[tuple[PilotEnd, LossReason | None]]:
+    return [(x.end, x.loss) for x in c.others if isinstance(x, RecordStay)]
+
+
+def gone(c: Cluster, name: str = "p1") -> bool | None:
+    return losses.explained(c.core.state.gone_pilots[PilotId(name)])
+
+
+def test_a_pilot_that_leaves_in_good_order_because_its_job_is_preempted_is_lost(cluster: Make) -> None:
+    c = running(cluster).report("p1", SIGTERM)
+    assert (c.status().lost_pilots, c.status().losses) == (1, {"told to end by a signal": 1})
+    assert gone(c) is None, "the batch system may still say why"
+    c.block("b1", phase=BlockPhase.ENDED, reason="preempted by Slurm", loss=LossReason.PREEMPTED)
+    assert c.status().losses == {"preempted": 1}
+    assert recorded(c) == [(PilotEnd.LOST, LossReason.PREEMPTED)]
+    assert gone(c) is True
+
+
+def test_calls_that_a_preempted_pilot_could_not_finish_count_as_run_again(cluster: Make) -> None:
+    c = running(cluster).call("c1", "c2").ready()
+    library = c.library()
+    c.die(library, "c1", failure=None).report("p1", SIGTERM)
+    assert c.status().rerun_calls == 1
+    assert set(c.waiting()) == {"c1", "c2"}
+
+
+@pytest.mark.parametrize("loss", [x for x in LossReason if x.is_final])
+def test_the_reason_may_come_before_the_pilot_is_missed(cluster: Make, loss: LossReason) -> None:
+    c = running(cluster).block("b1", phase=BlockPhase.PENDING, reason="queued again", loss=loss).lose("p1")
+    assert c.status().losses == {loss.value: 1}
+    assert gone(c) is loss.explained
+
+
+def test_a_job_that_runs_again_explains_no_later_loss(cluster: Make) -> None:
+    c = running(cluster).block("b1", phase=BlockPhase.PENDING, loss=LossReason.PREEMPTED).lose("p1")
+    c.block("b1", phase=BlockPhase.RUNNING).join("p2", block="b1").lose("p2")
+    assert c.status().losses == {"preempted": 1, "unexplained": 1}
+    c.wait(losses.SETTLE_S + 1.0)
+    assert (gone(c), gone(c, "p2")) == (True, False)
+
+
+def test_a_loss_that_nobody_explains_is_settled_after_a_minute(cluster: Make) -> None:
+    c = running(cluster).lose("p1")
+    assert (gone(c), recorded(c)) == (None, [])
+    c.wait(losses.SETTLE_S + 1.0)
+    assert (gone(c), recorded(c)) == (False, [(PilotEnd.LOST, LossReason.UNEXPLAINED)])
+
+
+def test_a_job_that_ends_without_a_reason_settles_its_losses(cluster: Make) -> None:
+    c = running(cluster).lose("p1").block("b1", phase=BlockPhase.ENDED, reason="killed by signal 9")
+    assert gone(c) is False
+
+
+def test_a_pilot_that_dies_at_the_end_of_its_walltime_is_explained_by_it(cluster: Make) -> None:
+    c = cluster().sources(FIXED).block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", ends_in_s=40.0)
+    c.now += 35.0
+    c.lose("p1").wait(losses.SETTLE_S + 1.0)
+    assert c.status().losses == {"out of walltime": 1}
+    assert recorded(c) == [(PilotEnd.WALLTIME, LossReason.WALLTIME)]
+
+
+def test_a_pilot_that_comes_back_was_not_lost(cluster: Make) -> None:
+    c = running(cluster).lose("p1").come_back("p1")
+    assert (c.status().lost_pilots, c.status().losses) == (0, {})
+    assert c.status().jobs[0].pilots == ("p1",)
+    c.wait(losses.SETTLE_S + 1.0)
+    assert recorded(c) == []
+
+
+def test_a_pilot_that_the_manager_told_to_end_is_not_lost_by_the_signal_that_follows(cluster: Make) -> None:
+    c = running(cluster).tell("ana", say.ReleaseBlock("b1"))
+    c.report("p1", SIGTERM)
+    assert (c.status().lost_pilots, recorded(c)) == (0, [(PilotEnd.LET_GO, None)])
+
+
+def test_a_pilot_that_refused_work_because_of_a_signal_is_lost_also_if_it_is_killed_then(cluster: Make) -> None:
+    c = running(cluster).call("c1")
+    c.report("p1", say.LibraryGone(c.library().id, None, loading=True)).lose("p1")
+    c.block("b1", phase=BlockPhase.ENDED, reason="cancelled", loss=LossReason.CANCELLED)
+    assert c.status().losses == {"cancelled": 1}
+
+
+def test_the_end_of_the_session_settles_what_is_open(cluster: Make) -> None:
+    c = running(cluster).lose("p1").tell("ana", say.EndSession("done"))
+    assert recorded(c) == [(PilotEnd.LOST, LossReason.UNEXPLAINED)]
