@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, overload
 
-from stoker.contexts import payloads
+from stoker.contexts import glance, payloads
 from stoker.contexts.captured import made_recipe
 from stoker.contexts.digest import digest_of
 from stoker.contexts.loading import ObjectPath
@@ -160,6 +160,7 @@ def make_recipe(
     shown = name
     name = _name_of(loader)
     _check_fits(loader, args, kwargs, name=name)
+    arguments = _short_arguments(loader, args, kwargs)
     args, kwargs, objects = _objects_in(loader, args, kwargs, options.files, name=name)
     preload = modules_of(loader) if options.preload is None else options.preload
     digest = digest_of(
@@ -186,7 +187,16 @@ def make_recipe(
         preload=preload,
         awareness=options.awareness,
         calls_per_library=options.calls_per_library,
+        arguments=arguments,
     )
+
+
+def _short_arguments(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    try:
+        names = list(inspect.signature(loader).parameters)
+    except (TypeError, ValueError):  # a builtin that does not tell
+        names = []
+    return glance.short_arguments(args, kwargs, names=names) if args or kwargs else ""
 
 
 def _check_fits(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> None:

@@ -101,6 +101,20 @@ def loads(data: Buffer) -> Any:
     return pickle.loads(body, buffers=buffers)
 
 
+def body_of(data: bytes) -> tuple[bytes, int]:
+    """The pickle within `dumps`' bytes, and how many out-of-band buffers it has. Raises SerializationError."""
+    if data[:1] == b"\x80":
+        return data, 0
+    try:
+        _, version, _, count = _HEAD.unpack_from(data)
+        offset, length, _ = _ENTRY.unpack_from(data, _HEAD.size)
+    except struct.error as error:
+        raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload") from error
+    if data[:1] != b"B" or version != 1 or offset + length > len(data):
+        raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
+    return data[offset : offset + length], count
+
+
 def _plain(value: Any, depth: int) -> bool:
     """Whether plain pickle gives what cloudpickle would, found out in less time than a Pickler takes to make."""
     kind = type(value)

@@ -57,7 +57,8 @@ class Recipe(msgspec.Struct, frozen=True):
     `key` identifies the content; `name` is for people (`llm-7f3a`: the loader's name and the first digits of the key).
     `loader` is the cloudpickle of `(function, args, kwargs)`, or empty for the bare context that loads nothing and
     serves calls that want no context. `preload` names modules that the zygote imports before it forks.
-    A library that serves `calls_per_library` calls retires (0 = never).
+    A library that serves `calls_per_library` calls retires (0 = never). `arguments` are the loader's, in short: they
+    tell people which of two recipes of one loader this is.
     """
 
     key: str
@@ -69,10 +70,16 @@ class Recipe(msgspec.Struct, frozen=True):
     preload: tuple[str, ...] = ()
     awareness: Awareness = Awareness.FULL
     calls_per_library: int = 0
+    arguments: str = ""
+
+    @property
+    def title(self) -> str:
+        """What people call it: `llm-7f3a('models/small')`, and `no context` for that of calls that want none."""
+        return f"{self.name}{self.arguments}" if self.loader or self.key != BARE.key else "no context"
 
     def __repr__(self) -> str:
         """One line for people; the fields say the rest."""
-        needs, parts = self.needs, [f"recipe {self.name}"]
+        needs, parts = self.needs, [f"recipe {self.title}"]
         if needs.devices != 1:
             parts.append(f"{needs.devices} devices")
         if needs.kinds:

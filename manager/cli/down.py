@@ -97,7 +97,9 @@ def render(remains: list[left.Left], *, name: str) -> list[str]:
 def _summary(status: Status | None) -> str:
     if status is None:
         return " already"
-    facts = [f"{status.done:,} calls done"]
+    facts = [f"{status.done:,} call{'s' * (status.done != 1)} done"]
+    if status.failed:
+        facts.append(f"{status.failed:,} failed")
     if status.queued + status.running:
         facts.append(f"{status.queued + status.running:,} cancelled")
     if status.pilots:

@@ -22,7 +22,7 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
     """Why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3)."""
     _, story, over = story_of(session, subject)
     if as_json:
-        console.json({"over": over, "story": story})
+        console.json({"over": over, "story": show_story.with_arguments(story)})
     elif story.found:
         if over:
             console.note(f"{over}; this is from its journal")

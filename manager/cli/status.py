@@ -88,7 +88,7 @@ def _standing(status: Status) -> tuple[object, ...]:
 
 
 def _moving(status: Status) -> tuple[int, ...]:
-    return status.queued, status.running, status.done
+    return status.queued, status.running, status.done, status.failed, status.cancelled
 
 
 def policy_of(folder: SessionFolder) -> str:

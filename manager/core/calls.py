@@ -10,6 +10,7 @@ from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import Call, Context, Gang, Group, Library
 from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
+from stoker.manager.protocol.ids import show_library
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
@@ -214,6 +215,7 @@ def end(core: Core, call: Call, outcome: CallEnd) -> None:
     if call.state is CallState.WAITING:
         group.context.queue.leave(call)
         fed(core, group.context)
+    holder = call.holder
     let_go(core, call)
     call.state = CallState.ENDED
     del state.calls[call.id]
@@ -227,7 +229,7 @@ def end(core: Core, call: Call, outcome: CallEnd) -> None:
         else:
             state.failures += 1
     if not outcome.ok or call.id in core.watch:
-        keep(core, call, outcome)
+        keep(core, call, outcome, holder=holder)
     core.changed("calls", call.id)
     core.results_of(group.client).append(outcome)
 
@@ -253,9 +255,11 @@ def closed(core: Core, group: Group, count: int) -> None:
         state.groups.pop(group.key, None)
 
 
-def keep(core: Core, call: Call, outcome: CallEnd) -> None:
-    """Keep an ended call for its story."""
+def keep(core: Core, call: Call, outcome: CallEnd, *, holder: Library | Gang | None) -> None:
+    """Keep an ended call for its story. `holder`: where it ran when it ended."""
     failure, now = outcome.failure, core.state.now
+    if holder is not None:
+        call.note(call.sent_at, f"sent to {place_of(holder)}")
     if outcome.printed is not None:
         printed = outcome.printed
         call.note(now, f"printed {printed.path}:{printed.start}-{printed.end}")
@@ -273,6 +277,16 @@ def keep(core: Core, call: Call, outcome: CallEnd) -> None:
         del kept[next(iter(kept))]
 
 
+def place_of(holder: Library | Gang) -> str:
+    """Where a call runs, in words: `lib-3 (cuda:0 of n014)`."""
+    members = holder.members if isinstance(holder, Gang) else (holder,)
+    places = [
+        f"{show_library(library.id)} ({', '.join(device.id for device in library.devices)} of {library.pilot.id})"
+        for library in members
+    ]
+    return f"a gang of {', '.join(places)}" if isinstance(holder, Gang) else places[0]
+
+
 def fail(core: Core, call: Call, failure: Failure) -> None:
     """End a call without a result of its function."""
     end(core, call, CallEnd(call.id, False, b"", 0.0, failure))
@@ -281,5 +295,7 @@ def fail(core: Core, call: Call, failure: Failure) -> None:
 def cancel(core: Core, call: Call, *, reason: str, running: bool) -> None:
     """End a call because nobody wants it any more."""
     if call.state is CallState.HELD:
+        if call.holder is not None:
+            call.note(call.sent_at, f"sent to {place_of(call.holder)}")
         withdraw(core, call, running=running)
     fail(core, call, Failure(FailureKind.CANCELLED, reason))

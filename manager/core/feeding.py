@@ -18,6 +18,7 @@ from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import Call, Context, Filling, Gang, Group, Library
+from stoker.manager.protocol import recent
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
@@ -218,7 +219,9 @@ def ended(core: Core, library: Library, ends: list[CallEnd]) -> None:
                     kept.pop(outcome.call, None)
     library.served += total
     library.pilot.ended += total
-    _rate(core, total)
+    if total:
+        for counts in (core.state.rate, library.context.rate, library.pilot.rate):
+            recent.add(counts, total, now=core.state.now)
     pull(core, library)
 
 
@@ -261,13 +264,3 @@ def account(core: Core, library: Library, group: Group, good: list[CallEnd], *, 
     kind[0] += count
     kind[1] += seconds
     core.state.unrecorded[cost] = None
-
-
-def _rate(core: Core, count: int) -> None:
-    rate, second = core.state.rate, int(core.state.now)
-    if rate and rate[-1][0] == second:
-        rate[-1] = (second, rate[-1][1] + count)
-    else:
-        rate.append((second, count))
-        while rate[0][0] < second - 30:
-            rate.popleft()

@@ -23,6 +23,9 @@ LOAD_TRIES = 2
 """A context whose loads have failed this often in a row, with none between that worked, cannot be loaded."""
 
 
+KEPT_LIBRARIES = 200
+"""So many libraries that are gone are kept for their stories."""
+
 BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})
 """A library that was ended for one call's sake, or its pilot's, is not the fault of the others that it ran."""
 
@@ -188,8 +191,7 @@ def gone(core: Core, library: Library, message: LibraryGone) -> None:
     running = {id for id in message.running if id in library.held}
     unasked = library.state is LibraryState.LOADING and message.loading and failure is None
     survivors = _detach(core, library)
-    if failure is not None:
-        library.notes.append((state.now, f"ended: {failure.message}"))
+    library.notes.append((state.now, f"ended: {failure.message}" if failure is not None else "ended"))
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
     blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
     back = []
@@ -213,6 +215,7 @@ def gone(core: Core, library: Library, message: LibraryGone) -> None:
 def lost(core: Core, library: Library, *, reason: str) -> None:
     """A library vanished with its pilot. What it ran runs again elsewhere; that is no call's fault."""
     core.state.rerun_calls += min(library.slots, len(library.held))
+    library.notes.append((core.state.now, f"gone with its pilot: {reason}"))
     why = f"{library.pilot.id} was lost ({reason}): back in the queue, not counted as a try"
     calls.requeue(core, _detach(core, library), why=why)
 
@@ -234,6 +237,10 @@ def _detach(core: Core, library: Library) -> list[Call]:
     library.pilot.libraries.pop(library.id, None)
     library.pilot.used_at = core.state.now
     core.state.libraries.pop(library.id, None)
+    remembered = core.state.gone_libraries
+    remembered[library.id] = library
+    if len(remembered) > KEPT_LIBRARIES:
+        del remembered[next(iter(remembered))]
     calls.starving(core, library.context)
     core.supply_changed = True
     core.changed("libraries", library.id)

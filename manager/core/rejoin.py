@@ -56,6 +56,7 @@ def _adopt(core: Core, library: Library, promised_bytes: int, was: LibraryState,
     if was is LibraryState.READY:
         library.state = LibraryState.READY
     state.libraries[library.id] = library
+    state.gone_libraries.pop(library.id, None)
     context.libraries[library.id] = library
     library.pilot.libraries[library.id] = library
     for device in library.devices:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from stoker.manager.core import blocks, fitness, losses, object_report
+from stoker.manager.core import blocks, fitness, losses, object_report, outlook
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import Context, Device, Library, Pilot, State
 from stoker.manager.core.story import waits_for
-from stoker.manager.protocol import to_client
-
-_RATE_WINDOW_S = 30.0
+from stoker.manager.protocol import recent, to_client
 
 
 def status(state: State) -> to_client.Status:
     """Everything that `stoker status` shows."""
     queued = sum(context.queue.count for context in state.contexts.values())
-    rate = calls_per_second(state)
-    open_calls = len(state.calls)
+    left = outlook.of_session(state)
     refused = dict(state.refused)
     by_pilots = sum(pilot.refused_frames for pilot in state.pilots.values())
     if by_pilots:
@@ -24,11 +21,11 @@ def status(state: State) -> to_client.Status:
         session=state.session,
         uptime_s=state.now - state.started_at,
         queued=queued,
-        running=open_calls - queued,
-        done=state.done,
+        running=len(state.calls) - queued,
+        done=state.done - state.failures - state.cancelled,
         failed=state.failures,
-        rate=rate,
-        left_s=open_calls / rate if rate else 0.0,
+        rate=recent.per_second(state.rate, now=state.now),
+        left_s=left.left_s,
         pilots=tuple(_pilot(state, p) for p in state.pilots.values()),
         libraries=tuple(_library(state, x) for x in state.libraries.values()),
         contexts=tuple(_context(state, x) for x in state.contexts.values()),
@@ -43,6 +40,7 @@ def status(state: State) -> to_client.Status:
         objects=object_report.statuses(state),
         ended_blocks=dict(state.ended_blocks),
         losses=losses.by_reason(state),
+        pilot_in_s=left.pilot_in_s,
         notices=tuple(to_client.StoryLine(at, text) for text, at in state.notices.items()),
     )
 
@@ -65,16 +63,7 @@ def device_seconds(state: State) -> dict[str, float]:
     return seconds
 
 
-def calls_per_second(state: State) -> float:
-    """Calls that ended, a second, over the last half minute (or since the first of them)."""
-    recent = [(second, count) for second, count in state.rate if second > state.now - _RATE_WINDOW_S]
-    if not recent:
-        return 0.0
-    return sum(count for _, count in recent) / max(1.0, state.now - recent[0][0])
-
-
 def _pilot(state: State, pilot: Pilot) -> to_client.PilotStatus:
-    age = max(1.0, state.now - pilot.notes[0][0])
     return to_client.PilotStatus(
         pilot=pilot.id,
         host=pilot.host,
@@ -83,7 +72,7 @@ def _pilot(state: State, pilot: Pilot) -> to_client.PilotStatus:
         devices=tuple(_device(d) for d in pilot.devices.values()),
         folder=pilot.folder,
         ended=pilot.ended,
-        rate=pilot.ended / age,
+        rate=recent.per_second(pilot.rate, now=state.now),
         ends_in_s=max(0.0, pilot.ends_at - state.now) if pilot.ends_at else 0.0,
         source=pilot.source,
         objects=len(state.transfers.peers[pilot.id].has) if pilot.id in state.transfers.peers else 0,
@@ -121,7 +110,7 @@ def _context(state: State, context: Context) -> to_client.ContextStatus:
         hot=states.count(LibraryState.READY),
         loading=states.count(LibraryState.LOADING),
         queued=context.queue.count,
-        running=sum(len(library.held) for library in context.libraries.values()),
+        running=outlook.held(context),
         loads=context.loads,
         ended=context.ended,
         load_s=context.load_s,
@@ -131,4 +120,7 @@ def _context(state: State, context: Context) -> to_client.ContextStatus:
         memory_bytes=context.resident_bytes,
         waits_for=waits_for(state, context) if context.queue.count else "",
         last_failure=context.last_failure.message if context.last_failure is not None else "",
+        arguments=context.recipe.arguments,
+        rate=recent.per_second(context.rate, now=state.now),
+        left_s=outlook.of_context(state, context),
     )

@@ -22,6 +22,7 @@ from stoker.manager.core.transfers import Transfers
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec, Failure
 from stoker.manager.protocol.ids import BlockId, CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
+from stoker.manager.protocol.recent import Counts
 from stoker.manager.protocol.reliable import Inbox
 from stoker.manager.protocol.to_manager import DeviceFacts, LibraryPhase
 from stoker.manager.protocol.to_pilot import FunctionBlob
@@ -144,7 +145,7 @@ class Context:
     __slots__ = (
         "advice", "ask_at", "asked_at", "backlogged", "cut_after_s", "cut_loads", "ended", "failed_on", "filling",
         "idle", "last_failure", "libraries", "load_failures", "load_s", "load_total_s", "loads", "paces", "queue",
-        "recipe", "resident_bytes", "roomy", "run_s", "run_total_s", "runs", "starved_since",
+        "rate", "recipe", "resident_bytes", "roomy", "run_s", "run_total_s", "runs", "starved_since",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe) -> None:
@@ -182,6 +183,8 @@ class Context:
         self.load_total_s = 0.0
         self.resident_bytes = 0
         self.ended = 0
+        self.rate: Counts = deque()
+        """Its calls that ended in each of the last seconds."""
         self.runs = 0
         self.run_s = 0.0
         self.run_total_s = 0.0
@@ -286,8 +289,8 @@ class Pilot:
 
     __slots__ = (
         "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "host", "id", "inbox", "kept", "lasts_s",
-        "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "refused_frames", "released", "source", "state",
-        "unfit", "used_at", "was",
+        "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "rate", "refused_frames", "released", "source",
+        "state", "unfit", "used_at", "was",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -323,6 +326,8 @@ class Pilot:
         self.ends_at = 0.0
         """When its walltime is over; 0 = never."""
         self.ended = 0
+        self.rate: Counts = deque()
+        """Calls that it ended in each of the last seconds."""
         self.cache_bytes = 0
         self.refused_frames = 0
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
@@ -353,6 +358,8 @@ class State:
         self.gone_pilots: dict[PilotId, Pilot] = {}
         """The last pilots that ended or were lost: for their stories, and to tell them if they come back."""
         self.libraries: dict[LibraryId, Library] = {}
+        self.gone_libraries: dict[LibraryId, Library] = {}
+        """The last libraries that are gone, for their stories."""
         self.transfers = Transfers()
         """Objects, and who gets them from whom."""
         self.hungry: dict[str, Context] = {}
@@ -390,8 +397,8 @@ class State:
         self.pilots_gone = 0
         """However they went."""
         self.rerun_calls = 0
-        self.rate: deque[tuple[int, int]] = deque()
-        """Calls ended in each of the last seconds: (second, calls)."""
+        self.rate: Counts = deque()
+        """Calls that ended in each of the last seconds."""
         self.ending = ""
         """Why the session ends, once it does."""
         self.kept = False

@@ -6,74 +6,125 @@ manager's, in seconds; the shell turns them into the wall clock's.
 
 from __future__ import annotations
 
-from stoker.manager.core import fitness, object_report
+import msgspec
+
+from stoker.manager.core import fitness, object_report, outlook
 from stoker.manager.core.blocks import failing, in_words
+from stoker.manager.core.calls import place_of
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.sources import Block
-from stoker.manager.core.state import Call, Context, Gang, Library, Note, Pilot, State
+from stoker.manager.core.state import Call, Context, Library, Note, Pilot, State
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.ids import CLIENT_SHIFT, BlockId, parse_call, show_call, show_library
-from stoker.units import show_bytes, show_seconds
+from stoker.manager.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_call, show_library
+from stoker.units import show_about, show_bytes, show_seconds
+
+PAYLOAD_BYTES = 64_000
+"""Arguments of more bytes are not sent to an asker."""
+
+_Told = tuple[str, list[Note]]
+"""A headline, and what happened."""
 
 
 def tell(state: State, subject: str) -> to_client.Story:
-    """The story of whatever people call by this name; `found` is False when there is nothing of that name."""
-    for pilot in (*state.pilots.values(), *reversed(state.gone_pilots.values())):
-        if subject in (pilot.id, pilot.host):
-            return _story(subject, *_of_pilot(pilot))
-    for context in state.contexts.values():
-        if subject in (context.recipe.name, context.recipe.key):
-            return _story(subject, *_of_context(state, context))
-    block = state.blocks.get(BlockId(subject)) or state.past_blocks.get(BlockId(subject))
-    if block is not None:
-        return _story(subject, *_of_block(state, block))
-    if subject.startswith("lib-"):
-        library = next((x for x in state.libraries.values() if show_library(x.id) == subject), None)
-        if library is not None:
-            return _story(subject, *_of_library(library))
+    """The story of a subject by its name, or by the beginning of one name alone; `found` is False for any other."""
+    told = _by_name(state, subject)
+    if told is not None:
+        return _story(subject, told)
     try:
         id = parse_call(subject)
     except ValueError:
-        return to_client.Story(subject, False, "no call, pilot, library, context or block of this name", ())
+        return _by_beginning(state, subject)
     call = state.calls.get(id) or state.failed.get(id)
     if call is not None:
-        return _story(show_call(id), *_of_call(state, call))
+        return _with_payload(_story(show_call(id), _of_call(state, call)), call)
     client = state.clients_by_number.get(id >> CLIENT_SHIFT)
     if client is not None and id <= client.last_call:
         return to_client.Story(show_call(id), False, "ended; its story is in the journal", ())
     return to_client.Story(show_call(id), False, "no such call in the session", ())
 
 
-def _story(subject: str, headline: str, notes: list[Note]) -> to_client.Story:
+def _by_name(state: State, subject: str) -> _Told | None:
+    for pilots in (state.pilots, state.gone_pilots):
+        pilot = pilots.get(PilotId(subject))
+        on_host = [each for each in pilots.values() if each.host == subject] if pilot is None else [pilot]
+        if len(on_host) == 1:
+            return _of_pilot(state, on_host[0])
+    for context in state.contexts.values():
+        if subject in (context.recipe.name, context.recipe.key, context.recipe.title):
+            return _of_context(state, context)
+    block = state.blocks.get(BlockId(subject)) or state.past_blocks.get(BlockId(subject))
+    if block is not None:
+        return _of_block(state, block)
+    if subject.startswith("lib-"):
+        for libraries in (state.libraries, state.gone_libraries):
+            library = next((x for x in libraries.values() if show_library(x.id) == subject), None)
+            if library is not None:
+                return _of_library(library)
+    return None
+
+
+def _by_beginning(state: State, subject: str) -> to_client.Story:
+    """The pilot or context whose name alone begins so. One that is here comes before those that are gone."""
+    contexts = [name for context in state.contexts.values() for name in (context.recipe.name, context.recipe.key)]
+    for names in ([*state.pilots, *contexts], list(state.gone_pilots)):
+        matches = {name: told for name in names if subject and name.startswith(subject)
+                   and (told := _by_name(state, name)) is not None}  # fmt: skip
+        if len(matches) == 1:
+            return _story(*matches.popitem())
+        if matches:
+            some = ", ".join(list(matches)[:_SHOWN_NAMES])
+            return to_client.Story(subject, False, f"could be {some}; write more of the name", ())
+    return to_client.Story(subject, False, "no call, pilot, library, context or block of this name", ())
+
+
+def _with_payload(story: to_client.Story, call: Call) -> to_client.Story:
+    """The story of a call with its arguments as they travelled, where they are few."""
+    payload = call.spec.payload
+    if not isinstance(payload, bytes):
+        return msgspec.structs.replace(story, arguments=f"({show_bytes(payload.size_bytes)} of arguments)")
+    if len(payload) > PAYLOAD_BYTES:
+        return msgspec.structs.replace(story, arguments=f"({show_bytes(len(payload))} of arguments)")
+    return msgspec.structs.replace(story, payload=payload)
+
+
+def _story(subject: str, told: _Told) -> to_client.Story:
+    headline, notes = told
     lines = tuple(to_client.StoryLine(at, text) for at, text in sorted(notes, key=lambda note: note[0]))
     return to_client.Story(subject, True, headline, lines)
 
 
 def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
     group, context = call.group, call.group.context
-    what = f"{group.function.name}  wants {context.recipe.name}"
+    what = f"{group.function.name}  wants {context.recipe.title}"
     notes: list[Note] = [(call.submitted_at, "submitted")]
     notes += call.notes or []
-    if call.state is not CallState.ENDED and (expected := _expected(state, call)):
+    expected = _expected(state, call) if call.state is not CallState.ENDED else ""
+    if expected:
         notes.append((state.now, expected))
     if call.state is CallState.WAITING:
         since = show_seconds(state.now - call.submitted_at)
         before = next((n for n, other in enumerate(context.queue) if other is call), 0)
-        behind = f"behind {before} calls of {context.recipe.name}; " if before else ""
+        behind = f"behind {_calls(before)} of the same context; " if before else ""
         notes.append((state.now, f"waits for {since}: {behind}{waits_for(state, context)}"))
+        starts_in_s = outlook.start_in_s(state, context, before)
+        if starts_in_s and not expected:
+            notes.append((state.now, f"is expected to start in about {show_about(starts_in_s)}"))
         return f"{what}  waiting for {since}", notes
     if call.state is CallState.HELD:
         since = show_seconds(state.now - call.sent_at)
-        notes.append((call.sent_at, f"sent to {_where(call)}"))
+        if call.holder is not None:
+            notes.append((call.sent_at, f"sent to {place_of(call.holder)}"))
         ahead = _ahead(call)
         if ahead:
-            notes.append((state.now, f"{ahead} calls of that library are before it"))
+            are = "call is" if ahead == 1 else "calls are"
+            notes.append((state.now, f"{ahead} {are} before it in that library"))
             return f"{what}  sent {since} ago, {ahead} before it", notes
         report = state.reports.get(call.id)
         done = f", {report.done:g} of {report.total:g} done" if report is not None and report.total else ""
         return f"{what}  running for {since}{done}", notes
-    notes.append((call.sent_at or call.submitted_at, "sent to a library" if call.sent_at else "never sent"))
+    if not call.sent_at:
+        notes.append((call.submitted_at, "it was sent to no library"))
     return f"{what}  ended", notes
 
 
@@ -92,16 +143,6 @@ def _expected(state: State, call: Call) -> str:
     return f"{ends}, {apart} before its deadline" if due_at - said.ends_at >= 1.0 else f"{ends}, about at its deadline"
 
 
-def _where(call: Call) -> str:
-    holder = call.holder
-    if isinstance(holder, Gang):
-        return "a gang of " + ", ".join(f"{show_library(x.id)} on {x.pilot.id}" for x in holder.members)
-    if isinstance(holder, Library):
-        devices = ", ".join(d.id for d in holder.devices)
-        return f"{show_library(holder.id)} ({devices} of {holder.pilot.id}), where {holder.context.recipe.name} is hot"
-    return "nowhere"
-
-
 def _ahead(call: Call) -> int:
     if not isinstance(call.holder, Library):
         return 0
@@ -112,7 +153,7 @@ def _ahead(call: Call) -> int:
 def waits_for(state: State, context: Context) -> str:
     """What the head of a context's queue waits for, in words."""
     here = [pilot for pilot in state.pilots.values() if pilot.state is PilotState.HERE]
-    name, queued = context.recipe.name, context.queue.count
+    name = context.recipe.title if context.recipe.loader else "a library without a context"
     if not here:
         cut = sum(pilot.state is PilotState.CUT for pilot in state.pilots.values())
         blocks = _blocks(state)
@@ -126,13 +167,11 @@ def waits_for(state: State, context: Context) -> str:
     gang = head.group.options.gang[0] if head is not None else 1
     if ready and len(ready) < gang:
         more = f", {len(loading)} loading" if loading else ""
-        return f"the first of {queued} calls wants {gang} devices at once; {len(ready)} with {name} here{more}"
+        return f"the next call wants {gang} devices at once; {len(ready)} hot here{more}"
     if ready:
         plural = "library is" if len(ready) == 1 else "libraries are"
-        wait = queued * context.run_s / sum(x.slots for x in ready)
         more = f"; {len(loading)} more loading" if loading else ""
-        busy = f"its {len(ready)} hot {plural} busy{more}"
-        return f"{queued} calls of {name} are queued, {busy}; all done in about {show_seconds(wait)}"
+        return f"its {len(ready)} hot {plural} busy{more}"
     if loading:
         first = loading[0]
         usual = f", usually {show_seconds(context.load_s)}" if context.load_s else ""
@@ -163,6 +202,11 @@ def _blocks(state: State) -> str:
 
 
 _SHOWN_BLOCKS = 8
+_SHOWN_NAMES = 8
+
+
+def _calls(count: int) -> str:
+    return f"{count:,} call{'s' * (count != 1)}"
 
 
 def _of_block(state: State, block: Block) -> tuple[str, list[Note]]:
@@ -174,35 +218,38 @@ def _of_block(state: State, block: Block) -> tuple[str, list[Note]]:
     return f"block of source {block.source.source.name}{job}: {in_words(now, block)}{pilots}", notes
 
 
-def _of_pilot(pilot: Pilot) -> tuple[str, list[Note]]:
+def _of_pilot(state: State, pilot: Pilot) -> tuple[str, list[Note]]:
     devices = ", ".join(
         f"{d.id} {d.facts.kind} {show_bytes(d.promised_bytes)} of {show_bytes(d.facts.memory_bytes)} promised"
         for d in pilot.devices.values()
     )
     notes = list(pilot.notes)
-    for library in pilot.libraries.values():
+    gone = [library for library in state.gone_libraries.values() if library.pilot is pilot]
+    for library in (*gone, *pilot.libraries.values()):
         notes += [
-            (at, f"{show_library(library.id)} ({library.context.recipe.name}): {text}") for at, text in library.notes
+            (at, f"{show_library(library.id)} ({library.context.recipe.title}): {text}") for at, text in library.notes
         ]
-    return f"{pilot.state.value}; {pilot.ended} calls ended there; {devices}", notes
+    return f"{pilot.state.value}; {_calls(pilot.ended)} ended there; {devices}", notes
 
 
 def _of_library(library: Library) -> tuple[str, list[Note]]:
     devices = ", ".join(d.id for d in library.devices)
     head = (
-        f"{library.context.recipe.name} on {devices} of {library.pilot.id}: {library.state.value}, "
-        f"{library.served} calls served, {len(library.held)} held, {show_bytes(library.memory_bytes)} in use"
+        f"{library.context.recipe.title} on {devices} of {library.pilot.id}: {library.state.value}, "
+        f"{_calls(library.served)} served, {len(library.held)} held, {show_bytes(library.memory_bytes)} in use"
     )
     return head, list(library.notes)
 
 
 def _of_context(state: State, context: Context) -> tuple[str, list[Note]]:
     hot = sum(x.state is LibraryState.READY for x in context.libraries.values())
-    head = f"{hot} hot, {context.queue.count} calls queued, {context.ended} ended, {context.loads} loads"
+    loads = f"{context.loads} load{'s' * (context.loads != 1)}"
+    head = f"{hot} hot, {_calls(context.queue.count)} queued, {context.ended:,} ended, {loads}"
     if context.loads:
         head += f" of {show_seconds(context.load_s)}, {show_bytes(context.resident_bytes)} each"
     notes: list[Note] = []
-    for library in context.libraries.values():
+    gone = [library for library in state.gone_libraries.values() if library.context is context]
+    for library in (*gone, *context.libraries.values()):
         notes += [(at, f"{show_library(library.id)} on {library.pilot.id}: {text}") for at, text in library.notes]
     if context.last_failure is not None:
         notes.append((state.now, f"last failed load: {context.last_failure.message}"))

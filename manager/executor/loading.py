@@ -29,6 +29,7 @@ from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.mapping import interrupt_open
 from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.show_status import calls_in_words
 from stoker.manager.protocol.to_client import Status, Story
 
 _current: Session | None = None
@@ -231,7 +232,7 @@ def _said_when_slow(text: str) -> Iterator[None]:
 def _line(status: Status) -> str:
     pilots, devices = len(status.pilots), sum(len(pilot.devices) for pilot in status.pilots)
     here = f"{pilots} pilot{'s' * (pilots != 1)}, {devices} device{'s' * (devices != 1)}"
-    return f"{here}; {status.done} calls done, {status.running} running, {status.queued} queued"
+    return f"{here}; {calls_in_words(status)}"
 
 
 def _keep_log(path: str) -> logging.Handler:

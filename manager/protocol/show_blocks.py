@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from stoker.manager.protocol.blocks import BlockPhase, BlockStatus
-from stoker.units import show_seconds
+from stoker.units import show_about, show_seconds
 
 _SHOWN_JOBS = 6
 """More ranges of job ids than these are not listed."""
@@ -76,6 +76,6 @@ def job_ids(jobs: Iterable[str]) -> str:
 
 
 def _in_brackets(why: str, expected_in_s: float) -> str:
-    first = f"the first in about {show_seconds(expected_in_s)}" if expected_in_s else ""
+    first = f"the first in about {show_about(expected_in_s)}" if expected_in_s else ""
     inside = "; ".join(filter(None, (why, first)))
     return f" ({inside})" if inside else ""

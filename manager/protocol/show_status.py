@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
+from stoker.contexts.recipe import BARE
 from stoker.manager.protocol import show_blocks
 from stoker.manager.protocol.to_client import (
     ContextStatus,
@@ -15,7 +16,7 @@ from stoker.manager.protocol.to_client import (
     PilotStatus,
     Status,
 )
-from stoker.units import show_bytes, show_seconds
+from stoker.units import show_about, show_bytes, show_seconds
 
 _BAR = 8
 _SHOWN_STEM = 13
@@ -32,14 +33,13 @@ def render(status: Status, *, over: bool = False, policy: str = "") -> list[str]
             *_rows("contexts", _contexts(status.contexts)),
             *_rows("objects", _objects(status.objects)),
             *_rows("losses", [_losses(status)] if _losses(status) else []),
-            *_rows("refused", [_refused(status)] if status.refused else []),
             *_rows("notices", _notices(status)),
             *_rows("trouble", [] if over else _troubles(status)),
         ]
     )
-    waits = [(c.name, c.waits_for) for c in status.contexts if c.queued and c.waits_for]
-    if waits and not over:
-        out += ["", *(f"  {name} waits: {why}" for name, why in waits)]
+    waiting = [context for context in status.contexts if context.queued and context.waits_for]
+    if waiting and not over:
+        out += ["", *(f"  {_waits(context, apart=len(waiting) > 1)}" for context in waiting)]
     devices = [row for pilot in status.pilots for row in _devices(pilot, status, over=over)]
     if devices:
         out += ["", *_columns(devices)]
@@ -48,16 +48,47 @@ def render(status: Status, *, over: bool = False, policy: str = "") -> list[str]
 
 def _headline(status: Status, *, over: bool) -> str:
     parts = [f"session {status.session}", f"{'was up' if over else 'up'} {show_seconds(status.uptime_s)}"]
-    calls = [f"{status.done:,} calls done", f"{status.running:,} running", f"{status.queued:,} queued"]
-    without = {"failed": status.failed, "cancelled": status.cancelled}
-    if any(without.values()):
-        calls[0] += " (" + ", ".join(f"{number:,} {how}" for how, number in without.items() if number) + ")"
-    parts.append(", ".join(calls))
+    parts.append(calls_in_words(status))
     if status.rate and not over:
-        parts.append(f"{status.rate:.1f} calls/s" if status.rate < 100 else f"{status.rate:,.0f} calls/s")
-    if status.left_s and not over:
-        parts.append(f"done in about {show_seconds(status.left_s)}")
+        parts.append(_rate(status.rate))
+    if not over and (forecast := forecast_in_words(status)):
+        parts.append(forecast)
     return " · ".join(parts)
+
+
+def calls_in_words(status: Status) -> str:
+    """`6 calls done, 2 failed, 3 cancelled, 1 running, 5 queued`: each call counts once."""
+    calls = [f"{status.done:,} call{'s' * (status.done != 1)} done"]
+    without = {"failed": status.failed, "cancelled": status.cancelled}
+    calls += [f"{number:,} {how}" for how, number in without.items() if number]
+    return ", ".join([*calls, f"{status.running:,} running", f"{status.queued:,} queued"])
+
+
+def forecast_in_words(status: Status) -> str:
+    """`done in about 22 min`; without a pilot `done about 22 min after the first pilot, expected in 4 h`. Empty if
+    nothing is open, or nothing can be said."""
+    open_calls = status.running + status.queued
+    if not open_calls:
+        return ""
+    left = show_about(status.left_s)
+    if any(pilot.state == "here" for pilot in status.pilots):
+        return f"done in about {left}" if status.left_s else ""
+    expected = f"expected in {show_about(status.pilot_in_s)}" if status.pilot_in_s else ""
+    if status.left_s:
+        return ", ".join(filter(None, (f"done about {left} after the first pilot", expected)))
+    return f"first pilot {expected}" if expected else ""
+
+
+def _waits(context: ContextStatus, *, apart: bool) -> str:
+    """What a context's calls wait for. `apart`: others wait too, so the forecast of the headline is not its own."""
+    done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
+    return f"{context.title} waits: {context.waits_for}{done}"
+
+
+def _rate(per_second: float) -> str:
+    if per_second < 0.095:
+        return f"{60 * per_second:.1f} calls/min"
+    return f"{per_second:.1f} calls/s" if per_second < 100 else f"{per_second:,.0f} calls/s"
 
 
 def _pilots(status: Status, *, over: bool) -> str:
@@ -120,8 +151,8 @@ def _troubles(status: Status) -> list[str]:
 
 
 def _contexts(contexts: Sequence[ContextStatus]) -> list[str]:
-    width = max((len(context.name) for context in contexts), default=0)
-    return ["   ".join([context.name.ljust(width), *_facts(context)]) for context in contexts]
+    width = max((len(context.title) for context in contexts), default=0)
+    return ["   ".join([context.title.ljust(width), *_facts(context)]) for context in contexts]
 
 
 def _facts(context: ContextStatus) -> Iterator[str]:
@@ -147,43 +178,36 @@ def _losses(status: Status) -> str:
     return f"{pilots}, {status.rerun_calls} call{'s' * (status.rerun_calls != 1)} run again, 0 results lost"
 
 
-def _refused(status: Status) -> str:
-    return ", ".join(f"{count} {what}" for what, count in sorted(status.refused.items()))
-
-
 def _devices(pilot: PilotStatus, status: Status, *, over: bool) -> list[Sequence[str]]:
+    """A pilot's rows: one for both where it has one device, else its own and one for each device."""
     libraries = {library.library: library for library in status.libraries}
-    rows: list[Sequence[str]] = []
-    for number, device in enumerate(pilot.devices):
-        here = [libraries[name] for name in device.libraries if name in libraries]
-        first = number == 0
-        rows.append(
-            (
-                pilot.pilot if first else "",
-                device.device if device.kind == "cpu" else f"{device.device} {device.kind}",
-                " ".join(_library(library) for library in here) or "-",
-                _memory(device),
-                (f"walltime {show_seconds(pilot.ends_in_s)}" if pilot.ends_in_s else "") if first else "",
-                f"{pilot.rate:.1f} calls/s" if first and pilot.ended else "",
-                _standing(pilot, device, first=first) if not over else "",
-            )
-        )
-    return rows
+    standing = "" if over or pilot.state == "here" else pilot.state
+    if standing and pilot.draining:
+        standing = f"{pilot.state}: {pilot.draining}"
+    walltime = f"walltime {show_seconds(pilot.ends_in_s)}" if pilot.ends_in_s else ""
+    own = [walltime, _rate(pilot.rate) if pilot.rate and not over else "", standing]
+    rows = [_device(device, libraries, over=over) for device in pilot.devices]
+    if len(rows) == 1:
+        *device, fault = rows[0]
+        return [(pilot.pilot, *device, *own[:2], "; ".join(filter(None, (fault, standing))))]
+    blank = [""] * 2
+    return [(pilot.pilot, f"{len(rows)} devices", "", "", *own), *(("", *row[:3], *blank, row[3]) for row in rows)]
 
 
-def _standing(pilot: PilotStatus, device: DeviceStatus, *, first: bool) -> str:
-    """What is out of the ordinary with a device, or with its pilot (said beside the first)."""
-    if device.fault:
-        return "quarantined"
-    if not first or pilot.state == "here":
-        return ""
-    return f"{pilot.state}: {pilot.draining}" if pilot.draining else pilot.state
+def _device(device: DeviceStatus, libraries: Mapping[int, LibraryStatus], *, over: bool) -> tuple[str, ...]:
+    """What it is, what it holds, how full it is, and what is wrong with it."""
+    here = [libraries[name] for name in device.libraries if name in libraries]
+    return (
+        device.device if device.kind == "cpu" else f"{device.device} {device.kind}",
+        " ".join(_library(library) for library in here) or "-",
+        _memory(device),
+        "quarantined" if device.fault and not over else "",
+    )
 
 
 def _library(library: LibraryStatus) -> str:
-    if library.state == "ready":
-        return library.recipe
-    return f"{library.recipe} ({library.phase or library.state})"
+    name = library.recipe if library.recipe != BARE.name else "no context"
+    return name if library.state == "ready" else f"{name} ({library.phase or library.state})"
 
 
 def _memory(device: DeviceStatus) -> str:

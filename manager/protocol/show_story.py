@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import datetime
 
+import msgspec
+
+from stoker.contexts import glance
 from stoker.manager.protocol.to_client import Story
+
+
+def with_arguments(story: Story) -> Story:
+    """The same story, with the arguments of its call in short in place of the bytes that carried them."""
+    if not story.payload:
+        return story
+    return msgspec.structs.replace(story, payload=b"", arguments=glance.of_payload(story.payload))
 
 
 def render(story: Story, *, today: datetime.date | None = None) -> list[str]:
     """The lines of `stoker explain`. Times are of the day; the date stands where it changes, and first unless it is
     that of `today`."""
+    story = with_arguments(story)
     kind = "call " if story.subject.startswith("c-") else "library " if story.subject.startswith("lib-") else ""
-    out, day = [f"{kind}{story.subject}  {story.headline}"], today
+    function, gap, rest_of_it = story.headline.partition("  ")
+    headline = f"{function}{story.arguments}{gap}{rest_of_it}" if story.arguments else story.headline
+    out, day = [f"{kind}{story.subject}  {headline}"], today
     for line in story.lines:
         when = datetime.datetime.fromtimestamp(line.at)
         if when.date() != day:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from stoker.contexts.recipe import BARE
 from stoker.manager.protocol.blocks import BlockOrder, BlockStatus, KnownBlock
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.manager.protocol.ids import BlockId, CallId
@@ -106,7 +107,8 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class PilotStatus(msgspec.Struct, frozen=True):
-    """One pilot. `ends_in_s` is its walltime left, 0 = no limit."""
+    """One pilot. `ends_in_s` is its walltime left, 0 = no limit; `ended` counts the calls that ended there, `rate` is
+    those a second over the last half minute."""
 
     pilot: str
     host: str
@@ -137,7 +139,10 @@ class ObjectStatus(msgspec.Struct, frozen=True):
 
 class ContextStatus(msgspec.Struct, frozen=True):
     """One context: how many libraries hold it or load it, what it cost, how often it was reused. `last_failure` is why
-    it could not be loaded the last time, if it has not been since."""
+    it could not be loaded the last time, if it has not been since. `ended` counts every call that ended, however.
+
+    `arguments` are its loader's, in short. `rate`: calls that ended a second, over the last half minute; `left_s`:
+    seconds until its open calls are done (as in Status)."""
 
     key: str
     name: str
@@ -154,6 +159,14 @@ class ContextStatus(msgspec.Struct, frozen=True):
     memory_bytes: int
     waits_for: str
     last_failure: str = ""
+    arguments: str = ""
+    rate: float = 0.0
+    left_s: float = 0.0
+
+    @property
+    def title(self) -> str:
+        """What people call it: `llm-7f3a('models/small')`, and `no context` for that of calls that want none."""
+        return f"{self.name}{self.arguments}" if self.key != BARE.key else "no context"
 
 
 class StoryLine(msgspec.Struct, frozen=True):
@@ -166,8 +179,11 @@ class StoryLine(msgspec.Struct, frozen=True):
 class Status(_Message, frozen=True, tag="status"):
     """The whole session at one moment. Rates in calls a second over the last half minute.
 
-    `done` counts every call that has ended, `failed` and `cancelled` among them. `gone_pilots`: those that were here
-    once and have left, `lost_pilots` among them, which `losses` counts by reason.
+    A call that has ended counts once: in `done` (with a result), `failed` or `cancelled`. `left_s`: seconds until all
+    open calls are done (0 = none is open, or it is not known), counted from when the first pilot is here;
+    `pilot_in_s`: until the batch system expects to start one (0 = one is here, or it does not say).
+
+    `gone_pilots`: those that were here once and have left, `lost_pilots` among them, which `losses` counts by reason.
     `jobs` are blocks that the manager has asked for and that are not over, `ended_blocks` counts the others by how
     they ended; `trouble` says what is wrong with a batch system, or (`peers`) that pilots cannot reach each other.
     `notices` say what has happened to the session itself.
@@ -196,6 +212,7 @@ class Status(_Message, frozen=True, tag="status"):
     ended_blocks: dict[str, int] = msgspec.field(default_factory=dict)
     notices: tuple[StoryLine, ...] = ()
     losses: dict[str, int] = msgspec.field(default_factory=dict)
+    pilot_in_s: float = 0.0
 
     def __str__(self) -> str:
         """As `stoker status` shows it."""
@@ -205,12 +222,16 @@ class Status(_Message, frozen=True, tag="status"):
 
 
 class Story(_Message, frozen=True, tag="story"):
-    """Why a call, pilot, library or context is where it is. `found` is False for an unknown subject."""
+    """Why a call, pilot, library or context is where it is. `found` is False for an unknown subject.
+
+    Of a call: `payload` are its pickled arguments, where they are few, and `arguments` what the asker reads in them."""
 
     subject: str
     found: bool
     headline: str
     lines: tuple[StoryLine, ...]
+    payload: bytes = b""
+    arguments: str = ""
 
     def __str__(self) -> str:
         """As `stoker explain` shows it."""

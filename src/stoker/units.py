@@ -116,6 +116,12 @@ def show_seconds(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
+def show_about(seconds: float) -> str:
+    """A forecast as people say it: `8.2 s`, `4 min 20 s`, `22 min`, `3 h 10 min`. No more figures than it deserves."""
+    step_s = 1e-9 if seconds < 60 else 10 if seconds < 600 else 60 if seconds < 7200 else 600
+    return show_seconds(step_s * round(seconds / step_s))
+
+
 def known_to_s(left_s: float) -> float:
     """How nearly an end that is expected in so long can be known: to a tenth of that, and to a second at best. Nothing
     is said of what is less."""

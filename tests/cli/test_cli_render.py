@@ -55,8 +55,8 @@ BUSY = msgspec.structs.replace(
 
 def test_calls_that_were_cancelled_did_not_fail() -> None:
     one = msgspec.structs.replace(NOTHING, done=9, failed=1, cancelled=2)
-    assert "9 calls done (1 failed, 2 cancelled), 0 running" in status.render(one)[0]
-    assert "9 calls done (2 cancelled)" in status.render(msgspec.structs.replace(one, failed=0))[0]
+    assert "9 calls done, 1 failed, 2 cancelled, 0 running" in status.render(one)[0]
+    assert "1 call done, 2 cancelled" in status.render(msgspec.structs.replace(one, done=1, failed=0))[0]
 
 
 def test_a_log_hears_all_of_what_stands_a_line_of_calls_and_nothing_twice() -> None:
@@ -91,21 +91,52 @@ def test_an_empty_session_is_two_short_lines() -> None:
 
 def test_a_busy_session_says_all_of_it() -> None:
     assert status.render(BUSY) == [
-        "session k3v9 · up 2 h 14 min · 10,412 calls done (3 failed), 128 running, 51,200 queued"
+        "session k3v9 · up 2 h 14 min · 10,412 calls done, 3 failed, 128 running, 51,200 queued"
         " · 38.2 calls/s · done in about 22 min",
         "",
         "  pilots    1 here (2 a10) · block 1: pending: Priority",
         "  contexts  llm-7f3a   1 hot, 1 loading   7.1 GB each   4 loads of 9.1 s   used 612 times a load"
         "   51,200 queued",
         "  losses    9 pilots, 61 calls run again, 0 results lost",
-        "  refused   2 a frame that is not in the protocol",
         "",
         "  llm-7f3a waits: the hot library is busy",
         "",
-        "  n014-ab12  cuda:0 a10  llm-7f3a             ▇▇▇▇▇▇▁▁ 18.0 GB of 24.0 GB  walltime 1 h 4 min  2.9 calls/s",
+        "  n014-ab12  3 devices                                                     walltime 1 h 4 min  2.9 calls/s",
+        "             cuda:0 a10  llm-7f3a             ▇▇▇▇▇▇▁▁ 18.0 GB of 24.0 GB",
         "             cuda:1 a10  -                    ▁▁▁▁▁▁▁▁ 0 of 24.0 GB",
         "             cpu:0       llm-7f3a (fetching)  ▇▇▇▇▇▇▇▇ 8.0 GB of 8.0 GB",
     ]
+
+
+def test_a_pilot_of_one_device_is_one_row() -> None:
+    small = msgspec.structs.replace(NODE, devices=NODE.devices[:1], rate=0.01)
+    assert status.render(msgspec.structs.replace(NOTHING, pilots=(small,)))[-1:] == [
+        "  n014-ab12  cuda:0 a10  -  ▇▇▇▇▇▇▁▁ 18.0 GB of 24.0 GB  walltime 1 h 4 min  0.6 calls/min"
+    ]
+
+
+def test_a_pilot_of_which_nothing_ended_lately_shows_no_rate() -> None:
+    idle = msgspec.structs.replace(NODE, devices=NODE.devices[:1], rate=0.0, ended=240)
+    assert "calls/" not in status.render(msgspec.structs.replace(NOTHING, pilots=(idle,)))[-1]
+
+
+def test_contexts_that_wait_side_by_side_have_a_forecast_each() -> None:
+    other = msgspec.structs.replace(LLM, name="nli-02c1", left_s=127.0, waits_for="its hot library is busy")
+    two = msgspec.structs.replace(BUSY, contexts=(LLM, other))
+    assert "  nli-02c1 waits: its hot library is busy; done in about 2 min 10 s" in status.render(two)
+    assert "  nli-02c1 waits: its hot library is busy" in status.render(
+        msgspec.structs.replace(BUSY, contexts=(other,))
+    )
+
+
+def test_calls_without_a_context_are_called_that() -> None:
+    plain = msgspec.structs.replace(LLM, key="bare", name="bare", last_failure="no room")
+    one = msgspec.structs.replace(NOTHING, contexts=(plain,), pilots=(NODE,), libraries=(
+        LibraryStatus(1, "bare", "ready", "", "n014-ab12", ("cuda:0",), 1, 240, 1, 1),
+    ))  # fmt: skip
+    text = "\n".join(status.render(one))
+    assert "bare" not in text
+    assert text.count("no context") == 3, "its row, and a library of it on each of two devices"
 
 
 def block(name: str, phase: BlockPhase, *, reason: str = "", expected_in_s: float = 0.0, **more: Any) -> BlockStatus:
@@ -151,7 +182,9 @@ def test_what_is_wrong_stands_in_the_picture() -> None:
         "            file-7f3a9c21….gguf: peers cannot reach n021",
         "            n014-ab12 cuda:0 is quarantined: gave a wrong matrix product, twice",
         "",
-        "  n014-ab12  cuda:0 a10  -  ▇▇▇▇▇▇▁▁ 18.0 GB of 24.0 GB  walltime 1 h 4 min  2.9 calls/s  quarantined",
+        "  n014-ab12  2 devices                                   walltime 1 h 4 min  2.9 calls/s"
+        "  draining: calls take 40 s, its walltime ends in 30 s",
+        "             cuda:0 a10  -  ▇▇▇▇▇▇▁▁ 18.0 GB of 24.0 GB                                   quarantined",
         "             cuda:1 a10  -  ▁▁▁▁▁▁▁▁ 0 of 24.0 GB",
     ]
     well = msgspec.structs.replace(going, devices=(NODE.devices[1],))

@@ -51,7 +51,7 @@ def test_status_of_a_live_session(stoker: Stoker, client: Peer, pilot: Peer) -> 
     result = stoker("status")
     assert result.exit_code == 0
     assert result.output.startswith("session test · up ")
-    assert "1 calls done, 0 running, 0 queued" in result.output
+    assert "1 call done, 0 running, 0 queued" in result.output
     assert "n014-ab12  cpu:0" in result.output
     assert "policy" not in result.output
     told = msgspec.json.decode(stoker("status", "--json").output)
@@ -105,7 +105,7 @@ def test_explain_a_pilot_and_a_call(stoker: Stoker, client: Peer, pilot: Peer) -
     assert about_pilot.output.startswith("n014-ab12  here")
     about_call = stoker("explain", "c-7")
     assert about_call.exit_code == 0, about_call.exception
-    assert about_call.output.startswith("call c-7  verify  wants bare")
+    assert about_call.output.startswith("call c-7  verify  wants no context")
     assert "submitted" in about_call.output
     told = msgspec.json.decode(stoker("explain", "c-7", "--json").output)
     assert told["story"]["found"] is True
@@ -204,7 +204,7 @@ def test_a_session_that_is_over_tells_from_its_journal(
     result = stoker("status")
     assert result.exit_code == 0, result.exception
     assert "session test is over (nobody listens" in result.output
-    assert "1 calls done" in result.output
+    assert "1 call done" in result.output
     about_call = stoker("explain", "c-7")
     assert about_call.exit_code == 0, about_call.exception
     assert "call c-7  verify" in about_call.output
@@ -356,7 +356,7 @@ def test_attach_on_a_pipe_says_each_change_once_and_ctrl_c_leaves_the_session_up
         while not (line := attached.stdout.readline()).startswith("  n014-ab12"):
             assert line, "it has ended"
         run_a_call(client, pilot)
-        while "1 calls done" not in (line := attached.stdout.readline()):
+        while "1 call done" not in (line := attached.stdout.readline()):
             assert line, "it has ended"
         attached.send_signal(signal.SIGINT)
         rest, _ = attached.communicate(timeout=20)

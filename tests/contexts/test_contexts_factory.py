@@ -75,7 +75,8 @@ def test_the_repr_is_one_line() -> None:
     assert repr(plain) == "<context plain(path: 'str', *, n: 'int' = 3) -> 'dict[str, Any]'; call it to make a recipe>"
     recipe = full("m")
     assert repr(recipe) == (
-        f"<recipe {recipe.name}, 2 devices, on NVIDIA A10 or cpu, memory 4.0 GB, device memory 2.1 GB, awareness disk>"
+        f"<recipe {recipe.name}('m'), 2 devices, on NVIDIA A10 or cpu, memory 4.0 GB, device memory 2.1 GB,"
+        " awareness disk>"
     )
 
 

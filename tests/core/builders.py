@@ -247,9 +247,12 @@ class Cluster(Desk):
         self.tell(client, say.AskStatus(), numbered=False)
         return self.hears(client, to_client.Status)
 
-    def story(self, subject: str) -> str:
+    def the_story(self, subject: str) -> to_client.Story:
         self.tell("ana", say.AskStory(subject), numbered=False)
-        story = self.hears("ana", to_client.Story)
+        return self.hears("ana", to_client.Story)
+
+    def story(self, subject: str) -> str:
+        story = self.the_story(subject)
         return "\n".join([story.headline, *(line.text for line in story.lines)])
 
     # ---- what was said

@@ -382,4 +382,4 @@ def test_a_gang_that_lacks_members_says_so() -> None:
     made.calls(2).ready()
     made.end("1", "2").call("g", gang=(3, 3))
     said = made.story(show_call(made.the_call("g").id))
-    assert "the first of 1 calls wants 3 devices at once; 2 with bare here" in said
+    assert "the next call wants 3 devices at once; 2 hot here" in said

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
-from core.builders import BROKEN, Cluster, recipe
+import msgspec
+from core.builders import BROKEN, Cluster, devices, recipe
 
+from stoker.manager.protocol import show_story
 from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.blocks import BlockPhase, Source
+from stoker.manager.protocol.calls import CallSpec
+from stoker.manager.protocol.show_status import forecast_in_words, render
 
 Make = Callable[..., Cluster]
 
@@ -27,21 +33,21 @@ def test_a_pilot_that_is_cut_off_is_said_to_be(cluster: Make) -> None:
 def test_a_context_on_its_way_tells_where_and_how_long(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").wait(3)
     c.report("p1", say.LibraryNews(1, say.LibraryPhase.LOADING))  # type: ignore[arg-type]
-    assert "bare is on its way (loading) on cpu:0 of p1 for 3.0 s" in c.story("c-1")
+    assert "a library without a context is on its way (loading) on cpu:0 of p1 for 3.0 s" in c.story("c-1")
 
 
 def test_behind_busy_libraries_the_wait_is_predicted(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=2.0, load_s=100.0)
     c.calls(6)
     story = c.story("c-7")
-    assert "behind 4 calls of bare; 5 calls of bare are queued, its 1 hot library is busy" in story
-    assert "all done in about 10 s" in story
-    assert "where bare is hot" in c.story("c-2")
+    assert "behind 4 calls of the same context; its 1 hot library is busy" in story
+    assert "is expected to start in about 10 s" in story
+    assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-2")
 
 
 def test_calls_before_it_in_a_library_are_counted(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5)
-    assert "3 calls of that library are before it" in c.story("c-5")
+    assert "3 calls are before it in that library" in c.story("c-5")
 
 
 def test_a_call_that_came_back_says_why(cluster: Make) -> None:
@@ -74,7 +80,7 @@ def test_contexts_and_libraries_tell_what_happened_to_them(cluster: Make) -> Non
     assert "last failed load: FileNotFoundError" in c.story("llm")
     c.ready(load_s=4.0, memory="2 GB")
     story = c.story("llm")
-    assert "1 hot, 0 calls queued, 0 ended, 1 loads of 4.1 s, 2.0 GB each" in story
+    assert "1 hot, 0 calls queued, 0 ended, 1 load of 4.1 s, 2.0 GB each" in story
     assert "ready: 0.10 s to start, 4.00 s to load" in c.story("lib-2")
     assert "told to load on cpu:0" in c.story("p1")
     assert "no call" in c.story("lib-77")
@@ -92,15 +98,143 @@ def test_status_counts_everything_once(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).calls(5, context="a").ready(memory="1 GB", load_s=2.0)
     c.wait(2).end("1", run_s=2.0).end("2", run_s=2.0, ok=False)
     status = c.status()
-    assert (status.queued, status.running, status.done, status.failed) == (1, 2, 2, 1)
+    assert (status.queued, status.running, status.done, status.failed) == (1, 2, 1, 1)
     assert status.rate == 2.0
-    assert status.left_s == 1.5
+    assert status.left_s == 3.0, "three calls of 2 s on two libraries"
     context = next(x for x in status.contexts if x.name == "a")
     assert (context.hot, context.queued, context.running, context.loads, context.ended) == (2, 1, 2, 2, 2)
     assert (context.load_total_s, context.run_total_s, context.memory_bytes) == (4.2, 4.0, 10**9)
-    assert "queued" in context.waits_for
+    assert context.waits_for == "its 2 hot libraries are busy"
     assert [pilot.pilot for pilot in status.pilots] == ["p1", "p2"]
     assert status.pilots[0].devices[0].promised_bytes > 0
     assert {library.running for library in status.libraries} == {1}
     c.wait(60)
     assert c.status().rate == 0.0
+
+
+# ---- one forecast
+
+
+def test_of_long_calls_the_forecast_is_what_calls_take_over_the_slots(cluster: Make) -> None:
+    c = cluster(pilots=2).define(recipe("a")).calls(2, context="a").ready()
+    c.wait(100).end("1", "2", run_s=100.0).calls(6, context="a").wait(40)
+    status = c.status()
+    assert status.rate == 0.0, "nothing has ended in the last half minute"
+    assert status.left_s == 300.0
+    assert forecast_in_words(status) == "done in about 5 min"
+
+
+def test_of_short_calls_the_forecast_is_the_rate_that_is_shown(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).calls(40, context="a").ready()
+    for number in range(1, 21):
+        c.wait(1).end(str(number), run_s=0.001)
+    status = c.status()
+    assert status.rate == status.contexts[0].rate + status.contexts[1].rate == status.pilots[0].rate
+    assert round(status.left_s, 6) == round(20 / status.rate, 6), "not what 1 ms a call would come to"
+
+
+def test_rows_never_promise_more_than_the_headline(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a", memory="2 GB"), recipe("b", memory="2 GB"))
+    c.call("1", context="a").ready().end("1", run_s=10.0).call("2", context="b").ready().end("2", run_s=10.0)
+    c.calls(3, context="b").calls(3, context="a")
+    status = c.status()
+    lefts = {context.name: context.left_s for context in status.contexts}
+    assert status.left_s >= max(lefts.values()) > 0
+    assert status.left_s >= 60.0, "both share one device"
+
+
+def test_a_load_that_is_under_way_counts(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(load_s=20.0).end("1", run_s=4.0)
+    c.die(c.library(context="a")).calls(2, context="a").wait(5)
+    assert 23.0 < c.status().left_s < 23.2, "15.1 s of its load are left, and two calls of 4 s"
+
+
+def test_without_a_pilot_the_forecast_counts_from_the_first_one(cluster: Make) -> None:
+    c = cluster().sources(Source("lab", first=1, most=2)).define(recipe("a"))
+    c.call("1", context="a").block("b1", phase=BlockPhase.RUNNING).join("p1", of=devices(4), block="b1")
+    c.ready().end("1", run_s=60.0).lose("p1").block("b1", phase=BlockPhase.ENDED, reason="preempted")
+    c.calls(80, context="a")
+    assert forecast_in_words(c.status()) == "done about 20 min after the first pilot"
+    c.block("b2", phase=BlockPhase.PENDING, reason="Priority", expected_in_s=4 * 3600.0)
+    status = c.status()
+    assert (status.left_s, status.pilot_in_s) == (1201.1, 14_400.0), "1.1 s to load, then 20 calls on each"
+    assert "done about 20 min after the first pilot, expected in 4 h" in render(status)[0]
+    c.block("b2", phase=BlockPhase.RUNNING).join("p2", of=devices(4), block="b2")
+    assert c.status().pilot_in_s == 0.0
+    assert "after the first pilot" not in render(c.status())[0]
+
+
+def test_of_work_that_was_never_measured_only_the_pilot_is_promised(cluster: Make) -> None:
+    c = cluster().sources(Source("lab")).define(recipe("a")).call("1", context="a")
+    assert forecast_in_words(c.status()) == ""
+    c.block("b1", phase=BlockPhase.PENDING, reason="Priority", expected_in_s=600.0)
+    assert forecast_in_words(c.status()) == "first pilot expected in 10 min"
+
+
+def test_a_call_that_was_cancelled_is_not_done(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(3).ready().end("1").tell("ana", say.Cancel([3]))  # type: ignore[list-item]
+    status = c.status()
+    assert (status.done, status.failed, status.cancelled, status.running) == (1, 0, 1, 1)
+    assert "1 call done, 1 cancelled, 1 running, 0 queued" in render(status)[0]
+
+
+# ---- what has ended, and what is gone
+
+
+def test_a_call_that_ended_names_its_library_pilot_and_device(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2).ready().end("1", ok=False).tell("ana", say.Cancel([2]))  # type: ignore[list-item]
+    assert "sent to lib-1 (cpu:0 of p1)" in c.story("c-1")
+    c.calls(1).tell("ana", say.Cancel([3]))  # type: ignore[list-item]
+    assert "it was sent to no library" in c.story("c-3") or "sent to lib-1 (cpu:0 of p1)" in c.story("c-3")
+
+
+def test_libraries_and_pilots_that_are_gone_are_known(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("llm")).call("c1", context="llm").ready()
+    c.die(c.library(context="llm"), "c1").ready()
+    assert "ended: ended by signal 9" in c.story("lib-1")
+    assert "lib-1 (llm): ended" in c.story("p1")
+    c.lose("p1")
+    assert "gone with its pilot: silent for 15 s" in c.story("lib-2")
+    assert "lib-2 (llm): gone with its pilot" in c.story("p1")
+    assert "lib-1 on p1: ended" in c.story("llm")
+
+
+def test_few_libraries_that_are_gone_are_kept(cluster: Make) -> None:
+    c = cluster(pilots=1)
+    for _ in range(250):
+        c.calls(1).ready()
+        c.die(c.library())
+    assert len(c.core.state.gone_libraries) == 200
+
+
+def test_the_beginning_of_one_name_alone_is_enough(cluster: Make) -> None:
+    c = cluster().join("n014-ab12", "n021-cd34", "n021-ef56").define(recipe("llm-7f3a"), recipe("llm-09aa"))
+    assert c.the_story("n014").subject == "n014-ab12"
+    assert c.the_story("llm-7").subject == "llm-7f3a"
+    several = c.the_story("n021")
+    assert (several.found, several.headline) == (False, "could be n021-cd34, n021-ef56; write more of the name")
+    c.lose("n021-cd34")
+    assert c.the_story("n021").subject == "n021-ef56", "one that is here comes first"
+    assert c.the_story("n021-cd").subject == "n021-cd34", "one that is gone is known"
+    assert not c.the_story("n03").found
+    assert c.the_story("host-n014-ab12").found
+
+
+def test_two_recipes_of_one_loader_are_told_apart_by_their_arguments(cluster: Make) -> None:
+    three, four = (msgspec.structs.replace(recipe(f"t-{n}"), arguments=f"({n})") for n in (3, 4))
+    c = cluster(pilots=1).define(three, four).call("c1", context="t-3").call("c2", context="t-4")
+    assert "wants t-3(3)" in c.story("c-1")
+    assert "wants t-4(4)" in c.story("c-2")
+    assert c.the_story("t-4(4)").found
+    assert any(line.lstrip().startswith(("contexts  t-3(3)", "t-3(3)")) for line in render(c.status()))
+
+
+def test_a_story_of_a_call_has_its_arguments_in_short(cluster: Make) -> None:
+    c = cluster().tell("ana", say.Submit("f", "bare", [  # type: ignore[arg-type, list-item]
+        CallSpec(7, pickle.dumps((("claims.txt",), {"n": 3}), 5)), CallSpec(8, b"\x80garbage"),
+        CallSpec(9, pickle.dumps((("x" * 70_000,), {}), 5)),
+    ]))  # fmt: skip
+    assert show_story.render(c.the_story("c-7"))[0].startswith("call c-7  f('claims.txt', n=3)  wants no context")
+    assert show_story.render(c.the_story("c-8"))[0].startswith("call c-8  f  wants no context")
+    assert show_story.render(c.the_story("c-9"))[0].startswith("call c-9  f(70.0 kB of arguments)  wants")
+    assert not c.the_story("c-9").payload

@@ -1,0 +1,139 @@
+"""When the calls of a session will be done, as far as it can be known: the one forecast that `stoker status` shows.
+
+A context's calls end at a rate. Where its hot libraries have ended some rounds of calls within the last half minute
+that rate is measured; where calls are longer than that, or libraries are still loading, it is the number of slots over
+what a call has taken lately. Contexts that share devices are served in turn, so the session takes as long as its
+slowest context, and at least as long as the device time of all contexts, divided by the devices that are here.
+
+Without a pilot that is here the time counts from when the first one comes, with what the last pilot of its source had;
+when that is, only the batch system can say.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.state import Context, Gang, Library, State
+from stoker.manager.protocol import recent
+from stoker.manager.protocol.blocks import BlockPhase
+
+_ROUNDS = 2
+"""A measured rate counts once every slot has ended about so many calls within its window."""
+
+
+class Outlook(NamedTuple):
+    """Seconds until every open call is done (0 = nothing is open, or it is not known), from when the first pilot is
+    here; and seconds until the batch system expects to start one (0 = a pilot is here, or nothing is expected)."""
+
+    left_s: float = 0.0
+    pilot_in_s: float = 0.0
+
+
+def of_session(state: State) -> Outlook:
+    """When all open calls will be done."""
+    if not state.calls:
+        return Outlook()
+    devices, pilot_in_s = _devices_here(state), 0.0
+    if not devices:
+        pilot_in_s = _first_pilot_in_s(state)
+        devices = _devices_expected(state)
+    longest = device_s = 0.0
+    for context in state.contexts.values():
+        if not (open_calls := _open(context)):
+            continue
+        left_s = of_context(state, context)
+        if not left_s:
+            return Outlook(0.0, pilot_in_s)
+        longest = max(longest, left_s)
+        rate, libraries = _rate(state, context)
+        device_s += open_calls / rate * libraries * context.recipe.needs.devices if rate else left_s
+    return Outlook(max(longest, device_s / max(1, devices)), pilot_in_s)
+
+
+def of_context(state: State, context: Context) -> float:
+    """Seconds until every open call of a context is done, if nothing else came between; 0 = not known, or none is
+    open. Without a pilot: from when the first one comes."""
+    open_calls = _open(context)
+    rate, _ = _rate(state, context)
+    if open_calls and rate:
+        return _ready_in_s(state, context) + open_calls / rate
+    return 0.0
+
+
+def start_in_s(state: State, context: Context, before: int) -> float:
+    """Seconds until a waiting call starts that has so many before it in its context's queue; 0 = not known."""
+    rate, _ = _rate(state, context)
+    return _ready_in_s(state, context) + (before + 1) / rate if rate and _libraries(context) else 0.0
+
+
+def held(context: Context) -> int:
+    """Calls that the libraries of a context hold. Each member of a gang holds its call, which counts once."""
+    return sum(_held(library) for library in context.libraries.values())
+
+
+def _held(library: Library) -> int:
+    first = next(iter(library.held.values()), None)
+    if first is None or not isinstance(first.holder, Gang):
+        return len(library.held)
+    holders = (call.holder for call in library.held.values())
+    return sum(not isinstance(holder, Gang) or holder.members[0] is library for holder in holders)
+
+
+def _open(context: Context) -> int:
+    return context.queue.count + held(context)
+
+
+def _libraries(context: Context) -> list[tuple[int, LibraryState]]:
+    """Slots and state of the libraries that serve a context's calls, or will."""
+    return [(library.slots, library.state) for library in context.libraries.values() if library.usable]
+
+
+def _rate(state: State, context: Context) -> tuple[float, int]:
+    """Calls of a context that end a second, and by how many libraries; 0.0 where nothing like it was measured."""
+    libraries = _libraries(context)
+    ready = [slots for slots, phase in libraries if phase is LibraryState.READY]
+    slots = ready or [slots for slots, _ in libraries]
+    count = len(slots)
+    head = context.queue.head()
+    gang = head.group.options.gang[0] if head is not None else 1
+    if slots and len(slots) < gang:
+        return 0.0, count
+    if not slots:
+        count = max(1, (_devices_here(state) or _devices_expected(state)) // max(1, context.recipe.needs.devices))
+        slots = [context.recipe.slots] * count
+    if ready and recent.total(context.rate, now=state.now) >= _ROUNDS * sum(ready):
+        return recent.per_second(context.rate, now=state.now), count
+    return (sum(slots) / gang / context.run_s if context.run_s else 0.0), count
+
+
+def _ready_in_s(state: State, context: Context) -> float:
+    """What is still to come of the load that is expected to be done first, if no library of the context is hot."""
+    libraries = [library for library in context.libraries.values() if library.usable]
+    if any(library.state is LibraryState.READY for library in libraries):
+        return 0.0
+    begun_at = min((library.started_at for library in libraries), default=state.now)
+    return max(0.0, begun_at + context.load_s - state.now)
+
+
+# ---- pilots that are here, and that are expected
+
+
+def _devices_here(state: State) -> int:
+    return sum(len(pilot.devices) for pilot in state.pilots.values() if pilot.state is PilotState.HERE)
+
+
+def _devices_expected(state: State) -> int:
+    """Devices that the first pilot should bring: as many as the last one of its source had."""
+    sources = [block.source for block in state.blocks.values() if block.coming]
+    known = [len(source.devices) or source.source.slots for source in sources]
+    return max(1, min((count for count in known if count), default=1))
+
+
+def _first_pilot_in_s(state: State) -> float:
+    waits = [
+        block.expected_at - state.now
+        for block in state.blocks.values()
+        if block.coming and block.phase is BlockPhase.PENDING and block.expected_at > state.now
+    ]
+    return min(waits, default=0.0)

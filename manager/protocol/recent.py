@@ -1,0 +1,37 @@
+"""The recent rate of something that is counted: calls that ended a second, over the last half minute. Pure.
+
+The manager counts for the session, each context and each pilot, and a program's progress bar counts its own results:
+all show a rate of the same window, so that their figures agree.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW_S = 30.0
+"""A rate is over the last of so many seconds."""
+
+Counts = deque[tuple[int, int]]
+"""What was counted in each of the last seconds: (second, count), oldest first."""
+
+
+def add(counts: Counts, count: int, *, now: float) -> None:
+    """Count, and forget what is older than the window."""
+    second = int(now)
+    if counts and counts[-1][0] == second:
+        counts[-1] = (second, counts[-1][1] + count)
+        return
+    counts.append((second, count))
+    while counts[0][0] < second - WINDOW_S:
+        counts.popleft()
+
+
+def total(counts: Counts, *, now: float) -> int:
+    """What was counted within the window."""
+    return sum(count for second, count in counts if second > now - WINDOW_S)
+
+
+def per_second(counts: Counts, *, now: float) -> float:
+    """The rate over the window, or since the first count within it; 0.0 if nothing was counted."""
+    first = next((second for second, _ in counts if second > now - WINDOW_S), None)
+    return 0.0 if first is None else total(counts, now=now) / max(1.0, now - first)

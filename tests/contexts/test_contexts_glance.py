@@ -1,0 +1,77 @@
+"""Arguments in short: of values, and of pickled ones without running what they would make."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.contexts import context, glance, payloads
+
+
+class Touches:
+    """Its pickle runs a command when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+def packed(*args: Any, **kwargs: Any) -> bytes:
+    return payloads.dumps((args, kwargs))
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (packed(3), "(3)"),
+        (packed(), "()"),
+        (packed("Paris is in France, and Rome in Italy", n=3), "('Paris is in France, and Rome in…', n=3)"),
+        (packed(["a", "b", "c"], {"k": [1]}), "(['a', 'b', … 3 items], {'k': [1]})"),
+        (packed((1,), set(), b"abc", None, 1.5), "((1,), {}, 3 bytes, None, 1.5)"),
+        (packed([[[1]]]), "([[[…]]])"),
+        (packed(np.zeros(100_000), datetime.date(2026, 1, 2)), "(<array>, <datetime.date>)"),
+        (packed(lambda: 1), "(<function>)"),
+        (packed("x" * 30, "y" * 30, "z" * 30), f"('{'x' * 30}', '{'y' * 30}', '{'z' * 8}…)"),
+    ],
+)
+def test_a_calls_arguments_are_read_from_their_pickle(data: bytes, shown: str) -> None:
+    assert glance.of_payload(data) == shown
+    assert len(shown) <= glance.LONGEST
+
+
+def test_what_a_pickle_would_run_is_not_run(tmp_path: Path) -> None:
+    touched = tmp_path / "ran"
+    assert glance.of_payload(packed(Touches(touched))) == "(<posix.system>)"
+    assert not touched.exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"B" * 40, b"\x80\x05.", b"no pickle", packed(1)[:-3]])
+def test_bytes_that_are_no_arguments_are_shown_as_nothing(data: bytes) -> None:
+    assert glance.of_payload(data) == ""
+
+
+def test_secrets_are_not_shown() -> None:
+    assert (
+        glance.of_payload(packed("gpt2", api_key="sk-1", hf_token="hf_2", n=1))
+        == "('gpt2', api_key=…, hf_token=…, n=1)"
+    )
+    assert "hunter2" not in glance.of_payload(packed({"password": "hunter2"}))
+    assert glance.short_arguments(("gpt2", "sk-1"), {}, names=("model", "token")) == "('gpt2', …)"
+
+
+@context
+def llm(path: str, token: str = "", *, layers: int = 1) -> str:
+    return path
+
+
+def test_a_recipe_says_which_arguments_it_is_of() -> None:
+    one, other = llm("small"), llm("large", "hf_1", layers=2)
+    assert one.title == f"{one.name}('small')"
+    assert other.title == f"{other.name}('large', …, layers=2)"
