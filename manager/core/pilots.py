@@ -156,9 +156,10 @@ def _of_library(core: Core, library: Library, message: _FromLibrary) -> None:
             call_news.evicted(core, library, message.progress)
         case GangMeets(call=call, address=address):
             gangs.met(core, library, call, address)
-        case LibraryNews(phase=phase):
-            library.phase = phase
-            library.notes.append((core.state.now, phase.value))
+        case LibraryNews(phase=phase, line=line):
+            if phase is not library.phase or not line:
+                library.notes.append((core.state.now, phase.value))
+            library.phase, library.line = phase, line
         case LibraryReady():
             libraries.ready(core, library, message)
         case LibraryGone():

@@ -99,6 +99,8 @@ def _library(state: State, library: Library) -> to_client.LibraryStatus:
         served=library.served,
         memory_bytes=library.memory_bytes,
         device_bytes=library.device_bytes,
+        loading_s=state.now - library.started_at if library.state is LibraryState.LOADING else 0.0,
+        line=library.line if library.state is LibraryState.LOADING else "",
     )
 
 

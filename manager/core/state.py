@@ -230,9 +230,9 @@ class Library:
     """A process on a pilot that holds one context, or is on its way to."""
 
     __slots__ = (
-        "context", "device_bytes", "devices", "functions", "held", "id", "memory_bytes", "notes", "phase", "pilot",
-        "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "suspect", "taking",
-        "used_at", "zombies",
+        "context", "device_bytes", "devices", "functions", "held", "id", "line", "memory_bytes", "notes", "phase",
+        "pilot", "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "suspect",
+        "taking", "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(
@@ -246,6 +246,8 @@ class Library:
         self.slots = context.recipe.slots
         self.state = LibraryState.LOADING
         self.phase = LibraryPhase.STARTING
+        self.line = ""
+        """What it has printed last, if it loads for long."""
         self.held: dict[int, Call] = {}
         """Calls sent and not ended, oldest first."""
         self.zombies: dict[int, bool] = {}

@@ -1,4 +1,5 @@
-"""What a program hears unasked: why no pilot is there to run its calls, and that pilots cannot reach each other.
+"""What a program hears unasked: why no pilot is there to run its calls, what a context that loads for long is doing,
+and that pilots cannot reach each other.
 
 A batch system may keep a job for hours, and a program that waits for it would say nothing. So while calls wait, the
 session is looked at now and then. What there is to say is one line: above the bar where there is one, else in the log
@@ -9,13 +10,15 @@ numbers in it (how long a job waits, when it is expected) are no news.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
 from collections.abc import Callable
 
 from stoker.manager.executor.progress import above_the_bar
-from stoker.manager.protocol.to_client import Status
+from stoker.manager.protocol.to_client import LibraryStatus, Status
+from stoker.units import show_seconds
 
 logger = logging.getLogger("stoker.news")
 
@@ -25,7 +28,8 @@ AGAIN_S = 60.0
 """After so long the same is said again."""
 LOOK_S = 2.0
 LOOK_SELDOM_S = 30.0
-"""How often a session that has pilots is looked at: its status takes time to make where there are many."""
+"""How often a session that has pilots is looked at while none loads what calls wait for: its status takes time to make
+where there are many."""
 _NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
 
 
@@ -51,6 +55,8 @@ class News:
         self._said_at = 0.0
         self._said = ""
         self._of_peers = ""
+        self._load_said_at = -math.inf
+        self._load_said = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stoker-news", daemon=True)
 
@@ -72,8 +78,11 @@ class News:
         status = self._ask()
         if status is None:
             return
-        self._look_at = now + (LOOK_SELDOM_S if status.pilots else 0.0)
+        slow = _slowest_load(status)
+        self._look_at = now + (LOOK_SELDOM_S if status.pilots and slow is None else 0.0)
         self._tell_of_peers(status.trouble.get("peers", ""))
+        if slow is not None:
+            self._tell_of_load(slow, now)
         why = next((context.waits_for for context in status.contexts if context.waits_for), "")
         if status.pilots or not why:
             self._alone_at, self._said = None, ""
@@ -84,6 +93,17 @@ class News:
         if now - spoke_at >= (AGAIN_S if reason == self._said else FIRST_S):
             self._said_at, self._said = now, reason
             self._say(f"{why}; more: stoker status {status.session}")
+
+    def _tell_of_load(self, library: LibraryStatus, now: float) -> None:
+        """Say that a context is loading and what its loader printed last: after a while, and when that has changed."""
+        if library.loading_s < FIRST_S or now - self._load_said_at < FIRST_S:
+            return
+        reason = _NUMBER.sub("", f"{library.recipe} {library.line}")
+        if reason == self._load_said and now - self._load_said_at < AGAIN_S:
+            return
+        self._load_said_at, self._load_said = now, reason
+        last = f"; its last line: {library.line}" if library.line else ""
+        self._say(f"context {library.recipe} is loading ({show_seconds(library.loading_s)}){last}")
 
     def _tell_of_peers(self, trouble: str) -> None:
         if trouble and not self._of_peers:
@@ -96,6 +116,13 @@ class News:
                 self.look(time.monotonic())
             except Exception:  # what cannot be said must not end the saying
                 logger.exception("looking at the session failed")
+
+
+def _slowest_load(status: Status) -> LibraryStatus | None:
+    """The library that has been loading for longest, of contexts that calls wait for and that no library holds."""
+    cold = {context.name for context in status.contexts if context.queued and not context.hot}
+    loading = [library for library in status.libraries if library.loading_s > 0 and library.recipe in cold]
+    return max(loading, key=lambda library: library.loading_s, default=None)
 
 
 def _say(text: str) -> None:

@@ -81,7 +81,8 @@ class CancelBlocks(_Message, frozen=True, tag="cancel-blocks"):
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):
-    """One library in `stoker status`. `state` is a LibraryState's value; memory is measured, in bytes."""
+    """One library in `stoker status`. `state` is a LibraryState's value; memory is measured, in bytes. Of one that
+    loads: since how many seconds, and what it printed last."""
 
     library: int
     recipe: str
@@ -93,6 +94,8 @@ class LibraryStatus(msgspec.Struct, frozen=True):
     served: int
     memory_bytes: int
     device_bytes: int
+    loading_s: float = 0.0
+    line: str = ""
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):

@@ -193,10 +193,11 @@ class LibraryPhase(enum.Enum):
 
 
 class LibraryNews(_Message, frozen=True, tag="library-news"):
-    """A library that is not ready has entered a phase."""
+    """A library that is not ready has entered a phase, or has printed another last `line` in it."""
 
     library: LibraryId
     phase: LibraryPhase
+    line: str = ""
 
 
 class LibraryReady(_Message, frozen=True, tag="library-ready"):

@@ -49,6 +49,8 @@ class Library:
         self.fetch_s = 0.0
         self.resident_bytes = 0
         self.device_bytes = 0
+        self.last_line = ""
+        """What it had printed last when the manager was told while it loaded."""
         self.closed_at = 0.0
         """When its socket closed, while its process lives on."""
         self.has_limits = False

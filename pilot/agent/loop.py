@@ -16,7 +16,7 @@ from types import FrameType
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.to_manager import PilotLeaving
 from stoker.manager.protocol.to_pilot import Ack
-from stoker.pilot.agent import ending, objects, orders, talk, walltime, watch
+from stoker.pilot.agent import ending, last_lines, objects, orders, talk, walltime, watch
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.probing import Probing
 from stoker.pilot.zygote.client import Zygote
@@ -125,6 +125,7 @@ class Loop:
             agent.heartbeat_at = now + agent.heartbeat_s
             link.say(agent.heartbeat())
             objects.look(agent)
+            last_lines.tell(agent)
             for zygote in agent.zygotes.idle():
                 agent.wires.unwatch(zygote)
                 agent.zygotes.forget(zygote)

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from stoker.manager.executor import news, progress
 from stoker.manager.executor.news import AGAIN_S, FIRST_S, News
-from stoker.manager.protocol.to_client import ContextStatus, PilotStatus, Status
+from stoker.manager.protocol.to_client import ContextStatus, LibraryStatus, PilotStatus, Status
 
 PRIORITY = "no pilot has joined yet (block b1: pending: Priority, expected to start in {})"
 RESOURCES = "no pilot has joined yet (block b1: pending: Resources)"
@@ -117,6 +117,32 @@ def test_a_manager_that_does_not_answer_is_no_reason_to_say_anything() -> None:
 
 
 # ---- where it is said
+
+
+def loading(seconds: float, line: str, *, hot: int = 0) -> Status:
+    """A session with a pilot, on which a context that calls wait for has been loading for so long."""
+    library = LibraryStatus(1, "llm", "loading", "loading", "p0", ("cpu:0",), 0, 0, 0, 0, seconds, line)
+    context = ContextStatus("k", "llm", hot, 1, 5, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, "")
+    return status(pilots=1, libraries=(library,), contexts=(context,))
+
+
+def test_a_load_that_takes_long_is_told_of_with_its_last_line() -> None:
+    desk = Desk()
+    desk.here = loading(2.0, "")
+    assert desk.look(5) == []
+    desk.here = loading(12.0, "Loading weights 61 %")
+    assert desk.look(1) == ["context llm is loading (12 s); its last line: Loading weights 61 %"]
+    desk.here = loading(25.0, "Loading weights 73 %")
+    assert desk.look(AGAIN_S - 5) == []  # another number is no news
+    assert desk.look(10) == ["context llm is loading (25 s); its last line: Loading weights 73 %"]
+    desk.here = loading(90.0, "Retrying in 8 s")
+    assert desk.look(FIRST_S + 1) == ["context llm is loading (1 min 30 s); its last line: Retrying in 8 s"]
+
+
+def test_a_load_is_no_news_while_the_context_is_hot_elsewhere() -> None:
+    desk = Desk()
+    desk.here = loading(30.0, "slow", hot=1)
+    assert desk.look(40) == []
 
 
 def test_it_is_said_above_the_bar_where_there_is_one(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -6,6 +6,7 @@ import code
 import contextlib
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -230,6 +231,36 @@ def test_cells_of_a_notebook(tmp_path):
     assert "<table>" in names["shown"][1]
     assert names["shown"][2] == "<app times: no context>"
     assert names["after"].endswith("stopped>")
+
+
+@pytest.mark.slow
+def test_a_context_that_loads_for_long_says_what_it_does(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import time, stoker
+        from stoker import app, context
+
+        @context
+        def slow():
+            print("reading the first shard", flush=True)
+            time.sleep(16)
+            return 5
+
+        @app(context=slow())
+        def use(number):
+            return number
+
+        with stoker.load():
+            print(use().result(120))
+        """,
+    )
+    assert done.stdout.split() == ["5"]
+    told = [line for line in done.stderr.splitlines() if "is loading" in line]
+    assert len(told) == 1, done.stderr
+    assert re.fullmatch(
+        r"stoker: context slow-\w{4} is loading \(1\d s\); its last line: reading the first shard", told[0]
+    )
 
 
 def test_importing_stoker_imports_nothing_heavy():
