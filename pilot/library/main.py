@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from stoker.contexts import ambient
+from stoker.contexts.hub import HubWatch
 from stoker.contexts.loading import load_context
 from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
@@ -120,8 +121,10 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
 
     ambient.enter_library(device=order.devices, objects=order.objects, offer=offer)
     started, pid = time.monotonic(), os.getpid()
+    hub = HubWatch()
     try:
-        context = load_context(order.recipe, order.objects)
+        with hub:
+            context = load_context(order.recipe, order.objects)
         if os.getpid() != pid:
             leave_child(None)
     except BaseException as error:  # sys.exit in a loader too
@@ -131,6 +134,8 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
         text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
         print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
         what, refusal = f"the loader of {order.recipe.name} raised {type(error).__name__}: {error}", _refusal(settings)
+        advice = hub.advice(error)
+        what += f"\n{advice}" if advice else ""
         failure = Failure(
             kind=FailureKind.PILOT if refusal else FailureKind.CONTEXT,
             message=clean(f"{what}; {_no_room(refusal, settings)}" if refusal else what),

@@ -63,6 +63,13 @@ def asks():
     return input("password: ")
 
 
+def downloads():
+    from huggingface_hub import hf_hub_download
+
+    print("asking the hub")
+    return hf_hub_download("gpt2", "config.json", endpoint="http://127.0.0.1:9", cache_dir="here")
+
+
 def recurses():
     print("down")
     return recurses()
@@ -79,6 +86,7 @@ def recurses():
         (exits_hard, {}, "exit code 7", "giving up", {"exit_code": 7}),
         (dies, {}, "was killed by SIGSEGV", "about to crash", {"signal": signal.SIGSEGV}),
         (asks, {}, "EOFError", "what now?", {}),
+        (downloads, {}, "`hf download NAME --local-dir models/NAME`", "asking the hub", {}),
         (recurses, {}, "RecursionError", "down", {}),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,

@@ -1,0 +1,71 @@
+"""A hub that cannot be reached: the hub's real client, against ports of this machine that refuse or take nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytest.importorskip("huggingface_hub")
+
+PROGRAM = """
+    import logging, sys, time
+    from huggingface_hub import hf_hub_download
+    from stoker.contexts.hub import HubWatch
+
+    retries = []
+    class Count(logging.Handler):
+        def emit(self, record):
+            retries.append(record.getMessage())
+    logging.getLogger("huggingface_hub").addHandler(Count())
+    watch = HubWatch()
+    with watch:
+        for file in ("config.json", "model.safetensors"):
+            try:
+                hf_hub_download("gpt2", file)
+            except Exception as error:
+                print(bool(watch.advice(error)))
+    print(sum("thrown while requesting" in text for text in retries))
+    print(bool(watch.unreachable))
+"""
+
+
+def run(endpoint: str, folder: str, **more: str) -> list[str]:
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": folder, **more}
+    for name in ("HF_HUB_OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        if name not in more:
+            environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)], env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_hub_that_refuses_is_not_asked_again_and_the_error_says_what_to_do(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert run(f"http://127.0.0.1:{port}", str(tmp_path)) == ["True", "True", "0", "True"]
+
+
+def test_a_hub_behind_a_firewall_is_not_asked_again(tmp_path):
+    with contextlib.ExitStack() as open_sockets:
+        full = open_sockets.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(8):  # its queue is full: the kernel drops what comes from now on, as a firewall does
+            waiting = open_sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        endpoint = f"http://127.0.0.1:{full.getsockname()[1]}"
+        assert run(endpoint, str(tmp_path), HF_HUB_ETAG_TIMEOUT="1") == ["True", "True", "0", "True"]
+
+
+def test_a_user_who_works_offline_hears_what_to_do_and_no_hub_is_asked(tmp_path):
+    assert run("http://127.0.0.1:9", str(tmp_path), HF_HUB_OFFLINE="1") == ["True", "True", "0", "False"]
