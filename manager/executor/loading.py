@@ -24,10 +24,16 @@ from parsl.dataflow.dflow import DataFlowKernelLoader
 
 from stoker import __version__
 from stoker.config import Site
+from stoker.contexts.factory import as_recipe
+from stoker.contexts.loading import is_loaded
+from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.executor import StokerExecutor
+from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.mapping import interrupt_open
+from stoker.manager.executor.prepared import AppWants
+from stoker.manager.executor.wants import read_wants
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.show_status import calls_in_words
 from stoker.manager.protocol.to_client import Status, Story
@@ -158,6 +164,18 @@ class Session:
             kept = story_of_ended_session(SessionFolder(self.folder), subject)
             return kept if kept.found else story
         return story
+
+    def warm(self, context: Recipe, count: int = 1) -> CallFuture:
+        """Load a context ahead of its calls; a future that is done when it is hot in `count` libraries at once.
+
+        Pilots are asked for where they are needed, as for calls. Nothing is pinned: a library that is not used goes
+        when its room or its pilot is wanted otherwise. Raises ConfigError or RecipeError for what cannot be meant; the
+        future raises ContextError if the context cannot be loaded, NoDeviceError where it never finds so many devices.
+        """
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ConfigError(f"session.warm: count: {count!r} is not a whole number of at least 1")
+        wants = read_wants({"context": as_recipe(context), "gang": count}, takes_context=True)
+        return self.executor.submit(is_loaded, AppWants(wants))
 
     def stop(self) -> None:
         """End the session: calls that are left are cancelled, pilots end, Parsl is cleared. Twice is no error. Of a

@@ -14,6 +14,7 @@ import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from types import CoroutineType
 from typing import Any, NoReturn
 
 import msgspec
@@ -117,6 +118,8 @@ class Runner:
                 result = function(self._context, *args, **kwargs)
             else:
                 result = function(*args, **kwargs)
+            if type(result) is CoroutineType:  # an `async def` function
+                result = _in_an_event_loop(result)
             if os.getpid() != self._pid:
                 leave_child(None)
             self.ended_at = ended = _now()
@@ -255,6 +258,13 @@ class _NotMoved(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
+
+
+def _in_an_event_loop(coroutine: CoroutineType[Any, Any, Any]) -> Any:
+    """What an `async def` function returns, run in an event loop of its own."""
+    import asyncio  # a twentieth of a second that no other library pays
+
+    return asyncio.run(coroutine)
 
 
 def _leave_fork() -> None:

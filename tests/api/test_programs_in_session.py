@@ -58,6 +58,29 @@ def test_a_context_is_loaded_once_and_serves_call_after_call(greet):
     assert greet.log.read_text().count("loaded") <= 2
 
 
+def test_a_context_can_be_loaded_ahead(session, tmp_path):
+    log = tmp_path / LOADS
+    recipe = greeter("warm", str(log))
+    assert session.warm(recipe).result(60) is True
+    assert log.read_text().count("loaded") == 1
+    devices = sum(len(pilot.devices) for pilot in session.status().pilots)
+    assert session.warm(recipe, devices).result(60) is True
+    assert log.read_text().count("loaded") == devices
+    [context] = [each for each in session.status().contexts if each.name == recipe.name]
+    assert context.hot == devices
+
+    @stoker.app(context=recipe)
+    def word(context):
+        return context["word"]
+
+    assert word().result(60) == "warm"
+    assert log.read_text().count("loaded") == devices
+    with pytest.raises(errors.ConfigError, match="count"):
+        session.warm(recipe, 0)
+    with pytest.raises(errors.RecipeError, match="has not been called"):
+        session.warm(greeter)
+
+
 def test_futures_are_arguments(greet):
     first = greet("ana")
     assert greet(first).result(60) == "hello hello ana!!"
@@ -88,6 +111,25 @@ def test_futures_can_be_awaited(greet, session):
     assert both == ["hello ana!", "hello bo?"]
     assert slow.cancelled()
     assert asyncio.run(_wait_for(session.executor.submit(abs, None, -3))) == 3
+
+
+def test_an_async_function_runs_in_an_event_loop_of_its_call(greet, session):
+    @stoker.app(context=greeter("async", str(greet.log)))
+    async def both(context, first, second):
+        async def one(text):
+            await asyncio.sleep(0.01)
+            return f"{context['word']} {text}"
+
+        return await asyncio.gather(one(first), one(second))
+
+    assert both("a", "b").result(60) == ["async a", "async b"]
+
+    @stoker.app()
+    async def failing():
+        raise LookupError("nothing there")
+
+    with pytest.raises(LookupError, match="nothing there"):
+        failing().result(60)
 
 
 async def _wait_for(future):
