@@ -38,6 +38,8 @@ def finish(agent: Agent, library: Library) -> None:
     loading = state.state in (State.FETCHING, State.STARTING, State.LOADING)
     ready = not loading
     running = [CallId(call) for call, _ in library.running()]
+    if library.garbled and not running:  # the ends of those that ran may be among what could not be read
+        running = list(state.held)
     failure = library.cause or _verdict(agent, library, loading=loading, running=running)
     left = state.gone(running)
     for call in left.running:

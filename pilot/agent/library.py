@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import ProtocolError
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import Failure
 from stoker.manager.protocol.ids import CallId
@@ -54,6 +53,8 @@ class Library:
         self.closed_at = 0.0
         """When its socket closed, while its process lives on."""
         self.has_limits = False
+        self.garbled = ""
+        """Why nothing more is read from its socket, once something came there that is no message."""
         self._socket: socket.socket | None = None
         self._reader: frames.FrameReader | None = None
         self._unsent = bytearray()
@@ -107,26 +108,22 @@ class Library:
             return len(data)
 
     def receive(self) -> tuple[list[ToAgent], bool]:
-        """What it has said, and whether its socket is still open. Raises ProtocolError for other bytes."""
+        """What it has said, and whether its socket is still open. User code can write anything to that socket: what
+        cannot be read makes the library `garbled`, and never raises."""
         out: list[ToAgent] = []
-        if self._reader is None:
+        if self._reader is None or self.garbled:
             return out, False
-        while True:
-            try:
-                here = self._reader.fill(block=False)
-            except BlockingIOError:
-                return out, True
-            except OSError:
-                here = False
-            if not here:
-                return out, False
-            while (frame := self._reader.next()) is not None:
-                try:
+        try:
+            while self._reader.fill(block=False):
+                while (frame := self._reader.next()) is not None:
                     out += _decode(frame).messages
-                except ProtocolError:
-                    if out:
-                        return out, False
-                    raise
+        except BlockingIOError:
+            return out, True
+        except OSError:
+            pass
+        except Exception as error:
+            self.garbled = str(error) or repr(error)
+        return out, False
 
     def hang_up(self) -> None:
         """Close its socket."""

@@ -6,7 +6,6 @@ import logging
 import time
 from typing import assert_never
 
-from stoker.errors import ProtocolError
 from stoker.manager.protocol.calls import FailureKind
 from stoker.manager.protocol.to_agent import (
     Ended,
@@ -45,18 +44,21 @@ log = logging.getLogger("stoker.pilot")
 
 
 def from_library(agent: Agent, library: Library) -> None:
-    """Read what a library has said."""
+    """Read what a library has said. Whatever goes wrong with that is the end of this library, never of the agent."""
+    said, is_open = library.receive()
     try:
-        said, is_open = library.receive()
-    except ProtocolError as error:  # user code wrote to its socket
-        said, is_open = [], True
-        log.warning("lib-%d: %s", library.state.library, error)
-        what = f"lib-{library.state.library} wrote bytes to its socket that are no message: {error}"
-        ending.kill(agent, library, cause=failure_of(agent, library, FailureKind.DIED, what))
+        for message in said:
+            _message(agent, library, message)
+    except Exception as error:
+        log.exception("lib-%d: what it said cannot be handled", library.state.library)
+        library.garbled = f"{type(error).__name__}: {error}"
+    if library.garbled:
         agent.wires.unwatch(library)
-    for message in said:
-        _message(agent, library, message)
-    if not is_open:
+        what = f"lib-{library.state.library} wrote bytes to its socket that are no message: {library.garbled}"
+        if not library.told_to_end:
+            log.warning("%s", what)
+        ending.kill(agent, library, cause=failure_of(agent, library, FailureKind.DIED, what, printed=True))
+    elif not is_open:
         # Its process has ended, or is about to: the zygote tells. If it only closed the socket, it is killed.
         agent.wires.unwatch(library)
         library.closed_at = library.closed_at or time.monotonic()

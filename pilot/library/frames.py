@@ -1,4 +1,8 @@
-"""Frames over a Unix socket: eight bytes of length (little endian), then a frame of `wire`.
+"""Frames over a Unix socket: a head of eight bytes, then a frame of `wire`.
+
+The head is the frame's length in five bytes (little endian) and a mark of three. User code runs in a process that has
+this socket among its descriptors, and may write to it by mistake: a head without the mark, or with a length that no
+frame has, is no frame. The reader says so at once; it does not wait for bytes that never come, and takes no memory.
 
 The reader works for both ends: the library's blocks, the agent's never does.
 """
@@ -11,8 +15,15 @@ from typing import Any
 
 import msgspec
 
-_LENGTH = struct.Struct("<Q")
-HEAD_BYTES = _LENGTH.size
+from stoker.errors import ProtocolError
+
+_HEAD = struct.Struct("<Q")
+HEAD_BYTES = _HEAD.size
+_LENGTH_BITS = 40
+_MARK = 0xD7A5C1 << _LENGTH_BITS
+"""No text in UTF-8 or ASCII holds these three bytes."""
+MOST_BYTES = 1 << 32
+"""No frame is longer: MessagePack ends there too."""
 _ROOM = 1 << 18
 SOCKET_LOST = 117
 """Exit code of a library that finds its own socket closed by the code that it runs."""
@@ -23,13 +34,22 @@ def pack(messages: list[Any]) -> bytearray:
     """Messages as the bytes of one frame, its length before it."""
     out = bytearray(HEAD_BYTES)
     _encode_into((0, messages), out, HEAD_BYTES)
-    _LENGTH.pack_into(out, 0, len(out) - HEAD_BYTES)
+    _HEAD.pack_into(out, 0, _MARK | len(out) - HEAD_BYTES)
     return out
 
 
 def pack_raw(body: bytes) -> bytes:
     """Bytes as a frame."""
-    return _LENGTH.pack(len(body)) + body
+    return _HEAD.pack(_MARK | len(body)) + body
+
+
+def length_of(head: bytes | bytearray, start: int = 0) -> int:
+    """The length of the frame whose head begins there. Raises ProtocolError for bytes that are no head."""
+    (said,) = _HEAD.unpack_from(head, start)
+    length: int = said ^ _MARK
+    if length > MOST_BYTES:
+        raise ProtocolError(f"{bytes(head[start : start + HEAD_BYTES])!r} where a frame should begin")
+    return length
 
 
 class FrameReader:
@@ -55,12 +75,13 @@ class FrameReader:
         return count > 0
 
     def next(self) -> memoryview | None:
-        """The next whole frame, valid until the next `fill`; None when there is none yet."""
+        """The next whole frame, valid until the next `fill`; None when there is none yet. Raises ProtocolError for
+        bytes that are no frame."""
         here = self._end - self._start
         if here < HEAD_BYTES:
             self._make_room(HEAD_BYTES)
             return None
-        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        length = length_of(self._buffer, self._start)
         if here < HEAD_BYTES + length:
             self._make_room(HEAD_BYTES + length)
             return None

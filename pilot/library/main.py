@@ -209,7 +209,7 @@ def _settings(data: bytes) -> Settings:
 def _read_exactly(sock: socket.socket) -> bytes:
     """One frame, and not a byte more. Ends the process if the agent is gone."""
     head = _exactly(sock, frames.HEAD_BYTES)
-    return _exactly(sock, int.from_bytes(head, "little"))
+    return _exactly(sock, frames.length_of(head))
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -385,3 +386,27 @@ def test_a_call_that_closes_everything_costs_its_library(served: FakeManager) ->
     assert left.failure.kind is FailureKind.DIED
     assert left.running == tuple(calls)
     assert "closes files that are not its own" in left.failure.message
+
+
+@pytest.mark.parametrize("stray", [b"garbage!", b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"hello, world\n", b"x"])
+def test_a_call_that_writes_to_the_socket_costs_its_library_and_never_the_agent(
+    served: FakeManager, stray: bytes
+) -> None:
+    def scribble(stray: bytes) -> None:
+        for number in range(3, 64):
+            try:
+                if stat.S_ISSOCK(os.fstat(number).st_mode):
+                    os.write(number, stray)
+            except OSError:
+                continue
+
+    served.ready(recipe())
+    (call,) = served.run(scribble, [(stray,)])
+    left = served.gone(wait_s=10)
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.DIED
+    assert left.running == (call,), "the manager must know whom to try by itself"
+    assert "wrote bytes to its socket that are no message" in left.failure.message
+    served.start(recipe(), library=2)
+    served.wait_for(LibraryReady, library=2)
+    assert served.results(served.run(_nothing, [()], library=2)) == [None]

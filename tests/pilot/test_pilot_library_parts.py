@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.contexts import payloads
+from stoker.errors import ProtocolError
 from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.pilot.agent import usage
 from stoker.pilot.agent.scratch import Scratch, base_folder, sweep
@@ -66,6 +67,25 @@ def test_a_packed_frame_is_read_back() -> None:
         frame = reader.next()
         assert frame is not None
         assert msgspec.msgpack.decode(frame) == [0, ["a", b"b" * 1000]]
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [b"garbage!", b"\n" * 8, b"x" + pack(["a"]), pack(["a"])[1:] + pack(["a"]), b"\xff" * 8, b"\0" * 8],
+    ids=["text", "lines", "a byte too many", "a byte too few", "endless", "zeros"],
+)
+def test_bytes_that_are_no_frame_are_refused_at_once_and_take_no_memory(stray: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reader = FrameReader(ours)
+        theirs.sendall(pack(["good"]) + stray)
+        reader.fill(block=True)
+        first = reader.next()
+        assert first is not None
+        assert msgspec.msgpack.decode(first) == [0, ["good"]]
+        with pytest.raises(ProtocolError, match="where a frame should begin"):
+            reader.next()
+        assert len(reader._buffer) < 1 << 20
 
 
 def test_functions_are_forgotten_least_recently_used_first() -> None:
