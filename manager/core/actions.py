@@ -12,6 +12,7 @@ from stoker.manager.core.seams import (
     Ask,
     Drop,
     Evict,
+    FailCall,
     FailWaiting,
     Forecast,
     Load,
@@ -54,6 +55,8 @@ def apply(core: Core, action: Action, *, seam: str) -> None:
             libraries.stop(core, _library(core, action.library), reason=action.reason)
         case Resize():
             _resize(core, action)
+        case FailCall():
+            calls.fail(core, _waiting(core, action.call), action.failure)
         case FailWaiting():
             libraries.fail_waiting(core, _context(core, action.recipe), action.failure)
         case Forecast():

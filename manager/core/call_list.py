@@ -56,7 +56,7 @@ def _held(state: State, limit: int) -> Iterator[tuple[Library, int, Call]]:
 def _waiting(state: State, limit: int) -> Iterator[ListedCall]:
     """The next of each context, by priority and then as they came, as if one device served all contexts in turn."""
     heads = [context.queue.first(limit, looks=_LOOKS) for context in state.contexts.values() if context.queue.count]
-    for call in heapq.merge(*heads, key=lambda call: (-call.group.options.priority, call.submitted_at, call.id)):
+    for call in heapq.merge(*heads, key=lambda call: call.group.context.queue.rank(call)):
         yield _listed(state, call, ListedState.WAITING, state.now - call.submitted_at)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import feeding
+from stoker.manager.core import deadlines, feeding
 from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import Call, Context, Gang, Group, Library
@@ -56,6 +56,17 @@ def arrive(core: Core, group: Group, specs: list[CallSpec]) -> None:
         for changes in core.tracked:
             changes.calls.update(call.id for call in fresh)
     context = group.context
+    if group.options.objective.deadline_at and core.policies.dispatch.by_deadline:
+        fresh = deadlines.came(core, fresh)
+        if not fresh:
+            return
+    _enter(core, context, fresh)
+    if context.queue.timed:
+        deadlines.watch(core, context)
+
+
+def _enter(core: Core, context: Context, fresh: list[Call]) -> None:
+    """New calls of one group go to libraries with room, or wait."""
     if core.policies.dispatch.asks_every_call:
         for call in fresh:
             place(core, call)
@@ -215,6 +226,8 @@ def end(core: Core, call: Call, outcome: CallEnd) -> None:
     if call.state is CallState.WAITING:
         group.context.queue.leave(call)
         fed(core, group.context)
+        if group.options.gang[1] > 1:
+            feeding.serve_after(core, group.context)
     holder = call.holder
     let_go(core, call)
     call.state = CallState.ENDED

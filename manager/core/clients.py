@@ -81,8 +81,9 @@ def _message(core: Core, client: Client, message: to_manager.FromClient) -> None
             core.tell(client, story.tell(state, subject))
         case AskCalls(limit=limit, state=only):
             core.tell(client, call_list.list_calls(state, limit=limit, only=only))
-        case WantPilots(blocks=said, ended=ended):
+        case WantPilots(blocks=said, ended=ended, most_pilots=most):
             state.said_blocks = dict(said)
+            state.most_pilots[client.id] = most
             for pilot in [each for each in state.pilots.values() if each.block in ended]:
                 if pilot.state is PilotState.CUT:
                     pilots.lost(core, pilot.id, f"its block {pilot.block} has ended")
@@ -198,7 +199,7 @@ def end_session(core: Core, reason: str) -> None:
 def _recipe(core: Core, message: DefineRecipe) -> None:
     recipe = message.recipe
     if recipe.key not in core.state.contexts:
-        core.state.contexts[recipe.key] = Context(recipe)
+        core.state.contexts[recipe.key] = Context(recipe, by_deadline=core.policies.dispatch.by_deadline)
         core.changed("contexts", recipe.key)
         core.out.append(AskAdvice(RecipeKey(recipe.key)))
 

@@ -20,6 +20,7 @@ from stoker.manager.core import (
     actions,
     blocks,
     clients,
+    deadlines,
     feeding,
     forecasts,
     libraries,
@@ -305,6 +306,9 @@ class Core:
             return
         if owner == "loss":
             losses.due(self, rest)
+            return
+        if owner == "deadline":
+            deadlines.due(self, rest)
             return
         for name, seam in self._seams:
             if name == owner:

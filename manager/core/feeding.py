@@ -13,10 +13,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import calls, gangs
+from stoker.manager.core import calls, deadlines, gangs
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
-from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import Call, Context, Filling, Gang, Group, Library
 from stoker.manager.protocol import recent
 from stoker.manager.protocol.calls import CallEnd
@@ -77,19 +76,21 @@ def pull(core: Core, library: Library) -> None:
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
         return
     reclass(core, library)
+    if queue.timed:
+        deadlines.settle(core, context)
     while queue.count and library.suspect is None:
         answer = dispatch.pull(state, library)
         if not isinstance(answer, int):
             core.apply(answer, seam="dispatch")
             break
-        head = queue.head()
+        head = queue.single()
         if answer <= 0 or head is None or not _give(core, library, head, answer):
             break
         reclass(core, library)
         if library.id not in context.roomy and library.id not in context.idle:
             break
     calls.fed(core, context)
-    if queue.count or library.held or library.zombies:
+    if queue.single() is not None or library.held or library.zombies:
         return
     library.used_at = state.now
     core.apply(dispatch.dry(state, library), seam="dispatch")
@@ -99,11 +100,8 @@ def pull(core: Core, library: Library) -> None:
 
 
 def _give(core: Core, library: Library, head: Call, count: int) -> bool:
-    """Give a library up to `count` calls of the group at the head of the queue. False if it may have none of them."""
+    """Give a library up to `count` calls of the group that is next in the queue. False if it may have none of them."""
     group = head.group
-    if group.options.gang[0] > 1:
-        core.illegal(PolicyError(f"a gang of {group.options.gang[0]} cannot be pulled by one library"), seam="dispatch")
-        return False
     now, queue = core.state.now, library.context.queue
     if head.kills and library.slots > 1:
         if library.load:
@@ -147,6 +145,8 @@ def serve(core: Core, context: Context) -> None:
             if not queue.count:
                 return
             pull(core, library)
+            if queue.single() is None:  # gangs may still wait: what the first library did for them, others would too
+                return
     sated = 0
     for library in tuple(islice(context.roomy.values(), queue.count)):
         before = queue.count
@@ -154,6 +154,13 @@ def serve(core: Core, context: Context) -> None:
         sated = sated + 1 if queue.count == before else 0
         if not queue.count or sated >= SATED:
             return
+
+
+def serve_after(core: Core, context: Context) -> None:
+    """Serve a context's queue at the end of the event, where a gang that libraries were kept for may be none any more:
+    it left, or too few libraries are left for it."""
+    if context.queue.count and (context.idle or context.roomy):
+        core.returned[context] = None
 
 
 def unsend(core: Core, library: Library, *, why: str) -> None:
@@ -257,6 +264,8 @@ def account(core: Core, library: Library, group: Group, good: list[CallEnd], *, 
     context, cost, mean = library.context, group.cost, seconds / count
     cost.run_s += (mean - cost.run_s) * max(_NEW_WEIGHT, count / (cost.runs + count))
     cost.runs += count
+    if mean < cost.least_s:
+        cost.least_s = mean
     context.run_s += (mean - context.run_s) * max(_NEW_WEIGHT, count / (context.runs + count))
     context.runs += count
     context.run_total_s += seconds

@@ -181,6 +181,8 @@ def stop(core: Core, library: Library, *, reason: str) -> None:
     for device in library.devices:
         tier(core, device)
     calls.starving(core, library.context)
+    if library.context.queue.gangs:
+        feeding.serve_after(core, library.context)
     core.changed("libraries", library.id)
     core.say(library.pilot, StopLibrary(library.id, reason))
 
@@ -242,6 +244,8 @@ def _detach(core: Core, library: Library) -> list[Call]:
     if len(remembered) > KEPT_LIBRARIES:
         del remembered[next(iter(remembered))]
     calls.starving(core, library.context)
+    if library.context.queue.gangs:
+        feeding.serve_after(core, library.context)
     core.supply_changed = True
     core.changed("libraries", library.id)
     return held

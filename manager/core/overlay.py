@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from stoker.manager.core.seams import View
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.state import Call, Context, Device, Library, Pilot
-from stoker.manager.protocol.ids import BlockId, LibraryId, PilotId
+from stoker.manager.protocol.ids import BlockId, ClientId, LibraryId, PilotId
 from stoker.manager.protocol.to_manager import DeviceFacts
 
 
@@ -62,6 +62,11 @@ class Overlay:
     def blocks(self) -> Mapping[BlockId, Block]:
         """As they are."""
         return self._view.blocks
+
+    @property
+    def most_pilots(self) -> Mapping[ClientId, int]:
+        """As they are."""
+        return self._view.most_pilots
 
     def devices(self) -> Iterator[Device]:
         """Devices that are there, then those that could be."""

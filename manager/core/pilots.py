@@ -221,6 +221,8 @@ def _supply(core: Core, pilot: Pilot) -> None:
     """A pilot has come, gone, or changed its state: tell everybody who plans with it."""
     for context in {library.context.recipe.key: library.context for library in pilot.libraries.values()}.values():
         calls.starving(core, context)
+        if context.queue.gangs:
+            feeding.serve_after(core, context)
     core.supply_changed = True
     core.changed("pilots", pilot.id)
 

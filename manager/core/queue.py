@@ -1,8 +1,15 @@
-"""Waiting calls of one context: by priority, then in order of arrival. Every operation is O(1) amortized.
+"""Waiting calls of one context: by priority, then the nearest deadline, then in order of arrival.
 
-A level (one priority) has two parts. `fresh` is a deque of calls that have never left it: they arrive in order, so
-nothing is sorted. `back` is a heap of those that were sent and came back (taken back, refused, evicted, survivors of a
-lost pilot), by arrival: whoever waited first is first again, however many libraries gave calls back at once.
+A level (one priority) has three parts. `fresh` is a deque of calls without a deadline that have never left it: they
+arrive in order, so nothing is sorted, and every operation is O(1) amortized. `back` is a heap of calls with a deadline
+and of those that were sent and came back (taken back, refused, evicted, survivors of a lost pilot): O(log n). `gangs`
+is a heap of calls that want several libraries at once: calls for one library may pass them (`single`).
+
+Calls without a deadline come after those of the same priority that have one. Where `by_deadline` is not set, the policy
+plans with deadlines by itself, and here only arrival counts. A call that is `late` has no deadline any more.
+
+Calls that are *apart* (`put_apart`) wait for a library that the core chooses for them (see `suspects`): they are the
+last in order, and nothing takes them from the queue.
 
 A call that leaves from the middle (cancelled, dropped, sent by a policy) is not searched for: its ticket no longer fits
 its entry, which is skipped when its turn comes, or swept when such ghosts outnumber the rest.
@@ -11,6 +18,7 @@ its entry, which is skipped when its turn comes, or swept when such ghosts outnu
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
@@ -20,33 +28,40 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stoker.manager.core.state import Call, Group
 
-    _Back = tuple[float, int, int, Call]
-    """When it came, its id, its ticket, the call."""
+    _Entry = tuple[float, float, int, int, Call]
+    """Its deadline, when it came, its id, its ticket, the call."""
 
 NOT_QUEUED = -1
 """The ticket of a call that has left. Every new call has ticket 0; those that come back get a number."""
 _SWEEP_AT = 1000
+_LOOKS = 64
 
 
 class _Level:
-    __slots__ = ("back", "fresh")
+    __slots__ = ("back", "fresh", "gangs")
 
     def __init__(self) -> None:
         self.fresh: deque[Call] = deque()
-        self.back: list[_Back] = []
+        self.back: list[_Entry] = []
+        self.gangs: list[_Entry] = []
 
 
 class Queue:
-    """See the module's text. `count` is the number of calls that wait here."""
+    """See the module's text. `count` is the number of calls that wait here; `gangs` the number of gangs among them, and
+    `timed` that of calls with a deadline."""
 
-    __slots__ = ("_ghosts", "_levels", "_order", "_tickets", "count")
+    __slots__ = ("_by_deadline", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "timed")
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_deadline: bool = False) -> None:
+        self._by_deadline = by_deadline
         self._levels: dict[int, _Level] = {}
         self._order: list[int] = []
         self._tickets = 0
         self._ghosts = 0
         self.count = 0
+        self.gangs = 0
+        self.timed = 0
+        self.apart: dict[int, Call] = {}
 
     def __len__(self) -> int:
         return self.count
@@ -55,9 +70,10 @@ class Queue:
         """Waiting calls, in their order."""
         for priority in reversed(self._order):
             level = self._levels[priority]
-            back = (entry[3] for entry in sorted(level.back) if entry[3].ticket == entry[2])
+            back, gangs = (sorted(entry for entry in heap if _holds(entry)) for heap in (level.back, level.gangs))
             fresh = (call for call in level.fresh if not call.ticket)
-            yield from heapq.merge(back, fresh, key=lambda call: (call.submitted_at, call.id))
+            yield from heapq.merge(_calls(back), fresh, _calls(gangs), key=self._key)
+        yield from self.apart.values()
 
     def first(self, limit: int, *, looks: int) -> list[Call]:
         """Up to `limit` calls from the head, in their order. No part of a level is looked at further than `looks`
@@ -66,51 +82,131 @@ class Queue:
         found: list[Call] = []
         for priority in reversed(self._order):
             level = self._levels[priority]
-            back = (entry[3] for entry in islice(_ascending(level.back), looks) if entry[3].ticket == entry[2])
+            back, gangs = (filter(_holds, islice(_ascending(heap), looks)) for heap in (level.back, level.gangs))
             fresh = (call for call in islice(level.fresh, looks) if not call.ticket)
-            calls = heapq.merge(back, fresh, key=lambda call: (call.submitted_at, call.id))
+            calls = heapq.merge(_calls(back), fresh, _calls(gangs), key=self._key)
             found += islice(calls, limit - len(found))
             if len(found) == limit:
-                break
+                return found
+        found += islice(self.apart.values(), limit - len(found))
         return found
 
+    # ---- coming
+
     def push(self, call: Call) -> None:
-        """Put a new call at the end of its priority."""
+        """Put a new call where its deadline puts it, else at the end of its priority."""
         self.extend([call])
 
     def extend(self, calls: list[Call]) -> None:
-        """Put new calls of one priority at its end."""
-        self._level(calls[0].group.options.priority).fresh.extend(calls)
-        self.count += len(calls)
+        """Put new calls of one group into its line."""
+        options = calls[0].group.options
+        if options.gang[1] > 1 or (self._by_deadline and options.objective.deadline_at):
+            for call in calls:
+                self._enter(call)
+        else:
+            self._level(options.priority).fresh.extend(calls)
+            self.count += len(calls)
 
     def put_back(self, call: Call) -> None:
-        """Put a call that was sent before where its arrival puts it."""
+        """Put a call that was sent before where its deadline and its arrival put it."""
         self._tickets += 1
         call.ticket = self._tickets
-        level = self._level(call.group.options.priority)
-        heapq.heappush(level.back, (call.submitted_at, call.id, call.ticket, call))
+        self._enter(call)
+
+    def put_apart(self, call: Call) -> None:
+        """Let a call wait for a library that the core chooses for it."""
+        self.apart[call.id] = call
         self.count += 1
+
+    def demote(self, call: Call) -> None:
+        """The deadline of a waiting call is lost: it stands behind those that can be in time."""
+        self.leave(call)
+        call.late = True
+        self.put_back(call)
+
+    # ---- going
 
     def leave(self, call: Call) -> None:
         """A waiting call leaves from wherever it is."""
-        call.ticket = NOT_QUEUED
         self.count -= 1
+        call.ticket = NOT_QUEUED
+        if self.apart.pop(call.id, None) is not None:
+            return
+        if call.group.options.gang[1] > 1:
+            self.gangs -= 1
+        if self.timed and self._is_timed(call):
+            self.timed -= 1
         self._ghosts += 1
         if self._ghosts > _SWEEP_AT and self._ghosts > self.count:
             self._sweep()
 
     def head(self) -> Call | None:
-        """The call whose turn is next, or None."""
+        """The call whose turn is next, a gang or not, or None."""
+        single = self.single()
+        if self.gangs:
+            gang = self.gang()
+            if gang is not None and (single is None or self.is_before(gang, single)):
+                return gang
+        if single is None and self.apart:
+            return next(iter(self.apart.values()))
+        return single
+
+    def single(self) -> Call | None:
+        """The next call that one library can run by itself, or None."""
         order = self._order
         while order:
-            call = self._first(self._levels[order[-1]])
+            level = self._levels[order[-1]]
+            call = self._first(level)
             if call is not None:
                 return call
+            if self._first_gang(level) is not None:
+                lower = (self._first(self._levels[priority]) for priority in reversed(order[:-1]))
+                return next((call for call in lower if call is not None), None)
             del self._levels[order.pop()]
         return None
 
+    def gang(self, *, most: int = 0) -> Call | None:
+        """The next call that wants several libraries, or None; with `most`, the next that can do with so many. It is
+        looked for among the first `_LOOKS` of each priority."""
+        if not self.gangs:
+            return None
+        for priority in reversed(self._order):
+            level = self._levels[priority]
+            first = self._first_gang(level)
+            if first is None or not most or first.group.options.gang[0] <= most:
+                if first is not None:
+                    return first
+                continue
+            for entry in islice(_ascending(level.gangs), _LOOKS):
+                if _holds(entry) and entry[4].group.options.gang[0] <= most:
+                    return entry[4]
+        return None
+
+    def nearest(self) -> Iterator[Call]:
+        """Of each priority the single call and the gang with the nearest deadline."""
+        if self.timed:
+            for level in self._levels.values():
+                for heap in (level.back, level.gangs):
+                    self._drop_ghosts(heap)
+                    if heap and heap[0][0] < math.inf:
+                        yield heap[0][4]
+
+    def waiting_gangs(self) -> Iterator[Call]:
+        """All that want several libraries, in no order."""
+        if self.gangs:
+            yield from _calls(entry for level in self._levels.values() for entry in level.gangs if _holds(entry))
+
+    def is_before(self, one: Call, other: Call) -> bool:
+        """True if the turn of one waiting call comes before that of the other."""
+        return self.rank(one) < self.rank(other)
+
+    def rank(self, call: Call) -> tuple[int, float, float, int]:
+        """A call's place: the smallest comes first."""
+        return (-call.group.options.priority, *self._key(call))
+
     def take(self, group: Group, limit: int) -> list[Call]:
-        """Take up to `limit` calls of one group from the head of the queue; the head is of that group."""
+        """Take up to `limit` calls of one group from the head of the calls for one library (`single`), which is of that
+        group."""
         level = self._levels[group.options.priority]
         taken: list[Call] = []
         while level.back and len(taken) < limit:
@@ -133,7 +229,27 @@ class Queue:
         for call in taken:
             call.ticket = NOT_QUEUED
         self.count -= len(taken)
+        if self.timed:
+            self.timed -= sum(map(self._is_timed, taken))
         return taken
+
+    # ---- inside
+
+    def _is_timed(self, call: Call) -> bool:
+        return self._by_deadline and not call.late and call.group.options.objective.deadline_at > 0
+
+    def _key(self, call: Call) -> tuple[float, float, int]:
+        """What decides within a priority."""
+        due_at = call.group.options.objective.deadline_at if self._is_timed(call) else math.inf
+        return due_at, call.submitted_at, call.id
+
+    def _enter(self, call: Call) -> None:
+        level, options = self._level(call.group.options.priority), call.group.options
+        heap = level.gangs if options.gang[1] > 1 else level.back
+        heapq.heappush(heap, (*self._key(call), call.ticket, call))
+        self.count += 1
+        self.timed += self._is_timed(call)
+        self.gangs += heap is level.gangs
 
     def _level(self, priority: int) -> _Level:
         level = self._levels.get(priority)
@@ -143,23 +259,30 @@ class Queue:
         return level
 
     def _first(self, level: _Level) -> Call | None:
-        """The first call of a level; ghosts before it are dropped."""
+        """The first call of a level that is no gang; ghosts before it are dropped."""
         fresh, back = level.fresh, level.back
         while fresh and fresh[0].ticket:
             fresh.popleft()
             self._ghosts -= 1
         if not back:
             return fresh[0] if fresh else None
-        while back and back[0][3].ticket != back[0][2]:
-            heapq.heappop(back)
-            self._ghosts -= 1
+        self._drop_ghosts(back)
         if back and fresh:
             call = fresh[0]
-            return back[0][3] if back[0][:2] <= (call.submitted_at, call.id) else call
-        return back[0][3] if back else (fresh[0] if fresh else None)
+            return back[0][4] if back[0][:3] <= (math.inf, call.submitted_at, call.id) else call
+        return back[0][4] if back else (fresh[0] if fresh else None)
+
+    def _first_gang(self, level: _Level) -> Call | None:
+        self._drop_ghosts(level.gangs)
+        return level.gangs[0][4] if level.gangs else None
+
+    def _drop_ghosts(self, heap: list[_Entry]) -> None:
+        while heap and not _holds(heap[0]):
+            heapq.heappop(heap)
+            self._ghosts -= 1
 
     def _drop_first(self, level: _Level, call: Call) -> None:
-        if level.back and level.back[0][3] is call:
+        if level.back and level.back[0][4] is call:
             heapq.heappop(level.back)
         else:
             level.fresh.popleft()
@@ -167,12 +290,22 @@ class Queue:
     def _sweep(self) -> None:
         for level in self._levels.values():
             level.fresh = deque(call for call in level.fresh if not call.ticket)
-            level.back = [entry for entry in level.back if entry[3].ticket == entry[2]]
-            heapq.heapify(level.back)
+            for heap in (level.back, level.gangs):
+                heap[:] = filter(_holds, heap)
+                heapq.heapify(heap)
         self._ghosts = 0
 
 
-def _ascending(heap: list[_Back]) -> Iterator[_Back]:
+def _holds(entry: _Entry) -> bool:
+    """True while the call waits at this place."""
+    return entry[4].ticket == entry[3]
+
+
+def _calls(entries: Iterator[_Entry] | list[_Entry]) -> Iterator[Call]:
+    return (entry[4] for entry in entries)
+
+
+def _ascending(heap: list[_Entry]) -> Iterator[_Entry]:
     """The entries of a heap in their order, at the cost of those that are taken: after an entry only its two children
     have become candidates."""
     ahead = [(heap[0], 0)] if heap else []

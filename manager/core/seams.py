@@ -77,6 +77,10 @@ class View(Protocol):
     def blocks(self) -> Mapping[BlockId, Block]:
         """Blocks that were asked for and are not over."""
 
+    @property
+    def most_pilots(self) -> Mapping[ClientId, int]:
+        """How many pilots each client that starts blocks by itself brings at most; 0 = any number."""
+
     def devices(self) -> Iterator[Device]:
         """Devices of pilots that can be given work."""
 
@@ -143,6 +147,13 @@ class Resize(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
+class FailCall(msgspec.Struct, frozen=True):
+    """End a waiting call with this failure."""
+
+    call: CallId
+    failure: Failure
+
+
 class FailWaiting(msgspec.Struct, frozen=True):
     """End every waiting call of a context with this failure."""
 
@@ -193,8 +204,8 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Resize | FailWaiting | Forecast | Timer | WantBlocks
-    | ReleaseBlock | Release | Ask
+    Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Resize | FailCall | FailWaiting | Forecast | Timer
+    | WantBlocks | ReleaseBlock | Release | Ask
 )  # fmt: skip
 
 
@@ -235,6 +246,11 @@ class Dispatch(Rounds, Protocol):
     """Which queued call goes to which library?"""
 
     @property
+    def by_deadline(self) -> bool:
+        """Whether calls with a deadline stand first in the queues of their contexts, and are dropped or told of by the
+        core when they can no longer be in time. False for a policy that plans with deadlines by itself."""
+
+    @property
     def asks_every_call(self) -> bool:
         """Whether `place` wants to see calls that arrive while no library of their context has room."""
 
@@ -243,8 +259,8 @@ class Dispatch(Rounds, Protocol):
         let it wait. O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Sequence[Action]:
-        """What a library with room takes: so many calls from the head of its context's queue (of the head's group
-        alone; it is asked again), or actions. O(1)."""
+        """What a library with room takes: so many calls from the head of its context's queue (those for one library,
+        `queue.single()`, of the head's group alone; it is asked again), or actions. O(1)."""
 
     def dry(self, view: View, library: Library) -> Sequence[Action]:
         """A library has nothing to do and its queue is empty."""
@@ -283,7 +299,7 @@ class Policies(msgspec.Struct, frozen=True):
 
 
 __all__ = [
-    "Action", "Ask", "Changes", "ClientId", "Dispatch", "Drop", "Evict", "FailWaiting", "Forecast", "Load", "Policies",
-    "PolicyError", "Provisioning", "Release", "ReleaseBlock", "Residency", "Resize", "Rounds", "Send", "SendGang",
-    "TakeBack", "Timer", "Unload", "View", "WantBlocks",
+    "Action", "Ask", "Changes", "ClientId", "Dispatch", "Drop", "Evict", "FailCall", "FailWaiting", "Forecast", "Load",
+    "Policies", "PolicyError", "Provisioning", "Release", "ReleaseBlock", "Residency", "Resize", "Rounds", "Send",
+    "SendGang", "TakeBack", "Timer", "Unload", "View", "WantBlocks",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ holder (a `Library`, or a `Gang` of them).
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
@@ -62,13 +63,15 @@ class Client:
 class Cost:
     """What runs of one function on one context have cost, whoever asked for them and how."""
 
-    __slots__ = ("by_kind", "context", "function", "run_s", "runs")
+    __slots__ = ("by_kind", "context", "function", "least_s", "run_s", "runs")
 
     def __init__(self, function: FunctionBlob, context: Context) -> None:
         self.function = function
         self.context = context
         self.runs = 0
         self.run_s = 0.0
+        self.least_s = math.inf
+        """The shortest run, as far as runs are told apart: the least mean of those that ended together."""
         self.by_kind: dict[str, list[float]] = {}
         """Number and seconds of runs that are not in the performance history yet, by device kind."""
 
@@ -106,6 +109,8 @@ class Call(msgspec.Struct, gc=False, eq=False):
     ticket: int = 0
     offered: bool = False
     notes: list[Note] | None = None
+    late: bool = False
+    """True once it can no longer be in time: its deadline does not count any more."""
 
     def note(self, now: float, text: str) -> None:
         """Remember something for the call's story. Ordinary steps are told from its fields and cost nothing."""
@@ -148,9 +153,9 @@ class Context:
         "rate", "recipe", "resident_bytes", "roomy", "run_s", "run_total_s", "runs", "starved_since",
     )  # fmt: skip
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, *, by_deadline: bool = False) -> None:
         self.recipe = recipe
-        self.queue = Queue()
+        self.queue = Queue(by_deadline=by_deadline)
         self.libraries: dict[LibraryId, Library] = {}
         self.idle: OrderedDict[LibraryId, Library] = OrderedDict()
         """Ready, with a free slot; the hottest is last. Ordered, because plain dicts find their ends in O(n)."""
@@ -385,6 +390,8 @@ class State:
         """Why nobody submits blocks just now; empty while somebody does."""
         self.said_blocks: dict[str, str] = {}
         """What a client says of blocks that are its own business."""
+        self.most_pilots: dict[ClientId, int] = {}
+        """How many pilots the blocks of each such client bring at once at most; 0 = any number."""
         self.notices: dict[str, float] = {}
         """What the people of the session should know of it, and when it happened last. The oldest comes first."""
         self.refused: dict[str, int] = {}

@@ -83,6 +83,12 @@ def choose(executor: StokerExecutor, wanted: int, *, idle_only: bool) -> list[st
     return [block for block in order if not idle_only or not running[block]][:wanted]
 
 
+def most_pilots(provider: ExecutionProvider) -> int:
+    """How many pilots a provider's blocks bring at once at most; 0 = any number."""
+    most, nodes = getattr(provider, "max_blocks", 0), getattr(provider, "nodes_per_block", 1)
+    return int(most * nodes) if isinstance(most, int) and isinstance(nodes, int) else 0
+
+
 def with_pilots(link: Link) -> set[str]:
     """Blocks whose pilots can be told to end."""
     try:

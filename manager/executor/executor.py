@@ -336,7 +336,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if said != self._said_blocks and self._link is not None and not self._stopped:
             self._said_blocks = said
             ended = tuple(block for block, job in self._status.items() if job.state in TERMINAL_STATES)
-            self._link.tell(WantPilots(said, ended))
+            self._link.tell(WantPilots(said, ended, blocks.most_pilots(self.provider)))
 
     def _finish_draining(self) -> None:
         for block, until in list(self._draining.items()):

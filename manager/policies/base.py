@@ -12,6 +12,7 @@ class Quiet:
     """Answers nothing to rounds, timers and advice."""
 
     period_s: float = 0.0
+    by_deadline = False
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:  # noqa: ARG002
         """Nothing."""

@@ -10,7 +10,11 @@ whose function has not run yet, or runs long, is never prefetched.
 
 A call that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.walltime`).
 
-A gang starts when enough libraries of its context are free; the head of a queue is not overtaken, so it does start.
+A gang starts when enough libraries of its context are free. Once as many are ready as it needs, those that fall free
+are kept for it when its turn has come, so it does start: it waits for the longest call that runs there at most. While
+there are not as many, calls for one library pass it.
+
+Within a priority the nearest deadline comes first (`by_deadline`, `stoker.manager.core.deadlines`).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, SendGang, TakeBack, View
 from stoker.manager.core.state import Call, Context, Filling, Library
 from stoker.manager.core.walltime import has_time
@@ -34,6 +39,7 @@ class HottestFirst(Quiet):
     """
 
     asks_every_call = False
+    by_deadline = True
 
     def __init__(
         self, *, prefetch_s: float = 0.02, prefetch_calls: int = 128, frame_s: float = 0.002, busy_per_s: float = 4000.0
@@ -57,7 +63,7 @@ class HottestFirst(Quiet):
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         """The hottest library with a free slot, else one with room for a backlog."""
         context, group = call.group.context, call.group
-        if context.queue.count:
+        if context.queue.count and not _nothing_waits(context):
             return None
         if group.options.gang[1] > 1:
             return self._gang(context, call)
@@ -79,13 +85,13 @@ class HottestFirst(Quiet):
         load = len(library.held) + len(library.zombies)
         free = library.slots - load
         room = self.window(view, library) - load
-        head = context.queue.head()
+        head, gang = context.queue.single(), _next_gang(context)
+        if gang is not None and (head is None or context.queue.is_before(gang, head)):
+            start = self._gang(context, gang)
+            return (start,) if start is not None else 0
         if head is None:
             return 0
         group = head.group
-        if group.options.gang[1] > 1:
-            gang = self._gang(context, head)
-            return (gang,) if gang is not None else 0
         if library.pilot.ends_at and not _in_time(view, library, head):
             return 0
         if room <= free:
@@ -99,7 +105,7 @@ class HottestFirst(Quiet):
     def dry(self, view: View, library: Library) -> Sequence[Action]:
         """Take back half of what another library of the context holds and has not begun, if that saves time."""
         context = library.context
-        if not context.backlogged:
+        if not context.backlogged or _next_gang(context) is not None:
             return ()
         victim = max(list(islice(context.backlogged.values(), 8)), key=lambda other: other.load - other.taking)
         waiting = victim.load - victim.taking - victim.slots
@@ -122,11 +128,24 @@ class HottestFirst(Quiet):
         return room and _in_time(view, library, call)
 
     def _gang(self, context: Context, call: Call) -> SendGang | None:
-        """The call at the head on as many free libraries as it likes, once there are enough. While it waits nothing
-        passes it, so they become free one after the other; gangs of one context start one at a time, in order."""
+        """A gang on as many free libraries as it likes, once there are enough. Gangs of one context start one at a
+        time, in order."""
         smallest, largest = call.group.options.gang
         free = [id for id, library in reversed(context.idle.items()) if library.admits(call)]
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None
+
+
+def _nothing_waits(context: Context) -> bool:
+    """True if only gangs wait that need more libraries than are ready: nothing is kept for them yet."""
+    return context.queue.single() is None and _next_gang(context) is None
+
+
+def _next_gang(context: Context) -> Call | None:
+    """The first waiting gang for which enough libraries are ready, whether they are free or not."""
+    if not context.queue.gangs:
+        return None
+    ready = sum(x.state is LibraryState.READY and x.usable for x in context.libraries.values())
+    return context.queue.gang(most=ready) if ready else None
 
 
 def _in_time(view: View, library: Library, call: Call) -> bool:

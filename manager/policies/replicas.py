@@ -56,7 +56,10 @@ class ByOrder(WholeDevice):
     """Residency that loads nothing by itself, but says of a context that can be nowhere why."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Nothing, or a word that it can never be."""
+        """Nothing, or a word that it, or a gang, can never be."""
+        hopeless = self.hopeless_gangs(view, context)
+        if hopeless:
+            return (*hopeless, Timer(view.now + self.ask_again_s, context.recipe.key))
         if any(library.usable for library in context.libraries.values()) or self.places(view, context):
             return (Timer(view.now + self.ask_again_s, context.recipe.key),)
         return [action for action in super().wanted(view, context) if isinstance(action, Timer | FailWaiting)]

@@ -20,12 +20,12 @@ blip. A pilot whose disk does not take a context is left alone (`stoker.manager.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from stoker.manager.core.fitness import unfit
 from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.core.seams import Action, FailWaiting, Load, Provisioning, Timer, Unload, View
+from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View
 from stoker.manager.core.state import Context, Device, Library, Pilot
 from stoker.manager.policies import durations
 from stoker.manager.policies.base import Quiet
@@ -33,6 +33,7 @@ from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.sizes import bare_bytes, declared_bytes, is_of_kind, known_bytes
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import RecipeKey
+from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.units import show_bytes, show_seconds
 
 GIVE_UP_ON_PILOT = 2
@@ -66,7 +67,7 @@ class LoadWhereWanted(Quiet):
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """Loads that pay, evictions that make room for one, or a word that it can never be."""
         key = RecipeKey(context.recipe.key)
-        plan: list[Action] = [Timer(view.now + self.ask_again_s, key)]
+        plan: list[Action] = [Timer(view.now + self.ask_again_s, key), *self.hopeless_gangs(view, context)]
         alive = [x for x in context.libraries.values() if self._counts(view, x)]
         more = self.worth_loading(context, alive)
         if more <= 0:
@@ -274,6 +275,44 @@ class LoadWhereWanted(Quiet):
             "devices seen: " + ", ".join(f"{what} x {count}" for what, count in seen.items()),
         )
 
+    def hopeless_gangs(self, view: View, context: Context) -> list[FailCall]:
+        """An end for waiting gangs that want more libraries than this site could ever hold at once."""
+        if not context.queue.gangs or not view.pilots:
+            return []
+        most = self._most_libraries(view, context)
+        hopeless = [call for call in context.queue.waiting_gangs() if call.group.options.gang[0] > most]
+        plan = []
+        for call in sorted(hopeless, key=lambda call: call.id):
+            wants = call.group.options.gang[0]
+            text = (
+                f"a gang of {wants} can run nowhere: at most {most:g} libraries of context {context.recipe.name} fit on"
+                " the devices that there are and that may come; ask for fewer (@app(gang=...)), or for more devices in "
+                "the site file ([provider] max_blocks, nodes)"
+            )
+            plan.append(FailCall(call.id, Failure(FailureKind.NO_DEVICE, text)))
+        return plan
+
+    def _most_libraries(self, view: View, context: Context) -> float:
+        """How many libraries of a context could be there at once, if it had all devices that are here or may come."""
+        here: dict[str, list[int]] = {}
+        for pilot in view.pilots.values():
+            if pilot.state in (PilotState.HERE, PilotState.CUT):
+                facts = [device.facts for device in pilot.devices.values()]
+                here.setdefault(pilot.source, []).append(_most_of(context, facts))
+        if not view.sources:
+            rooms = [room for of_source in here.values() for room in of_source]
+            known = view.most_pilots.values()
+            more = sum(known) if known and all(known) else math.inf
+            return max(sum(rooms), more * max(rooms, default=0)) if any(rooms) else math.inf
+        total = 0.0
+        for name, source in view.sources.items():
+            rooms = here.pop(name, [])
+            each = float(source.source.slots // context.recipe.needs.devices) or math.inf
+            if source.devices:
+                each = float(max([_most_of(context, source.devices), *rooms]))
+            total += max(sum(rooms), source.source.most * source.source.nodes * each)
+        return total + sum(map(sum, here.values()))
+
     def _is_able(self, context: Context, pilot: Pilot) -> bool:
         """Whether a pilot has the devices for a context, were they all free."""
         able = [
@@ -296,6 +335,12 @@ class LoadWhereWanted(Quiet):
         if len(said) > _SHOWN_LINES:
             said[_SHOWN_LINES:] = [f"and {len(said) - _SHOWN_LINES} more like these"]
         return Failure(FailureKind.PILOT, "\n  ".join(said))
+
+
+def _most_of(context: Context, devices: Iterable[DeviceFacts]) -> int:
+    """How many libraries of a context these devices of one pilot could hold, were they all free and well."""
+    able = [x for x in devices if is_of_kind(context, x) and known_bytes(context, x) <= x.memory_bytes]
+    return len(able) // context.recipe.needs.devices
 
 
 def _successors(context: Context, alive: list[Library]) -> int:

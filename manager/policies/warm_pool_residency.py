@@ -89,6 +89,9 @@ class WarmPools(LoadWhereWanted):
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """Nothing, where a round decides, but room that others must make, or a word that it can never be."""
         book, head = self.books.of(context), context.queue.head()
+        hopeless = self.hopeless_gangs(view, context)
+        if hopeless:
+            return (*hopeless, Timer(view.now + self.ask_again_s, context.recipe.key))
         if book is None or not book.active:
             if head is None or not in_rounds(head):
                 return super().wanted(view, context)

@@ -40,6 +40,7 @@ class AllotInRounds(HottestFirst):
     """Dispatch: Algorithm 1 for contexts with jobs in line, the default way for all others."""
 
     period_s = ROUND_S
+    by_deadline = False
 
     def __init__(self, books: Books, *, together: bool = True, reuse: bool = True, **hottest: Any) -> None:
         super().__init__(**hottest)

@@ -96,11 +96,13 @@ class AskCalls(_Message, frozen=True, tag="ask-calls"):
 class WantPilots(_Message, frozen=True, tag="want-pilots"):
     """The client's provider has changed its blocks: what `status` should say of them (state, reason).
 
-    `ended`: those whose batch job is over. A pilot of such a block that is cut off will not come back.
+    `ended`: those whose batch job is over. A pilot of such a block that is cut off will not come back. `most_pilots`:
+    how many pilots there can be at once, 0 = any number.
     """
 
     blocks: dict[str, str]
     ended: tuple[str, ...] = ()
+    most_pilots: int = 0
 
 
 class ReleaseBlock(_Message, frozen=True, tag="release-block"):

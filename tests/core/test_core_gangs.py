@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
-from core.builders import DIED, Cluster, cluster
+from core.builders import DIED, Cluster, devices
+from core.builders import cluster as make_cluster
 
 from stoker.manager.core import actions
 from stoker.manager.core.commands import RecordPace
 from stoker.manager.core.events import AdviceArrived, ContextAdvice
 from stoker.manager.core.paces import Paces, work_of
+from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import Forecast, PolicyError
 from stoker.manager.core.state import Gang
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.blocks import Source
 from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, Features, GangPlace, Objective
 from stoker.manager.protocol.ids import show_call
 
+Make = Callable[..., Cluster]
 ALONE = Failure(FailureKind.GANG, "connection reset by peer")
 
 
 @pytest.fixture
 def three() -> Cluster:
     """A gang of three, on a pilot each."""
-    made = cluster(pilots=3)
+    made = make_cluster(pilots=3)
     made.calls(3).ready()
     made.end("1", "2", "3").forget()
     return made.call("g", gang=(2, 3))
@@ -194,7 +199,7 @@ def test_a_call_that_says_when_it_begins_is_timed_from_there(three: Cluster, don
 
 
 def test_a_pace_is_told_from_the_end_of_a_call_that_reported_nothing() -> None:
-    made = cluster(pilots=1)
+    made = make_cluster(pilots=1)
     made.calls(1).ready()
     made.end("1")
     made.call("g", gang=(1, 4))
@@ -204,7 +209,7 @@ def test_a_pace_is_told_from_the_end_of_a_call_that_reported_nothing() -> None:
 
 @pytest.mark.parametrize(("reports", "pace_s"), [([0.0], None), ([0.0, 30.0], 0.5)])
 def test_a_call_that_ends_early_is_taken_for_what_it_reported(reports: list[float], pace_s: float | None) -> None:
-    made = cluster(pilots=1)
+    made = make_cluster(pilots=1)
     made.calls(1).ready()
     made.end("1")
     made.call("g", gang=(1, 4), features=Features(items=100))
@@ -284,7 +289,7 @@ def test_how_much_of_its_items_a_call_does_is_learned_from_the_last_of_its_kind(
 
 
 def test_only_calls_that_ended_well_and_said_how_far_they_were_are_learned_from() -> None:
-    made = cluster(pilots=1)
+    made = make_cluster(pilots=1)
     made.calls(1).ready()
     made.end("1")
     features = Features(items=100)
@@ -306,7 +311,7 @@ def test_work_is_tokens_where_a_call_says_them() -> None:
 
 
 def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
-    made = cluster()
+    made = make_cluster()
     made.calls(1).forget()
     actions.apply(made.core, Forecast(made.ids["1"], made.now + 1, True), seam="dispatch")  # type: ignore[arg-type]
     assert not made.core.state.forecasts, "nobody knows how long such a call takes"
@@ -332,7 +337,7 @@ def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
 
 
 def test_nobody_hears_of_a_lateness_that_is_less_than_can_be_known() -> None:
-    made = cluster()
+    made = make_cluster()
     made.call("c", objective=Objective(deadline_at=made.now + 60))
     made.context().paces.tell({1: 1.0})
     name, heard = show_call(made.the_call("c").id), []
@@ -347,7 +352,7 @@ def test_nobody_hears_of_a_lateness_that_is_less_than_can_be_known() -> None:
 
 
 def test_a_call_s_story_says_what_is_expected_of_it() -> None:
-    made = cluster()
+    made = make_cluster()
     made.call("c", objective=Objective(deadline_at=made.now + 60))
     made.context().paces.tell({1: 1.0})
     name = show_call(made.the_call("c").id)
@@ -363,7 +368,7 @@ def test_a_call_s_story_says_what_is_expected_of_it() -> None:
 
 
 def test_what_other_sessions_measured_is_believed_until_this_one_has() -> None:
-    made = cluster(pilots=1)
+    made = make_cluster(pilots=1)
     slow, fast = ContextAdvice(paces={1: 2.0, 2: 1.2}, meet_s=0.5), ContextAdvice(paces={1: 1.0})
     made.event(AdviceArrived("bare", {"cpu": fast, "gpu": slow}))  # type: ignore[arg-type]
     paces = made.context().paces
@@ -378,8 +383,72 @@ def test_what_other_sessions_measured_is_believed_until_this_one_has() -> None:
 
 
 def test_a_gang_that_lacks_members_says_so() -> None:
-    made = cluster(pilots=2)
+    made = make_cluster(pilots=2)
     made.calls(2).ready()
     made.end("1", "2").call("g", gang=(3, 3))
     said = made.story(show_call(made.the_call("g").id))
     assert "the next call wants 3 devices at once; 2 hot here" in said
+
+
+# ---- gangs and what is beside them
+
+
+def test_calls_for_one_library_pass_a_gang_that_waits_for_devices(cluster: Make) -> None:
+    made = cluster(pilots=2).calls(2).ready().end("1", "2").forget()
+    made.call("gang", gang=(3, 3)).call("small", gang=(2, 2)).call("a").call("b").call("c")
+    assert places(made).keys() >= {"p1", "p2"}
+    assert made.the_call("small").state is CallState.HELD, "enough libraries are there for it"
+    made.end("small")
+    assert sorted(made.held("p1") + made.held("p2")) == ["a", "b"]
+    made.join("p3").ready(only="p3")
+    assert made.the_call("gang").state is CallState.WAITING
+    assert made.waiting() == ["gang", "c"]
+    made.end("a", "b")
+    assert made.the_call("gang").state is CallState.HELD, "nothing else was begun, once as many were there as it needs"
+    made.end("gang")
+    made.end("c")
+    assert all(end.ok for end in made.ended.values())
+    assert len(made.ended) == 7
+
+
+def test_libraries_that_were_kept_for_a_gang_go_on_when_it_cannot_be_complete_any_more(cluster: Make) -> None:
+    made = cluster(pilots=3).calls(3).ready().forget()
+    made.call("gang", gang=(3, 3)).call("a").call("b").end("1")
+    assert made.waiting() == ["gang", "a", "b"], "p1 is kept"
+    made.lose("p3")
+    assert (made.held("p1"), made.held("p2")) == (["3"], ["2"])
+    made.end("2")
+    assert made.held("p2") == ["a"]
+
+
+def test_libraries_that_were_kept_for_a_gang_go_on_when_it_is_cancelled(cluster: Make) -> None:
+    made = cluster(pilots=2).calls(2).ready().forget()
+    made.call("gang", gang=(2, 2)).call("a").end("1")
+    assert made.waiting() == ["gang", "a"]
+    made.tell("ana", say.Cancel([made.ids["gang"]]))  # type: ignore[list-item]
+    assert made.waiting() == []
+
+
+@pytest.mark.parametrize("pilots", [1, 2])
+def test_a_gang_that_fits_nowhere_fails_at_once_and_names_what_there_is(cluster: Make, pilots: int) -> None:
+    made = cluster().sources(Source("lab", first=1, most=2, slots=1))
+    made.join(*(f"p{n}" for n in range(pilots)), block="b1")
+    made.call("gang", gang=(4, 4)).call("fits", gang=(2, 2)).call("one")
+    failure = made.ended["gang"].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.NO_DEVICE
+    assert "a gang of 4 can run nowhere: at most 2 libraries of context" in failure.message
+    assert set(made.ended) == {"gang"}, "what may still come could give the other one its devices"
+
+
+def test_a_gang_waits_while_nobody_knows_what_may_come(cluster: Make) -> None:
+    made = cluster(pilots=1).call("gang", gang=(4, 4)).wait(100)
+    assert made.ended == {}
+    made.tell("ana", say.WantPilots({"0": "running"}, (), 3)).wait(2)
+    assert made.ended["gang"].failure.kind is FailureKind.NO_DEVICE  # type: ignore[union-attr]
+
+
+def test_a_quarantined_device_may_be_well_again(cluster: Make) -> None:
+    made = cluster().sources(Source("lab", first=1, most=1, slots=2)).join("p1", of=devices(2), block="b1")
+    made.report("p1", say.DeviceFault("cpu:0", "ECC")).call("gang", gang=(2, 2)).wait(5)  # type: ignore[arg-type]
+    assert made.ended == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,15 +10,16 @@ import pytest
 from stoker.contexts.recipe import BARE
 from stoker.manager.core.queue import Queue
 from stoker.manager.core.state import Call, Client, Context, Cost, Group
-from stoker.manager.protocol.calls import CallOptions, CallSpec
+from stoker.manager.protocol.calls import CallOptions, CallSpec, Objective
 from stoker.manager.protocol.ids import CallId, ClientId, FunctionKey
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
 
-def group(priority: int) -> Group:
+def group(priority: int, *, due_at: float = 0.0, gang: tuple[int, int] = (1, 1)) -> Group:
     client = Client(ClientId("ana"), number=0, observer=False)
     cost = Cost(FunctionBlob(FunctionKey("f"), "f", b""), Context(BARE))
-    return Group(priority, client, cost, CallOptions(priority=priority))
+    options = CallOptions(priority=priority, objective=Objective(deadline_at=due_at), gang=gang)
+    return Group(priority, client, cost, options)
 
 
 def call(id: int, of: Group) -> Call:
@@ -59,6 +61,74 @@ def test_it_is_always_sorted_by_priority_and_arrival(seed: int) -> None:
         assert list(queue) == in_order(model)
         assert queue.first(7, looks=1000) == in_order(model)[:7]
         assert len(queue) == len(model)
+
+
+KINDS = [
+    group(0), group(0, due_at=50.0), group(0, due_at=20.0), group(1), group(1, due_at=90.0), group(0, gang=(2, 2)),
+    group(0, gang=(4, 8)), group(1, due_at=10.0, gang=(3, 3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("by_deadline", [True, False])
+@pytest.mark.parametrize("seed", range(20))
+def test_gangs_and_deadlines_are_in_their_places_and_calls_for_one_library_pass_gangs(
+    seed: int, by_deadline: bool
+) -> None:
+    chance, queue = random.Random(seed), Queue(by_deadline=by_deadline)
+    model: list[Call] = []
+    away: list[Call] = []
+
+    def rank(call: Call) -> tuple[float, ...]:
+        due_at = call.group.options.objective.deadline_at
+        counts = by_deadline and due_at and not call.late
+        return -call.group.options.priority, due_at if counts else math.inf, call.submitted_at, call.id
+
+    for id in range(300):
+        match chance.choice(("extend", "take", "leave", "back", "demote")):
+            case "extend":
+                kind = chance.choice(KINDS)
+                fresh = [call(10 * id + n, kind) for n in range(chance.randint(1, 5))]
+                queue.extend(fresh)
+                model += fresh
+            case "take" if (single := queue.single()) is not None:
+                taken = queue.take(single.group, chance.randint(1, 4))
+                assert taken == [x for x in model if x.group.options.gang[1] == 1][: len(taken)]
+                model = [x for x in model if x not in taken]
+                away += taken
+            case "leave" if model:
+                model.remove(gone := chance.choice(model))
+                queue.leave(gone)
+                away.append(gone)
+            case "back" if away:
+                again = away.pop(chance.randrange(len(away)))
+                queue.put_back(again)
+                model.append(again)
+            case "demote" if model:
+                queue.demote(chance.choice(model))
+        model.sort(key=rank)
+        singles, gangs = ([x for x in model if (x.group.options.gang[1] > 1) is so] for so in (False, True))
+        timed = [x for x in model if rank(x)[1] < math.inf]
+        assert list(queue) == queue.first(2000, looks=2000) == model
+        assert queue.head() is (model[0] if model else None)
+        assert queue.single() is (singles[0] if singles else None)
+        assert (queue.count, queue.gangs, queue.timed) == (len(model), len(gangs), len(timed))
+        for most in (1, 2, 3, 8):
+            able = [x for x in gangs if x.group.options.gang[0] <= most]
+            assert queue.gang(most=most) is (able[0] if able else None)
+        if timed:
+            assert min(timed, key=lambda x: rank(x)[1:]) in list(queue.nearest())
+
+
+def test_a_call_that_is_apart_is_the_last_and_nothing_takes_it() -> None:
+    queue, one = Queue(), group(0)
+    first, second = call(1, one), call(2, one)
+    queue.put_apart(first)
+    assert (queue.head(), queue.single(), queue.count) == (first, None, 1)
+    queue.push(second)
+    assert (queue.head(), list(queue), queue.first(5, looks=5)) == (second, [second, first], [second, first])
+    assert queue.take(one, 5) == [second]
+    queue.leave(first)
+    assert (queue.head(), queue.count) == (None, 0)
 
 
 def test_calls_that_left_from_the_middle_are_swept_out() -> None:

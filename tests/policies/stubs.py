@@ -129,6 +129,7 @@ class Deadlines(HottestFirst):
     """Dispatch that drops what cannot be in time any more, with a reason, when its timer says so."""
 
     asks_every_call = True
+    by_deadline = False
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         latest = call.group.options.objective.deadline_at

@@ -1,0 +1,101 @@
+"""Deadlines under a policy that orders its queues by them (`Dispatch.by_deadline`; the default does).
+
+Within a priority the nearest deadline comes first; calls without one come after those with one. A call is *lost* when
+its deadline has passed, or when it would pass before the end of the call even if it began now and took as long as the
+shortest run of its function on its context, once `KNOWN_RUNS` runs were seen. A call that is lost is dropped if its
+user wants that (`late="drop"`). Else its client is told, and it stands behind the calls that can still be in time: they
+would be late as well if it went first.
+
+Calls are looked at when they come, when a library has room, and by a timer when the first one of a queue would be lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.manager.core import calls
+from stoker.manager.protocol.calls import CallForecast, Failure, FailureKind
+from stoker.units import show_seconds
+
+if TYPE_CHECKING:
+    from stoker.manager.core.core import Core
+    from stoker.manager.core.state import Call, Context
+
+KNOWN_RUNS = 3
+"""One slow first run must not make every later call look lost."""
+_SOON_S = 0.001
+"""A timer that fires this much early does not ask for another one in no time."""
+
+
+def came(core: Core, fresh: list[Call]) -> list[Call]:
+    """New calls of one group have a deadline. Returns those that are to run; the others are dropped."""
+    kept = []
+    for call in fresh:
+        if is_lost(core.state.now, call):
+            if call.group.options.objective.drop_late:
+                call.group.context.queue.push(call)  # whatever waits is in its queue until it ends
+                calls.fail(core, call, Failure(FailureKind.DROPPED, why_lost(core.state.now, call)))
+                continue
+            _tell_late(core, call)
+        kept.append(call)
+    return kept
+
+
+def watch(core: Core, context: Context) -> None:
+    """Have a queue looked at when the first of its calls would be lost."""
+    at = min((_latest_start(call) for call in context.queue.nearest()), default=None)
+    key = f"deadline/{context.recipe.key}"
+    if at is not None and at < core.state.timers.get(key, at + 1.0):
+        core.set_timer(key, max(at, core.state.now) + _SOON_S)
+
+
+def due(core: Core, key: str) -> None:
+    """The first call of a queue may be lost by now."""
+    context = core.state.contexts.get(key)
+    if context is not None:
+        settle(core, context)
+        watch(core, context)
+
+
+def settle(core: Core, context: Context) -> None:
+    """Drop what is lost, or let it stand behind the others."""
+    queue = context.queue
+    while queue.timed:
+        lost = [call for call in queue.nearest() if is_lost(core.state.now, call)]
+        if not lost:
+            return
+        for call in lost:
+            if call.group.options.objective.drop_late:
+                calls.fail(core, call, Failure(FailureKind.DROPPED, why_lost(core.state.now, call)))
+            else:
+                queue.demote(call)
+                _tell_late(core, call)
+
+
+def is_lost(now: float, call: Call) -> bool:
+    """True if a call that has not begun cannot be in time any more."""
+    return not call.late and now > _latest_start(call)
+
+
+def why_lost(now: float, call: Call) -> str:
+    """Why a call is dropped, in words."""
+    left_s = call.group.options.objective.deadline_at - now
+    if left_s <= 0:
+        return f"dropped: {show_seconds(-left_s)} past its deadline"
+    runs_s = show_seconds(call.group.cost.least_s)
+    return f"dropped: its deadline is in {show_seconds(left_s)}, and no call of its function took less than {runs_s}"
+
+
+def _latest_start(call: Call) -> float:
+    cost = call.group.cost
+    return call.group.options.objective.deadline_at - (cost.least_s if cost.runs >= KNOWN_RUNS else 0.0)
+
+
+def _tell_late(core: Core, call: Call) -> None:
+    state = core.state
+    call.late = True
+    call.note(state.now, "cannot be in time any more; calls that can be go first")
+    before = state.forecasts.get(call.id)
+    if before is None or before.in_time:
+        said = state.forecasts[call.id] = CallForecast(call.id, state.now + call.group.cost.run_s, False)
+        core.forecasts.setdefault(call.group.client, []).append(said)

@@ -1,0 +1,101 @@
+"""Deadlines under the default policy: the nearest first, and what cannot be in time is dropped or told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from core.builders import Cluster
+
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol.calls import FailureKind, Objective
+
+Make = Callable[..., Cluster]
+
+
+def due(c: Cluster, seconds: float, *, drop: bool = False) -> Objective:
+    return Objective(deadline_at=c.now + seconds, drop_late=drop)
+
+
+def test_the_nearest_deadline_comes_first_within_a_priority(cluster: Make) -> None:
+    c = cluster(pilots=1).call("running").ready().forget()
+    c.call("none").call("far", objective=due(c, 90)).call("near", objective=due(c, 60)).call("none too")
+    c.call("urgent", priority=1).call("nearest, of less weight", priority=-1, objective=due(c, 10))
+    order = []
+    for name in ["running"] + ["?"] * 6:
+        c.end(name if name != "?" else order[-1], run_s=0.5)
+        order += c.runs("p1") if c.mail.get("p1") else []
+    assert order == ["urgent", "near", "far", "none", "none too", "nearest, of less weight"]
+
+
+def test_calls_with_deadlines_that_come_together_are_sorted_too(cluster: Make) -> None:
+    c = cluster(pilots=1).call("running").ready().forget().calls(10)
+    c.call("due", objective=due(c, 60)).end("running")
+    assert c.runs("p1") == ["due"]
+
+
+def test_what_is_past_its_deadline_is_dropped_with_the_time(cluster: Make) -> None:
+    c = cluster(pilots=1).call("running").ready().forget()
+    c.call("late", objective=due(c, 5, drop=True)).call("also", objective=due(c, 9, drop=True)).wait(5.5)
+    assert set(c.ended) == {"late"}
+    failure = c.ended["late"].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.DROPPED
+    assert failure.message == "dropped: 1.0 ms past its deadline"
+    c.wait(4.0).end("running")
+    assert set(c.ended) == {"late", "also", "running"}
+
+
+def test_it_is_dropped_though_no_pilot_is_here(cluster: Make) -> None:
+    c = cluster()
+    c.call("late", objective=due(c, 5, drop=True)).wait(6)
+    assert c.ended["late"].failure is not None
+
+
+def test_a_call_that_is_late_when_it_comes_is_dropped_at_once_and_else_runs(cluster: Make) -> None:
+    c = cluster(pilots=1)
+    c.call("no", objective=due(c, -0.022, drop=True)).call("yes", objective=due(c, -1))
+    assert c.ended["no"].failure.message == "dropped: 22 ms past its deadline"  # type: ignore[union-attr]
+    c.hears("ana", to_client.Forecasts)
+    c.ready().end("yes")
+    assert c.ended["yes"].ok
+
+
+def test_what_would_end_too_late_even_if_it_began_now_is_dropped_once_runs_are_known(cluster: Make) -> None:
+    c = cluster(pilots=1).call("a").ready().end("a", run_s=10.0)
+    c.call("first", objective=due(c, 5, drop=True)).end("first", run_s=10.0)
+    assert c.ended["first"].ok, "one slow run may have been the first one's fault"
+    c.call("b").end("b", run_s=8.0)
+    c.call("hopeless", objective=due(c, 5, drop=True))
+    why = "dropped: its deadline is in 5.0 s, and no call of its function took less than 8.0 s"
+    assert c.ended["hopeless"].failure.message == why  # type: ignore[union-attr]
+    c.call("hopeful", objective=due(c, 8.5, drop=True)).end("hopeful", run_s=8.0)
+    assert c.ended["hopeful"].ok
+
+
+def test_a_call_that_is_late_and_is_to_run_all_the_same_is_told_of_and_harms_no_other(cluster: Make) -> None:
+    c = cluster(pilots=1).call("running").ready().forget()
+    c.call("lost", objective=due(c, 5)).call("good", objective=due(c, 60)).call("none").wait(6)
+    [said] = c.hears("ana", to_client.Forecasts).forecasts
+    assert (c.names[said.call], said.in_time) == ("lost", False)
+    order = []
+    for name in ("running", "good", "lost", "none"):
+        c.end(name)
+        order += c.runs("p1") if c.mail.get("p1") else []
+    assert order == ["good", "lost", "none"], "it waited before the last one"
+    assert all(end.ok for end in c.ended.values())
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_a_call_that_runs_already_is_left_alone(cluster: Make, drop: bool) -> None:
+    c = cluster(pilots=1)
+    c.call("slow", objective=due(c, 5, drop=drop)).ready().wait(60).end("slow", run_s=60.0)
+    assert c.ended["slow"].ok
+
+
+def test_deadlines_make_no_timer_a_call(cluster: Make) -> None:
+    c = cluster(pilots=1).call("running").ready()
+    for n in range(50):
+        c.call(f"c{n}", objective=due(c, 100 - n))
+    assert [key for key in c.core.state.timers if key.startswith("deadline/")] == ["deadline/bare"]
+    assert c.core.state.timers["deadline/bare"] == pytest.approx(c.now + 51, abs=0.01)
