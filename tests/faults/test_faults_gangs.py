@@ -159,3 +159,39 @@ def test_gangs_end_once_each_while_anything_is_killed_at_any_moment(world, site,
         assert [future.result(180) for future in futures] == list(range(8))
     for number in range(8):
         assert sorted(set(steps(number))) == list(range(STEPS))
+
+
+TWO = """
+[provider]
+kind = "local"
+[pilot]
+devices = "cpu:2"
+[policy]
+name = "{policy}"
+"""
+
+
+@pytest.mark.parametrize("policy", ["default", "prompt-tuner"])
+def test_a_gang_that_fits_nowhere_fails_and_holds_nobody_up(world, tmp_path, policy):
+    site = tmp_path / "two.toml"
+    site.write_text(TWO.format(policy=policy))
+    recipe = loaded(str(tmp_path / "log"))
+
+    @stoker.app(context=recipe, gang=3)
+    def three(context):
+        return "three"
+
+    @stoker.app(context=recipe, gang=2)
+    def two(context):
+        return "two"
+
+    @stoker.app(context=recipe)
+    def one(context, number):
+        return number
+
+    with stoker.load(site, run_dir=str(world.runs)):
+        hopeless, pair, singles = three(), two(), [one(number) for number in range(8)]
+        assert [single.result(60) for single in singles] == list(range(8))
+        with pytest.raises(errors.NoDeviceError, match="a gang of 3 can run nowhere: at most 2 libraries of context"):
+            hopeless.result(60)
+        assert pair.result(60) == "two"
