@@ -39,7 +39,14 @@ from stoker.site import Site
 CARRIED_AS = "session"
 """What the folder is called in a job's sandbox."""
 _KEYS = ("pilot", "transfer")
-_STARTER = ("errors.py", "seldom.py", "contexts/manifest.py", "pilot/starter/*.py", "pilot/transfer/*.py")
+_STARTER = (
+    "errors.py",
+    "seldom.py",
+    "unproven_places.py",
+    "contexts/manifest.py",
+    "pilot/starter/*.py",
+    "pilot/transfer/*.py",
+)
 """Of this package, what `start.pyz` consists of."""
 
 

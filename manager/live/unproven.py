@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections import OrderedDict
 
 from stoker import descriptors
 from stoker.seldom import SeldomLog
+from stoker.unproven_places import UnprovenPlaces
 
 log = logging.getLogger("stoker.manager")
 
@@ -32,16 +32,12 @@ class UnprovenConnections:
 
     def __init__(self) -> None:
         limit = descriptors.limit()
-        self.most = max(_LEAST, min(_MOST, (limit - KEPT_FREE) // 2))
+        self.places: UnprovenPlaces[int] = UnprovenPlaces(most=max(_LEAST, min(_MOST, (limit - KEPT_FREE) // 2)))
         self._ceiling = limit - KEPT_FREE
         self._peers: dict[int, Peer] = {}
-        self._by_address: dict[str, OrderedDict[int, None]] = {}
         self._lines = SeldomLog(log)
         self.cut = 0
         """Connections that were cut to make room."""
-
-    def __len__(self) -> int:
-        return len(self._peers)
 
     def accepted(self, descriptor: int) -> None:
         """A connection has come. It is unproven; if it is one too many, another or this one is cut."""
@@ -50,30 +46,21 @@ class UnprovenConnections:
         if peer is None:
             return
         self._peers[descriptor] = peer
-        self._by_address.setdefault(peer[0], OrderedDict())[descriptor] = None
-        if len(self._peers) > self.most or descriptor >= self._ceiling:
-            self._cut_one()
+        self.places.add(descriptor, address=peer[0])
+        surplus = self.places.take_oldest() if descriptor >= self._ceiling else self.places.surplus()
+        if surplus is not None:
+            oldest, address = surplus
+            self.cut += 1
+            _shut(oldest, self._peers.pop(oldest))
+            known = len(self._peers) + 1
+            self._lines.warning(
+                address, f"{address} opens connections and proves no key: the oldest of {known} was cut"
+            )
 
     def settled(self, descriptor: int) -> None:
         """A connection has proven its key, or is closed. No-op if it is not known as unproven."""
-        peer = self._peers.pop(descriptor, None)
-        if peer is not None:
-            there = self._by_address[peer[0]]
-            del there[descriptor]
-            if not there:
-                del self._by_address[peer[0]]
-
-    def _cut_one(self) -> None:
-        address = max(self._by_address, key=lambda each: len(self._by_address[each]))
-        descriptor = next(iter(self._by_address[address]))
-        peer = self._peers[descriptor]
-        self.settled(descriptor)
-        self.cut += 1
-        _shut(descriptor, peer)
-        self._lines.warning(
-            address,
-            f"{address} opens connections and proves no key: the oldest of {len(self._peers) + 1} was cut",
-        )
+        if self.places.remove(descriptor):
+            del self._peers[descriptor]
 
 
 def _peer_of(descriptor: int) -> Peer | None:

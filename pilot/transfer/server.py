@@ -11,13 +11,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 from stoker.contexts.manifest import Piece, piece_bytes
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.copy import Copy
 from stoker.pilot.transfer.sending import Sending, Spares
+from stoker.seldom import SeldomLog
+from stoker.unproven_places import UnprovenPlaces
 
 log = logging.getLogger("stoker.transfer")
 
@@ -27,6 +29,7 @@ WAIT_S = 0.5
 """So long a peer's question for news stays unanswered at most: it must hear from us before its patience ends."""
 
 _UNPROVEN = 32
+"""Connections that may wait to prove the session's key: a thread each."""
 _NEWS = 4000
 
 
@@ -64,8 +67,9 @@ class Server:
         self._key = key
         self._limits = limits
         self._more = dict(more or {})
-        self._unproven = threading.BoundedSemaphore(_UNPROVEN)
         self._lock = threading.Lock()
+        self._unproven: UnprovenPlaces[socket.socket] = UnprovenPlaces(most=_UNPROVEN)
+        self._lines = SeldomLog(log)
         self._serving = 0
         self._most = most
         self._open: set[wire.Channel] = set()
@@ -104,22 +108,38 @@ class Server:
             except OSError as error:
                 if self._closed.is_set():
                     return
-                log.warning("no connection could be accepted: %s", error)
+                self._lines.warning("accept", f"no connection could be accepted: {error}")
                 time.sleep(0.2)  # out of descriptors, most likely
                 continue
-            if not self._unproven.acquire(blocking=False):
+            self._seat(sock, str(peer[0]))
+            try:
+                threading.Thread(target=self._begin, args=(sock, peer), name="transfer-serve", daemon=True).start()
+            except RuntimeError as error:  # no thread more
+                self._lines.warning("thread", f"{peer[0]} cannot be served: {error}")
+                self._unseat(sock)
                 sock.close()
-                continue
-            threading.Thread(target=self._begin, args=(sock, peer), name="transfer-serve", daemon=True).start()
+
+    def _seat(self, sock: socket.socket, address: str) -> None:
+        """Let a connection prove its key. If it is one too many, the oldest of the address with the most is cut."""
+        with self._lock:
+            self._unproven.add(sock, address=address)
+            surplus = self._unproven.surplus()
+            if surplus is not None:
+                with suppress(OSError):  # it has ended by itself; its thread closes it
+                    surplus[0].shutdown(socket.SHUT_RDWR)
+
+    def _unseat(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._unproven.remove(sock)
 
     def _begin(self, sock: socket.socket, peer: Any) -> None:
         try:
             channel = wire.accept(sock, key=self._key, limits=self._limits)
         except wire.PeerError as error:
-            log.warning("%s: %s", peer[0], error)
+            self._lines.warning(peer[0], f"{peer[0]}: {error}")
             return
         finally:
-            self._unproven.release()
+            self._unseat(sock)
         with self._lock:
             self._open.add(channel)
         try:

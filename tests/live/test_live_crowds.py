@@ -156,7 +156,7 @@ def _seconds_of_status(folder: SessionFolder) -> float:
 
 def test_of_too_many_silent_connections_the_oldest_of_the_address_with_most_is_cut() -> None:
     places = UnprovenConnections()
-    places.most = 4
+    places.places.most = 4
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.2", 0)) as other:
         pairs = []
         for server in (other, listening, listening, listening, listening, listening):
@@ -166,9 +166,9 @@ def test_of_too_many_silent_connections_the_oldest_of_the_address_with_most_is_c
             places.accepted(theirs.fileno())
         cut = [_ends(ours) for ours, _ in pairs]
         assert cut == [False, True, True, False, False, False]
-        assert (len(places), places.cut) == (4, 2)
+        assert (len(places.places), places.cut) == (4, 2)
         places.settled(pairs[3][1].fileno())
-        assert len(places) == 3
+        assert len(places.places) == 3
         for pair in pairs:
             for each in pair:
                 each.close()
@@ -184,7 +184,7 @@ def _ends(made: socket.socket) -> bool:
 
 def test_a_connection_that_took_the_number_of_a_cut_one_is_left_alone() -> None:
     places = UnprovenConnections()
-    places.most = 1
+    places.places.most = 1
     with socket.create_server(("127.0.0.1", 0)) as listening:
         first = socket.create_connection(listening.getsockname())
         theirs, _ = listening.accept()
