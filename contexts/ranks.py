@@ -13,13 +13,25 @@ class Gang:
     that listens there already, so nobody else can take the port (None for the other ranks, and in a gang of one). The
     call's end closes it, unless it was `detach`ed. What is said there is the function's own business: a store of
     torch.distributed (`master_listen_fd`), or any other protocol.
+
+    Everybody in the network can connect there. `key` is known to the ranks of this call alone: have each connection
+    prove it before anything else is said (for instance with `hmac`).
     """
 
-    def __init__(self, *, rank: int, size: int, rendezvous: str = "", listener: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        rendezvous: str = "",
+        listener: socket.socket | None = None,
+        key: bytes = b"",
+    ) -> None:
         self.rank = rank
         self.size = size
         self.rendezvous = rendezvous
         self.listener = listener
+        self.key = key
 
     def __repr__(self) -> str:
         where = f" meeting at {self.rendezvous}" if self.rendezvous else ""

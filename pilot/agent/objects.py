@@ -8,6 +8,7 @@ loop.
 
 from __future__ import annotations
 
+import hmac
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -103,6 +104,8 @@ class Objects:
         self.key = b""
         with suppress(OSError, ValueError, KeyError):
             self.key = read_key(session.key_file("transfer"))
+        self.gang_key = hmac.digest(self.key, b"gangs", "sha256") if self.key else b""
+        """What libraries make the keys of gangs from; transfers cannot be had with it."""
         self.carried = session.is_carried
         """Whether this pilot sees no file of the session, but for those that came with it."""
         self._session = session

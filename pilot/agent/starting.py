@@ -108,6 +108,7 @@ def start(agent: Agent, library: Library, objects: dict[str, str]) -> None:
         objects=str(agent.session.objects),
         search_path=agent.search_path,
         host=agent.objects.host,
+        gang_key=agent.objects.gang_key,
     )
     fork = Fork(
         library=number,

@@ -74,7 +74,13 @@ def serve(number: int) -> None:
     sandbox.restore()
     gc.collect()
     gc.freeze()  # the context lives as long as the process: the collector need not look at it again
-    server = Server(sock, context=context, calls_allowed=order.recipe.calls_per_library, host=settings.host)
+    server = Server(
+        sock,
+        context=context,
+        calls_allowed=order.recipe.calls_per_library,
+        host=settings.host,
+        gang_key=settings.gang_key,
+    )
 
     def make_runner(slot: int) -> Runner:
         own = sandbox if slot == 0 else Sandbox(os.path.join(settings.folder, f"slot-{slot}"))

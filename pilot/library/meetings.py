@@ -6,6 +6,7 @@ that runs the call waits here.
 
 from __future__ import annotations
 
+import hmac
 import socket
 import threading
 import time
@@ -23,11 +24,13 @@ _KEPT = 64
 
 
 class Meetings:
-    """One library's. `host` is what other pilots reach this machine at; `say` sends a message to the agent."""
+    """One library's. `host` is what other pilots reach this machine at; `say` sends a message to the agent; `key` is
+    the session's, from which each call's is made."""
 
-    def __init__(self, *, host: str, say: Callable[[Listens], None]) -> None:
+    def __init__(self, *, host: str, say: Callable[[Listens], None], key: bytes = b"") -> None:
         self._host = host
         self._say = say
+        self._key = key
         self._addresses: dict[int, str] = {}
         self._changed = threading.Condition()
 
@@ -63,7 +66,7 @@ class Meetings:
             address = self._addresses.pop(call, "") or place.rendezvous
         if not address:
             raise GangBroken(f"rank {place.rank} of {place.size} was called off", rank=place.rank, size=place.size)
-        return Gang(rank=place.rank, size=place.size, rendezvous=address)
+        return Gang(rank=place.rank, size=place.size, rendezvous=address, key=self._key_of(call))
 
     def _listen(self, call: CallId, place: GangPlace) -> Gang:
         try:
@@ -76,4 +79,8 @@ class Meetings:
         port = listener.getsockname()[1]
         self._say(Listens(call=call, port=port))
         shown = f"[{self._host}]" if ":" in self._host else self._host
-        return Gang(rank=0, size=place.size, rendezvous=f"{shown}:{port}", listener=listener)
+        return Gang(rank=0, size=place.size, rendezvous=f"{shown}:{port}", listener=listener, key=self._key_of(call))
+
+    def _key_of(self, call: CallId) -> bytes:
+        """What the ranks of this call prove to each other."""
+        return hmac.digest(self._key, f"call {call}".encode(), "sha256")

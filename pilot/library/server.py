@@ -53,14 +53,22 @@ _now = time.perf_counter
 class Server:
     """Serves calls on one socket until told to stop, or until the library has served `calls_allowed` (0 = any)."""
 
-    def __init__(self, sock: socket.socket, *, context: Any, calls_allowed: int, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        context: Any,
+        calls_allowed: int,
+        host: str = "127.0.0.1",
+        gang_key: bytes = b"",
+    ) -> None:
         self._sock = sock
         self._context = context
         self._allowed = calls_allowed
         self._reader = frames.FrameReader(sock)
         self._decode = wire.to_library_decoder()
         self._functions = Functions()
-        self.meetings = Meetings(host=host, say=self.send)
+        self.meetings = Meetings(host=host, say=self.send, key=gang_key)
         self._queue: FirstCome[Work] = FirstCome()
         self._runners: list[Runner] = []
         self._ends: deque[CallEnd] = deque()

@@ -10,6 +10,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     `folder` is its own on local disk, `log` the file that its output goes to, `objects` the session's folder for
     large results, `search_path` is appended to `sys.path`. `host` is what other pilots reach this machine at.
+    `gang_key` is the session's secret for gangs: what the ranks of one call prove to each other is made from it.
     """
 
     pilot: str
@@ -19,6 +20,7 @@ class Settings(msgspec.Struct, frozen=True):
     objects: str
     search_path: tuple[str, ...] = ()
     host: str = "127.0.0.1"
+    gang_key: bytes = b""
 
 
 decode = msgspec.msgpack.Decoder(Settings).decode

@@ -44,7 +44,7 @@ class Shelf(Protocol):
 
 
 class Server:
-    """Listens at `address` until it is closed.
+    """Listens at `address` until it is closed: at a free port of `host`, or at the socket that it is given.
 
     `more` are further requests that it answers: each gets the connection and the request, and raises PeerError when the
     connection is of no use any more. `spares` is for who is to serve little itself (see `sending`). Raises OSError if
@@ -56,8 +56,9 @@ class Server:
         shelf: Shelf,
         *,
         key: bytes,
-        host: str,
+        host: str = "",
         ports: tuple[int, int] = (0, 0),
+        listener: socket.socket | None = None,
         most: int = MOST,
         limits: wire.Limits = wire.LIMITS,
         more: Mapping[str, Callable[[wire.Channel, dict[str, Any]], None]] | None = None,
@@ -76,7 +77,7 @@ class Server:
         self._sending = Sending(spares=spares)
         self._closed = threading.Event()
         self.sent_bytes = 0
-        self._socket = _listen(host, ports)
+        self._socket = listener or _listen(host, ports)
         bound = self._socket.getsockname()
         self.address = wire.join_address(bound[0], bound[1])
         threading.Thread(target=self._accept, name="transfer-accept", daemon=True).start()

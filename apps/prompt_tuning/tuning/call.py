@@ -46,7 +46,7 @@ def run(model: CausalLM, order: Order) -> Tuned:
             exchange = stack.enter_context(
                 meet(
                     rank=place.rank, size=place.size, rendezvous=place.rendezvous, listener=place.listener,
-                    job=purpose(model, job, order.samples), device=device_of(model), limit_s=_SILENCE_S,
+                    key=place.key, job=purpose(model, job, order.samples), device=device_of(model), limit_s=_SILENCE_S,
                 )
             )  # fmt: skip
         with clock.time(Part.BANK):

@@ -1,9 +1,10 @@
 """How the ranks of a gang meet, and how they add up what each has computed.
 
-They meet at a TCP store that rank 0 serves at the rendezvous. Each says there which job it has come for, so that ranks
-of two gangs that were given one address part with an error and not with wrong sums; and whoever waits in vain says who
-did not come. Then they form a process group of torch.distributed: Gloo on CPUs, NCCL on GPUs (PromptTuner §5.1 has
-Memcached between function instances; a ring of direct connections moves the same sums without a server).
+They meet at a store that rank 0 serves at the rendezvous, to ranks that prove the gang's key (`store`). Each says
+there which job it has come for, so that ranks of two gangs that were given one address part with an error and not
+with wrong sums; and whoever waits in vain says who did not come. Then they form a process group of torch.distributed:
+Gloo on CPUs, NCCL on GPUs (PromptTuner §5.1 has Memcached between function instances; a ring of direct connections
+moves the same sums without a server).
 
 The group is an object and not the process's default group. A library serves one gang call after another, so nothing may
 be left behind in the process, and two calls of two slots must not find each other's.
@@ -25,7 +26,9 @@ from typing import Any
 import torch
 from torch import distributed
 
+from stoker.apps.prompt_tuning.tuning import store
 from stoker.errors import ConfigError, GangBroken
+from stoker.pilot.transfer.wire import PeerError, join_address
 from stoker.units import show_seconds
 
 log = logging.getLogger(__name__)
@@ -93,10 +96,13 @@ class Exchange:
 
     def close(self) -> None:
         """Cut the connections: the other ranks learn at once that this one is gone, if they still count on it."""
-        group, self._group, self._store = self._group, None, None
+        group, self._group = self._group, None
+        met, self._store = self._store, None
         if group is not None:
             with contextlib.suppress(RuntimeError):
                 group.shutdown()
+        if met is not None:
+            met.close()
 
     def _failed(self, what: str) -> ExchangeError:
         return ExchangeError(
@@ -115,13 +121,15 @@ def meet(
     device: str,
     limit_s: float,
     listener: socket.socket | None = None,
+    key: bytes = b"",
 ) -> Iterator[Exchange]:
     """The exchange of a gang, for as long as the block runs.
 
     `rendezvous` is `host:port` on rank 0's machine, `job` what all must have in common, `device` as PyTorch names it.
     `limit_s` is how long to wait for the others, here and in each exchange. `listener` is a socket of rank 0's that
-    listens there already; it is taken over. Raises ConfigError for a rank or an address that cannot be, ExchangeError
-    when the others do not come or have come for another job.
+    listens there already; it is taken over. `key` is what the ranks prove to each other (`stoker.gang().key`), before
+    anything of the job is said; without one everybody who reaches the address can meet them. Raises ConfigError for a
+    rank or an address that cannot be, ExchangeError when the others do not come or have come for another job.
     """
     if not 0 <= rank < size:
         raise ConfigError(f"rank {rank} of {size}: ranks count from 0 and are less than the size")
@@ -130,17 +138,21 @@ def meet(
         return
     host, port = _address(rendezvous)
     began = time.monotonic()
-    store = _store(host, port, rank=rank, size=size, limit_s=limit_s, listener=listener)
-    _roll_call(store, rank=rank, size=size, where=rendezvous, job=job, limit_s=limit_s - (time.monotonic() - began))
+    met = _store(host, port, rank=rank, size=size, key=key, limit_s=limit_s, listener=listener)
     try:
-        group = _group(store, rank=rank, size=size, device=device, host=host, port=port, limit_s=limit_s)
+        _roll_call(met, rank=rank, size=size, where=rendezvous, job=job, limit_s=limit_s - (time.monotonic() - began))
+        group = _group(met, rank=rank, size=size, device=device, host=host, port=port, limit_s=limit_s)
+    except ExchangeError:
+        met.close()
+        raise
     except RuntimeError as error:
+        met.close()
         raise ExchangeError(
             f"rank {rank} of {size} has met the others at {rendezvous}, and cannot connect to them:"
             f" {_first_line(error)}; check that the machines reach each other on every port",
             rank=rank, size=size, rendezvous=rendezvous,
         ) from error  # fmt: skip
-    exchange = Exchange(rank=rank, size=size, where=rendezvous, store=store, group=group)
+    exchange = Exchange(rank=rank, size=size, where=rendezvous, store=met, group=group)
     try:
         yield exchange
         # Not after an error: whoever has lost a rank would wait for it once more.
@@ -156,16 +168,15 @@ def _address(rendezvous: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _store(host: str, port: int, *, rank: int, size: int, limit_s: float, listener: socket.socket | None) -> Any:
+def _store(
+    host: str, port: int, *, rank: int, size: int, key: bytes, limit_s: float, listener: socket.socket | None
+) -> store.RankStore:
     ends_at = time.monotonic() + limit_s
     try:
-        # By itself the store would listen on every network of this machine.
-        served = {"master_listen_fd": _descriptor(listener, host, port)} if rank == 0 else {}
-        if rank:
-            _knock(host, port, ends_at=ends_at)
-        left = datetime.timedelta(seconds=max(1.0, ends_at - time.monotonic()))
-        return distributed.TCPStore(host, port, size, rank == 0, timeout=left, wait_for_workers=False, **served)
-    except (OSError, RuntimeError) as error:
+        if rank == 0:
+            return store.serve(listener or _listen(host, port), key=key, limit_s=limit_s)
+        return _reach(join_address(host, port), key=key, limit_s=limit_s, ends_at=ends_at)
+    except (OSError, PeerError) as error:
         what = "cannot serve the rendezvous" if rank == 0 else "did not find rank 0"
         do = "give a free port of this machine" if rank == 0 else "is it running, and is it that address?"
         within = f" within {show_seconds(limit_s)}" if rank else ""
@@ -175,11 +186,8 @@ def _store(host: str, port: int, *, rank: int, size: int, limit_s: float, listen
         ) from error  # fmt: skip
 
 
-def _descriptor(listener: socket.socket | None, host: str, port: int) -> int:
-    """The descriptor of a socket that listens on this address alone."""
-    if listener is not None:
-        listener.setblocking(True)
-        return listener.detach()
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on this address alone. Raises OSError."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with contextlib.ExitStack() as closing:
         found = closing.enter_context(socket.socket(family, kind))
@@ -187,16 +195,15 @@ def _descriptor(listener: socket.socket | None, host: str, port: int) -> int:
         found.bind(address)
         found.listen(1024)
         closing.pop_all()
-        return found.detach()
+        return found
 
 
-def _knock(host: str, port: int, *, ends_at: float) -> None:
-    """Wait until rank 0 listens: the store's own client goes on trying for long after its limit."""
+def _reach(address: str, *, key: bytes, limit_s: float, ends_at: float) -> store.RankStore:
+    """Rank 0's store, as soon as it listens. Raises PeerError."""
     while True:
         try:
-            socket.create_connection((host, port), timeout=max(0.1, ends_at - time.monotonic())).close()
-            return
-        except OSError:
+            return store.reach(address, key=key, limit_s=limit_s)
+        except PeerError:
             if time.monotonic() + _AGAIN_S >= ends_at:
                 raise
             time.sleep(_AGAIN_S)

@@ -1,0 +1,317 @@
+"""Where the ranks of a gang meet: names and values that rank 0 keeps, for ranks that prove the gang's key.
+
+torch.distributed's own store answers everybody who can reach its port: a stranger reads what a job is called and
+breaks the gang with one wrong value. Here each connection begins with both sides proving the key
+(`pilot.transfer.wire`), every header carries a MAC, and every value the digest that its header names. Values are not
+encrypted.
+
+The store is a `torch.distributed.Store`, so Gloo and NCCL find their ranks by it. The connections that they make among
+themselves are their own: they prove nothing (see docs/security.md).
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from torch import distributed
+
+from stoker.pilot.transfer import wire
+from stoker.pilot.transfer.server import Server
+
+MOST_BYTES = 1 << 30
+"""No value is longer."""
+_WAIT_S = 0.5
+"""The longest that rank 0 leaves a question unanswered."""
+_IDLE_S = 7 * 86_400.0
+"""A rank that computes says nothing; a lost one is told of by its connection, or by the gang's exchange."""
+
+
+class StoreError(RuntimeError):
+    """A value did not come in time, or rank 0 is lost."""
+
+
+class Values(Protocol):
+    """Names and values, wherever they are kept. `wait_s` is how long to wait for values that are not there yet."""
+
+    def set(self, name: str, value: bytes) -> None:
+        """Keep a value."""
+
+    def get(self, name: str, *, wait_s: float) -> bytes | None:
+        """The value, or None if it does not come in time."""
+
+    def add(self, name: str, amount: int) -> int:
+        """Add to a number, from 0; returns the sum."""
+
+    def has(self, names: Sequence[str], *, wait_s: float = 0.0) -> bool:
+        """True if all are there, at the latest then."""
+
+    def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
+        """Set the value if it is the expected one (or there is none and none is expected); returns what is there."""
+
+    def delete(self, name: str) -> bool:
+        """Remove a value; False if there was none."""
+
+    def count(self) -> int:
+        """How many values there are."""
+
+
+class LocalValues:
+    """Rank 0's values. Any thread may use them."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, name: str, value: bytes) -> None:
+        """Keep a value."""
+        with self._changed:
+            self._values[name] = value
+            self._changed.notify_all()
+
+    def get(self, name: str, *, wait_s: float) -> bytes | None:
+        """The value, or None if it does not come in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: name in self._values, wait_s)
+            return self._values.get(name)
+
+    def add(self, name: str, amount: int) -> int:
+        """Add to a number, from 0; returns the sum."""
+        with self._changed:
+            found = int(self._values.get(name, b"0")) + amount
+            self._values[name] = str(found).encode()
+            self._changed.notify_all()
+            return found
+
+    def has(self, names: Sequence[str], *, wait_s: float = 0.0) -> bool:
+        """True if all are there, at the latest then."""
+        with self._changed:
+            return self._changed.wait_for(lambda: all(name in self._values for name in names), wait_s)
+
+    def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
+        """Set the value if it is the expected one (or there is none and none is expected); returns what is there."""
+        with self._changed:
+            there = self._values.get(name)
+            if there == expected or (there is None and not expected):
+                self._values[name] = desired
+                self._changed.notify_all()
+            return self._values.get(name, expected)
+
+    def delete(self, name: str) -> bool:
+        """Remove a value; False if there was none."""
+        with self._changed:
+            return self._values.pop(name, None) is not None
+
+    def count(self) -> int:
+        """How many values there are."""
+        with self._changed:
+            return len(self._values)
+
+
+class RemoteValues:
+    """Rank 0's values as another rank sees them. Any thread may use them. Raises StoreError when rank 0 is lost."""
+
+    def __init__(self, channel: wire.Channel) -> None:
+        self._channel = channel
+        self._one_at_a_time = threading.Lock()
+
+    def set(self, name: str, value: bytes) -> None:
+        """Keep a value."""
+        self._ask({"op": "set", "name": name}, value)
+
+    def get(self, name: str, *, wait_s: float) -> bytes | None:
+        """The value, or None if it does not come in time."""
+        until = time.monotonic() + wait_s
+        while True:
+            left = until - time.monotonic()
+            answer, value = self._ask({"op": "get", "name": name, "wait_s": max(0.0, min(left, _WAIT_S))})
+            if answer.get("found"):
+                return value
+            if left <= 0:
+                return None
+
+    def add(self, name: str, amount: int) -> int:
+        """Add to a number, from 0; returns the sum."""
+        return int(self._ask({"op": "add", "name": name, "amount": amount})[0]["sum"])
+
+    def has(self, names: Sequence[str], *, wait_s: float = 0.0) -> bool:
+        """True if all are there, at the latest then."""
+        until = time.monotonic() + wait_s
+        while True:
+            left = until - time.monotonic()
+            answer, _ = self._ask({"op": "has", "names": list(names), "wait_s": max(0.0, min(left, _WAIT_S))})
+            if answer.get("found") or left <= 0:
+                return bool(answer.get("found"))
+
+    def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
+        """Set the value if it is the expected one (or there is none and none is expected); returns what is there."""
+        return self._ask({"op": "compare-set", "name": name, "expected": len(expected)}, expected + desired)[1]
+
+    def delete(self, name: str) -> bool:
+        """Remove a value; False if there was none."""
+        return bool(self._ask({"op": "delete", "name": name})[0].get("found"))
+
+    def count(self) -> int:
+        """How many values there are."""
+        return int(self._ask({"op": "count"})[0]["count"])
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+    def _ask(self, question: dict[str, Any], value: bytes = b"") -> tuple[dict[str, Any], bytes]:
+        try:
+            with self._one_at_a_time:
+                _send(self._channel, question, value)
+                answer = self._channel.receive()
+                return answer, _body(self._channel, answer)
+        except (wire.PeerError, OSError) as error:
+            raise StoreError(f"rank 0, which serves the rendezvous, is lost: {error}") from error
+
+
+class RankStore(distributed.Store):  # type: ignore[misc]  # torch's classes have no types here
+    """One rank's store, as torch.distributed wants it. Blocking calls raise StoreError after `limit_s`."""
+
+    def __init__(self, values: Values, *, limit_s: float, close: Callable[[], None]) -> None:
+        super().__init__()
+        self._values = values
+        self._limit_s = limit_s
+        self.close = close
+
+    def set(self, name: str, value: bytes | str) -> None:
+        """Keep a value."""
+        self._values.set(name, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, name: str) -> bytes:
+        """The value, once it is there."""
+        found = self._values.get(name, wait_s=self._limit_s)
+        if found is None:
+            raise StoreError(f"{name} did not come within {self._limit_s:g} s")
+        return found
+
+    def add(self, name: str, amount: int) -> int:
+        """Add to a number, from 0; returns the sum."""
+        return self._values.add(name, amount)
+
+    def wait(self, names: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
+        """Wait until all are there."""
+        seconds = self._limit_s if timeout is None else timeout.total_seconds()
+        if not self._values.has(names, wait_s=seconds):
+            raise StoreError(f"{', '.join(names)} did not come within {seconds:g} s")
+
+    def check(self, names: Sequence[str]) -> bool:
+        """True if all are there."""
+        return self._values.has(names)
+
+    def compare_set(self, name: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Set the value if it is the expected one; returns what is there."""
+        one, other = (each.encode() if isinstance(each, str) else bytes(each) for each in (expected, desired))
+        return self._values.compare_set(name, one, other)
+
+    def delete_key(self, name: str) -> bool:
+        """Remove a value."""
+        return self._values.delete(name)
+
+    def num_keys(self) -> int:
+        """How many values there are."""
+        return self._values.count()
+
+
+def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
+    """Rank 0's store, which the other ranks reach at this listening socket. It is taken over."""
+    listener.setblocking(True)
+    values = LocalValues()
+    limits = wire.Limits(silence_s=_IDLE_S)
+    server = Server(_Nothing(), key=key, listener=listener, limits=limits, more=_answers(values))
+    return RankStore(values, limit_s=limit_s, close=server.close)
+
+
+def reach(address: str, *, key: bytes, limit_s: float) -> RankStore:
+    """Another rank's store: rank 0's, at `host:port`. Raises PeerError."""
+    values = RemoteValues(wire.connect(address, key=key, limits=wire.Limits(silence_s=limit_s + 10.0)))
+    return RankStore(values, limit_s=limit_s, close=values.close)
+
+
+class _Nothing:
+    """Rank 0 serves no objects."""
+
+    def lend(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002  # whatever it is
+        """It is not here."""
+        return _none()
+
+    def expects(self, name: str) -> bool:  # noqa: ARG002  # whatever it is
+        """Nothing is on its way."""
+        return False
+
+
+@contextmanager
+def _none() -> Any:
+    yield None
+
+
+def _answers(values: LocalValues) -> dict[str, Callable[[wire.Channel, dict[str, Any]], None]]:
+    """What rank 0 answers to each question. Each raises PeerError for one that makes no sense: that ends its asker's
+    connection and nothing else."""
+
+    def answer(work: Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]) -> Any:
+        def handle(channel: wire.Channel, question: dict[str, Any]) -> None:
+            given = _body(channel, question)
+            try:
+                said, value = work(question, given)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise wire.PeerError(f"a rank asks what makes no sense: {error}") from error
+            _send(channel, said, value)
+
+        return handle
+
+    def set_one(question: dict[str, Any], given: bytes) -> tuple[dict[str, Any], bytes]:
+        values.set(str(question["name"]), given)
+        return {}, b""
+
+    def get_one(question: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
+        found = values.get(str(question["name"]), wait_s=_patience(question))
+        return {"found": found is not None}, found or b""
+
+    def has(question: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
+        return {"found": values.has([str(name) for name in question["names"]], wait_s=_patience(question))}, b""
+
+    def compare_set(question: dict[str, Any], given: bytes) -> tuple[dict[str, Any], bytes]:
+        cut = int(question["expected"])
+        return {}, values.compare_set(str(question["name"]), given[:cut], given[cut:])
+
+    return {
+        "set": answer(set_one),
+        "get": answer(get_one),
+        "add": answer(lambda question, _: ({"sum": values.add(str(question["name"]), int(question["amount"]))}, b"")),
+        "has": answer(has),
+        "compare-set": answer(compare_set),
+        "delete": answer(lambda question, _: ({"found": values.delete(str(question["name"]))}, b"")),
+        "count": answer(lambda _question, _: ({"count": values.count()}, b"")),
+    }
+
+
+def _patience(question: dict[str, Any]) -> float:
+    return max(0.0, min(_WAIT_S, float(question["wait_s"])))
+
+
+def _send(channel: wire.Channel, header: dict[str, Any], value: bytes) -> None:
+    digest = {"sha256": hashlib.sha256(value).hexdigest()} if value else {}
+    channel.send({**header, **digest}, value)
+
+
+def _body(channel: wire.Channel, header: dict[str, Any]) -> bytes:
+    """The value that comes with a header. Raises PeerError for another one than the header says."""
+    size = header["body"]
+    if size > MOST_BYTES:
+        raise wire.PeerError(f"a value of {size} bytes is too long")
+    data = bytearray(size)
+    channel.receive_body(memoryview(data))
+    if size and hashlib.sha256(data).hexdigest() != header.get("sha256"):
+        raise wire.PeerError("a value was changed on its way")
+    return bytes(data)
