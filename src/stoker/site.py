@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 
 from stoker.job_arrays import asks_for_array, tasks_at_once
+from stoker.plain_text import refuse_control_characters
 
 
 class Size(int):
@@ -140,6 +141,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     price: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 0.0
 
     def __post_init__(self) -> None:
+        refuse_control_characters(self, of_several_lines=("worker_init",))
         for setting, kinds in _ONLY.items():
             value = getattr(self, "memory_bytes" if setting == "memory" else setting)
             if value and self.kind not in kinds:
@@ -157,8 +159,6 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not 0.2 <= self.poll_s <= 3600:
             raise ValueError("poll must be between 0.2 s and 1 h")
         for line in self.options:
-            if "\n" in line:
-                raise ValueError("options is a list of lines of the submit script: one has a line break in it")
             if self.kind in _NO_ARRAYS and asks_for_array(line):
                 raise ValueError(
                     f"options has {line}: a block of {self.kind.value} is no array; raise max_blocks instead"
@@ -202,6 +202,7 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_age_s: Duration = msgspec.field(default=Duration(14 * 86400.0), name="cache_age")
 
     def __post_init__(self) -> None:
+        refuse_control_characters(self)
         if self.min_blocks > self.max_blocks:
             raise ValueError(f"min_blocks = {self.min_blocks} is more than max_blocks = {self.max_blocks}")
         if self.init_blocks > self.max_blocks:
@@ -230,6 +231,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ports: Ports = "21000-21999"
 
     def __post_init__(self) -> None:
+        refuse_control_characters(self)
         if not 0.1 <= self.heartbeat_s <= 3600:
             raise ValueError("heartbeat must be between 0.1 s and 1 h")
         if self.lease_s < 2 * self.heartbeat_s:
@@ -266,6 +268,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish_within_s: Duration = msgspec.field(default=Duration(600.0), name="finish_within")
 
     def __post_init__(self) -> None:
+        refuse_control_characters(self)
         for setting, value in (("name", self.name), ("dispatch", self.dispatch), ("residency", self.residency)):
             if value or setting == "name":
                 check_policy_name(value, setting=setting)
@@ -305,6 +308,9 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: EnvironmentKind = EnvironmentKind.SHARED
     python: str = ""
 
+    def __post_init__(self) -> None:
+        refuse_control_characters(self)
+
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A site file that was read and found right. `sites`: files of other sites that a session uses as well."""
@@ -319,6 +325,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     environment: Environment = Environment()
 
     def __post_init__(self) -> None:
+        refuse_control_characters(self)
         packed = self.environment.kind is EnvironmentKind.PACKED
         if not self.provider.shared_files and not packed and self.provider.kind is not ProviderKind.KUBERNETES:
             raise ValueError(

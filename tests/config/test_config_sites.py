@@ -99,8 +99,8 @@ FAULTS = {
     "[provider]\nnodes = 2": "line 2: [provider] nodes = 2: a block of local is one node; raise max_blocks instead",
     '[provider]\nkind = "pbs"\noptions = ["-l x=1", "-J 0-3"]': "line 3: [provider] options has -J 0-3: a block of"
     " pbs is no array; raise max_blocks instead",
-    '[provider]\nkind = "slurm"\noptions = ["a\\nb"]': "line 3: [provider] options is a list of lines of the submit"
-    " script: one has a line break in it",
+    '[provider]\nkind = "slurm"\noptions = ["a\\nb"]': "line 3: [provider] options = 'a\\nb' has a line"
+    " break in it; take it out",
     '[session]\nports = "80-90"': 'line 2: [session] ports: write a range, "21000-21999"',
     '[session]\nports = "2000-1500"': "line 2: [session] ports = '2000-1500' must be a range between 1024 and 65535,"
     " low-high",

@@ -1,0 +1,77 @@
+"""A control character in any text of a site file is refused with file, line and setting: it could become a line of a
+script."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from stoker.config import parse_site
+from stoker.errors import ConfigError
+from stoker.site import Environment, Pilot, Policy, Provider, ProviderKind, Session, Site
+
+KINDS = {"queue": "pbs", "requirements": "condor", "image": "kubernetes", "namespace": "kubernetes"}
+"""Of settings that Slurm does not have: a batch system that has them."""
+CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028"]
+
+
+def texts() -> list[tuple[str, str]]:
+    """Every setting of a site file that is a text of any shape: its table, and its name."""
+    found = []
+    for table, kind in (
+        ("", Site), ("provider", Provider), ("pilot", Pilot), ("session", Session), ("policy", Policy),
+        ("environment", Environment),
+    ):  # fmt: skip
+        for field in msgspec.structs.fields(kind):
+            if field.type is str or field.type == tuple[str, ...]:
+                found.append((table, field.encode_name))  # noqa: PERF401
+    return found
+
+
+def site_file(table: str, setting: str, text: str) -> tuple[str, int]:
+    """A site file in which a setting has this text, and the line of that setting."""
+    value = '"' + "".join(f"\\u{ord(each):04x}" for each in text) + '"'
+    if setting in ("options", "sites"):
+        value = f"[{value}]"
+    lines = [f"{setting} = {value}"] if not table else [f"[{table}]"]
+    if table == "provider":
+        lines.append(f'kind = "{KINDS.get(setting, "slurm")}"')
+    if table:
+        lines.append(f"{setting} = {value}")
+    return "\n".join(lines), len(lines)
+
+
+def test_there_are_such_settings() -> None:
+    assert {("provider", "partition"), ("provider", "options"), ("environment", "python"), ("", "sites")} <= {*texts()}
+
+
+@pytest.mark.parametrize(("table", "setting"), texts())
+@pytest.mark.parametrize("character", CHARACTERS, ids=ascii)
+def test_it_is_refused(table: str, setting: str, character: str) -> None:
+    text, line = site_file(table, setting, f"a{character}#SBATCH --wrap=b")
+    if setting == "worker_init" and character in "\n\t":
+        assert character in parse_site(text, file="s.toml").provider.worker_init
+        return
+    with pytest.raises(ConfigError) as caught:
+        parse_site(text, file="s.toml")
+    assert caught.value.facts["key"] == setting
+    assert caught.value.facts["line"] == line
+    assert str(caught.value).startswith(f"s.toml: line {line}: ")
+    assert character not in str(caught.value)
+
+
+def test_a_site_made_in_a_program_is_refused_too() -> None:
+    with pytest.raises(ValueError, match=r"qos = .* has a line break in it"):
+        Provider(kind=ProviderKind.SLURM, qos="normal\n#SBATCH --wrap=true")
+    with pytest.raises(ValueError, match=r"options = .* has a line break in it"):
+        Provider(kind=ProviderKind.SLURM, options=("--exclusive", "--hold\n#SBATCH --wrap=true"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['name = "lab\\n"', '[provider]\nkind = "slurm"\ngpus = "a10:2\\n"', '[pilot]\ndevices = "cpu:4\\n"',
+     '[session]\nports = "21000-21999\\n"'],
+)  # fmt: skip
+def test_a_line_break_behind_what_matches_a_pattern_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="has a line break in it"):
+        parse_site(text, file="s.toml")
