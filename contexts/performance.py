@@ -97,10 +97,20 @@ class PerformanceStore:
         facts = {"load_s": load_s, **known}
         self._add((recipe_key, kind, what, "", value) for what, value in facts.items())
 
-    def record_runs(self, recipe_key: str, *, kind: str, function: str, run_s: Iterable[float], calls: int = 1) -> None:
+    def record_runs(
+        self,
+        recipe_key: str,
+        *,
+        kind: str,
+        function: str,
+        run_s: Iterable[float],
+        calls: int = 1,
+        items: float = 1.0,
+    ) -> None:
         """Calls of a function (its key or name) on a recipe's context, in seconds. `calls`: of how many of them each
-        time is the mean."""
-        more = (("calls", float(calls)),) if calls > 1 else ()
+        time is the mean; `items`: how many were packed into each."""
+        more = [("calls", float(calls))] if calls > 1 else []
+        more += [("items", items)] if items > 1 else []
         facts = [fact for seconds in run_s for fact in (("run_s", seconds), *more)]
         self._add((recipe_key, kind, what, function, value) for what, value in facts)
 
@@ -133,6 +143,17 @@ class PerformanceStore:
             "SELECT function FROM measured WHERE what = 'run_s' GROUP BY function ORDER BY max(at) DESC"
         )
         return [function for (function,) in rows]
+
+    def items_per_call(self, function: str) -> int:
+        """How many items the measured calls of a function had, on the average; 1 where none were packed."""
+        rows = self._file.read(
+            "SELECT what, sum(count), sum(count * (mean - 1)) FROM measured"
+            " WHERE what IN ('items', 'run_s') AND function = ? GROUP BY what",
+            (function,),
+        )
+        found = {what: (count, beyond_one) for what, count, beyond_one in rows}
+        records, (_, more) = found.get("run_s", (0, 0.0))[0], found.get("items", (0, 0.0))
+        return 1 + round(more / records) if records else 1
 
     def close(self) -> None:
         """Close the file; later calls do nothing."""

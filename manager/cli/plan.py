@@ -33,8 +33,8 @@ _SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
 def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind: str, as_json: bool) -> None:
     """When a run of APP would be finished on SITE, what it would take, and how many pilots it should have.
 
-    APP is an application (fact_verification), or one of your own functions, by its name, of which an input is a call.
-    What it rests on was measured by earlier runs, there or on another site with such devices: a short run is enough.
+    APP is an application (fact_verification), or one of your own functions, by its name. As many inputs go into a call
+    as stoker.map has packed into the calls that were measured, or as --per-call says. What it rests on was measured by earlier runs, there or on another site with such devices: a short run is enough.
     """
     from stoker.config import load_site
     from stoker.manager.live.history import availability, performance
@@ -72,7 +72,8 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
     elif app in known.functions():
         if inputs is None:
             raise ConfigError(f"say how many inputs {app} is to get: stoker plan SITE {app} --inputs 10000")
-        work = Work(app, app, inputs)
+        measured = known.items_per_call(app)
+        work = Work(app, app, inputs, inputs_per_call=measured)
     else:
         names = [*known.functions(), *_with_forecast()]
         close = difflib.get_close_matches(app, names, n=1, cutoff=0.5)

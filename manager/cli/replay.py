@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import click
 from stoker.errors import SessionError
 from stoker.manager.cli import console
 from stoker.manager.cli.sessions import find
+from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol.session import SessionFolder
 from stoker.units import show_seconds
 
@@ -53,7 +55,7 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
     if as_json:
         console.json({"journal": str(journal), "took_s": took_s, "replayed": found, "simulated": makespans})
     else:
-        console.lines(render(found, took_s=took_s))
+        console.lines(render(found, took_s=took_s, live=_lives(folder, journal)))
         if makespans is not None:
             console.line(compared(makespans))
     if found.difference is not None:
@@ -65,19 +67,27 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
         )
 
 
-def render(found: Replayed, *, took_s: float) -> list[str]:
-    """The lines of `stoker replay`."""
-    came_back = f", the manager came back {found.restarts} times" if found.restarts else ""
+def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
+    """The lines of `stoker replay`. `live`: the session goes on, so its journal grows."""
+    times = "once" if found.restarts == 1 else f"{found.restarts} times"
+    came_back = f", the manager came back {times}" if found.restarts else ""
     lived, took = show_seconds(found.lasted_s), show_seconds(took_s)
     out = [f"session {found.session} · {found.events:,} events of {lived} replayed in {took}{came_back}"]
     if found.is_old:
-        out.append("  note  this journal does not tell what was decided: it was written before journals did, or its")
-        out.append("        manager was killed at once. Its events were replayed, and nothing was compared.")
+        why = "its manager has not written that yet" if live else "it is an old journal, or its manager was killed soon"
+        out.append(f"  note  this journal does not tell what was decided: {why}")
+        out.append("        Its events were replayed, and nothing was compared.")
     elif found.difference is None:
         out.append(f"  ok    {found.checked:,} decisions are the same")
         unknown = found.events - found.checked
         if unknown:
-            out.append(f"  note  of {unknown:,} events the journal does not tell: a manager was killed just then")
+            these = "1 event" if unknown == 1 else f"{unknown:,} events"
+            why = (
+                "the session is live, and its manager writes that a moment later"
+                if live and not found.restarts
+                else "a manager was killed before it had written that"
+            )
+            out.append(f"  note  what was decided about {these} is not in the journal: {why}")
     else:
         out += _told(found.difference, same=found.checked)
     return out
@@ -88,6 +98,13 @@ def compared(makespans: Compared) -> str:
     live, error = show_seconds(makespans.live_s), makespans.error
     simulated = show_seconds(makespans.live_s * (1 + error))
     return f"  from its first call to its last end: {live} live, {simulated} simulated ({error:+.1%})"
+
+
+def _lives(folder: SessionFolder, journal: Path) -> bool:
+    """Whether the manager of the session that the journal belongs to is there, and writes it."""
+    with contextlib.suppress(SessionError):
+        return journal == folder.journal and is_listening(folder.read().address)
+    return False
 
 
 def _simulated(journal: Path, session: str, folder: SessionFolder) -> Compared:

@@ -50,13 +50,15 @@ class RecordLoad(msgspec.Struct, frozen=True):
 
 
 class RecordRuns(msgspec.Struct, frozen=True):
-    """Remember what calls cost: their number and total time on a device kind, since the last record."""
+    """Remember what calls cost: their number and total time on a device kind, since the last record. `items` were
+    packed into them (one each, where they were not packed)."""
 
     recipe: RecipeKey
     function: str
     kind: str
     calls: int
     run_s: float
+    items: int = 0
 
 
 class RecordPace(msgspec.Struct, frozen=True):

@@ -269,7 +269,8 @@ def account(core: Core, library: Library, group: Group, good: list[CallEnd], *, 
     context.run_s += (mean - context.run_s) * max(_NEW_WEIGHT, count / (context.runs + count))
     context.runs += count
     context.run_total_s += seconds
-    kind = cost.by_kind.setdefault(library.devices[0].facts.kind, [0.0, 0.0])
+    kind = cost.by_kind.setdefault(library.devices[0].facts.kind, [0.0, 0.0, 0.0])
     kind[0] += count
     kind[1] += seconds
+    kind[2] += count * max(1, group.options.batch)
     core.state.unrecorded[cost] = None

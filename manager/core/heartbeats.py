@@ -70,6 +70,6 @@ def record_runs(core: Core) -> None:
     unrecorded, core.state.unrecorded = core.state.unrecorded, {}
     for cost in unrecorded:
         key = RecipeKey(cost.context.recipe.key)
-        for kind, (count, seconds) in cost.by_kind.items():
-            core.out.append(RecordRuns(key, cost.function.name, kind, int(count), seconds))
+        for kind, (count, seconds, items) in cost.by_kind.items():
+            core.out.append(RecordRuns(key, cost.function.name, kind, int(count), seconds, int(items)))
         cost.by_kind = {}

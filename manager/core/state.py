@@ -73,7 +73,7 @@ class Cost:
         self.least_s = math.inf
         """The shortest run, as far as runs are told apart: the least mean of those that ended together."""
         self.by_kind: dict[str, list[float]] = {}
-        """Number and seconds of runs that are not in the performance history yet, by device kind."""
+        """Number, seconds and items of runs that are not in the performance history yet, by device kind."""
 
 
 class Group:

@@ -65,7 +65,7 @@ def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> Sess
     folder = SessionFolder(place or default_place(name))
     if folder.file.exists() or folder.journal.exists():
         raise SessionError(f"{folder.path} holds a session already; name another folder, or leave --folder away")
-    make_folder(folder)
+    make_folder(folder, elsewhere="stoker up --folder DIR, or the environment variable STOKER_HOME")
     keep_policies(folder, sites, search_path=python_path())
     idle = ("--idle", f"{idle_s:g}") if idle_s else ()
     launch = Launch(name, (*manager_options(sites), *idle))

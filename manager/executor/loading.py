@@ -86,12 +86,27 @@ def load(
         except TypeError as error:
             raise ConfigError(f"stoker.load: {error}; options go to parsl.config.Config") from None
         try:
-            _current = Session(parsl.load(config), executor)
+            with _explaining_files(run_dir):
+                _current = Session(parsl.load(config), executor)
         except BaseException:  # Ctrl-C too: what was started ends now, not when the manager misses its client
             with _said_when_slow("stoker: the session that was starting is being ended"):
                 _abandon(executor)
             raise
     return _current
+
+
+@contextlib.contextmanager
+def _explaining_files(run_dir: str) -> Iterator[None]:
+    """A file that cannot be made or written while a session starts is told with what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise SessionError(
+            f"the session cannot start: {error.filename}: {error.strerror}; it keeps its files in the folder {run_dir}:"
+            " make that writable, or name another one with stoker.load(run_dir=...)"
+        ) from error
 
 
 def _abandon(executor: StokerExecutor) -> None:

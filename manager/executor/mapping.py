@@ -23,6 +23,7 @@ A loop that is left drops the last reference to its stream, which is what cancel
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import queue
@@ -35,6 +36,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from parsl.app.python import PythonApp
 from parsl.executors.errors import BadStateException
 
@@ -147,6 +149,9 @@ class Stream(Iterator[Any]):
         self._link = executor.link
         self._prepared = executor.preparer.function(function)
         self._job = self._prepared.job(function, wants, folder="")
+        if batch_size:
+            options = msgspec.structs.replace(self._job.options, batch=batch_size)
+            self._job = dataclasses.replace(self._job, options=options)
         self._inputs = inputs
         self._ordered = ordered
         self._window = window

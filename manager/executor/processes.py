@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from zmq import curve_keypair
 
@@ -34,8 +35,8 @@ KEPT_SESSIONS = 50
 """So many sessions are known by their ids; the folders of older ones stay, and can be named by path."""
 
 
-def make_folder(folder: SessionFolder) -> None:
-    """Make a session folder and its keys. Raises SessionError."""
+def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
+    """Make a session folder and its keys. Raises SessionError, which says with what to name a place `elsewhere`."""
     try:
         folder.make()
         for role in ("server", "client", "pilot"):
@@ -44,8 +45,8 @@ def make_folder(folder: SessionFolder) -> None:
         folder.write_key("transfer", KeyPair(public="", secret=secrets.token_hex(32)))
     except OSError as error:
         raise SessionError(
-            f"the session folder {folder.path} cannot be made: {error}; make room there, or name another place with "
-            "stoker.load(run_dir=...)"
+            f"the session folder {folder.path} cannot be made: {error.strerror}; make room there, or name a place that"
+            f" you can write to: {elsewhere}"
         ) from error
 
 
@@ -69,8 +70,20 @@ def new_session_id() -> str:
 
 
 def register(folder: SessionFolder) -> None:
-    """Link the session into the user's state folder, where `stoker status` finds it, also after its end."""
+    """Link the session into the user's state folder, where `stoker status` finds it, also after its end.
+
+    Raises SessionError where that folder cannot be written."""
     links = state_folder() / "sessions"
+    try:
+        _link(folder, links)
+    except OSError as error:
+        raise SessionError(
+            f"Stoker's state folder {links.parent} cannot be written: {error.strerror}; set the environment variable"
+            " STOKER_HOME to a folder that you can write to, on a disk with room"
+        ) from error
+
+
+def _link(folder: SessionFolder, links: Path) -> None:
     links.mkdir(mode=0o700, parents=True, exist_ok=True)
     newest_first = sorted(links.iterdir(), key=lambda link: link.lstat().st_mtime, reverse=True)
     for place, old in enumerate(newest_first):

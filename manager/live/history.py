@@ -55,7 +55,9 @@ class History:
             case RecordRuns(recipe=recipe, kind=kind, function=function, calls=calls, run_s=run_s):
                 if calls:
                     mean_s = run_s / calls
-                    self._store.record_runs(recipe, kind=kind, function=function, run_s=[mean_s], calls=calls)
+                    self._store.record_runs(
+                        recipe, kind=kind, function=function, run_s=[mean_s], calls=calls, items=command.items / calls
+                    )
             case RecordPace(recipe=recipe, kind=kind, size=size, pace_s=pace_s):
                 self._store.record_pace(recipe, kind=kind, size=size, pace_s=pace_s)
             case RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):

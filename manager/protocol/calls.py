@@ -47,7 +47,8 @@ class CallOptions(msgspec.Struct, frozen=True, gc=False):
 
     `variants` lists other contexts that can serve the call too, in order of preference after its own. `gang` is the
     smallest and largest number of libraries that may run it together. `limit_s` ends a call that runs longer
-    (0 = no limit). `folder` is where it runs: empty for a folder of its own on the pilot.
+    (0 = no limit). `folder` is where it runs: empty for a folder of its own on the pilot. `batch` is how many items
+    `stoker.map` puts into each call at most (0 = they are not packed): what a call costs is remembered with it.
     """
 
     priority: int = 0
@@ -57,6 +58,7 @@ class CallOptions(msgspec.Struct, frozen=True, gc=False):
     gang: tuple[int, int] = (1, 1)
     limit_s: float = 0.0
     folder: str = ""
+    batch: int = 0
 
 
 class CallSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -98,7 +98,15 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
     def simulate(blocks: int, walltime_s: float, seed: int) -> tuple[float, float]:
         return _simulate(site, work, evidence, blocks=blocks, walltime_s=walltime_s, seed=seed)
 
+    found: dict[tuple[int, float], Forecast] = {}
+
     def look(blocks: int, walltime_s: float, *, seeds: int) -> Forecast:
+        """The forecast of so many blocks and this walltime: the same one, wherever it is shown."""
+        if (blocks, walltime_s) not in found:
+            found[blocks, walltime_s] = simulate_all(blocks, walltime_s, seeds=seeds)
+        return found[blocks, walltime_s]
+
+    def simulate_all(blocks: int, walltime_s: float, *, seeds: int) -> Forecast:
         if tell is not None:
             tell(f"{blocks} blocks, walltime {walltime_s:g} s" if walltime_s else f"{blocks} blocks")
         finished, device_s = zip(*(simulate(blocks, walltime_s, seed) for seed in range(seeds)), strict=True)

@@ -83,3 +83,17 @@ def test_what_was_never_measured_is_not_forecast(stoker: Stoker, site: str) -> N
     error = stoker("plan", site, "fact-verification").exception
     assert isinstance(error, SessionError)
     assert "make a short one first" in str(error)
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_function_whose_inputs_were_packed_is_planned_with_as_many_a_call(stoker: Stoker) -> None:
+    Path("here.toml").write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
+    store = performance()
+    store.record_runs("r", kind="NVIDIA A10", function="packed", run_s=[2.0] * 40, calls=10, items=16)
+    store.close()
+    shown = stoker("plan", "here.toml", "packed", "--inputs", "400").output
+    assert shown.startswith("plan · packed on here · 400 inputs in 25 calls")
+    assert "are taken to have had" not in shown
+    assert "are taken to have had 16 inputs each" in stoker(
+        "plan", "here.toml", "packed", "--inputs", "400", "--per-call", "8"
+    ).output  # fmt: skip

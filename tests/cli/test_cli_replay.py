@@ -10,7 +10,9 @@ from live.peers import Manager, Peer
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
+from stoker.manager.cli.replay import render
 from stoker.manager.live import journal
+from stoker.manager.live.verify import Replayed
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallSpec
@@ -69,7 +71,23 @@ def test_a_session_that_is_over_replays(
 def test_a_session_that_lives_replays_as_far_as_it_is(stoker: Stoker, client: Peer, pilot: Peer) -> None:
     client.hear(to_client.ClientWelcome)
     pilot.hear(to_pilot.PilotWelcome)
-    assert stoker("replay", "test").exit_code == 0
+    shown = stoker("replay", "test")
+    assert shown.exit_code == 0
+    assert "killed" not in shown.output, "its manager is alive and well"
+
+
+def test_decisions_that_are_not_in_the_journal_say_why() -> None:
+    one = Replayed("k3v9", events=10, checked=9, restarts=0, lasted_s=5.0)
+    unknown = "  note  what was decided about 1 event is not in the journal: "
+    assert render(one, took_s=0.1, live=True)[-1] == (
+        unknown + "the session is live, and its manager writes that a moment later"
+    )
+    assert render(one, took_s=0.1)[-1] == unknown + "a manager was killed before it had written that"
+    came_back = msgspec.structs.replace(one, restarts=1)
+    assert render(came_back, took_s=0.1, live=True)[-1] == unknown + "a manager was killed before it had written that"
+    assert render(came_back, took_s=0.1)[0].endswith(", the manager came back once")
+    old = msgspec.structs.replace(one, checked=0)
+    assert "has not written that yet" in render(old, took_s=0.1, live=True)[1]
 
 
 def test_another_decision_is_told_with_its_event_and_fails(

@@ -55,6 +55,15 @@ def test_runs_add_up(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, l
         assert one.sd == pytest.approx(statistics.stdev(times) if len(times) > 1 else 0, rel=1e-4, abs=1e-4)
 
 
+def test_items_that_were_packed_into_calls_are_counted(tmp_path: Path) -> None:
+    store = PerformanceStore(tmp_path / "p.sqlite")
+    assert store.items_per_call("f") == 1
+    store.record_runs("r", kind="cpu", function="f", run_s=[1.0] * 3, calls=10, items=16)
+    assert (store.items_per_call("f"), store.items_per_call("g")) == (16, 1)
+    store.record_runs("s", kind="cpu", function="f", run_s=[1.0] * 2)
+    assert store.items_per_call("f") == 10, "three records of 16 and two of 1"
+
+
 def test_nonsense_is_not_kept(tmp_path: Path) -> None:
     store = PerformanceStore(tmp_path / "p.sqlite")
     store.record_load("r", kind="cpu", load_s=float("nan"))

@@ -220,11 +220,18 @@ def test_a_restarted_manager_waits_for_everybody_and_goes_on(cluster: Make) -> N
     assert len(c.ended) == 4
 
 
+def test_items_that_map_packed_into_calls_are_recorded_with_what_they_cost(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(2, batch=16).ready().end("1").end("2")
+    c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)  # type: ignore[arg-type]
+    assert [x.items for x in c.others if isinstance(x, RecordRuns)] == [32]
+
+
 def test_heartbeats_bring_measured_memory_and_have_runs_recorded(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0).end("2", run_s=4.0)
     c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)  # type: ignore[arg-type]
     runs = [x for x in c.others if isinstance(x, RecordRuns)]
     assert [(x.function, x.kind, x.calls, x.run_s) for x in runs] == [("f", "cpu", 2, 6.0)]
+    assert [x.items for x in runs] == [2], "one each"
     assert c.library().memory_bytes == 123
     assert c.status().refused == {"frames refused by pilots": 3}
     c.report("p1", say.Heartbeat(), numbered=False)

@@ -125,6 +125,15 @@ def test_the_queue_that_was_seen_is_waited_for_and_the_cost_is_told(store: Perfo
     assert found.best_walltime_s == 900.0
 
 
+def test_the_same_blocks_and_walltime_finish_at_the_same_time_wherever_they_are_shown(store: PerformanceStore) -> None:
+    measure(store)
+    site, work = batch('walltime = "4 h"'), Work("verify", "verify", 400)
+    found = make_plan(site, work, known(site, store, work=work))
+    assert found.by_blocks[-1] == found.as_written, "one is no other simulation than the other"
+    of_4_h = [each for each in found.by_walltime if each.walltime_s == 4 * 3600.0]
+    assert of_4_h == [each for each in found.by_blocks if each.blocks == found.best_blocks]
+
+
 def test_more_blocks_than_calls_can_use_are_not_advised(store: PerformanceStore) -> None:
     measure(store)
     site, work = batch(pilot="init_blocks = 16\nmax_blocks = 16"), Work("verify", "verify", 4)
