@@ -14,7 +14,9 @@ _DEFAULT = Options()
 _FOLDER = click.Path(path_type=Path)
 
 
-@click.command(APP, context_settings={"max_content_width": 120})
+@click.command(
+    APP, short_help="Models x prompts x parameters over a data file.", context_settings={"max_content_width": 120}
+)
 @click.option("--sweep", metavar="FILE", help="What to sweep: a TOML file. [a small example, shipped]")
 @click.option("--data", metavar="FILE", help="Rows to take instead of the sweep file's: .jsonl, .csv or .parquet.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first so many rows.")

@@ -64,8 +64,9 @@ class Template(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(_PLACES.findall(self.text)))
 
     def fill(self, fields: Mapping[str, Any]) -> str:
-        """The text for one row. A column's value is put in as it is; braces in it are left alone."""
-        return _PLACES.sub(lambda place: str(fields[place[1]]), self.text)
+        """The text for one row. A column's value is put in as it is (an empty cell is no text); braces
+        in it are left alone."""
+        return _PLACES.sub(lambda place: "" if (value := fields[place[1]]) is None else str(value), self.text)
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -76,13 +77,14 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """A sweep file, read and checked against its data."""
+    """A sweep file, read and checked against its data. `notes`: what is odd about the data, and does not stop it."""
 
     file: str
     models: tuple[Model, ...]
     prompts: tuple[Template, ...]
     parameters: tuple[dict[str, Any], ...]
     items: tuple[Item, ...]
+    notes: tuple[str, ...] = ()
 
 
 class Combination(msgspec.Struct, frozen=True):
@@ -139,15 +141,19 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
     parameters = _grid(whole.get("parameters", {}), file=path)
     source = data or path.parent / _text(whole, "data", file=path, where="top", empty=False)
     items = _items(source, column=_text(whole, "id", file=path, where="top", empty=True), limit=limit)
-    for prompt in prompts:
-        for column in prompt.columns:
-            _check_column(column, items, prompt=prompt.name, file=source)
+    notes = [
+        note
+        for prompt in prompts
+        for column in prompt.columns
+        if (note := _check_column(column, items, prompt=prompt.name, file=source))
+    ]
     return Sweep(
         file=str(path),
         models=tuple(models),
         prompts=tuple(prompts),
         parameters=tuple(parameters),
         items=tuple(item for item, _ in items),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -230,11 +236,22 @@ def _items(source: Path, *, column: str, limit: int) -> list[tuple[Item, Row]]:
     return items
 
 
-def _check_column(column: str, items: Sequence[tuple[Item, Row]], *, prompt: str, file: Path) -> None:
+def _check_column(column: str, items: Sequence[tuple[Item, Row]], *, prompt: str, file: Path) -> str:
+    """What to say of rows whose cell is empty, if there are any. Raises ConfigError for a row without the column."""
+    empty = [row.place for item, row in items if item.fields.get(column, 0) in (None, "")]
     for item, row in items:
-        if item.fields.get(column) in (None, ""):
+        if column not in item.fields:
             has = ", ".join(map(str, item.fields))
             raise ConfigError(
                 f"{file}: {row.place}: {column} is missing, and the prompt {prompt} wants it (the row has {has})",
                 file=str(file), line=row.number, key=column,
             )  # fmt: skip
+    if not empty:
+        return ""
+    places = ", ".join(empty[:_SHOWN_PLACES]) + (", …" if len(empty) > _SHOWN_PLACES else "")
+    return (
+        f"{file}: {column} is empty in {len(empty):,} of {len(items):,} rows ({places}): the prompt has no text there"
+    )
+
+
+_SHOWN_PLACES = 5

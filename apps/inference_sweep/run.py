@@ -87,6 +87,8 @@ def run(
     with contextlib.closing(folder), folder.log(key=KEY) as log, stop_on_signals():
         try:
             screen.line(_headline(sweep, name=file.name, total=total))
+            for note in sweep.notes:
+                screen.line(f"  note  {note}")
             if len(log):
                 screen.line(f"  going on with {folder.path}: {len(log)} of {total} are there")
             facts, lines = _infer(options, combined, recipes, sweep, log=log, screen=screen)

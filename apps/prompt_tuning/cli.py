@@ -85,7 +85,7 @@ def submit_jobs(
     context.exit(detached(jobs, options, json=json_))
 
 
-@click.command()
+@click.command(short_help="Show tuning jobs: how far each is, and when it ends.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C, or until the last job is over.")
 @click.option("--all", "all_", is_flag=True, help=f"Also those that have been over for longer than the last {_RECENT}.")
@@ -114,7 +114,7 @@ def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
             time.sleep(_WATCH_EVERY_S)
 
 
-@click.command("report")
+@click.command("report", short_help="Say which deadlines were met, and why not.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.argument("folders", nargs=-1, type=_FOLDER, metavar="[FOLDER]...")
 def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
@@ -131,7 +131,7 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
         console.lines(report.render(outcomes, now=time.time()))
 
 
-@click.command(context_settings={"max_content_width": 120})
+@click.command(short_help="Put prompts into the bank of a model.", context_settings={"max_content_width": 120})
 @click.argument("file", type=_FOLDER, metavar="[PROMPTS]", required=False)
 @click.option("--model", metavar="PATH", default="", help="A folder, a .gguf file or a hub name. [the default model]")
 @click.option("--bank", metavar="DIR", default="", help="The bank's folder. [the model's own, in the state folder]")

@@ -62,8 +62,12 @@ def render(outcomes: Sequence[Outcome], *, now: float) -> list[str]:
     met = sum(entry.in_time(now) is True for entry in over)
     head = f"{len(outcomes)} tuning job{'s' * (len(outcomes) != 1)}"
     if due:
-        head += f" · {met} of {len(over)} deadlines met"
+        head += f" · {met} of {len(over)} deadline{'s' * (len(over) != 1)} met"
         head += f", {len(due) - len(over)} not over yet" if len(over) < len(due) else ""
+    targets = [one.result for one in outcomes if one.result is not None and one.result.reach is not None]
+    if targets:
+        reached = sum(result.iterations_to_accuracy is not None for result in targets)
+        head += f" · {reached} of {len(targets)} target{'s' * (len(targets) != 1)} reached"
     lines = [head]
     for one in outcomes:
         lines += ["", *_job(one, now=now)]

@@ -12,11 +12,13 @@ import importlib
 import importlib.util
 import os
 import pkgutil
+from pathlib import Path
 from typing import Any
 
 import click
 
 from stoker.errors import StokerError
+from stoker.manager.cli import programs
 from stoker.manager.executor.detached import JOINS
 
 
@@ -31,6 +33,8 @@ class Apps(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The application's own command. Raises StokerError when something that it imports is not installed."""
+        if programs.is_program(cmd_name):
+            return with_session(_program(Path(cmd_name)))
         name = cmd_name.replace("-", "_")
         if name not in self.list_commands(ctx):
             return None
@@ -49,9 +53,12 @@ class Apps(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does it, with the nearest name for one that is not there."""
         names = self.list_commands(ctx)
+        if args and programs.is_program(args[0]):
+            return super().resolve_command(ctx, args)
         if args and not args[0].startswith("-") and args[0].replace("-", "_") not in names:
             close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.4)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+            hint += "; a program of your own is named by its file: stoker run ./my_app.py"
             ctx.fail(f"no application {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)
 
@@ -76,6 +83,22 @@ def with_session(command: click.Command) -> click.Command:
     return command
 
 
-@click.group(cls=Apps)
+def _program(path: Path) -> click.Command:
+    """A command that runs a file, with whatever arguments it is given."""
+
+    @click.command(
+        str(path), add_help_option=False, context_settings={"ignore_unknown_options": True}, help=f"Run {path}."
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def program(*, arguments: tuple[str, ...]) -> None:
+        programs.run_program(path, arguments)
+
+    return program
+
+
+@click.group(cls=Apps, short_help="Run an application, or a program of your own.")
 def run() -> None:
-    """Run an application: stoker run APP --help says what it takes."""
+    """Run an application (stoker run APP --help says what it takes), or a program of your own: stoker run ./my_app.py.
+
+    With --session ID it joins a session that is up, where it loads no other site itself.
+    """

@@ -19,7 +19,7 @@ _BACK_WITHIN_S = 10.0
 """A manager that dies is started again by its parent: so long nobody else tries."""
 
 
-@click.command()
+@click.command(short_help="Show a session live; start its manager again if that died.")
 @sessions.takes_session(default=sessions.UP)
 def attach(*, session: str) -> None:
     """Show SESSION until Ctrl-C, which leaves it up, or until it is over. On a pipe: once, and then what changes.

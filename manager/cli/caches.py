@@ -33,7 +33,7 @@ class Kept(msgspec.Struct, frozen=True):
     removed_bytes: int = 0
 
 
-@click.command()
+@click.command(short_help="Show what pilots keep on this machine, or remove it.")
 @click.option("--clear", is_flag=True, help="Remove it, but for what pilots use just now.")
 @click.option("--scratch", metavar="DIR", default="", help="Where, if the site file says [pilot] scratch.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")

@@ -13,7 +13,7 @@ from stoker.units import show_seconds
 _LIMIT = 20
 
 
-@click.command()
+@click.command(short_help="List calls that run, wait or have failed.")
 @click.option(
     "--state",
     "only",

@@ -32,7 +32,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-@click.command()
+@click.command(short_help="Check this machine and site files; say what to do.")
 @click.argument("sites", nargs=-1, metavar="[SITE]...", type=click.Path(path_type=Path))
 @click.option("--probe", is_flag=True, help="Submit a one-minute pilot to each SITE: do compute nodes reach this host?")
 @click.option("--wait", "wait_s", metavar="S", default=300.0, help="How long a probe may take to come. [300]")

@@ -21,7 +21,7 @@ _SILENT_S = 2.0
 """What takes longer says what it waits for."""
 
 
-@click.command()
+@click.command(short_help="End a session, and say what is left of it.")
 @click.option("--wait", "wait_s", metavar="S", default=60.0, help="Seconds to wait until all is gone. [60]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @sessions.takes_session(default=sessions.UP)

@@ -14,7 +14,7 @@ from stoker.manager.protocol import show_story
 from stoker.manager.protocol.to_client import Story
 
 
-@click.command()
+@click.command(short_help="Tell why a call, pilot, context or block is where it is.")
 @click.argument("subject")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=NEWEST)

@@ -13,7 +13,7 @@ from stoker.manager.cli.site_draft import Draft, draft
 from stoker.manager.cli.surroundings import look
 
 
-@click.command()
+@click.command(short_help="Write a site file for the batch system that is here.")
 @click.option(
     "--output", metavar="FILE", default="site.toml", type=click.Path(path_type=Path), help="[site.toml]; - for stdout"
 )

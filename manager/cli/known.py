@@ -43,7 +43,7 @@ class Known(msgspec.Struct, frozen=True):
     idle_s: float
 
 
-@click.command()
+@click.command(short_help="List the sessions that are known here, or remove old ones.")
 @click.option("--prune", "remove", is_flag=True, help="Remove the folders of those that are over and old.")
 @click.option("--older", metavar="TIME", default=_OLDER, help=f"How old: when the last was written. [{_OLDER}]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")

@@ -22,7 +22,7 @@ _FOLLOW_EVERY_S = 0.2
 _BLOCK = re.compile(r"b\d+")
 
 
-@click.command()
+@click.command(short_help="Print the log of a call, block, pilot, library or manager.")
 @click.argument("what", default="")
 @click.option("-f", "--follow", is_flag=True, help="Go on printing as it grows, until Ctrl-C.")
 @takes_session(default=NEWEST)

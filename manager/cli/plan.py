@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
 
 
-@click.command()
+@click.command(short_help="Forecast when a run would be finished on a site.")
 @click.argument("site")
 @click.argument("app")
 @click.option("--inputs", metavar="N", type=click.IntRange(1), help="How many inputs. [what the application does]")
@@ -34,7 +34,8 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
     """When a run of APP would be finished on SITE, what it would take, and how many pilots it should have.
 
     APP is an application (fact_verification), or one of your own functions, by its name. As many inputs go into a call
-    as stoker.map has packed into the calls that were measured, or as --per-call says. What it rests on was measured by earlier runs, there or on another site with such devices: a short run is enough.
+    as stoker.map has packed into the calls that were measured, or as --per-call says. What it rests on was measured by
+    earlier runs, there or on another site with such devices: a short run is enough.
     """
     from stoker.config import load_site
     from stoker.manager.live.history import availability, performance

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SEEDS = 9
 
 
-@click.command()
+@click.command(short_help="Check that a session's journal leads to the same decisions.")
 @click.argument("run", default="")
 @click.option(
     "--simulate", is_flag=True, help="Also simulate the session with what it measured, and compare makespans."

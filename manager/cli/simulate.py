@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 
-@click.command(context_settings={"max_content_width": 110})
+@click.command(
+    short_help="Simulate a scenario, and compare policies in it.", context_settings={"max_content_width": 110}
+)
 @click.argument("scenario", required=False)
 @click.option("--policy", "policies", metavar="NAME", multiple=True, help="Instead of the scenario's; again for more.")
 @click.option("--seeds", type=click.IntRange(1, 10_000), help="So many seeds. [the scenario's]")

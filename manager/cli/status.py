@@ -18,7 +18,7 @@ _WATCH_EVERY_ON_A_PIPE_S = 10.0
 """A log is not a screen: what was said there is not said again until it has changed (`news`)."""
 
 
-@click.command()
+@click.command(short_help="Show pilots, contexts, queues, rates and a forecast.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C; on a pipe: what changes.")
 @takes_session(default=NEWEST)

@@ -27,6 +27,6 @@ class Tune(click.Group):
         return found
 
 
-@click.group(cls=Tune)
+@click.group(cls=Tune, short_help="Tune soft prompts by their deadlines.")
 def tune() -> None:
     """Tune soft prompts by their deadlines: submit jobs, see how they stand, report what came of them."""

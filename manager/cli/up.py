@@ -23,7 +23,7 @@ _END_S = 60.0
 """How long to wait until a session that was refused has ended."""
 
 
-@click.command()
+@click.command(short_help="Start a session that outlives programs.")
 @click.argument("sites", nargs=-1, metavar="[SITE]...", type=click.Path(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Print the exact submit script of each site, and submit nothing.")
 @click.option("--idle", metavar="TIME", default="", help='End it when nobody has used it for so long ("8 h").')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from parsl.app.errors import wrap_error
 from parsl.app.python import PythonApp
@@ -19,7 +19,7 @@ from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import AppCallFuture
 from stoker.manager.executor.packing import bare
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants
-from stoker.manager.executor.wants import Wants, read_wants
+from stoker.manager.executor.wants import SpecificationError, Wants, read_wants
 from stoker.manager.protocol.calls import Features
 from stoker.units import show_seconds
 
@@ -27,8 +27,11 @@ HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.lo
       ...                          # call it here"""
 
 
+@overload
+def app(function: Callable[..., Any], /) -> StokerApp: ...
+@overload
 def app(
-    function: object = None,
+    function: None = None,
     /,
     *,
     context: Recipe | None = None,
@@ -44,8 +47,28 @@ def app(
     cache: bool = False,
     ignore_for_cache: Sequence[str] | None = None,
     executors: Sequence[str] | None = None,
-) -> Callable[[Callable[..., Any]], StokerApp]:
+) -> Callable[[Callable[..., Any]], StokerApp]: ...
+def app(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    context: Recipe | None = None,
+    batch_size: int | None = None,
+    timeout: str | float | None = None,
+    priority: int = 0,
+    deadline: str | float | None = None,
+    late: str = "run",
+    gang: int | tuple[int, int] = 1,
+    features: Features | Mapping[str, Any] | None = None,
+    variants: Sequence[Recipe] = (),
+    stream: bool = False,
+    cache: bool = False,
+    ignore_for_cache: Sequence[str] | None = None,
+    executors: Sequence[str] | None = None,
+) -> Any:
     """Make a function into an app: calling it returns a future at once, and it runs where its context is hot.
+
+    Used bare (`@app`), or with options:
 
     - `context`: a recipe. The function gets the loaded context as its first argument; callers leave it out.
     - `batch_size`: how many items `stoker.map` puts into one call, unless it is told otherwise.
@@ -60,17 +83,20 @@ def app(
     Everything that Parsl's `python_app` knows works: futures as arguments, `inputs`, `outputs`, `stdout`, `walltime`.
     Raises ConfigError or RecipeError for an option that cannot be meant.
     """
-    if function is not None:
+    if isinstance(function, Recipe | RecipeFactory):
         what = getattr(function, "__name__", None) or "..."
-        if isinstance(function, Recipe | RecipeFactory):
-            raise ConfigError(f"@stoker.app takes its options by name: @stoker.app(context={what})")
-        raise ConfigError(f"@stoker.app wants its parentheses: write @stoker.app() above {what}")
+        raise ConfigError(f"@stoker.app takes its options by name: @stoker.app(context={what})")
+    if function is not None and not callable(function):
+        raise ConfigError(f"@stoker.app decorates a function, and takes its options by name; it got {function!r:.80}")
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise ConfigError(f"batch_size: {batch_size!r} is not a whole number of at least 1")
     recipe = None if context is None else as_recipe(context)
     given: dict[str, Any] = {"context": recipe, "timeout_s": timeout, "deadline_s": deadline, "variants": variants}
     given |= {"late": late, "gang": gang, "features": features}
-    wants = read_wants({**given, "priority": priority, "stream": stream}, takes_context=True)
+    try:
+        wants = read_wants({**given, "priority": priority, "stream": stream}, takes_context=True)
+    except SpecificationError as error:
+        raise _named_as_here(error) from None
 
     def decorate(function: Callable[..., Any]) -> StokerApp:
         return StokerApp(
@@ -82,7 +108,17 @@ def app(
             executors=executors,
         )
 
-    return decorate
+    return decorate if function is None else decorate(function)
+
+
+_HERE = {"timeout_s": "timeout", "deadline_s": "deadline"}
+"""Options of a specification that have another name in `@app`."""
+
+
+def _named_as_here(error: SpecificationError) -> SpecificationError:
+    key = str(error.facts.get("key", ""))
+    name = _HERE.get(key, key)
+    return SpecificationError(f"{name}{str(error).removeprefix(key)}", key=name, invalid_keys={name})
 
 
 class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped

@@ -7,7 +7,7 @@ import math
 from collections.abc import Generator, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from parsl.dataflow.futures import AppFuture
@@ -131,6 +131,10 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
     def cancelled(self) -> bool:
         """Whether it was cancelled before it ended."""
         return self._was_cancelled
+
+    def __iter__(self) -> NoReturn:
+        """No loop: Parsl gives a future for every index, so one would never end."""
+        raise TypeError("a future cannot be looped over; loop over its result(), or over stoker.map(function, items)")
 
     def __await__(self) -> Generator[Any, None, Any]:
         """`await future` in an event loop, a notebook's for one. To cancel the task that waits cancels the call."""

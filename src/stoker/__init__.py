@@ -43,7 +43,13 @@ if TYPE_CHECKING:
     from stoker.manager.executor import map as map
 
 
+_MODULES = ("config", "contexts", "errors", "units")
+"""Parts of the package that programs may use; importing them here would cost what they import."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"stoker.{name}")
     try:
         home = _HOME[name]
     except KeyError:

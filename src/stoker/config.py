@@ -9,8 +9,8 @@
     partition = "backfill"        Slurm; "queue" for PBS, LSF and Grid Engine
     account, qos, constraint      as the batch system calls them
     walltime = "1 h"              how long a block may last
-    nodes = 1                     nodes a block; one pilot runs on each
-    gpus = "a10:1"                GPUs a node, with or without their type; also cores, memory
+    nodes = 1                     nodes per block; one pilot runs on each
+    gpus = "a10:1"                GPUs per node, with or without their type (gpus = 1); also cores, memory
     options = ["--exclusive"]     more lines for the head of the submit script, verbatim; with Slurm's "--array=0-3"
                                   a block is that array, each task of which brings a pilot
     worker_init = "module load x" shell that runs before the pilot
@@ -64,8 +64,9 @@ import difflib
 import json
 import math
 import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -81,7 +82,8 @@ __all__ = [
 
 
 def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
-    """The site that is meant: None is this machine, a path is read and checked, a Site is given back.
+    """The site that is meant: None is this machine, a path is read and checked, and so is a site file that ships, by
+    its name (`"workstation"`); a Site is given back.
 
     Raises ConfigError with facts `file`, `line` and `key`, where known.
     """
@@ -91,7 +93,7 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
         return site
     if not isinstance(site, str | os.PathLike):
         raise ConfigError(f"{site!r} is no site: give the path of a site file, or nothing for this machine")
-    path = Path(site).expanduser()
+    path = site_file(site)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -101,9 +103,26 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
     return _with_absolute_paths(parse_site(text, file=str(path)), path.parent)
 
 
+def site_file(site: str | os.PathLike[str]) -> Path:
+    """The path of a site file: as it is given, or of one that ships, by its name. A file here comes first."""
+    path = Path(site).expanduser()
+    if path.parent == Path() and path.suffix == "" and not path.exists() and path.name in shipped_sites():
+        return _SHIPPED / f"{path.name}.toml"
+    return path
+
+
+def shipped_sites() -> list[str]:
+    """The names of the site files that ship."""
+    return sorted(file.stem for file in _SHIPPED.glob("*.toml"))
+
+
+_SHIPPED = Path(__file__).parent / "site_configs"
+
+
 def parse_site(text: str, *, file: str) -> Site:
     """The site that `text` describes; `file` is what an error calls it. Raises ConfigError."""
     data = parse_toml(text, file=file)
+    _read_numbers(data)
     try:
         return msgspec.convert(data, type=Site, dec_hook=read_unit)
     except msgspec.ValidationError as error:
@@ -115,6 +134,27 @@ def parse_site(text: str, *, file: str) -> Site:
         raise ConfigError(f"{file}: cannot be read: {error}", file=file) from None
 
 
+def _read_numbers(data: dict[str, Any]) -> None:
+    """A number may stand in quotes or not: `nodes = "2"`, `gpus = 2`."""
+    for table, shape in (("provider", Provider), ("pilot", Pilot), ("policy", Policy)):
+        settings = data.get(table)
+        if not isinstance(settings, dict):
+            continue
+        numbers = {field.encode_name for field in msgspec.structs.fields(shape) if _is_whole_number(field.type)}
+        for setting, value in settings.items():
+            if setting in numbers and isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
+                settings[setting] = int(value)
+            if setting == "gpus" and type(value) is int:
+                settings[setting] = str(value) if value else ""
+
+
+_DIGITS = re.compile(r"[0-9]{1,9}")
+
+
+def _is_whole_number(kind: Any) -> bool:
+    return (get_args(kind) or (kind,))[0] is int
+
+
 def _with_absolute_paths(site: Site, folder: Path) -> Site:
     """Policies in files of the user's are named from the site file's folder; a session is elsewhere."""
     policy = site.policy
@@ -124,7 +164,7 @@ def _with_absolute_paths(site: Site, folder: Path) -> Site:
 
 _SHAPES = {
     "devices": 'write "auto", "gpu", "cpu", or "cpu:N" with N from 1 to 9999',
-    "gpus": 'write a number of GPUs a node, "2", or with their type, "a10:2"',
+    "gpus": 'write a number of GPUs per node, 2, or with their type, "a10:2"',
     "ports": 'write a range, "21000-21999"',
     "name": "up to 40 letters, digits, dots, dashes and underscores",
 }
@@ -149,8 +189,13 @@ def _near_file(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f" (there is no folder {folder})"
-    here = sorted(file.name for file in folder.glob("*.toml"))
-    close = difflib.get_close_matches(path.name, here, n=1, cutoff=0.6)
+    here = sorted(file.stem for file in folder.glob("*.toml"))
+    shipped = [] if path.suffix or folder != Path() else shipped_sites()
+    close = difflib.get_close_matches(path.name.removesuffix(".toml"), [*here, *shipped], n=1, cutoff=0.6)
     if close:
-        return f"; did you mean {folder / close[0]}?"
-    return f"; {folder} has {', '.join(here)}" if here else ""
+        return f"; did you mean {folder / close[0]}.toml?" if close[0] in here else f"; did you mean {close[0]}?"
+    files = [f"{folder} has {', '.join(f'{stem}.toml' for stem in here[:_SHOWN_FILES])}"] if here else []
+    return "".join(f"; {text}" for text in [*files, *([f"by name there are {', '.join(shipped)}"] if shipped else [])])
+
+
+_SHOWN_FILES = 12

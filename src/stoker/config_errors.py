@@ -38,12 +38,35 @@ def parse_toml(text: str, *, file: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line (\d+)", str(error))
         line = int(found[1]) if found else text.count("\n") + 1
-        problem = re.sub(r" \(at .*\)$", "", str(error))
+        problem = _toml_words(re.sub(r" \(at .*\)$", "", str(error)))
         raise ConfigError(f"{file}: line {line}: not TOML: {problem}", file=file, line=line) from None
     except RecursionError:
         raise ConfigError(f"{file}: not TOML: its lists or tables are nested too deep", file=file) from None
     except ValueError as error:  # a number with thousands of digits
         raise ConfigError(f"{file}: not TOML: {error}", file=file) from None
+
+
+_TOML_WORDS = {
+    "Illegal character '\\n'": "a closing quote is missing",
+    "Unterminated string": "a closing quote is missing",
+    'Expected "\'"': "a closing quote is missing",
+    "Unescaped '\\' in a string": "a backslash in quotes is written twice, or the text stands in single quotes",
+    "Invalid value": 'a value is missing or wrong; text stands in quotes, as in name = "lab"',
+    "Invalid statement": "a setting is written name = value, a table [name] on a line of its own",
+    "Expected '=' after a key": "a setting is written name = value, a table [name] on a line of its own",
+    "Expected newline or end of document": "something stands behind a value; a comment begins with #",
+    "Expected ']' at the end of a table": "the closing ] of a table is missing",
+    "Unclosed array": "the closing ] of a list is missing",
+    "Unclosed inline table": "the closing } of a table is missing",
+    "Cannot overwrite a value": "this setting stands there twice",
+    "Cannot declare": "this table stands there twice",
+}
+"""What tomllib's messages begin with, and what is told instead."""
+
+
+def _toml_words(problem: str) -> str:
+    """What is wrong with a TOML text, in words; what tomllib says, where there are none."""
+    return next((words for begins, words in _TOML_WORDS.items() if problem.startswith(begins)), problem)
 
 
 class _Said(typing.NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import FieldInfo
 
-from stoker.config import load_site
+from stoker.config import load_site, site_file
 from stoker.errors import ConfigError
 from stoker.site import Duration, Site
 
@@ -33,7 +33,7 @@ def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site,
         given = todo.pop(0)
         base = Path.cwd()
         if isinstance(given, str | os.PathLike):
-            file = Path(given).expanduser().resolve()
+            file = site_file(given).resolve()
             if file in seen:
                 continue
             seen.add(file)

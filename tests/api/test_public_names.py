@@ -76,12 +76,13 @@ def test_every_error_survives_pickling_with_its_facts(kind):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: stoker.app(abs), "parentheses"),
+        (lambda: stoker.app(7), "decorates a function"),
         (lambda: stoker.app(context=len)(len), "len"),
         (lambda: stoker.app(context=stoker.context(dict))(len), "context=dict"),
         (lambda: stoker.app(stoker.context(dict)()), "by name"),
         (lambda: stoker.app(batch_size=0), "batch_size"),
-        (lambda: stoker.app(timeout="soon"), "soon"),
+        (lambda: stoker.app(timeout="soon"), "^timeout: 'soon' is not"),
+        (lambda: stoker.app(deadline="4"), "^deadline: '4' is not"),
         (lambda: stoker.app(priority="high"), "priority"),
         (lambda: stoker.app()(7), "7"),
         (lambda: stoker.app()(stoker.app()(len)), "one decorator"),

@@ -50,6 +50,15 @@ def test_combinations_are_the_whole_grid(files, tmp_path):
     assert digest_items(sweep.items) != digest_items(sweep.items[:1])
 
 
+def test_an_empty_cell_is_no_text_and_is_told_of(files):
+    sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nHow?,\nWho?,\n"))
+    assert sweep.prompts[0].fill(sweep.items[1].fields) == "Q: How? ()\nA:"
+    assert sweep.prompts[0].fill({"question": "Who?", "topic": None}) == "Q: Who? ()\nA:"
+    (note,) = sweep.notes
+    assert note.endswith("rows.csv: topic is empty in 2 of 3 rows (line 3, line 4): the prompt has no text there")
+    assert read_sweep(files()).notes == ()
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

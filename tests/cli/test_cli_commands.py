@@ -46,6 +46,13 @@ def test_help_lists_every_command(stoker: Stoker) -> None:
         assert f"\n  {command} " in shown
 
 
+@pytest.mark.parametrize("group", [[], ["run"], ["tune"]])
+def test_summaries_fit(stoker: Stoker, group: list[str]) -> None:
+    shown = stoker(*group, "--help").output.partition("Commands:")[2].splitlines()
+    assert len(shown) > 3
+    assert not [line for line in shown if "..." in line or "…" in line or len(line) > 80]
+
+
 @pytest.mark.parametrize("command", ["status", "attach", "down", "calls", "explain", "logs"])
 def test_every_command_of_a_session_takes_it_as_an_argument_and_as_an_option(stoker: Stoker, command: str) -> None:
     first = ["c-0"] if command in ("explain", "logs") else []
@@ -256,3 +263,64 @@ def test_where_old_sessions_lie_is_a_line_a_place() -> None:
         "  /home/ana/runinfo: 40 folders, 000 … 039",
         "  /home/ana/state/sessions.d: 1 folder, k3v9",
     ]
+
+
+# ---- stoker run ./my_app.py
+
+
+def run_program(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "helper.py").write_text("NAME = 'helper'\n")
+    (tmp_path / "my_app.py").write_text(text)
+    return command_line("run", str(tmp_path / "my_app.py"), *arguments)
+
+
+def test_a_program_of_ones_own_runs_as_python_would_run_it(tmp_path: Path) -> None:
+    text = """
+import os, sys
+from helper import NAME
+if __name__ == "__main__":
+    print(NAME, __file__.endswith("my_app.py"), sys.argv[1:], os.environ.get("STOKER_SESSION"))
+    sys.exit(3)
+"""
+    ran = run_program(tmp_path, text, "--fast", "a", "--help", "--session", "k3v9", "-n", "2")
+    assert ran.stdout.strip() == "helper True ['--fast', 'a', '--help', '-n', '2'] k3v9", ran.stderr
+    assert ran.returncode == 3
+
+
+def test_a_program_that_has_a_command_has_it_run(tmp_path: Path) -> None:
+    text = """
+import click
+@click.command()
+@click.option("--count", type=int)
+def command(*, count):
+    print("count", count)
+"""
+    assert run_program(tmp_path, text, "--count", "4").stdout == "count 4\n"
+    wrong = run_program(tmp_path, text, "--count", "four")
+    assert wrong.returncode == 2
+    assert "--count" in wrong.stderr
+    both = run_program(tmp_path, f"{text}\nif __name__ == '__main__':\n    command()\n", "--count", "5")
+    assert both.stdout == "count 5\n", "once"
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    ran = command_line("run", str(tmp_path / "my_ap.py"))
+    assert ran.returncode == 1
+    assert "my_ap.py: cannot be run: No such file or directory" in ran.stderr
+    assert "stoker run ./my_app.py" in command_line("run", "my_app").stderr
+
+
+def test_functions_of_a_program_of_ones_own_travel(tmp_path: Path) -> None:
+    text = """
+import stoker
+from helper import NAME
+OFFSET = 10
+@stoker.app
+def add(x):
+    return NAME, x + OFFSET
+if __name__ == "__main__":
+    with stoker.load(progress=False, run_dir="RUNS") as session:
+        print(add(1).result(60), list(stoker.map(add, [2])))
+""".replace("RUNS", str(tmp_path / "runs"))
+    ran = run_program(tmp_path, text)
+    assert ran.stdout.strip() == "('helper', 11) [('helper', 12)]", ran.stderr

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.config import Engine, ProviderKind, Site, load_site, parse_site
+from stoker.config import Engine, ProviderKind, Site, load_site, parse_site, shipped_sites
 from stoker.errors import ConfigError, UnitError
 from stoker.manager.live.attendants import source_of
 from stoker.site_files import load_sites, read_sites, write_sites
@@ -93,7 +93,7 @@ FAULTS = {
     '[provider]\nkind = "slurm"\npartiton = "x"': "line 3: [provider] partiton is not a setting; did you mean"
     " partition?",
     '[provider]\nkind = "condor"\nqos = "x"': "line 3: [provider] qos is a setting for slurm; kind is condor",
-    '[provider]\nkind = "slurm"\ngpus = "many"': 'line 3: [provider] gpus: write a number of GPUs a node, "2", or with'
+    '[provider]\nkind = "slurm"\ngpus = "many"': "line 3: [provider] gpus: write a number of GPUs per node, 2, or with"
     ' their type, "a10:2"',
     '[provider]\nkind = "slurm"\nwalltime = "20 s"': "line 3: [provider] walltime must be between 1 min and a year",
     "[provider]\nnodes = 2": "line 2: [provider] nodes = 2: a block of local is one node; raise max_blocks instead",
@@ -110,7 +110,8 @@ FAULTS = {
     " 9999",
     '[pilot]\ndevices = ["cpu"]': "line 2: [pilot] devices must be text in quotes, not a list",
     "[pilot]\nmax_blocks = 0": "line 2: [pilot] max_blocks must be a whole number of at least 1",
-    '[pilot]\nmax_blocks = "2"': "line 2: [pilot] max_blocks must be a whole number, not text in quotes",
+    '[pilot]\nmax_blocks = "two"': "line 2: [pilot] max_blocks must be a whole number, not text in quotes",
+    '[provider]\nkind = "slurm"\ngpus = true': "line 3: [provider] gpus must be text in quotes, not true or false",
     "[pilot]\nmax_blocks = 2\nmin_blocks = 3": "line 3: [pilot] min_blocks = 3 is more than max_blocks = 2",
     "[pilot]\ninit_blocks = 3": "line 2: [pilot] init_blocks = 3 is more than max_blocks = 1",
     '[pilot]\nscratch = "here"': "line 2: [pilot] scratch = 'here' must be an absolute path, or start with ~ or $",
@@ -118,8 +119,10 @@ FAULTS = {
     'pilot = { cache_size = "x y" }': "line 1: [pilot] cache_size: 'x y' is not a size; write a number and one of"
     " B, kB, MB, GB, TB, KiB, MiB, GiB, TiB",
     'name = "two words"': "line 1: name: up to 40 letters, digits, dots, dashes and underscores",
-    'name = "a"\nname = "b"': "line 2: not TOML: Cannot overwrite a value",
-    '# fine\n[pilot]\ncache_size = "4 GB': "line 3: not TOML: Illegal character '\\n'",
+    'name = "a"\nname = "b"': "line 2: not TOML: this setting stands there twice",
+    '# fine\n[pilot]\ncache_size = "4 GB': "line 3: not TOML: a closing quote is missing",
+    "name = lab": 'line 1: not TOML: a value is missing or wrong; text stands in quotes, as in name = "lab"',
+    "[pilot]\nmax_blocks = 2\n[pilot]": "line 3: not TOML: this table stands there twice",
 }
 
 
@@ -143,6 +146,34 @@ def test_the_line_is_right_below_multi_line_strings_and_lists() -> None:
     text = "# [pilot]\n[pilot] # ]\n# cache_size = 3\nscratch = '''\ncache_size = [\n'''\ncache_size = 'x'\n"
     with pytest.raises(ConfigError, match=r"line 7: \[pilot\] cache_size"):
         parse_site(text, file="s")
+
+
+def test_a_number_may_stand_in_quotes_or_not() -> None:
+    text = '[provider]\nkind = "slurm"\n{}\n[pilot]\n{}\n'
+    quoted = parse_site(text.format('gpus = "2"\nnodes = "3"\ncores = " 8"', 'max_blocks = "4"'), file="s")
+    plain = parse_site(text.format("gpus = 2\nnodes = 3\ncores = 8", "max_blocks = 4"), file="s")
+    assert quoted == plain
+    assert (plain.provider.gpu_count, plain.provider.nodes, plain.pilot.max_blocks) == (2, 3, 4)
+    assert parse_site(text.format("gpus = 0", ""), file="s").provider.gpus == ""
+
+
+def test_a_site_that_ships_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_site("workstation").pilot.devices == "gpu"
+    assert [site.name for site in load_sites("local")] == ["local"]
+    assert "workstation" in shipped_sites()
+    with pytest.raises(ConfigError, match=r"^lokal: no such file; did you mean local\?$"):
+        load_site("lokal")
+    with pytest.raises(ConfigError, match="no such file; by name there are condor, "):
+        load_site("qqq")
+    Path("workstation").write_text('name = "mine"')
+    assert load_site("workstation").name == "mine", "a file here comes first"
+
+
+def test_a_file_of_another_name_is_not_meant(tmp_path: Path) -> None:
+    (tmp_path / "bad5.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"x\.toml: no such file; .* has bad5\.toml$"):
+        load_site(tmp_path / "x.toml")
 
 
 def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
