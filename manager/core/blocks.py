@@ -14,7 +14,7 @@ from stoker.manager.core import losses
 from stoker.manager.core.commands import RecordPilots, RecordWait
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.core.state import Client, Pilot, State
+from stoker.manager.core.state import JOURNAL_LOST, Client, Pilot, State
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, BlockStatus, KnownBlock, LossReason, Source
 from stoker.manager.protocol.ids import BlockId
@@ -124,9 +124,11 @@ def factory_came(core: Core, client: Client) -> None:
 def news(core: Core, message: BlockNews) -> None:
     """The batch system has said something about a block."""
     state = core.state
-    block = state.blocks.get(message.block)
+    block = state.blocks.get(message.block) or _adopted(core, message)
     if block is None:
-        state.refuse("news of a block that is not known or is over")
+        return
+    if message.source not in ("", block.source.source.name):
+        state.refuse("news of a block of another source")
         return
     block.job = message.job or block.job
     block.expected_at = state.now + message.expected_in_s if message.expected_in_s > 0 else 0.0
@@ -143,6 +145,34 @@ def news(core: Core, message: BlockNews) -> None:
     if block.phase.over:
         _over(core, block)
     losses.block_said(core, block)
+
+
+def _adopted(core: Core, message: BlockNews) -> Block | None:
+    """News of a block that the manager does not know. The factory names its source where the manager may have lost it:
+    then it is taken for its own, with the pilots that it has brought. One that was over is cancelled."""
+    state, id = core.state, message.block
+    number = id.removeprefix("b")
+    if message.source and number.isascii() and number.isdigit():
+        state.next_block = max(state.next_block, int(number) + 1)
+    if not message.source:
+        state.refuse("news of a block that is not known or is over")
+    if not message.source or message.phase.over or state.ending:
+        return None
+    source = state.sources.get(message.source)
+    if source is None or id in state.past_blocks:
+        factory = factory_of(state)
+        if factory is not None:
+            core.tell(factory, to_client.CancelBlocks((id,), "it was over, or its site is no longer the session's"))
+        return None
+    state.notice(JOURNAL_LOST)
+    block = state.blocks[id] = source.blocks[id] = Block(id, source, state.now)
+    block.notes[:] = [(state.now, f"found in the batch system of source {message.source}")]
+    _book(block)
+    for pilot in state.pilots.values():
+        if pilot.block == id:
+            _join(core, block, pilot)
+    core.demand_changed = True
+    return block
 
 
 _KEPT_NOTES = 50
@@ -204,21 +234,26 @@ def pilot_came(core: Core, pilot: Pilot) -> None:
     block = core.state.blocks.get(BlockId(pilot.block))
     if block is None:
         return
+    _join(core, block, pilot)
+    if block.brought == 1:
+        core.out.append(_waited(block, pilot))
+    _count(core, block.source)
+    if block.leaving:
+        from stoker.manager.core import pilots
+
+        pilots.release(core, pilot, block.leaving)
+
+
+def _join(core: Core, block: Block, pilot: Pilot) -> None:
     block.pilots[pilot.id] = None
     block.brought += 1
     if block.brought == 1:
         block.brought_at = core.state.now
-        core.out.append(_waited(block, pilot))
     _book(block)
     source = block.source
     pilot.source = source.source.name
     source.failures = 0
     source.devices = tuple(device.facts for device in pilot.devices.values())
-    _count(core, source)
-    if block.leaving:
-        from stoker.manager.core import pilots
-
-        pilots.release(core, pilot, block.leaving)
 
 
 def pilot_back(core: Core, pilot: Pilot) -> None:

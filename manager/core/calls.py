@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import deadlines, feeding
+from stoker.manager.core import deadlines, feeding, repair
 from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import Call, Context, Gang, Group, Library
@@ -43,7 +43,8 @@ def arrive(core: Core, group: Group, specs: list[CallSpec]) -> None:
     for spec in specs:
         id = spec.call
         if id in calls:
-            state.refuse("repeated call")
+            if group.client.unnamed is None:
+                state.refuse("repeated call")
             continue
         calls[id] = call = Call(id, spec, group, now)
         fresh.append(call)
@@ -56,6 +57,8 @@ def arrive(core: Core, group: Group, specs: list[CallSpec]) -> None:
         for changes in core.tracked:
             changes.calls.update(call.id for call in fresh)
     context = group.context
+    if state.orphans:
+        fresh = repair.claim(core, fresh)
     if group.options.objective.deadline_at and core.policies.dispatch.by_deadline:
         fresh = deadlines.came(core, fresh)
         if not fresh:
@@ -222,20 +225,8 @@ def killed_its_library(core: Core, call: Call, failure: Failure, *, alone: bool)
 
 def end(core: Core, call: Call, outcome: CallEnd) -> None:
     """A call ends. Good results of ordinary calls take a shorter way (`feeding.ended`); all others end here."""
-    state, group = core.state, call.group
-    if call.state is CallState.WAITING:
-        group.context.queue.leave(call)
-        fed(core, group.context)
-        if group.options.gang[1] > 1:
-            feeding.serve_after(core, group.context)
-    holder = call.holder
-    let_go(core, call)
-    call.state = CallState.ENDED
-    del state.calls[call.id]
-    state.reports.pop(call.id, None)
-    state.forecasts.pop(call.id, None)
-    state.breaks.pop(call.id, None)
-    closed(core, group, 1)
+    state, group, holder = core.state, call.group, call.holder
+    _close(core, call)
     if not outcome.ok:
         if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
             state.cancelled += 1
@@ -245,6 +236,31 @@ def end(core: Core, call: Call, outcome: CallEnd) -> None:
         keep(core, call, outcome, holder=holder)
     core.changed("calls", call.id)
     core.results_of(group.client).append(outcome)
+
+
+def forget(core: Core, call: Call) -> None:
+    """A call ends without a word to its client, which has its result already and does not wait for it."""
+    if call.state is CallState.HELD:
+        withdraw(core, call, running=False)
+    _close(core, call)
+    core.changed("calls", call.id)
+
+
+def _close(core: Core, call: Call) -> None:
+    """Take a call out of everything that names open calls."""
+    state, group = core.state, call.group
+    if call.state is CallState.WAITING:
+        group.context.queue.leave(call)
+        fed(core, group.context)
+        if group.options.gang[1] > 1:
+            feeding.serve_after(core, group.context)
+    let_go(core, call)
+    call.state = CallState.ENDED
+    del state.calls[call.id]
+    state.reports.pop(call.id, None)
+    state.forecasts.pop(call.id, None)
+    state.breaks.pop(call.id, None)
+    closed(core, group, 1)
 
 
 def finished_elsewhere(core: Core, call: Call, library: Library, outcome: CallEnd) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from stoker.manager.core import blocks, call_list, calls, heartbeats, objects, pilots, report, story
+import msgspec
+
+from stoker.manager.core import blocks, call_list, calls, heartbeats, objects, pilots, repair, report, story
 from stoker.manager.core.commands import AskAdvice, EndManager, ToClient
 from stoker.manager.core.events import FromClient
 from stoker.manager.core.phases import CallState, PilotState
-from stoker.manager.core.state import Client, Context, Cost, Group
+from stoker.manager.core.state import JOURNAL_LOST, Client, Context, Cost, Group
 from stoker.manager.protocol import to_client, to_manager
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId, RecipeKey
@@ -25,6 +27,7 @@ from stoker.manager.protocol.to_manager import (
     EndSession,
     Received,
     ReleaseBlock,
+    Resubmitted,
     SourceTrouble,
     Submit,
     WantPilots,
@@ -34,6 +37,10 @@ from stoker.manager.protocol.wire import why_not
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
+
+
+MOST_CLIENTS = 1 << 20
+"""A client's number is the high part of its calls' ids, which must fit 63 bits."""
 
 
 def frame(core: Core, event: FromClient) -> None:
@@ -98,6 +105,8 @@ def _message(core: Core, client: Client, message: to_manager.FromClient) -> None
                     pilots.release(core, pilot, f"block {block} is released")
         case EndSession(reason=reason):
             end_session(core, reason or "its client ended it")
+        case Resubmitted():
+            repair.resubmitted(core, client)
         case ClientHello():
             state.refuse("hello in the middle of a frame")
         case _:
@@ -123,18 +132,21 @@ def _hello(core: Core, id: ClientId, message: ClientHello) -> Client | None:
         core.out.append(ToClient(id, to_client.ClientRefused(wrong)))
         return None
     client = state.clients.get(id)
+    is_new = client is None
     if client is None:
-        number = -1 if message.observer or message.factory else len(state.clients_by_number)
-        client = state.clients[id] = Client(id, number=number, observer=message.observer or message.factory)
-        client.factory = message.factory
-        if not client.observer:
-            state.clients_by_number[number] = client
+        client = _joins(core, id, message)
+        if client is None:
+            return None
+    lost = client.inbox.skip_to(message.acknowledged)
+    lost |= _had(core, client, message.received, is_new=is_new)
+    if lost and not client.observer:
+        repair.ask_again(core, client)
+    elif lost and not is_new:
+        state.notice(JOURNAL_LOST)
+    if client.unnamed is not None:
+        client.inbox.last = message.acknowledged
     client.connected, client.gone = True, False
-    core.tell(client, to_client.ClientWelcome(state.session, client.number))
-    if message.received > client.first_unacked + len(client.unacked):
-        state.refuse("client has more results than there are")
-    else:
-        _received(client, message.received)
+    core.tell(client, to_client.ClientWelcome(state.session, client.number, again=client.unnamed is not None))
     if client.unacked:
         core.tell(client, to_client.Results(client.first_unacked, list(client.unacked)))
     if client.factory:
@@ -142,6 +154,42 @@ def _hello(core: Core, id: ClientId, message: ClientHello) -> Client | None:
     if state.ending:
         core.tell(client, to_client.SessionOver(state.ending))
     return client
+
+
+def _joins(core: Core, id: ClientId, message: ClientHello) -> Client | None:
+    """A client that the manager does not know: it is new, or it was in the part of the journal that is lost."""
+    state = core.state
+    if message.observer or message.factory:
+        client = state.clients[id] = Client(id, number=-1, observer=True)
+        client.factory = message.factory
+        return client
+    number = state.next_client if message.number < 0 else message.number
+    if number in state.clients_by_number or number > MOST_CLIENTS:
+        state.refuse("client whose number is another client's")
+        wrong = f"its calls carry the number {number}, which is another client's since the journal lost its end"
+        core.out.append(ToClient(id, to_client.ClientRefused(wrong)))
+        return None
+    state.next_client = max(state.next_client, number + 1)
+    client = state.clients[id] = state.clients_by_number[number] = Client(id, number=number, observer=False)
+    return client
+
+
+def _had(core: Core, client: Client, received: int, *, is_new: bool) -> bool:
+    """A client says how many ends of calls it has had. True if the manager knows of fewer, so that it has lost some."""
+    known, client.known_ends = client.known_ends, None
+    if is_new:
+        client.first_unacked = received
+        return received > 0
+    if known is not None and received > known:  # ends that were made since are new to the client, and get new numbers
+        for _ in range(known - client.first_unacked):
+            client.unacked.popleft()
+        client.first_unacked = received
+        return True
+    if received > client.first_unacked + len(client.unacked):
+        core.state.refuse("client has more results than there are")
+    else:
+        _received(client, received)
+    return False
 
 
 def _received(client: Client, total: int) -> None:
@@ -220,6 +268,11 @@ def _submit(core: Core, client: Client, message: Submit) -> None:
         wrong = f"calls of client {client.number} carry another client's number"
     elif not 1 <= options.gang[0] <= options.gang[1]:
         wrong = f"a gang of {options.gang[0]} to {options.gang[1]}"
+    if client.unnamed is not None:
+        client.unnamed.difference_update([spec.call for spec in message.calls])
+        told = {end.call for end in client.unacked}
+        fresh = [spec for spec in message.calls if spec.call not in told]
+        message = msgspec.structs.replace(message, calls=fresh)
     if wrong or context is None or function is None:
         state.refuse("submit that names what is not there")
         failure = Failure(FailureKind.CANCELLED, wrong)

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import calls, deadlines, gangs
+from stoker.manager.core import calls, deadlines, gangs, repair
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.state import Call, Context, Filling, Gang, Group, Library
@@ -243,6 +243,8 @@ def _odd_end(core: Core, library: Library, call: Call | None, outcome: CallEnd) 
     still_open = core.state.calls.get(outcome.call)
     if still_open is not None and _may_count(still_open, library):
         calls.finished_elsewhere(core, still_open, library, outcome)
+        return 1
+    if repair.end_orphan(core.state, outcome) or outcome.call in core.state.forgotten:
         return 1
     if isinstance(outcome.payload, ObjectRef):
         core.out.append(DiscardObject(outcome.payload.source))

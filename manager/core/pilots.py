@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, assert_never
 
 from stoker.manager.core import (
@@ -15,13 +16,14 @@ from stoker.manager.core import (
     objects,
     reconcile,
     rejoin,
+    repair,
     snapshots,
     walltime,
 )
 from stoker.manager.core.commands import ToPilot
 from stoker.manager.core.events import FromPilot
 from stoker.manager.core.phases import PilotState
-from stoker.manager.core.state import Device, Library, Pilot, State
+from stoker.manager.core.state import JOURNAL_LOST, Device, Library, Pilot, State
 from stoker.manager.protocol import to_manager, to_pilot
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.ids import DeviceId, PilotId
@@ -180,19 +182,19 @@ def _refuse(core: Core, id: PilotId, reason: str) -> None:
     core.out.append(ToPilot(id, to_pilot.PilotRefused(reason)))
 
 
-def _unwanted(state: State, pilot: Pilot | None, gone: Pilot | None, message: PilotHello) -> str:
-    """Why one that speaks as it should is not taken in; empty if it is."""
+def _unwanted(state: State, gone: Pilot | None) -> str:
+    """Why one that speaks as it should is not taken in; empty if it is. One with libraries that is not known at all was
+    in a part of the journal that is lost, or was given up so long ago that it is forgotten: it is taken in as it is."""
     if state.ending:
         return f"the session is over: {state.ending}"
-    back = gone.kept is not None if gone is not None else pilot is not None or not message.libraries
-    return "" if back else _NOT_BACK
+    return _NOT_BACK if gone is not None and gone.kept is None else ""
 
 
 def _hello(core: Core, id: PilotId, message: PilotHello) -> Pilot | None:
     state = core.state
     pilot = state.pilots.get(id)
     gone = state.gone_pilots.get(id)
-    if wrong := why_not(message, session=state.session) or _unwanted(state, pilot, gone, message):
+    if wrong := why_not(message, session=state.session) or _unwanted(state, gone):
         state.refuse("pilot that is not wanted")
         _refuse(core, id, wrong)
         return None
@@ -209,10 +211,15 @@ def _hello(core: Core, id: PilotId, message: PilotHello) -> Pilot | None:
         pilot.notes.append((state.now, "came back"))
         if pilot.state is PilotState.CUT:
             pilot.state = PilotState.HERE
+    lost = pilot.inbox.skip_to(message.acknowledged)
+    if lost:
+        state.notice(JOURNAL_LOST)
+    repair.note_numbers(state, message)
     walltime.note(core, pilot, message.ends_in_s)
     objects.pilot_came(core, pilot, message)
-    core.say(pilot, to_pilot.PilotWelcome(state.session, core.heartbeat_s, core.lease_s))
+    core.say(pilot, to_pilot.PilotWelcome(state.session, core.heartbeat_s, core.lease_s, again=lost))
     reconcile.reconcile(core, pilot, message)
+    _faults(core, pilot, message.faults, lost=lost)
     _supply(core, pilot)
     return pilot
 
@@ -300,13 +307,23 @@ def leaves(core: Core, pilot: Pilot) -> None:
 
 def restarted(core: Core) -> None:
     """The manager is back from its journal: nobody is connected until they say so."""
+    repair.leave_gaps(core.state)
     for pilot in core.state.pilots.values():
         cut(core, pilot.id)
     for client in core.state.clients.values():
         client.connected = False
+        client.known_ends = client.first_unacked + len(client.unacked)
 
 
 # ---- what they tell
+
+
+def _faults(core: Core, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
+    """A pilot says in its hello which devices have failed. `lost`: the manager may have missed that one is well."""
+    for device in list(pilot.devices.values()):
+        reason = faults.get(device.id, "" if lost else device.fault)
+        if reason != device.fault:
+            _fault(core, pilot, device.id, reason)
 
 
 def _fault(core: Core, pilot: Pilot, id: str, reason: str) -> None:
@@ -314,6 +331,8 @@ def _fault(core: Core, pilot: Pilot, id: str, reason: str) -> None:
     device = pilot.devices.get(DeviceId(id))
     if device is None:
         core.state.refuse("fault of a device that the pilot does not have")
+        return
+    if device.fault == reason:  # its hello has told it
         return
     device.fault = reason
     if not reason:

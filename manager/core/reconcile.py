@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import calls, feeding, gangs, libraries
-from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core import calls, feeding, gangs, libraries, repair
+from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.state import Library, Pilot
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
@@ -24,14 +24,37 @@ def reconcile(core: Core, pilot: Pilot, message: PilotHello) -> None:
     """Make the manager's picture of a pilot true, and the pilot do what it was told meanwhile."""
     there = {facts.library: facts for facts in message.libraries}
     for library in list(pilot.libraries.values()):
-        if library.id not in there:
+        if library.id not in there or there[library.id].recipe != library.context.recipe.key:
             libraries.lost(core, library, reason="it came back without the library")
+    for id, facts in there.items():
+        if id not in pilot.libraries and repair.adopt(core, pilot, facts, message) is None:
+            core.say(pilot, StopLibrary(id, "the manager does not know it"))
     for library in list(pilot.libraries.values()):
-        _library(core, library, there.pop(library.id))
-    for id in there:
-        core.say(pilot, StopLibrary(id, "the manager does not know it"))
+        _library(core, library, there[library.id])
     if pilot.state is PilotState.DRAINING:
         core.say(pilot, Exit("it was told to drain", drain=True))
+
+
+def _unknown(core: Core, library: Library, id: CallId) -> None:
+    """A call is in a library that does not hold it, as far as the manager knows. One that waits goes on there: its
+    pilot had been given up, or the journal has lost where it was sent. One that was never submitted is an orphan."""
+    call = core.state.calls.get(id)
+    if call is None:
+        if repair.is_unheard_of(core.state, id):
+            repair.take_orphan(core, library, id)
+        else:
+            _drop(core, library, id, is_gang=False)
+    elif call.state is CallState.WAITING and repair.may_go_on(library, call):
+        call.group.context.queue.leave(call)
+        calls.fed(core, call.group.context)
+        repair.hold(core, library, call, why="it has run there all the time: it goes on")
+    else:  # it runs elsewhere by now; of a gang, the whole begins again
+        _drop(core, library, id, is_gang=call.group.options.gang[1] > 1)
+
+
+def _drop(core: Core, library: Library, id: CallId, *, is_gang: bool) -> None:
+    library.zombies[id] = is_gang
+    core.drop(library, id, running=is_gang, grace_s=calls.GANG_GRACE_S if is_gang else 0.0)
 
 
 def _library(core: Core, library: Library, facts: LibraryFacts) -> None:
@@ -42,13 +65,15 @@ def _library(core: Core, library: Library, facts: LibraryFacts) -> None:
     calls.requeue(core, missing, why=f"never reached lib-{library.id}: back in the queue")
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
     library.zombies = {id: running for id, running in library.zombies.items() if id in listed}
-    library.zombies.update(dict.fromkeys(unknown, False))
     library.functions.clear()
     library.taking = 0
     for running in (False, True):
-        again = tuple(CallId(id) for id, flag in library.zombies.items() if flag is running)
+        orphans = core.state.orphans
+        again = tuple(CallId(id) for id, flag in library.zombies.items() if flag is running and id not in orphans)
         if again:
             core.say(library.pilot, CancelCalls(library.id, again, running))
+    for id in unknown:
+        _unknown(core, library, id)
     gangs.remind(core, library)
     if library.resizing:
         core.say(library.pilot, ResizeLibrary(library.id, library.resizing[-1]))

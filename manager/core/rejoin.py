@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.manager.core import blocks, calls, feeding, libraries, losses
-from stoker.manager.core.phases import CallState, LibraryState, PilotState
-from stoker.manager.core.state import Call, Library, Pilot
+from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.state import Library, Pilot
 from stoker.manager.protocol.ids import PilotId
-from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
+from stoker.manager.protocol.to_manager import PilotHello
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
@@ -45,11 +45,11 @@ def rejoin(core: Core, pilot: Pilot, message: PilotHello) -> Pilot:
     for facts in message.libraries:
         before = kept.get(facts.library)
         if before is not None:
-            _adopt(core, *before, facts=facts)
+            _adopt(core, *before)
     return pilot
 
 
-def _adopt(core: Core, library: Library, promised_bytes: int, was: LibraryState, *, facts: LibraryFacts) -> None:
+def _adopt(core: Core, library: Library, promised_bytes: int, was: LibraryState) -> None:
     """A library is the manager's again, as it was: hot, loading, or told to stop."""
     state, context = core.state, library.context
     library.state = LibraryState.STOPPING if was is LibraryState.STOPPING else LibraryState.LOADING
@@ -65,23 +65,5 @@ def _adopt(core: Core, library: Library, promised_bytes: int, was: LibraryState,
     for device in library.devices:
         libraries.tier(core, device)
     library.notes.append((state.now, "back, as it was"))
-    for id in facts.calls:
-        call = state.calls.get(id)
-        if call is None or call.group.options.gang[1] > 1:  # one rank of a gang is no call
-            continue
-        if call.state is CallState.WAITING and call.group.context is context:
-            _goes_on(core, library, call)
     feeding.reclass(core, library)
     calls.starving(core, context)
-
-
-def _goes_on(core: Core, library: Library, call: Call) -> None:
-    """A call that waits has been running here all the time."""
-    context = call.group.context
-    context.queue.leave(call)
-    calls.fed(core, context)
-    call.state = CallState.HELD
-    call.holder = library
-    call.sent_at = core.state.now
-    call.note(core.state.now, f"{library.pilot.id} is back and has it still: it goes on there")
-    library.held[call.id] = call

@@ -32,6 +32,9 @@ Note = tuple[float, str]
 """When, and what happened."""
 
 
+JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have said anew what they hold"
+"""A notice of the session."""
+
 KEPT_NOTICES = 20
 """The last so many notices of a session are kept."""
 
@@ -40,8 +43,8 @@ class Client:
     """Somebody who submits calls."""
 
     __slots__ = (
-        "connected", "factory", "first_unacked", "gone", "id", "inbox", "last_call", "number", "observer", "open_calls",
-        "unacked",
+        "connected", "factory", "first_unacked", "gone", "id", "inbox", "known_ends", "last_call", "number", "observer",
+        "open_calls", "unacked", "unnamed",
     )  # fmt: skip
 
     def __init__(self, id: ClientId, *, number: int, observer: bool) -> None:
@@ -55,6 +58,10 @@ class Client:
         self.inbox = Inbox()
         self.unacked: deque[CallEnd] = deque()
         self.first_unacked = 0
+        self.known_ends: int | None = None
+        """From a restart of the manager to the client's next hello: how many ends the journal knew of."""
+        self.unnamed: set[int] | None = None
+        """While the client submits its calls again: its open calls that it has not named yet."""
         self.last_call = -1
         """The highest id among its calls."""
         self.open_calls = 0
@@ -131,6 +138,17 @@ class Gang:
         self.report: tuple[float, float] | None = None
         """When it said last how many items were done, and how many."""
         self.ends: dict[LibraryId, CallEnd] = {}
+
+
+class Orphan:
+    """A call that a library runs and that the manager has never heard of (see `repair`)."""
+
+    __slots__ = ("end", "library")
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.end: CallEnd | None = None
+        """How it ended, if it has ended before its client submitted it again."""
 
 
 class Filling:
@@ -349,6 +367,7 @@ class State:
         self.now = now
         self.clients: dict[ClientId, Client] = {}
         self.clients_by_number: dict[int, Client] = {}
+        self.next_client = 0
         self.functions: dict[FunctionKey, FunctionBlob] = {}
         self.groups: dict[object, Group] = {}
         self.costs: dict[tuple[str, str], Cost] = {}
@@ -359,6 +378,10 @@ class State:
         """When costs of runs were recorded last."""
         self.contexts: dict[str, Context] = {}
         self.calls: dict[int, Call] = {}
+        self.orphans: dict[int, Orphan] = {}
+        """Calls that run and that no client has submitted, as far as the journal knows."""
+        self.forgotten: dict[int, None] = {}
+        """Calls that ended before the journal lost that: their clients may still read the files of their results."""
         self.failed: dict[int, Call] = {}
         """The last calls that ended without a result, for their stories."""
         self.pilots: dict[PilotId, Pilot] = {}

@@ -10,7 +10,8 @@ send or for a drain, never while a future is settled. The I/O thread sleeps in `
 descriptor, which is edge-triggered: a send by another thread may swallow the edge of a frame that came in meanwhile, so
 whoever sends looks at ZMQ_EVENTS afterwards and wakes the I/O thread when there is something to read.
 
-What survives. Frames are numbered and kept until the manager has them in its journal. When a connection comes back,
+What survives. Frames are numbered and kept until the manager has them in its journal. A manager that has lost a part of
+that journal asks for everything again (`Outgoing.say_everything_again`). When a connection comes back,
 the hello goes first, and after the welcome everything unacknowledged goes again, in order. Results are numbered too:
 those that were had already are dropped. While the manager is away the session folder says whether it was started again
 at another address.
@@ -293,9 +294,8 @@ class Link:
         """What has happened to the connection."""
         for change in self._dealer.changes():
             if change is Change.MADE:
-                hello = to_manager.ClientHello(wire.VERSION, self.session.session, self._out.received, self._observer)
                 with self._lock:
-                    self._socket.send(wire.encode([hello]))
+                    self._socket.send(wire.encode([self._hello()]))
             elif change is Change.CUT_OFF:  # and is tried again
                 continue
             elif change is Change.BROKEN or self._was_joined:  # or somebody else listens where it was
@@ -310,6 +310,16 @@ class Link:
                         session=self.session.session,
                     )
                 )
+
+    def _hello(self) -> to_manager.ClientHello:
+        return to_manager.ClientHello(
+            wire.VERSION,
+            self.session.session,
+            self._out.received,
+            self._observer,
+            acknowledged=self._out.acknowledged,
+            number=self._base >> CLIENT_SHIFT if self._was_joined and not self._observer else -1,
+        )
 
     def _look_again(self) -> None:
         """While the manager is away: one that was started again may listen elsewhere."""
@@ -373,6 +383,14 @@ class Link:
     def _welcome(self, message: to_client.ClientWelcome) -> None:
         with self._lock:
             self._base = message.number << CLIENT_SHIFT
+            if message.again:
+                logger.warning(
+                    "session %s: its manager has lost a part of its journal; %d calls are submitted again, "
+                    "and those that run go on",
+                    self.session.session,
+                    len(self.waiting),
+                )
+                self._out.say_everything_again()
             for frame in self._out.again():
                 self._socket.send(frame)
             self._questions.again()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from stoker.contexts.recipe import Recipe
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec
@@ -22,6 +24,11 @@ from stoker.manager.protocol.to_pilot import FunctionBlob
 FRAME_CALLS = 2_000
 FRAME_BYTES = 8_000_000
 """A frame is closed at this many calls or bytes of arguments, so that the manager stays responsive."""
+_SAID_WITH_CALLS = (
+    to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
+    to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
+)  # fmt: skip
+"""Messages that are made anew when calls are sent again."""
 RECEIVED_DELAY_S = 0.2
 """Received goes along with the next frame, or alone after this long."""
 
@@ -57,6 +64,13 @@ class Job:
         return self.options.gang[bool(self.options.objective.deadline_at)]
 
 
+class Sent(msgspec.Struct, gc=False):
+    """A call that was sent and has not ended: a manager that has lost it is sent it again."""
+
+    job: Job
+    spec: CallSpec
+
+
 class Outgoing:
     """The sending side of a link. A call that is not in `wanted` any more when its turn comes is not sent.
 
@@ -72,6 +86,9 @@ class Outgoing:
         self._describe = describe
         self._outbox = Outbox()
         self._known: set[str] = set()
+        self._sent: dict[CallId, Sent] = {}
+        self._blocks: to_manager.WantPilots | None = None
+        """What was said last of the client's own blocks."""
         self._said = 0
         self._due = 0.0
         self._taken = 0
@@ -89,6 +106,9 @@ class Outgoing:
         if self.received == self._said:
             self._due = now + RECEIVED_DELAY_S
         self.received += len(ends)
+        sent = self._sent
+        for end in ends:
+            sent.pop(end.call, None)
         return ends
 
     def due_in(self, now: float) -> float | None:
@@ -107,6 +127,29 @@ class Outgoing:
     def again(self) -> list[bytes]:
         """Frames that were sent and may have been lost."""
         return self._outbox.unacked()
+
+    @property
+    def acknowledged(self) -> int:
+        """Frames up to this number are acknowledged, and not kept."""
+        return self._outbox.acknowledged
+
+    def say_everything_again(self) -> None:
+        """The manager has lost a part of what was said: what is still wanted leaves anew, before what waits to leave.
+        The caller keeps other threads from `frames` meanwhile."""
+        frames = self._outbox.begin_again()
+        self._known.clear()
+        self._said = 0
+        again: list[tuple[Job, CallSpec] | Any] = []
+        for call in sorted(self._sent):
+            entry = self._sent.pop(call)
+            if call in self._wanted:
+                again.append((entry.job, entry.spec))
+        decode = wire.from_client()
+        for frame in frames:
+            again += [each for each in decode(frame).messages if not isinstance(each, _SAID_WITH_CALLS)]
+        if self._blocks is not None:
+            again.append(self._blocks)
+        self.queue.extendleft(reversed([*again, to_manager.Resubmitted()]))
 
     def acked(self, sequence: int) -> None:
         """The manager has frames up to this number for good."""
@@ -132,6 +175,8 @@ class Outgoing:
             self._taken += 1
             if type(entry) is not tuple:
                 messages.append(entry)
+                if type(entry) is to_manager.WantPilots:
+                    self._blocks = entry
                 job = None
                 continue
             if entry[1].call not in self._wanted:  # cancelled before it left
@@ -142,6 +187,7 @@ class Outgoing:
                 self._define(job, messages)
                 messages.append(to_manager.Submit(job.function.key, RecipeKey(job.recipe.key), specs, job.options))
             specs.append(entry[1])
+            self._sent[entry[1].call] = Sent(job, entry[1])
             count += 1
             payload = entry[1].payload
             size += len(payload) if type(payload) is bytes else 0

@@ -26,6 +26,9 @@ class WaitingCalls:
         self.waiters: dict[CallId, Waiter] = {}
         self._large = large
         self._files: dict[CallId, ObjectRef] = {}
+        self._given_up: set[CallId] = set()
+        """Calls whose results nobody will read. Any other end that nobody waits for is told a second time: the file of
+        its result may still be read."""
         self._gangs: dict[CallId, int] = {}
         """Calls that want several devices at once, and how many."""
 
@@ -58,6 +61,7 @@ class WaitingCalls:
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
         """Nobody waits for these calls any more, and their waiters hear nothing. Those that had not ended."""
         gone = [call for call in calls if self.waiters.pop(call, None) is not None]
+        self._given_up.update(gone)
         self._drop_files(gone)
         return gone
 
@@ -76,7 +80,9 @@ class WaitingCalls:
         for end in ends:
             waiter = pop(end.call, None)
             if waiter is None:
-                discard_result(end)
+                if end.call in self._given_up:
+                    self._given_up.discard(end.call)
+                    discard_result(end)
                 continue
             try:
                 if waiter.settle(end):

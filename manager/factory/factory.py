@@ -160,6 +160,8 @@ class Factory:
                 self._left[said.source] = said.left
             else:
                 news.append(said)
+                if isinstance(said, BlockNews) and said.source:  # so that the manager can have it cancelled
+                    self._owners.setdefault(said.block, said.source)
         self._link.tell(news)
 
     def _watch(self) -> None:

@@ -5,8 +5,9 @@ blocks that are to be cancelled) against what is (what the batch system says), a
 
 1. *Search*, when it is not sure what is there: at its start, after a submission whose fate is not known (a command that
    hung may still have reached the batch system), and now and then. Jobs are known by their names: that of a block
-   without a job is adopted, a block's second job and jobs of blocks that nobody knows are cancelled. So a block is
-   submitted again only when no job of it is there, whoever was killed in between.
+   without a job is adopted, and a block's second job is cancelled. So a block is submitted again only when no job of
+   it is there, whoever was killed in between. Of a job whose block the manager did not name, the manager is told: it
+   has lost a part of its journal, and takes the block for its own, or has it cancelled.
 2. *Cancel* what is to be cancelled; again after a while if that had no effect.
 3. *Look*, every `poll_s`, at all jobs at once, and sooner after a change.
 4. *Submit* one block: a cancellation need not wait for a hundred submissions.
@@ -21,6 +22,8 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from stoker.errors import StokerError
 from stoker.manager.factory.batch import Batch, BatchTrouble, JobLook, SubmissionRefused
@@ -52,6 +55,8 @@ class Kept:
     expected_at: float = 0.0
     again: str = ""
     loss: LossReason | None = None
+    is_unknown: bool = False
+    """Whether the manager did not know of it: it is told the source."""
     cancel: str = ""
     cancelled_at: float = 0.0
 
@@ -79,7 +84,8 @@ class Keeper:
         self._owners = owners
         self._poll_s = poll_s
         self._clock = clock
-        self._over: set[BlockId] = set()
+        self._over: dict[BlockId, BlockNews] = {}
+        """How each block ended: said again to a manager that has lost that."""
         self._news: list[News] = []
         self._told = False
         """Whether the manager has said which blocks there are. Before that every job looks like a stray."""
@@ -96,17 +102,25 @@ class Keeper:
         self._told = True
         theirs = {block.block: block for block in known}
         for id, block in theirs.items():
-            if id not in self.blocks and id not in self._over:
+            if id in self._over:
+                self._news.append(self._over[id])
+            elif id not in self.blocks:
                 self.blocks[id] = Kept(id, block.job, block.phase)
         for kept in self.blocks.values():
-            if kept.block not in theirs:
-                kept.cancel = kept.cancel or "the manager does not know this block"
-        self._sure = False
+            kept.told, kept.is_unknown = None, kept.block not in theirs
+        last = max(self._over, key=_number, default=None)
+        if last is not None and last not in theirs:  # so that no number is given twice
+            self._news.append(self._over[last])
+        if self.trouble:
+            self._news.append(SourceTrouble(self.name, self.trouble))
+        self._sure, self._look_at = False, self._clock()
 
     def order(self, blocks: Iterable[BlockId]) -> None:
         """Submit these blocks; an order that is heard twice is one."""
         for id in blocks:
-            if id not in self.blocks and id not in self._over:
+            if id in self._over:
+                self._news.append(self._over[id])
+            elif id not in self.blocks:
                 self.blocks[id] = Kept(id)
 
     def cancel(self, blocks: Iterable[BlockId], reason: str) -> None:
@@ -124,6 +138,8 @@ class Keeper:
     def due_in(self) -> float | None:
         """Seconds until there is something to do; None = nothing before the next order."""
         now = self._clock()
+        if self._told and self._news:
+            return 0.0
         if not self._told or (not self.blocks and self._sure):
             return None
         due = any(kept.phase is BlockPhase.ASKED or _to_cancel(kept, now) for kept in self.blocks.values())
@@ -212,6 +228,10 @@ class Keeper:
             if kept is not None and not kept.job:
                 log.info("block %s: found as job %s", kept.block, job)
                 self._submitted(kept, job)
+            elif kept is None and found[job] not in self._over and job not in over:
+                log.warning("block %s: job %s is of a block that the manager did not name", found[job], job)
+                self.blocks[found[job]] = Kept(found[job], job, BlockPhase.PENDING, is_unknown=True)
+                self._look_at = self._clock()
             elif job not in over:
                 strays.append(job)
         if strays:
@@ -284,16 +304,19 @@ class Keeper:
 
     # ---- what is said
 
-    def _tell(self, kept: Kept, reason: str, *, expected_in_s: float = 0.0) -> None:
+    def _tell(self, kept: Kept, reason: str, *, expected_in_s: float = 0.0) -> BlockNews:
         kept.told = (kept.phase, kept.job, reason, kept.loss)
-        self._news.append(BlockNews(kept.block, kept.phase, kept.job, reason, expected_in_s, kept.loss))
+        source = self.name if kept.is_unknown else ""
+        news = BlockNews(kept.block, kept.phase, kept.job, reason, expected_in_s, kept.loss, source)
+        self._news.append(news)
+        return news
 
     def _end(self, kept: Kept, phase: BlockPhase, reason: str) -> None:
         kept.phase = phase
-        self._tell(kept, reason)
+        news = self._tell(kept, reason)
         log.info("block %s%s: %s: %s", kept.block, f" (job {kept.job})" if kept.job else "", phase.value, reason)
         del self.blocks[kept.block]
-        self._over.add(kept.block)
+        self._over[kept.block] = msgspec.structs.replace(news, source=self.name)
 
     def _refuse_all(self, reason: str) -> None:
         for kept in list(self.blocks.values()):
@@ -308,6 +331,11 @@ class Keeper:
             self.trouble = text
             log.warning("source %s: %s", self.name, text or "works again")
             self._news.append(SourceTrouble(self.name, text))
+
+
+def _number(block: BlockId) -> int:
+    digits = block.removeprefix("b")
+    return int(digits) if digits.isdigit() else 0
 
 
 def _to_cancel(kept: Kept, now: float) -> bool:

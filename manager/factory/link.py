@@ -56,7 +56,9 @@ class Link:
 
     def greet(self) -> None:
         """Say hello, then everything that was not acknowledged."""
-        hello = to_manager.ClientHello(wire.VERSION, self.session.session, observer=True, factory=True)
+        hello = to_manager.ClientHello(
+            wire.VERSION, self.session.session, observer=True, factory=True, acknowledged=self._outbox.acknowledged
+        )
         for frame in [wire.encode([hello]), *self._outbox.unacked()]:
             self.dealer.send(frame)
 

@@ -117,20 +117,22 @@ class Server:
         core = replay(folder.journal, session, policies) if folder.journal.exists() else None
         self.clock = Clock(not_before=core.state.now if core else 0.0)
         self.journal = Journal(folder.journal)
-        self.doors = Doors(folder, address=before.address if before and core else "", interface=interface, ports=ports)
+        self.doors = Doors(folder, address=before.address if before else "", interface=interface, ports=ports)
         self.history = History(session=session)
         now = self.clock.now()
         self._used_at = self._looked_at = now
         self.core = core or Core(session, policies, now=now)
         self.core.heartbeat_s, self.core.lease_s = patience.heartbeat_s, patience.pilot_lease_s
         self._carry_out(self.core.start())
-        if core is not None:
+        self._told: dict[str, float] = {}
+        """Notices of the session that are in the log."""
+        if before is not None:  # whatever is left of its journal
             self._come_back(now)
-        elif detached:
+        if detached and not self.core.state.kept:
             self._give(SessionKept(), now, [])
-        else:
+        if not detached and not self.core.state.clients_by_number:
             self._absent["client "] = now + patience.first_client_s
-        self._say_where(before.created_at if before and core else now)
+        self._say_where(before.created_at if before else now)
         log.info("session %s listens on %s", session, self.doors.address)
         self._factory_trouble = self.core.state.factory_trouble
         """What the core was told of a factory that does not come."""
@@ -159,10 +161,21 @@ class Server:
                 self._frame(role, peer, data, now, commands)
             self._timers(now, commands)
             self._look_after(now, commands)
+            self._log_notices()
             self.journal.flush()
             self._carry_out(commands)
         log.info("session over: %s", self._ended)
         return self._ended
+
+    def _log_notices(self) -> None:
+        """What `status` says of the session itself stands in the log too."""
+        notices = self.core.state.notices
+        if len(notices) == len(self._told) and notices == self._told:
+            return
+        for text, at in notices.items():
+            if self._told.get(text) != at:
+                log.warning("%s", text)
+        self._told = dict(notices)
 
     def close(self) -> None:
         """Let go of everything."""
@@ -295,6 +308,8 @@ class Server:
         for command in commands:
             match command:
                 case ToPilot(peer, message) | ToClient(peer, message):
+                    if type(message) is to_client.ClientWelcome:  # its frames may have other numbers from now on
+                        self._acks[Role.CLIENT].along(peer)
                     if type(message) is to_pilot.Ack and PilotId(peer) in self.core.state.pilots:
                         self._acks[Role.PILOT].add(peer, message, self.clock.now())
                     elif type(message) is to_client.Ack:

@@ -3,6 +3,10 @@
 The sender keeps each frame until it is acknowledged and sends the rest again after a reconnect. The receiver takes
 frames in order: one that it has had is dropped, one that skips a number is refused (its predecessors were lost with a
 connection and come again after the next hello).
+
+The receiver may lose what it had acknowledged: a manager that comes back with a shorter journal. So a hello says up to
+which number the frames of its sender were acknowledged, because the sender keeps none of those. A receiver that has
+taken fewer goes on from that number (`Inbox.skip_to`), and asks its peer to say anew what the lost frames said.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self.sequence = 0
+        self.acknowledged = 0
+        """The highest number that was acknowledged: frames up to it are not kept."""
         self._unacked: deque[tuple[int, bytes]] = deque()
 
     def next(self) -> int:
@@ -28,6 +34,9 @@ class Outbox:
 
     def acked(self, sequence: int) -> None:
         """Forget frames up to this number."""
+        if sequence > self.sequence:  # an acknowledgement of frames that were never sent
+            return
+        self.acknowledged = max(self.acknowledged, sequence)
         unacked = self._unacked
         while unacked and unacked[0][0] <= sequence:
             unacked.popleft()
@@ -35,6 +44,14 @@ class Outbox:
     def unacked(self) -> list[bytes]:
         """Frames to send again, oldest first."""
         return [frame for _, frame in self._unacked]
+
+    def begin_again(self) -> list[bytes]:
+        """Forget the frames that were not acknowledged, and number the next one behind the last that was. Returns the
+        forgotten frames: what they said has to be said anew."""
+        frames = self.unacked()
+        self._unacked.clear()
+        self.sequence = self.acknowledged
+        return frames
 
 
 class Inbox:
@@ -51,3 +68,9 @@ class Inbox:
             return False
         self.last = sequence
         return True
+
+    def skip_to(self, sequence: int) -> bool:
+        """The sender keeps no frame up to this number. True if frames were lost here that it had been told are safe."""
+        lost = sequence > self.last
+        self.last = max(self.last, sequence)
+        return lost

@@ -16,10 +16,12 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClientWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager knows the client. `number` is the high part of its calls' ids."""
+    """The manager knows the client. `number` is the high part of its calls' ids. `again`: the manager has lost a part
+    of what the client had told it. The client says again what it still waits for, then `Resubmitted`."""
 
     session: str
     number: int
+    again: bool = False
 
 
 class ClientRefused(_Message, frozen=True, tag="refused"):

@@ -23,7 +23,9 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 class ClientHello(_Message, frozen=True, tag="client-hello"):
     """A client joins, or comes back. `received` counts the results it has had in all, in order.
 
-    An `observer` submits no calls; the `factory` is the one that carries out orders for blocks.
+    An `observer` submits no calls; the `factory` is the one that carries out orders for blocks. Frames up to
+    `acknowledged` were acknowledged, so the client keeps them no more. `number` is what an earlier welcome called it
+    (-1: there was none).
     """
 
     protocol: int
@@ -31,6 +33,13 @@ class ClientHello(_Message, frozen=True, tag="client-hello"):
     received: int = 0
     observer: bool = False
     factory: bool = False
+    acknowledged: int = 0
+    number: int = -1
+
+
+class Resubmitted(_Message, frozen=True, tag="resubmitted"):
+    """The client was asked to say everything again (`ClientWelcome.again`), and has: it waits for no other calls than
+    those that it has submitted since."""
 
 
 class DefineRecipe(_Message, frozen=True, tag="recipe"):
@@ -130,6 +139,8 @@ class BlockNews(_Message, frozen=True, tag="block-news"):
     reason: str = ""
     expected_in_s: float = 0.0
     loss: LossReason | None = None
+    source: str = ""
+    """Where the block comes from. Said of blocks that the manager does not know: it may have lost them."""
 
 
 class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
@@ -153,20 +164,27 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 
 class LibraryFacts(msgspec.Struct, frozen=True):
-    """A library that a pilot holds when it says hello again, with the calls in it, in order."""
+    """A library that a pilot holds when it says hello again, with the calls in it, in order. Memory in bytes:
+    `reserved_bytes` on each of its devices, and what it was measured to take of the host's and of a device's."""
 
     library: LibraryId
     recipe: RecipeKey
     devices: tuple[DeviceId, ...]
     ready: bool
     calls: tuple[CallId, ...] = ()
+    reserved_bytes: int = 0
+    memory_bytes: int = 0
+    device_bytes: int = 0
 
 
 class PilotHello(_Message, frozen=True, tag="pilot-hello"):
     """A pilot joins, or comes back with what it holds. `ends_in_s` is its walltime left (0 = no limit).
 
     `peer` is the `host:port` at which it serves its objects to other pilots; empty: it serves none. Pilots that say the
-    same of their `cache` use the same one: what one brings there the others have.
+    same of their `cache` use the same one: what one brings there the others have. Frames up to `acknowledged` were
+    acknowledged, so the pilot keeps them no more. `recipes` are those of its libraries, `last_library` is the highest
+    number of a library that it was ever told to start, `faults` says which devices have failed and why: a manager that
+    has lost a part of its journal learns of them here.
     """
 
     protocol: int
@@ -181,6 +199,10 @@ class PilotHello(_Message, frozen=True, tag="pilot-hello"):
     folder: str = ""
     peer: str = ""
     cache: str = ""
+    acknowledged: int = 0
+    recipes: tuple[Recipe, ...] = ()
+    last_library: int = 0
+    faults: dict[DeviceId, str] = {}
 
 
 class LibraryPhase(enum.Enum):
@@ -366,7 +388,7 @@ class PilotLeaving(_Message, frozen=True, tag="leaving"):
 
 FromClient = (
     ClientHello | DefineRecipe | DefineManifest | DefineFunction | Submit | Cancel | Received | AskStatus | AskStory
-    | AskCalls | WantPilots | ReleaseBlock | EndSession | BlockNews | SourceTrouble
+    | AskCalls | WantPilots | ReleaseBlock | EndSession | BlockNews | SourceTrouble | Resubmitted
 )  # fmt: skip
 FromPilot = (
     PilotHello | LibraryNews | LibraryReady | LibraryGone | CallsEnded | CallsReturned | CallsProgress | CallEvicted

@@ -14,11 +14,13 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class PilotWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager knows the pilot. What it no longer wants of it follows as StopLibrary and CancelCalls."""
+    """The manager knows the pilot. What it no longer wants of it follows as StopLibrary and CancelCalls. `again`: the
+    manager has lost a part of what the pilot had told it; the pilot says again what its hello does not."""
 
     session: str
     heartbeat_s: float
     lease_s: float
+    again: bool = False
 
 
 class HelloAgain(_Message, frozen=True, tag="hello-again"):

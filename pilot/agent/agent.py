@@ -7,15 +7,16 @@ import os
 import socket
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
+from stoker.contexts.recipe import Recipe
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.ids import DeviceId, LibraryId
 from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_manager import Heartbeat, LibraryFacts, LibraryUse, PilotHello
+from stoker.manager.protocol.to_manager import Heartbeat, LibraryFacts, LibraryUse, PilotHello, SnapshotHere
 from stoker.manager.protocol.wire import VERSION
 from stoker.pilot.agent.library import Library
 from stoker.pilot.agent.link import ManagerLink
@@ -36,6 +37,16 @@ GRACE_S = 2.0
 
 PROBE_EVERY_S = 300.0
 """How often a device on which nothing is loaded is probed again."""
+
+
+TOLD_RECIPE_BYTES = 65_536
+"""The loader of a recipe that goes along with a hello has no more bytes than this. A library of a larger one cannot be
+adopted by a manager that has lost its recipe, unless the client defines it first."""
+
+
+def told_recipes(recipes: Iterable[Recipe]) -> tuple[Recipe, ...]:
+    """Recipes that go along with a hello, each once."""
+    return tuple({recipe.key: recipe for recipe in recipes if len(recipe.loader) <= TOLD_RECIPE_BYTES}.values())
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -74,6 +85,11 @@ class Agent:
         self.objects = Objects(session, cache)
         self.handing_in = 0
         """Large results that are on their way to the session's seed."""
+        self.last_library = 0
+        """The highest number of a library that it was told to start."""
+        self.faults: dict[DeviceId, str] = {}
+        """Devices that have failed, and why."""
+        self.told_snapshots: list[SnapshotHere] = []
         self.snapshots: set[str] = set()
         """Forms of contexts that the manager was told of (see `snapshots`)."""
         self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path)
@@ -141,6 +157,9 @@ class Agent:
                 devices=library.state.devices,
                 ready=library.state.state in (State.READY, State.DRAINING) and number not in before.ready,
                 calls=tuple(dict.fromkeys((*before.left.get(number, ()), *library.state.held))),
+                reserved_bytes=self.ledger.held(number),
+                memory_bytes=library.resident_bytes,
+                device_bytes=library.device_bytes,
             )
             for number, library in self.libraries.items()
         ]
@@ -165,6 +184,10 @@ class Agent:
             ends_in_s=0.0 if self.ends_at == float("inf") else max(0.001, self.ends_at - time.monotonic()),
             peer=self.objects.peer,
             cache=self.cache.identity,
+            acknowledged=self.link.acknowledged,
+            recipes=told_recipes(library.state.recipe for library in self.libraries.values()),
+            last_library=self.last_library,
+            faults=dict(self.faults),
             folder=f"{socket.gethostname()}:{self.logs}" if self.session.is_carried else str(self.logs),
         )
 

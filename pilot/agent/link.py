@@ -102,6 +102,11 @@ class ManagerLink:
         if self.dealer.connected:
             self.dealer.send(wire.encode([message]))
 
+    @property
+    def acknowledged(self) -> int:
+        """Frames up to this number are acknowledged, and not kept."""
+        return self._outbox.acknowledged
+
     def greet(self, hello: FromPilot) -> None:
         """Say hello, then everything that was not acknowledged."""
         self.dealer.send(wire.encode([hello]))

@@ -62,11 +62,13 @@ def handle(agent: Agent, message: ToPilot) -> None:
                 agent.wires.tell(library, Meet(call=call, address=address))
         case ResizeLibrary(library=number, device_memory_bytes=size):
             _resize(agent, number, size)
-        case PilotWelcome(heartbeat_s=heartbeat_s, lease_s=lease_s):
+        case PilotWelcome(heartbeat_s=heartbeat_s, lease_s=lease_s, again=again):
             agent.heartbeat_s, agent.lease_s = max(0.1, heartbeat_s), lease_s
             agent.welcomed_at = time.monotonic()
             agent.heartbeat_at = 0.0  # the first one tells the manager what is here
             objects.again(agent)
+            for here in agent.told_snapshots if again else ():
+                agent.link.post(here)
         case HelloAgain():
             agent.link.flush()
             agent.link.greet(agent.hello())

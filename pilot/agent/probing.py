@@ -106,6 +106,10 @@ class Probing:
 
     def _tell(self, device: Device, fault: str) -> None:
         log.error("%s", fault or f"{device.facts.device} is well again")
+        if fault:
+            self._agent.faults[device.facts.device] = fault
+        else:
+            self._agent.faults.pop(device.facts.device, None)
         self._agent.link.post(DeviceFault(device=device.facts.device, reason=fault))
 
 

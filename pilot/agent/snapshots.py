@@ -60,6 +60,7 @@ def offered(agent: Agent, library: Library, message: SnapshotMade) -> None:
 
 def _tell(agent: Agent, here: SnapshotHere) -> None:
     agent.objects.told.add(here.object.name)
+    agent.told_snapshots.append(here)
     agent.link.post(here)
 
 

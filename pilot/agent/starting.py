@@ -29,6 +29,7 @@ _ENTRY = "stoker.pilot.library.main:serve"
 def order(agent: Agent, message: StartLibrary) -> None:
     """Start a library, or say why not."""
     number = message.library
+    agent.last_library = max(agent.last_library, number)
     if number in agent.libraries or number in agent.gone:
         return  # said twice
     kind, reason = FailureKind.CONTEXT, f"the pilot is leaving: {agent.leaving}" if agent.leaving else ""

@@ -26,6 +26,7 @@ class Library:
         self.state = LibraryState(order.library, order.recipe, order.devices)
         self.number = order.library
         self.recipe = order.recipe
+        self.reserved_bytes = order.device_memory_bytes
         self.queue: deque[tuple[RunCalls, CallSpec]] = deque()
         """Calls that TaskVine has not been given."""
         self.order: Order | None = None
@@ -50,7 +51,10 @@ class Library:
 
     def facts(self) -> LibraryFacts:
         """What the manager is told of it after a reconnect, but for its calls."""
-        return LibraryFacts(self.number, RecipeKey(self.recipe.key), self.state.devices, ready=self.is_ready)
+        return LibraryFacts(
+            self.number, RecipeKey(self.recipe.key), self.state.devices, ready=self.is_ready,
+            reserved_bytes=self.reserved_bytes, memory_bytes=self.memory_bytes,
+        )  # fmt: skip
 
 
 class Books:
@@ -58,6 +62,8 @@ class Books:
 
     def __init__(self) -> None:
         self.libraries: dict[LibraryId, Library] = {}
+        self.last_library = 0
+        """The highest number of a library that was ever ordered."""
         self._gone: dict[LibraryId, LibraryFacts] = {}
         self._holders: dict[DeviceId, LibraryId] = {}
 
@@ -66,6 +72,7 @@ class Books:
         if order.library in self.libraries or order.library in self._gone:
             return None
         library = self.libraries[order.library] = Library(order)
+        self.last_library = max(self.last_library, order.library)
         return library
 
     def remove(self, library: Library) -> None:

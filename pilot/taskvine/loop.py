@@ -23,6 +23,7 @@ from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts, DeviceFault, Heartbeat, PilotHello, PilotLeaving
 from stoker.manager.protocol.to_pilot import Ack, Exit, HelloAgain, PilotRefused, PilotWelcome
 from stoker.manager.protocol.wire import VERSION
+from stoker.pilot.agent.agent import told_recipes
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.taskvine.engine import Engine, Worker
 from stoker.pilot.taskvine.factory import Factory
@@ -192,11 +193,16 @@ class Loop:
     def _say_usable(self, count: int) -> None:
         """Tell the manager for which slots there is a worker. While there is none at all, work waits in TaskVine."""
         usable = min(len(self._devices), max(1, count))
-        why = f"TaskVine has no worker for it: {len(self._workers)} of {self._plan.most_workers} are here"
         for place in range(min(usable, self._usable), max(usable, self._usable)):
-            reason = why if usable < self._usable else ""
+            reason = self._no_worker() if usable < self._usable else ""
             self._link.post(DeviceFault(DeviceId(self._devices[place].device), reason))
         self._usable = usable
+
+    def _no_worker(self) -> str:
+        return f"TaskVine has no worker for it: {len(self._workers)} of {self._plan.most_workers} are here"
+
+    def _faults(self) -> dict[DeviceId, str]:
+        return {facts.device: self._no_worker() for facts in self._devices[self._usable :]}
 
     def _scale(self, now: float) -> None:
         """While every slot is taken, want twice as many workers; what is idle for long need not be replaced.
@@ -227,6 +233,10 @@ class Loop:
                 block=self._name.block,
                 libraries=self._pool.books.facts(self._link.before()),
                 folder=self._name.folder,
+                acknowledged=self._link.acknowledged,
+                recipes=told_recipes(library.recipe for library in self._pool.books.libraries.values()),
+                last_library=self._pool.books.last_library,
+                faults=self._faults(),
             )
         )
 

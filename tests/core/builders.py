@@ -288,7 +288,9 @@ class Cluster(Desk):
     def _post(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
-                case ToPilot(_, to_pilot.Ack()) | ToClient(_, to_client.Ack() | to_client.ClientWelcome()) | SetTimer():
+                case ToPilot(_, to_pilot.Ack()) | ToClient(_, to_client.Ack()) | SetTimer():
+                    pass
+                case ToClient(_, to_client.ClientWelcome(again=False)):
                     pass
                 case ToClient(client, to_client.Results() as results):
                     self._results(client, results)

@@ -86,9 +86,9 @@ def test_a_library_that_the_pilot_lost_is_loaded_again(cluster: Make) -> None:
     assert c.ended["1"].ok
 
 
-def test_a_library_that_the_manager_does_not_know_is_stopped(cluster: Make) -> None:
+def test_a_library_of_a_context_that_the_manager_does_not_know_is_stopped(cluster: Make) -> None:
     c = cluster(pilots=1)
-    facts = say.LibraryFacts(9, "bare", ("cpu:0",), True)  # type: ignore[arg-type]
+    facts = say.LibraryFacts(9, "strange", ("cpu:0",), True)  # type: ignore[arg-type]
     old = say.PilotHello(wire.VERSION, SESSION, "h", 7, (), libraries=(facts,))
     c.cut("p1").report("p1", old, numbered=False)
     c.hears("p1", to_pilot.PilotWelcome)

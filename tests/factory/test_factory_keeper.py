@@ -218,8 +218,12 @@ def test_no_job_is_touched_before_the_manager_has_spoken(desk: Desk) -> None:
     assert not desk.batch.cancelled
 
 
-def test_jobs_of_blocks_that_nobody_knows_are_cancelled(desk: Desk) -> None:
-    stray = desk.batch.put(B2, JobLook(RUNNING))
+def test_the_manager_hears_of_a_job_whose_block_it_did_not_name(desk: Desk) -> None:
+    """A manager that has lost a part of its journal: it takes the block for its own, or has it cancelled."""
+    stray = desk.batch.put(B2, JobLook(RUNNING, "on n1"))
+    assert desk.settle() == [BlockNews(B2, RUNNING, stray, "on n1", source="lab")]
+    assert not desk.batch.cancelled
+    desk.keeper.cancel([B2], "it was over")
     desk.settle()
     assert desk.batch.cancelled == [stray]
 
@@ -278,11 +282,29 @@ def test_a_block_that_ended_well_while_it_was_cancelled_is_done(desk: Desk) -> N
     assert (B0, ENDED, "done") in told([*desk.settle(), *desk.later(1)])
 
 
-def test_blocks_that_the_manager_does_not_know_are_cancelled(desk: Desk) -> None:
-    desk.order(B0, B1)
-    desk.keeper.sync([KnownBlock(B1, "lab", PENDING, "2")])
-    desk.settle()
-    assert desk.batch.cancelled == ["1"]
+def test_a_manager_that_has_lost_a_part_of_its_journal_is_told_all_of_it_again(desk: Desk) -> None:
+    desk.order(B0, B1, B2)
+    desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
+    desk.batch.looks["3"] = JobLook(ENDED, "exit code 1")
+    desk.later(10)
+    desk.keeper.sync([KnownBlock(B1, "lab", ASKED)])
+    assert desk.settle() == [
+        BlockNews(B2, ENDED, "3", "exit code 1", source="lab"),
+        BlockNews(B0, RUNNING, "1", "on n1", source="lab"),
+        BlockNews(B1, PENDING, "2"),
+    ]
+    assert not desk.batch.cancelled
+    assert desk.batch.submitted == [B0, B1, B2]
+
+
+def test_the_end_of_a_block_is_told_again_to_a_manager_that_has_lost_it(desk: Desk) -> None:
+    desk.order(B0)
+    desk.batch.looks["1"] = JobLook(ENDED, "exit code 1")
+    desk.later(10)
+    desk.keeper.sync([KnownBlock(B0, "lab", RUNNING, "1")])
+    assert told(desk.settle()) == [(B0, ENDED, "exit code 1")]
+    assert told(desk.order(B0)) == [(B0, ENDED, "exit code 1")]
+    assert desk.batch.submitted == [B0]
 
 
 def test_a_batch_system_that_cannot_be_had_refuses(desk: Desk) -> None:

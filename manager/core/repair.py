@@ -1,0 +1,197 @@
+"""The manager has lost a part of its journal: what its peers still know makes its picture whole again.
+
+A host crash may take the end of a journal, and a damaged record leaves a hole. The manager that comes back then knows
+less than it has acknowledged, and its peers do not keep what was acknowledged. It notices when they say hello
+(`reliable`), and each peer says anew what it holds:
+
+- A *client* is asked to submit again every call that it waits for (`ClientWelcome.again`). A call that the manager
+  knows already stays as it is. One that the client does not name has had its end: it is forgotten.
+- A *pilot*'s hello lists its libraries with their recipes and calls. A library that the manager does not know is
+  adopted. A call that it does not know is an *orphan*: it keeps its place in the library, and goes on there when its
+  client submits it again. If it ends before that, its end is kept for the client.
+- The *factory* tells of blocks that the manager does not know (`blocks.news`).
+
+Numbers that the lost part had given away must not be given again, so a manager that came back leaves a gap before the
+next one (`leave_gaps`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.manager.core import blocks, calls, feeding, libraries
+from stoker.manager.core.commands import AskAdvice
+from stoker.manager.core.phases import CallState, LibraryState
+from stoker.manager.core.seams import PolicyError
+from stoker.manager.core.state import JOURNAL_LOST, Call, Client, Context, Library, Orphan, Pilot, State
+from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, LibraryId, RecipeKey
+from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
+
+if TYPE_CHECKING:
+    from stoker.manager.core.core import Core
+
+LIBRARY_GAP = 1000
+CLIENT_GAP = 100
+KEPT_FORGOTTEN = 100_000
+"""So many calls are remembered whose clients have their results already."""
+
+
+def leave_gaps(state: State) -> None:
+    """The manager came back: begin its next numbers at a round one behind those that it may have given away."""
+    if state.next_library > 1 or state.next_client:
+        state.next_library += LIBRARY_GAP - state.next_library % LIBRARY_GAP
+        state.next_client += CLIENT_GAP - state.next_client % CLIENT_GAP
+
+
+# ---- clients
+
+
+def ask_again(core: Core, client: Client) -> None:
+    """Note which calls of a client are open; those that it does not submit again are over."""
+    core.state.notice(JOURNAL_LOST)
+    client.unnamed = {id for id, call in core.state.calls.items() if call.group.client is client}
+
+
+def resubmitted(core: Core, client: Client) -> None:
+    """A client has said everything again."""
+    state = core.state
+    unnamed, client.unnamed = client.unnamed, None
+    if unnamed is None:
+        state.refuse("a client that was not asked to has submitted its calls again")
+        return
+    for id in sorted(unnamed):
+        call = state.calls.get(id)
+        if call is not None:
+            calls.forget(core, call)
+            state.forgotten[id] = None
+    while len(state.forgotten) > KEPT_FORGOTTEN:
+        del state.forgotten[next(iter(state.forgotten))]
+    for id, orphan in list(state.orphans.items()):
+        if id >> CLIENT_SHIFT == client.number:
+            del state.orphans[id]
+            state.forgotten[id] = None
+            _drop(core, orphan.library, CallId(id), running=False)
+
+
+# ---- orphans
+
+
+def is_unheard_of(state: State, id: int) -> bool:
+    """Whether a call that is not open was never submitted, as far as this manager knows."""
+    client = state.clients_by_number.get(id >> CLIENT_SHIFT)
+    return client is None or id > client.last_call
+
+
+def take_orphan(core: Core, library: Library, id: CallId) -> None:
+    """A library runs a call that the manager has never heard of: it goes on, and its client will submit it again."""
+    library.zombies[id] = False
+    core.state.orphans[id] = Orphan(library)
+    core.state.notice(JOURNAL_LOST)
+
+
+def claim(core: Core, fresh: list[Call]) -> list[Call]:
+    """Of calls that have just come, those that are orphans go on where they run, or end. Returns the others."""
+    orphans, rest = core.state.orphans, []
+    for call in fresh:
+        orphan = orphans.pop(call.id, None)
+        if orphan is None or not _goes_on(core, orphan, call):
+            rest.append(call)
+    return rest
+
+
+def _goes_on(core: Core, orphan: Orphan, call: Call) -> bool:
+    library = orphan.library
+    if orphan.end is not None:
+        call.state = CallState.HELD  # for a moment: it was never in a queue
+        call.note(core.state.now, "it had ended before its client could submit it again")
+        calls.end(core, call, orphan.end)
+        return True
+    if core.state.libraries.get(library.id) is not library or call.id not in library.zombies:
+        return False
+    if not may_go_on(library, call):
+        _drop(core, library, call.id, running=call.group.options.gang[1] > 1)
+        return False
+    del library.zombies[call.id]
+    hold(core, library, call, why="it ran there while the manager did not know of it: it goes on")
+    return True
+
+
+def may_go_on(library: Library, call: Call) -> bool:
+    """Whether a call that runs in a library already may count as held there."""
+    suspect = library.suspect is not None or (call.kills and library.slots > 1)
+    return call.group.context is library.context and call.group.options.gang[1] == 1 and not suspect
+
+
+def hold(core: Core, library: Library, call: Call, *, why: str) -> None:
+    """A call that is in no queue runs in this library already: the library holds it from now on."""
+    call.state = CallState.HELD
+    call.holder = library
+    call.sent_at = core.state.now
+    call.note(core.state.now, f"lib-{library.id} on {library.pilot.id}: {why}")
+    library.held[call.id] = call
+    feeding.reclass(core, library)
+
+
+def end_orphan(state: State, outcome: CallEnd) -> bool:
+    """Keep the end of an orphan until its client submits it again. False if the call is none."""
+    orphan = state.orphans.get(outcome.call)
+    if orphan is not None:
+        orphan.end = outcome
+    return orphan is not None
+
+
+def _drop(core: Core, library: Library, id: CallId, *, running: bool) -> None:
+    if core.state.libraries.get(library.id) is library and id in library.zombies:
+        library.zombies[id] = running
+        core.drop(library, id, running=running, grace_s=calls.GANG_GRACE_S if running else 0.0)
+
+
+# ---- pilots
+
+
+def note_numbers(state: State, message: PilotHello) -> None:
+    """Give no number again that this pilot knows a library by."""
+    known = max((facts.library for facts in message.libraries), default=0)
+    state.next_library = max(state.next_library, known + 1, message.last_library + 1)
+
+
+def adopt(core: Core, pilot: Pilot, facts: LibraryFacts, message: PilotHello) -> Library | None:
+    """Take a library that the manager does not know for its own; None if that cannot be."""
+    state = core.state
+    devices = tuple(pilot.devices[id] for id in dict.fromkeys(facts.devices) if id in pilot.devices)
+    context = _context(core, facts.recipe, message)
+    taken = facts.library in state.libraries
+    if state.ending or taken or context is None or not devices or len(devices) != len(facts.devices):
+        return None
+    library = Library(LibraryId(facts.library), context, pilot, devices, 0, state.now)
+    library.memory_bytes, library.device_bytes = facts.memory_bytes, facts.device_bytes
+    try:
+        libraries.promise(library, facts.reserved_bytes)
+    except PolicyError:
+        return None
+    library.notes[:] = [(state.now, f"found on {', '.join(facts.devices)}: the manager did not know of it")]
+    state.libraries[library.id] = context.libraries[library.id] = pilot.libraries[library.id] = library
+    for device in devices:
+        device.libraries[library.id] = library
+    if facts.ready:
+        library.state = LibraryState.READY
+        blocks.proved(core, pilot)
+    for device in devices:
+        libraries.tier(core, device)
+    calls.starving(core, context)
+    core.changed("libraries", library.id)
+    core.state.notice(JOURNAL_LOST)
+    return library
+
+
+def _context(core: Core, key: RecipeKey, message: PilotHello) -> Context | None:
+    state = core.state
+    if key not in state.contexts:
+        recipe = next((recipe for recipe in message.recipes if recipe.key == key), None)
+        if recipe is None:
+            return None
+        state.contexts[key] = Context(recipe)
+        core.changed("contexts", key)
+        core.out.append(AskAdvice(key))
+    return state.contexts[key]

@@ -1,0 +1,267 @@
+"""The manager comes back with a shorter journal, and its peers make its picture whole again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from core.builders import SESSION, Cluster, cluster, devices, recipe
+
+from stoker.contexts.recipe import BARE
+from stoker.manager.core.commands import DiscardObject
+from stoker.manager.core.events import ManagerRestarted, SessionDefined
+from stoker.manager.core.phases import CallState, LibraryState
+from stoker.manager.core.state import JOURNAL_LOST
+from stoker.manager.protocol import to_client, to_pilot, wire
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec
+from stoker.manager.protocol.ids import BlockId
+
+Make = Callable[..., Cluster]
+HOT = say.LibraryFacts(7, "bare", ("cpu:0",), True, reserved_bytes=10**9)  # type: ignore[arg-type]
+
+
+def empty() -> Cluster:
+    """A manager that has lost all of its journal. (The builder's client is another one, that it has never heard of.)"""
+    c = Cluster()
+    return c.event(ManagerRestarted())
+
+
+def bob(c: Cluster, *, received: int = 0, acknowledged: int = 5, number: int = 3) -> bool:
+    """A client says hello that the lost part of the journal knew. Whether it is asked to say everything again."""
+    hello = say.ClientHello(wire.VERSION, SESSION, received, acknowledged=acknowledged, number=number)
+    c._frames["bob"], c._received["bob"] = acknowledged, received
+    c.tell("bob", hello, numbered=False)
+    mail = c.mail.get("bob")
+    return bool(mail) and isinstance(mail.popleft(), to_client.ClientWelcome)
+
+
+def again(c: Cluster, *calls: int, **how: Any) -> None:
+    """Bob submits these calls again."""
+    specs = [CallSpec(3 << 40 | call, b"arguments") for call in calls]  # type: ignore[arg-type]
+    c.names.update({spec.call: f"b{spec.call & 0xFF}" for spec in specs})
+    definitions = say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code of f")  # type: ignore[arg-type]
+    submit = say.Submit("f", "bare", specs, CallOptions(**how))  # type: ignore[arg-type]
+    c.tell("bob", *definitions, submit, say.Resubmitted())
+
+
+def back(c: Cluster, *facts: say.LibraryFacts, acknowledged: int = 9, **more: Any) -> Cluster:
+    """Pilot `old` comes back to a manager that may not know it."""
+    c._frames["old"] = acknowledged
+    hello = say.PilotHello(
+        wire.VERSION,
+        SESSION,
+        "host",
+        7,
+        devices(1),
+        libraries=facts,
+        acknowledged=acknowledged,
+        recipes=(BARE,),
+        **more,
+    )
+    c.report("old", hello, numbered=False)
+    c.hears("old", to_pilot.PilotWelcome)
+    return c
+
+
+def facts(*calls: int, **more: Any) -> say.LibraryFacts:
+    ids = tuple(3 << 40 | call for call in calls)
+    return say.LibraryFacts(7, "bare", ("cpu:0",), True, ids, reserved_bytes=10**9, **more)  # type: ignore[arg-type]
+
+
+def test_a_client_whose_frames_are_lost_submits_again_and_nothing_is_cancelled() -> None:
+    c = empty()
+    assert bob(c)
+    again(c, 1, 2)
+    assert c.core.state.clients["bob"].open_calls == 2  # type: ignore[index]
+    assert JOURNAL_LOST in c.core.state.notices
+    c.check()
+
+
+def test_a_client_keeps_its_number_and_the_next_one_gets_another() -> None:
+    c = empty()
+    bob(c)
+    assert c.core.state.clients["bob"].number == 3  # type: ignore[index]
+    c.client("carl")
+    assert c.core.state.clients["carl"].number > 3  # type: ignore[index]
+    c.check()
+
+
+def test_a_number_that_is_taken_by_now_is_refused_with_its_reason() -> None:
+    c = empty()
+    bob(c)
+    c.tell("eve", say.ClientHello(wire.VERSION, SESSION, acknowledged=1, number=3), numbered=False)
+    assert "another client's" in c.hears("eve", to_client.ClientRefused).reason
+    c.check()
+
+
+def test_a_welcome_that_was_lost_is_said_again() -> None:
+    c = empty()
+    assert bob(c)
+    assert bob(c), "it has not submitted again yet"
+    again(c, 1)
+    assert not bob(c, acknowledged=6)
+    c.check()
+
+
+def test_calls_that_the_client_does_not_name_again_have_ended(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(3).ready()
+    c.event(ManagerRestarted())
+    c.tell("ana", say.ClientHello(wire.VERSION, SESSION, acknowledged=50, number=0), numbered=False)
+    assert c.hears("ana", to_client.ClientWelcome).again
+    c._frames["ana"] = 50
+    spec = c.core.state.calls[c.ids["2"]].spec
+    c.tell("ana", say.Submit("f", "bare", [spec]), say.Resubmitted())  # type: ignore[arg-type]
+    assert list(c.core.state.calls) == [c.ids["2"]]
+    assert "repeated call" not in c.refused
+    assert not c.ended, "nothing is told of calls whose results the client has"
+    assert c.core.state.done == 2
+
+
+def test_ends_that_the_client_has_and_the_manager_lost_are_not_told_and_later_ones_are(cluster: Make) -> None:
+    """Numbers of results would mean other results to the two of them otherwise."""
+    c = cluster(pilots=2).calls(4).ready().end("1")
+    c.event(ManagerRestarted())
+    c.come_back("p1", lib1=tuple(c.names[id] for id in c.core.state.libraries[1].held)).forget()  # type: ignore[index]
+    held = c.held("p1")[0]
+    c.end(held)  # a new end, which the lost manager had not told
+    c.forget()
+    c.ended.clear()
+    c._received["ana"] = 3
+    c.tell("ana", say.ClientHello(wire.VERSION, SESSION, 3, acknowledged=2, number=0), numbered=False)
+    assert c.hears("ana", to_client.ClientWelcome).again
+    results = c.core.state.clients["ana"]  # type: ignore[index]
+    assert (results.first_unacked, [end.call for end in results.unacked]) == (3, [c.ids[held]])
+
+
+def test_a_library_that_the_manager_does_not_know_is_adopted_with_its_memory() -> None:
+    c = back(empty(), facts())
+    library = c.core.state.libraries[7]  # type: ignore[index]
+    assert library.state is LibraryState.READY
+    assert library.devices[0].promised_bytes == 10**9
+    assert c.core.state.next_library > 7
+    bob(c)
+    again(c, 1)
+    assert c.hears("old", to_pilot.RunCalls).library == 7
+    c.check()
+
+
+def test_a_library_that_does_not_fit_the_books_is_stopped() -> None:
+    c = empty()
+    too_large = say.LibraryFacts(7, "bare", ("cpu:0",), True, reserved_bytes=10**12)  # type: ignore[arg-type]
+    back(c, too_large)
+    assert c.hears("old", to_pilot.StopLibrary).library == 7
+    c.check()
+
+
+def test_a_call_that_runs_goes_on_when_its_client_submits_it_again() -> None:
+    c = back(empty(), facts(1))
+    bob(c)
+    again(c, 1, 2)
+    assert [id & 0xFF for id in c.core.state.libraries[7].held] == [1]  # type: ignore[index]
+    c.report("old", say.CallsEnded(7, [CallEnd(3 << 40 | 1, True)]))  # type: ignore[arg-type]
+    sent = [spec.call & 0xFF for spec in c.hears("old", to_pilot.RunCalls).calls]
+    assert sent == [2], "the one that runs is not sent again"
+    c.check()
+
+
+def test_a_call_that_runs_goes_on_when_its_client_was_first() -> None:
+    c = empty()
+    bob(c)
+    again(c, 1)
+    back(c, facts(1))
+    assert [id & 0xFF for id in c.core.state.libraries[7].held] == [1]  # type: ignore[index]
+    c.check()
+
+
+def test_an_end_that_comes_before_its_client_is_kept_for_it() -> None:
+    c = back(empty(), facts(1))
+    end = CallEnd(3 << 40 | 1, True, b"result", 1.0)  # type: ignore[arg-type]
+    c.report("old", say.CallsEnded(7, [end]))  # type: ignore[arg-type]
+    bob(c, received=4)
+    again(c, 1)
+    client = c.core.state.clients["bob"]  # type: ignore[index]
+    assert (client.first_unacked, list(client.unacked)) == (4, [end])
+    assert not c.core.state.orphans
+    c.check()
+
+
+def test_a_call_that_the_client_does_not_want_any_more_is_dropped_where_it_runs() -> None:
+    c = back(empty(), facts(1, 2))
+    bob(c)
+    again(c, 2)
+    assert c.hears("old", to_pilot.CancelCalls).calls == (3 << 40 | 1,)
+    assert list(c.core.state.libraries[7].held) == [3 << 40 | 2]  # type: ignore[index]
+    c.check()
+
+
+def test_the_file_of_a_result_that_the_client_has_is_not_removed_when_its_end_comes_again() -> None:
+    c = back(empty(), facts(1))
+    bob(c)
+    again(c)
+    ref = say.ObjectRef("result-1", 10, "/session/objects/result-1")
+    c.report("old", say.CallsEnded(7, [CallEnd(3 << 40 | 1, True, ref, 1.0)]))  # type: ignore[arg-type]
+    assert not [each for each in c.others if isinstance(each, DiscardObject)]
+    c.check()
+
+
+def test_ranks_of_a_gang_are_ended_and_the_gang_begins_again() -> None:
+    c = back(empty(), facts(1))
+    bob(c)
+    again(c, 1, gang=(2, 2))
+    dropped = c.hears("old", to_pilot.CancelCalls)
+    assert (dropped.running, dropped.grace_s) == (True, 10.0)
+    call = c.core.state.calls[3 << 40 | 1]
+    assert call.state is CallState.WAITING
+    c.check()
+
+
+def test_a_pilots_frames_count_from_where_its_acknowledged_ones_end(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(1).ready()
+    call = c.ids["1"]
+    c.event(ManagerRestarted()).come_back("p1", lib1=("1",))
+    hello = say.PilotHello(
+        wire.VERSION, SESSION, "host-p1", 7, devices(1), acknowledged=40,
+        libraries=(say.LibraryFacts(1, "bare", ("cpu:0",), True, (call,)),),  # type: ignore[arg-type]
+    )  # fmt: skip
+    c.report("p1", hello, numbered=False)
+    c._frames["p1"] = 40
+    c.end("1")
+    assert c.core.state.done == 1
+
+
+def test_a_device_that_failed_in_the_lost_part_stays_in_quarantine() -> None:
+    c = back(empty(), facts(), faults={"cpu:0": "wrong product, twice"})
+    assert c.core.state.pilots["old"].devices["cpu:0"].fault == "wrong product, twice"  # type: ignore[index]
+    assert c.core.state.libraries[7].state is LibraryState.STOPPING  # type: ignore[index]
+    c.check()
+
+
+def test_a_block_that_the_manager_lost_is_taken_for_its_own_with_its_pilots() -> None:
+    source = Source("mine", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
+    c = empty().event(SessionDefined((source,)))
+    back(c, facts(), block="b7")
+    c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True, acknowledged=12), numbered=False)
+    c._frames["factory"] = 12
+    c.tell("factory", say.BlockNews(BlockId("b7"), BlockPhase.RUNNING, "j7", source="mine"))
+    block = c.core.state.blocks["b7"]  # type: ignore[index]
+    assert (block.phase, list(block.pilots)) == (BlockPhase.RUNNING, ["old"])
+    assert c.core.state.next_block == 8
+    assert c.core.state.pilots["old"].source == "mine"  # type: ignore[index]
+    c.check()
+
+
+def test_a_block_that_was_over_is_cancelled() -> None:
+    source = Source("mine", Rule.FIXED, first=1, most=1)
+    c = cluster().sources(source)
+    c.block("b1", phase=BlockPhase.ENDED, reason="done").forget()
+    c.tell("factory", say.BlockNews(BlockId("b1"), BlockPhase.RUNNING, "j1", source="mine"))
+    assert c.hears("factory", to_client.CancelBlocks).blocks == ("b1",)
+    c.check()
+
+
+def test_numbers_that_the_lost_part_had_given_away_are_not_given_again(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1").ready().end("1").event(ManagerRestarted())
+    c.come_back("p1", lib1=()).forget().call("2", context="a")
+    assert c.hears("p1", to_pilot.StartLibrary).library >= 1000
