@@ -41,6 +41,7 @@ class SlurmBatch:
     def __init__(self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str]) -> None:
         self._jobs = Submitter(site, session=session, folder=folder, command=command)
         self._accounting = True
+        self._cancelled: set[str] = set()
         self._ran: dict[str, str] = {}
         """Jobs that were seen running, and on which nodes."""
         self._tries: dict[str, int] = {}
@@ -58,8 +59,11 @@ class SlurmBatch:
         now = time.time()
         looks = {}
         ends = self._ends([job for job in jobs if job not in rows or rows[job].state == "FAILED"])
+        preempted = self._preempted([job for job in jobs if job in rows and rows[job].state == "COMPLETED"])
         for job in jobs:
             row = ends.get(job) or rows.get(job)
+            if row is not None and job in preempted:
+                row = msgspec.structs.replace(row, state="PREEMPTED")
             output = self._output(job, row) if row is None or row.over else []
             look = slurm_output.look_of(row, now=now, output=output) if row else slurm_output.gone(output)
             looks[job] = self._with_story(job, look, row)
@@ -85,6 +89,21 @@ class SlurmBatch:
         words, loss = self._again[job]
         return msgspec.structs.replace(look, loss=loss, again=words)
 
+    def _preempted(self, jobs: list[str]) -> set[str]:
+        """Of jobs that have ended well and that we have not cancelled, those that Slurm had told to go: their pilots
+        left within the grace time."""
+        jobs = [job for job in jobs if job not in self._cancelled]
+        if not jobs:
+            return set()
+        words = [
+            "squeue",
+            "--noheader",
+            "--states=all",
+            f"--jobs={','.join(jobs)}",
+            f"--Format={slurm_output.PREEMPTED}",
+        ]
+        return slurm_output.read_preempted(self._jobs.commands.run(words).out)
+
     def _why_again(self, job: str, row: Row) -> tuple[str, LossReason] | None:
         """Why a job was queued again: from the accounting, from what it printed, or from the state of its nodes."""
         said = ""
@@ -101,6 +120,7 @@ class SlurmBatch:
 
     def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel these jobs. Raises BatchTrouble."""
+        self._cancelled.update(jobs)
         for start in range(0, len(jobs), _AT_ONCE):
             said = self._jobs.commands.run(["scancel", *jobs[start : start + _AT_ONCE]])
             if said.code and "Invalid job id" not in said.err:

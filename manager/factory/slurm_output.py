@@ -17,6 +17,7 @@ from stoker.manager.protocol.blocks import BlockPhase, LossReason
 
 SQUEUE = "%F|%T|%r|%S|%N|%j|%Z"
 """`%F`: the tasks of an array (`options = ["--array=0-9"]`) have the id that sbatch gave, all of them."""
+PREEMPTED = "ArrayJobID:24,PreemptTime:24"
 SACCT = "JobIDRaw,State,ExitCode,NodeList"
 
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -170,6 +171,12 @@ def due_to(output: list[str]) -> str:
         if found:
             return _DUE_TO.get(found[1], f"cancelled: {found[1].lower()}")
     return ""
+
+
+def read_preempted(text: str) -> set[str]:
+    """The jobs that Slurm has told to go, of what `squeue -h -O PREEMPTED` prints."""
+    rows = (line.split() for line in text.splitlines())
+    return {row[0] for row in rows if len(row) == 2 and row[1] not in _NONE}
 
 
 def lost_nodes(sinfo: str) -> list[str]:

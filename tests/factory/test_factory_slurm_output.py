@@ -13,6 +13,7 @@ from stoker.manager.factory.slurm_output import (
     gone,
     look_of,
     lost_nodes,
+    read_preempted,
     read_sacct,
     read_scontrol,
     read_squeue,
@@ -158,3 +159,8 @@ def test_accounting_tells_why_a_job_was_queued_again() -> None:
 
 def test_nodes_that_are_down_or_silent_are_lost() -> None:
     assert lost_nodes("n1|down*\nn1|down*\nn2|idle\nn3|mixed*\nn4|drained\n") == ["n1", "n3"]
+
+
+def test_a_job_that_left_within_its_grace_time_was_preempted() -> None:
+    text = "7                       2026-11-21T10:42:00     \n8                       N/A                     \n"
+    assert read_preempted(text) == {"7"}
