@@ -89,6 +89,7 @@ def _make(given: argparse.Namespace) -> Agent:
             walltime_s=given.walltime_s,
             probe=given.probe,
             probe_every_s=given.probe_every,
+            in_batch=bool(given.source),
         )
         agent = Agent(options, session=session, devices=devices, scratch=scratch, cache=cache)
         environment.hand_on(agent, given.environment)

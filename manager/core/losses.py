@@ -41,11 +41,11 @@ def lost(core: Core, pilot: Pilot, loss: LossReason) -> None:
     """Count a lost pilot. A reason that its batch system has given already replaces `loss`."""
     state = core.state
     block = _block_of(state, pilot)
-    if block is not None and block.loss is not None and not loss.is_final:
-        loss = block.loss
+    said = block.loss if block is not None else None
+    loss = said or loss
     pilot.loss, pilot.lost_at, pilot.loss_settled = loss, state.now, False
     _count(state, loss, 1)
-    if loss.is_final or block is None or block.phase.over:
+    if said is not None or block is None or block.phase.over:
         _settle(core, pilot, loss)
     else:
         block.unsettled[pilot.id] = pilot
@@ -93,7 +93,7 @@ def left(core: Core, pilot: Pilot) -> None:
 def _settle(core: Core, pilot: Pilot, loss: LossReason) -> None:
     """The reason of a loss will not change any more."""
     state = core.state
-    if not loss.is_final and _near_walltime(pilot, pilot.lost_at):
+    if loss.is_vague and _near_walltime(pilot, pilot.lost_at):
         loss = LossReason.WALLTIME
     if loss is not pilot.loss:
         assert pilot.loss is not None

@@ -77,7 +77,9 @@ class LossReason(enum.Enum):
     HELD = "held"
     """The batch system put its job on hold."""
     NODE_LOST = "node lost"
-    """Its node failed, or the batch system's daemon there did; a scratch folder that is gone counts the same."""
+    """Its node failed, or the batch system's daemon there did."""
+    SCRATCH_GONE = "scratch folder gone"
+    """Its scratch folder was removed while it lived: by its node, or by a call that clears more than its own."""
     WALLTIME = "out of walltime"
     """The walltime of its job ended before the pilot did."""
     OUT_OF_MEMORY = "out of memory"
@@ -90,12 +92,12 @@ class LossReason(enum.Enum):
     @property
     def explained(self) -> bool:
         """True if the loss has a cause outside of the calls that ran there."""
-        return self not in (LossReason.OUT_OF_MEMORY, LossReason.UNEXPLAINED)
+        return self not in (LossReason.OUT_OF_MEMORY, LossReason.SCRATCH_GONE, LossReason.UNEXPLAINED)
 
     @property
-    def is_final(self) -> bool:
-        """True if the batch system has said it; False if it may still name a better reason."""
-        return self not in (LossReason.SIGNALLED, LossReason.UNEXPLAINED)
+    def is_vague(self) -> bool:
+        """True if the end of a walltime explains the loss better."""
+        return self in (LossReason.SIGNALLED, LossReason.UNEXPLAINED)
 
 
 class PilotEnd(enum.Enum):

@@ -21,6 +21,7 @@ from stoker.manager.protocol.wire import VERSION
 from stoker.pilot.agent.library import Library
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.agent.objects import Objects
+from stoker.pilot.agent.parent import Parent
 from stoker.pilot.agent.scratch import Scratch
 from stoker.pilot.agent.usage import cpu_seconds, resident_bytes
 from stoker.pilot.agent.wires import Wires
@@ -61,6 +62,8 @@ class Options(msgspec.Struct, frozen=True):
     probe: str = ""
     """The command that probes a device (see `probing`); empty: our own, on GPUs."""
     probe_every_s: float = PROBE_EVERY_S
+    in_batch: bool = False
+    """Whether a batch system started it, so that it ends with the process that did."""
 
 
 class Agent:
@@ -81,6 +84,7 @@ class Agent:
         self.devices: dict[DeviceId, Device] = {device.facts.device: device for device in devices}
         self.ledger = Ledger({device.facts.device: device.facts.memory_bytes for device in devices})
         self.scratch = scratch
+        self.parent = Parent(watched=options.in_batch)
         self.cache = cache
         self.objects = Objects(session, cache)
         self.handing_in = 0

@@ -8,6 +8,7 @@ import signal
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_manager import LibraryFacts, LibraryGone
+from stoker.pilot.agent import standing
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.library import Library
 from stoker.pilot.agent.usage import tail
@@ -41,6 +42,9 @@ def finish(agent: Agent, library: Library) -> None:
     if library.garbled and not running:  # the ends of those that ran may be among what could not be read
         running = list(state.held)
     failure = library.cause or _verdict(agent, library, loading=loading, running=running)
+    if failure is not None and standing.look(agent):
+        log.warning("lib-%d failed of what the pilot lacks: %s", state.library, failure.message)
+        failure = None
     left = state.gone(running)
     for call in left.running:
         _remove_drafts(agent, call)
@@ -96,7 +100,7 @@ def _verdict(agent: Agent, library: Library, *, loading: bool, running: list[Cal
     doing = (
         f"while it loaded {name}" if loading else f"in a call on {name}" if running else f"while it held {name} idle"
     )
-    kind = FailureKind.PILOT if code == child.NOT_SETTLED else FailureKind.CONTEXT
+    kind = FailureKind.PILOT if code in (child.NOT_SETTLED, frames.FOLDER_GONE) else FailureKind.CONTEXT
     return Failure(
         kind=kind if loading else FailureKind.DIED,
         message=f"lib-{number} on {agent.options.pilot} {what}, {doing}",
@@ -113,5 +117,6 @@ _OOM = " (nobody here sent it: most often the system had no memory left)"
 
 _SAID_BY_CODE = {
     frames.SOCKET_LOST: "lost its connection to the pilot: something in it closes files that are not its own",
+    frames.FOLDER_GONE: "found that its pilot's scratch folder is gone",
     child.NOT_SETTLED: "could not open its log {log} or its folder; is that disk full?",
 }

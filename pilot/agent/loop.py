@@ -16,7 +16,7 @@ from types import FrameType
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.to_manager import PilotLeaving
 from stoker.manager.protocol.to_pilot import Ack
-from stoker.pilot.agent import ending, last_lines, objects, orders, talk, walltime, watch
+from stoker.pilot.agent import ending, last_lines, objects, orders, standing, talk, walltime, watch
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.probing import Probing
 from stoker.pilot.zygote.client import Zygote
@@ -110,6 +110,7 @@ class Loop:
         walltime.look(agent, now)
         if now >= self._next_probe_look:
             self._next_probe_look = now + 1.0
+            standing.look(agent)
             self._probing.look(now)
         if now >= self._next_look:
             self._next_look = now + watch.EVERY_S

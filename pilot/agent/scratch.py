@@ -45,11 +45,20 @@ class Scratch:
             sweep(base)
             self.path = base / f"pilot-{pilot}"
             self.path.mkdir(mode=0o700)
+            self._is = _identity(self.path)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
+    def fault(self) -> str:
+        """What has become of the folder; empty while it is there. A batch system may clear it under a living pilot."""
+        try:
+            same = _identity(self.path) == self._is
+        except OSError as error:
+            return f"its scratch folder {self.path} is gone: {error.strerror}"
+        return "" if same else f"its scratch folder {self.path} was removed while it ran"
+
     def library(self, number: int) -> Path:
-        """A library's folder, made if need be."""
+        """A library's folder, made if need be. Raises OSError."""
         folder = self.path / f"lib-{number}"
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
@@ -62,6 +71,11 @@ class Scratch:
         """Remove all of it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    facts = folder.stat()
+    return facts.st_dev, facts.st_ino
 
 
 def sweep(base: Path) -> None:

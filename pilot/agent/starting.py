@@ -10,7 +10,7 @@ from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_library import Load
 from stoker.manager.protocol.to_manager import LibraryGone, LibraryNews, LibraryPhase
 from stoker.manager.protocol.to_pilot import StartLibrary
-from stoker.pilot.agent import ending, objects, snapshots
+from stoker.pilot.agent import ending, objects, snapshots, standing
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.failures import is_ours, load_failure
 from stoker.pilot.agent.library import Library
@@ -41,6 +41,7 @@ def order(agent: Agent, message: StartLibrary) -> None:
         reason = str(error)
     except OSError as error:
         agent.ledger.release(number)
+        standing.cannot_make(agent, error)
         kind = FailureKind.PILOT
         reason = (
             f"{agent.options.pilot} can make no folder for a library: {error}; make room there, or give [pilot] scratch"

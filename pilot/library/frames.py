@@ -27,6 +27,8 @@ MOST_BYTES = 1 << 32
 _ROOM = 1 << 18
 SOCKET_LOST = 117
 """Exit code of a library that finds its own socket closed by the code that it runs."""
+FOLDER_GONE = 116
+"""Exit code of a library whose pilot has lost its scratch folder: what fails then is no fault of the call."""
 _encode_into = msgspec.msgpack.Encoder().encode_into
 
 

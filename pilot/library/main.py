@@ -29,7 +29,7 @@ from stoker.pilot.library import settings as settings_module
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.printing import LogTail, ThreadTail
 from stoker.pilot.library.runner import Runner, clean, leave_child
-from stoker.pilot.library.sandbox import Sandbox
+from stoker.pilot.library.sandbox import Ground, Sandbox
 from stoker.pilot.library.server import Server
 from stoker.pilot.library.settings import Settings
 
@@ -128,6 +128,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
     ambient.enter_library(device=order.devices, objects=order.objects, offer=offer)
     started, pid = time.monotonic(), os.getpid()
     hub = HubWatch()
+    ground = Ground(os.path.dirname(settings.folder))
     try:
         with hub:
             context = load_context(order.recipe, order.objects)
@@ -136,6 +137,8 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
     except BaseException as error:  # sys.exit in a loader too
         if os.getpid() != pid:
             leave_child(error)
+        if ground.is_gone:
+            os._exit(frames.FOLDER_GONE)
         trace = error.__traceback__
         text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
         print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log

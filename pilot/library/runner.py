@@ -35,11 +35,12 @@ from stoker.manager.protocol.calls import (
 )
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_library import Run
+from stoker.pilot.library import frames
 from stoker.pilot.library.functions import Function
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.meetings import Meetings
 from stoker.pilot.library.printing import LogTail, ThreadTail
-from stoker.pilot.library.sandbox import Sandbox
+from stoker.pilot.library.sandbox import Ground, Sandbox
 from stoker.pilot.library.settings import Settings
 
 _SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
@@ -83,6 +84,7 @@ class Runner:
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
         self._pid = os.getpid()
+        self._ground = Ground(os.path.dirname(settings.folder))
         self.call = NO_CALL
         """The call that runs."""
         self.begun = 0
@@ -147,6 +149,8 @@ class Runner:
                 payload = self._pack_error(call, error)
         if self.forked:
             _leave_fork()
+        if not ok and self._ground.is_gone:
+            os._exit(frames.FOLDER_GONE)  # the agent has every call of this library run elsewhere
         printed = self._finish()
         run_s = ended - started
         work.function.took(run_s)

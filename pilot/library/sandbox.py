@@ -15,6 +15,28 @@ _LONG_AGO_NS = 1_000_000_000
 _CLONE_FS = 0x200
 
 
+class Ground:
+    """The scratch folder of the pilot, which a batch system may clear under a living one. Whatever then fails in a call
+    or a loader (a file that cannot be made, a module that cannot be imported) is not its fault."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._is = _identity(folder)
+
+    @property
+    def is_gone(self) -> bool:
+        """True if it was removed; made again by another hand it is another."""
+        return self._is is not None and _identity(self._folder) != self._is
+
+
+def _identity(folder: str) -> tuple[int, int] | None:
+    try:
+        facts = os.stat(folder)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
 class Sandbox:
     """The folder of one slot. The thread that runs the slot's calls stands in it."""
 

@@ -1,0 +1,130 @@
+"""A pilot that lacks what its batch job gave it leaves with that reason, and blames nobody for what fails meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_manager import FakeManager, recipe
+
+from stoker.manager.protocol.blocks import LossReason
+from stoker.manager.protocol.to_manager import LibraryGone, PilotLeaving
+from stoker.pilot.agent.parent import Parent
+
+
+def scratch_of(manager: FakeManager) -> Path:
+    [folder] = manager.base.glob("scratch/stoker-*/pilot-*")
+    return folder
+
+
+def write_here(number: int) -> int:
+    with open(f"made-{number}", "w") as file:
+        file.write("x")
+    return number
+
+
+def write_when_cleared(folder: str) -> None:
+    while os.path.exists(folder):
+        time.sleep(0.005)
+    with open("made", "w") as file:
+        file.write("x")
+
+
+def sleep_while(path: str) -> str:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return "done"
+
+
+def raise_when_cleared(folder: str) -> None:
+    while os.path.exists(folder):
+        time.sleep(0.005)
+    raise ImportError("a part of the environment that lay there")
+
+
+def test_a_pilot_whose_scratch_folder_is_cleared_leaves_and_its_calls_go_elsewhere(served: FakeManager) -> None:
+    served.ready(recipe())
+    folder = scratch_of(served)
+    running, waiting = served.run(write_when_cleared, [(str(folder),), (str(folder),)])
+    served.until(lambda: served.heartbeats, what="a heartbeat")
+    shutil.rmtree(folder.parent)
+    left = served.gone()
+    assert left.failure is None, "it is no fault of the context"
+    assert set(left.running) | set(left.unstarted) == {running, waiting}
+    leaving = served.wait_for(PilotLeaving)
+    assert leaving.loss is LossReason.SCRATCH_GONE
+    assert "scratch folder" in leaving.reason
+    assert served.ends() == {}, "no call ended"
+    assert served.pilots[0].wait(10) == 0
+
+
+def test_a_loader_that_fails_in_a_cleared_folder_blames_nobody(served: FakeManager) -> None:
+    served.hello()
+    folder = scratch_of(served)
+    served.start(recipe(raise_when_cleared, str(folder)))
+    served.until(lambda: (folder / "lib-1").exists(), what="the library's folder")
+    shutil.rmtree(folder)
+    assert served.gone().failure is None
+    assert served.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
+
+
+def test_a_library_that_is_ordered_after_the_folder_is_gone_is_the_pilot_s_fault(served: FakeManager) -> None:
+    served.hello()
+    shutil.rmtree(scratch_of(served))
+    served.start(recipe())
+    left = served.wait_for(LibraryGone)
+    assert (left.failure, left.loading) == (None, True)
+    assert served.wait_for(PilotLeaving).loss is LossReason.SCRATCH_GONE
+
+
+def test_a_folder_that_was_made_anew_by_another_is_not_its_own(served: FakeManager) -> None:
+    served.hello()
+    folder = scratch_of(served)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    assert "was removed while it ran" in served.wait_for(PilotLeaving).reason
+    assert served.pilots[0].wait(10) == 0
+
+
+@pytest.mark.parametrize("source", ["lab", ""])
+def test_a_pilot_of_a_batch_job_leaves_when_its_parent_has_ended(
+    manager: FakeManager, source: str, tmp_path: Path
+) -> None:
+    """As when condor_master is killed. One that was started on this machine stays."""
+    command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(manager.folder.path), "--devices", "cpu:1"]
+    options = ["--scratch", str(manager.base / "scratch"), *(["--source", source] if source else [])]
+    starter = subprocess.Popen(["/bin/sh", "-c", '"$@"; :', "starter", *command, *options], cwd=manager.base)
+    pilot = manager.hello().pid
+    manager.ready(recipe())
+    done = tmp_path / "done"
+    [call] = manager.run(sleep_while, [(str(done),)])
+    manager.until(lambda: manager.heartbeats, what="a heartbeat")
+    starter.kill()
+    starter.wait()
+    if source:
+        left = manager.gone()
+        assert (left.failure, left.running) == (None, (call,))
+        leaving = manager.wait_for(PilotLeaving)
+        assert leaving.loss is LossReason.NODE_LOST
+        assert "its parent, sh (process" in leaving.reason
+    else:
+        seen = len(manager.heartbeats)
+        manager.until(lambda: len(manager.heartbeats) > seen + 4, what="that it goes on for two seconds")
+        done.touch()
+        assert manager.results([call]) == ["done"]
+        os.kill(pilot, signal.SIGTERM)
+        manager.wait_for(PilotLeaving)
+
+
+def test_a_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper has left before the pilot began."""
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    parent = Parent(watched=True)
+    monkeypatch.setattr(os, "getppid", lambda: 77)
+    assert parent.fault() == ""
