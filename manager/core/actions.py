@@ -182,7 +182,7 @@ def _want_blocks(core: Core, action: WantBlocks) -> None:
     source = core.state.sources.get(action.source)
     if source is None:
         raise PolicyError(f"there is no source {action.source}")
-    if not 1 <= action.count <= source.source.most - len(source.blocks):
+    if not 1 <= action.count <= source.room:
         raise PolicyError(
             f"{action.count} blocks of {action.source}, which has {len(source.blocks)} of at most {source.source.most}"
         )

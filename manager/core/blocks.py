@@ -83,6 +83,7 @@ def _book(block: Block) -> None:
     """Keep its source's books of a block that has changed. They are asked for often, blocks change seldom."""
     source = block.source
     for books, belongs in (
+        (source.abandoned, block.abandoned),
         (source.staying, block.staying),
         (source.coming, block.coming),
         (source.filling, block.filling),
@@ -138,9 +139,7 @@ def news(core: Core, message: BlockNews) -> None:
         del block.notes[1:-_KEPT_NOTES]
     block.loss = message.loss or (None if message.phase is BlockPhase.RUNNING else block.loss)
     if message.phase is not block.phase:
-        block.phase, block.since = message.phase, state.now
-        _book(block)
-        core.demand_changed = True
+        _enter(core, block, message.phase)
     block.reason = message.reason
     if block.phase.over:
         _over(core, block)
@@ -175,6 +174,15 @@ def _adopted(core: Core, message: BlockNews) -> Block | None:
     return block
 
 
+def _enter(core: Core, block: Block, phase: BlockPhase) -> None:
+    """A block is in another phase. One whose job waits again may bring pilots again."""
+    block.phase, block.since = phase, core.state.now
+    if phase is BlockPhase.PENDING:
+        block.emptied_at = None
+    _book(block)
+    core.demand_changed = True
+
+
 _KEPT_NOTES = 50
 
 
@@ -184,7 +192,7 @@ def _over(core: Core, block: Block) -> None:
 
     state, source = core.state, block.source
     del state.blocks[block.id]
-    for books in (source.blocks, source.staying, source.coming, source.filling):
+    for books in (source.blocks, source.staying, source.coming, source.filling, source.abandoned):
         books.pop(block.id, None)
     how = "refused" if block.phase is BlockPhase.REFUSED else block.reason.partition(":")[0] or "ended"
     state.ended_blocks[how] = state.ended_blocks.get(how, 0) + 1
@@ -249,7 +257,7 @@ def _join(core: Core, block: Block, pilot: Pilot) -> None:
     block.brought += 1
     if block.brought == 1:
         block.brought_at = core.state.now
-    _book(block)
+    _is_here(core, block)
     source = block.source
     pilot.source = source.source.name
     source.failures = 0
@@ -258,11 +266,25 @@ def _join(core: Core, block: Block, pilot: Pilot) -> None:
 
 def pilot_back(core: Core, pilot: Pilot) -> None:
     """A pilot that was given up is here again."""
+    from stoker.manager.core import pilots
+
     block = core.state.blocks.get(BlockId(pilot.block))
-    if block is not None:
-        block.pilots[pilot.id] = None
-        _book(block)
-        _count(core, block.source)
+    if block is None:
+        return
+    block.pilots[pilot.id] = None
+    _is_here(core, block)
+    _count(core, block.source)
+    if block.leaving:
+        pilots.release(core, pilot, block.leaving)
+
+
+def _is_here(core: Core, block: Block) -> None:
+    """A pilot of a block is connected: its job runs, also where the batch system's last listing is older than that."""
+    block.emptied_at = None
+    if block.phase in (BlockPhase.ASKED, BlockPhase.PENDING):
+        block.notes.append((core.state.now, "running: a pilot of it is here"))
+        _enter(core, block, BlockPhase.RUNNING)
+    _book(block)
 
 
 def proved(core: Core, pilot: Pilot) -> None:
@@ -287,6 +309,10 @@ def pilot_left(core: Core, pilot: Pilot, *, loss: LossReason | None) -> None:
         return
     _count(core, block.source)
     core.demand_changed = True
+    if not block.pilots and block.phase is BlockPhase.RUNNING:
+        block.emptied_at = core.state.now
+        core.set_timer(f"emptied/{block.id}", core.state.now + core.lease_s)
+    _book(block)
     if block.pilots:
         return
     if block.leaving:
@@ -296,6 +322,18 @@ def pilot_left(core: Core, pilot: Pilot, *, loss: LossReason | None) -> None:
         source.short_lived += 1
         source.failed_at = core.state.now
         source.last_failure = "lost"
+
+
+def emptied(core: Core, id: str) -> None:
+    """A block has been without its pilots for as long as one may be away. If the batch system still says that it runs,
+    its node is gone, or unreachable: the job is cancelled, and another block may take its place at once."""
+    block = core.state.blocks.get(BlockId(id))
+    if block is None or block.emptied_at is None or block.leaving or block.phase is not BlockPhase.RUNNING:
+        return
+    gone_s = show_seconds(core.state.now - block.emptied_at)
+    block.abandoned = True
+    release(core, block, f"its pilots went {gone_s} ago, and the batch system still says that its job runs")
+    core.demand_changed = True
 
 
 # ---- what is remembered of a source, for whoever plans with it
@@ -348,6 +386,8 @@ def tell(now: float, block: Block) -> BlockStatus:
         since_s=now - block.since,
         expected_in_s=max(0.0, block.expected_at - now) if block.expected_at else 0.0,
         pilots=tuple(block.pilots),
+        emptied_s=max(0.001, now - block.emptied_at) if block.emptied_at is not None else 0.0,
+        leaving=bool(block.leaving),
     )
 
 

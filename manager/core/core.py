@@ -310,6 +310,9 @@ class Core:
         if owner == "deadline":
             deadlines.due(self, rest)
             return
+        if owner == "emptied":
+            blocks.emptied(self, rest)
+            return
         for name, seam in self._seams:
             if name == owner:
                 self.apply(seam.timer(self.state, rest), seam=name)

@@ -16,16 +16,19 @@ class SourceState:
     """A source of pilots, and how it has done lately."""
 
     __slots__ = (
-        "blocks", "coming", "devices", "failed_at", "failures", "filling", "last_failure", "short_lived", "source",
-        "staying", "trouble",
+        "abandoned", "blocks", "coming", "devices", "failed_at", "failures", "filling", "last_failure", "short_lived",
+        "source", "staying", "trouble",
     )  # fmt: skip
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.blocks: dict[BlockId, Block] = {}
         """Those that are not over."""
+        self.abandoned: dict[BlockId, None] = {}
+        """Of these, those whose jobs are cancelled because their pilots were lost: a batch system that misses the node
+        may say for long that they run, and they stand in nobody's way."""
         self.staying: dict[BlockId, None] = {}
-        """Of these, those that were not let go."""
+        """Blocks that were not let go."""
         self.coming: dict[BlockId, None] = {}
         """Of these in turn, those from which pilots may still come."""
         self.filling: dict[BlockId, None] = {}
@@ -41,13 +44,19 @@ class SourceState:
         self.trouble = ""
         """What is wrong with its batch system just now, in that one's words."""
 
+    @property
+    def room(self) -> int:
+        """How many more blocks it may have. Abandoned ones leave their room to others, up to as many again."""
+        most = self.source.most
+        return min(most - (len(self.blocks) - len(self.abandoned)), 2 * most - len(self.blocks))
+
 
 class Block:
     """A batch job that brings pilots, or is to."""
 
     __slots__ = (
-        "brought", "brought_at", "expected_at", "id", "job", "leaving", "loss", "notes", "phase", "pilots", "proved",
-        "reason", "since", "source", "unsettled",
+        "abandoned", "brought", "brought_at", "emptied_at", "expected_at", "id", "job", "leaving", "loss", "notes",
+        "phase", "pilots", "proved", "reason", "since", "source", "unsettled",
     )  # fmt: skip
 
     def __init__(self, id: BlockId, source: SourceState, now: float) -> None:
@@ -58,6 +67,10 @@ class Block:
         self.job = ""
         self.reason = ""
         self.expected_at = 0.0
+        self.emptied_at: float | None = None
+        """When the last of its pilots went although its job runs; None while one is here or may still come."""
+        self.abandoned = False
+        """Whether it was let go because of that."""
         self.loss: LossReason | None = None
         """Why its job does not run any more, in the batch system's view; None: it runs, or nobody says."""
         self.unsettled: dict[PilotId, Pilot] = {}
@@ -82,7 +95,7 @@ class Block:
     @property
     def coming(self) -> bool:
         """Whether pilots may still come from it."""
-        return not self.leaving and (not self.brought or self.phase is BlockPhase.PENDING)
+        return not self.leaving and not self.pilots and self.emptied_at is None
 
     @property
     def filling(self) -> bool:

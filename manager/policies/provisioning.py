@@ -111,7 +111,7 @@ class KeepBlocks(Quiet):
             return 0
         rule = source.source
         staying, coming = len(source.staying), len(source.coming)
-        room = rule.most - len(source.blocks)
+        room = source.room
         least = max(rule.least, rule.first if self._is_new(source) or rule.rule is Rule.FIXED else 0)
         asked_for = max(0, least - staying)
         if rule.rule is Rule.FIXED or not useful:

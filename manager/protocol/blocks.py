@@ -129,7 +129,8 @@ class KnownBlock(msgspec.Struct, frozen=True):
 
 class BlockStatus(msgspec.Struct, frozen=True):
     """A block in `stoker status`. `since_s`: how long it has been in its phase; `expected_in_s`: until the batch system
-    expects to start it (0 = it does not say); `reason`: in the batch system's words."""
+    expects to start it (0 = it does not say); `reason`: in the batch system's words. `emptied_s`: how long its job has
+    run on without the pilots that it had (0 = it has some, or brought none yet); `leaving`: its job is cancelled."""
 
     block: str
     source: str
@@ -139,3 +140,5 @@ class BlockStatus(msgspec.Struct, frozen=True):
     since_s: float
     expected_in_s: float
     pilots: tuple[str, ...]
+    emptied_s: float = 0.0
+    leaving: bool = False

@@ -14,10 +14,13 @@ _SHOWN_JOBS = 6
 
 
 def coming(jobs: Sequence[BlockStatus]) -> list[str]:
-    """Blocks that have brought no pilot yet, a text a phase: `3 queued (Priority; the first in about 11 min)`."""
+    """Blocks that have no pilot, a text a phase: `3 queued (Priority; the first in about 11 min)`."""
+    leaving = [job for job in jobs if job.leaving and not job.pilots]
+    jobs = [job for job in jobs if not job.leaving]
     asked = [job for job in jobs if job.phase == BlockPhase.ASKED.value]
     pending = pending_of(jobs)
-    starting = [job for job in jobs if job.phase == BlockPhase.RUNNING.value and not job.pilots]
+    starting = [job for job in jobs if job.phase == BlockPhase.RUNNING.value and not job.pilots and not job.emptied_s]
+    emptied = [job for job in jobs if job.phase == BlockPhase.RUNNING.value and not job.pilots and job.emptied_s]
     texts = []
     if asked:
         texts.append(f"{len(asked)} to be submitted")
@@ -26,6 +29,11 @@ def coming(jobs: Sequence[BlockStatus]) -> list[str]:
     if starting:
         longest = show_seconds(max(job.since_s for job in starting))
         texts.append(f"{len(starting)} starting (its job runs for {longest}, no pilot yet)")
+    if emptied:
+        longest = show_seconds(max(job.emptied_s for job in emptied))
+        texts.append(f"{len(emptied)} without a pilot (it went {longest} ago; the batch system says that the job runs)")
+    if leaving:
+        texts.append(f"{len(leaving)} being cancelled")
     return texts
 
 

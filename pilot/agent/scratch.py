@@ -45,6 +45,8 @@ class Scratch:
             sweep(base)
             self.path = base / f"pilot-{pilot}"
             self.path.mkdir(mode=0o700)
+            # While it is open, its inode's number is not given to a folder that somebody makes in its place.
+            self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._is = _identity(self.path)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -71,6 +73,7 @@ class Scratch:
         """Remove all of it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+        os.close(self._pinned)
 
 
 def _identity(folder: Path) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+from contextlib import suppress
 
 _LONG_AGO_NS = 1_000_000_000
 _CLONE_FS = 0x200
@@ -22,6 +23,12 @@ class Ground:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._is = _identity(folder)
+        self._pin(folder)
+
+    def _pin(self, folder: str) -> None:
+        """Keep it open, so that its inode's number is not given to a folder that is made in its place."""
+        with suppress(OSError):
+            os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @property
     def is_gone(self) -> bool:

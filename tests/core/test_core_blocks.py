@@ -208,6 +208,53 @@ def test_a_lost_block_is_replaced(cluster: Make) -> None:
     assert c.asked() == ["b3"]
 
 
+def test_a_block_whose_pilots_are_lost_is_replaced_although_the_batch_system_says_that_it_runs(cluster: Make) -> None:
+    c = cluster().sources(FIXED)
+    c.block("b1", "b2", phase=BlockPhase.RUNNING, reason="on n1").join("p1", block="b1").join("p2", block="b2").forget()
+    c.lose("p1").wait(59.0)
+    assert c.asked() == []
+    shown = c.status().jobs[0]
+    assert (shown.phase, shown.pilots, shown.emptied_s, shown.leaving) == ("running", (), 59.0, False)
+    c.forget().wait(2.0)
+    assert c.hears("factory", to_client.CancelBlocks).blocks == ("b1",)
+    assert c.asked() == ["b3"]
+    assert "its pilots went 1 min ago, and the batch system still says that its job runs" in c.story("b1")
+    c.block("b1", phase=BlockPhase.ENDED, reason="is being removed; n1 does not answer")
+    assert c.status().losses == {"unexplained": 1}
+
+
+def test_a_block_whose_pilot_comes_back_within_its_lease_stays(cluster: Make) -> None:
+    c = cluster().sources(FIXED).block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1")
+    c.join("p2", block="b2").forget().lose("p1").wait(30.0).come_back("p1").wait(60.0)
+    assert c.asked() == []
+    assert c.status().jobs[0].pilots == ("p1",)
+
+
+def test_a_job_that_was_queued_again_is_given_its_time(cluster: Make) -> None:
+    c = cluster().sources(FIXED).block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1")
+    c.join("p2", block="b2").forget().lose("p1").block("b1", phase=BlockPhase.PENDING, reason="BeginTime").wait(100.0)
+    assert list(c.core.state.sources["mine"].coming) == ["b1"]
+    c.block("b1", phase=BlockPhase.RUNNING).wait(100.0)
+    assert list(c.core.state.sources["mine"].coming) == ["b1"], "its new pilot may still come"
+    assert c.asked() == []
+
+
+def test_a_block_that_lost_its_pilots_is_not_counted_on(cluster: Make) -> None:
+    c = cluster().sources(OPEN).calls(100)
+    for n in range(1, 5):
+        c.block(f"b{n}", phase=BlockPhase.RUNNING).join(f"p{n}", block=f"b{n}")
+    assert c.asked() == ["b1", "b2", "b3", "b4"]
+    c.lose("p1").wait(61.0)
+    assert c.asked() == ["b5"]
+    assert c.core.state.sources["backfill"].room == 0
+
+
+def test_a_pilot_tells_that_its_job_runs_before_the_next_listing_does(cluster: Make) -> None:
+    c = cluster().sources(FIXED).block("b1", phase=BlockPhase.PENDING, reason="Priority").join("p1", block="b1")
+    assert c.status().jobs[0].phase == "running"
+    assert "running: a pilot of it is here" in c.story("b1")
+
+
 def test_demand_asks_for_what_gets_the_calls_done_in_time(cluster: Make) -> None:
     rule = Source("lab", Rule.DEMAND, first=0, most=10, finish_within_s=60.0)
     c = cluster(pilots=1).sources(rule)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_manager import FakeManager, recipe
+from fake_manager import FakeManager, gone, recipe
 
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.to_manager import LibraryGone, PilotLeaving
@@ -120,6 +120,7 @@ def test_a_pilot_of_a_batch_job_leaves_when_its_parent_has_ended(
         assert manager.results([call]) == ["done"]
         os.kill(pilot, signal.SIGTERM)
         manager.wait_for(PilotLeaving)
+    assert gone([pilot])
 
 
 def test_a_parent_that_is_init_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
