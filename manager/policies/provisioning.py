@@ -16,7 +16,11 @@ pilot is here, the waiting calls are told why. Pilots that die young one after t
 them, make pauses too, but shorter ones: on machines that others preempt it happens.
 
 Blocks are let go only after they have had nothing to do for `idle_s`, and only while no call waits that they could run,
-so growing and shrinking cannot chase each other; of those the ones that hold the least go first.
+so growing and shrinking cannot chase each other; of those the ones that hold the least go first. A block that still
+waits in the batch system's queue holds nothing, and is withdrawn sooner: when for `WITHDRAW_S` on end there were more
+of them than the waiting calls could use. Only the number that was too many all that time is withdrawn, so work that
+comes and goes within it makes no blocks come and go. Blocks that were asked for before any call was there stay for
+`idle_s`: the program that wants them is just starting.
 """
 
 from __future__ import annotations
@@ -34,6 +38,10 @@ from stoker.manager.protocol.blocks import BlockPhase, Rule
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import RecipeKey
 
+WITHDRAW_S = 20.0
+"""Blocks that wait in the queue and that no call has needed for so long are withdrawn."""
+_SURPLUS_LOOK_S = 5.0
+"""While blocks wait, calls are held against them this often: that the last call has been given out is no news."""
 UNKNOWN_RUN_S = 30.0
 """How long a call is taken to run before one has."""
 
@@ -70,6 +78,10 @@ class KeepBlocks(Quiet):
         self.longest_short_s = longest_short_s
         self.late_s = late_s
         self.give_up = give_up
+        self._surplus: dict[str, tuple[float, int]] = {}
+        """Of sources with more waiting blocks than calls could use: since when, and the least number since then."""
+        self._has_served: set[str] = set()
+        """Sources that were of use to a waiting call at some time."""
 
     def demand(self, view: View) -> Sequence[Action]:
         """Blocks to ask for and to let go, or a word that none can be had."""
@@ -83,6 +95,7 @@ class KeepBlocks(Quiet):
             if wanted > 0:
                 plan.append(WantBlocks(source.source.name, wanted))
             plan += self._shrink(view, source, has_use=bool(useful))
+            plan += self._withdraw(view, source, useful)
             filling = [at for id in source.filling if (at := source.blocks[id].brought_at + self.late_s) >= view.now]
             if filling and useful:
                 plan.append(Timer(min(filling) + 0.1, f"filling/{source.source.name}"))
@@ -187,6 +200,35 @@ class KeepBlocks(Quiet):
             yield ReleaseBlock(block.id, f"nothing to do for {rule.idle_s:g} s")
         soon = [since + rule.idle_s for since, block in idle if since is not None and block not in over]
         yield Timer(max(min(soon, default=view.now + rule.idle_s), view.now + 0.1), f"idle/{rule.name}")
+
+    def _withdraw(self, view: View, source: SourceState, useful: dict[Context, int]) -> Iterator[Action]:
+        """Let go blocks that wait in the batch system's queue although no call has needed them for a while."""
+        rule = source.source
+        if useful:
+            self._has_served.add(rule.name)
+        coming = [source.blocks[id] for id in source.coming]
+        queued = [block for block in coming if block.phase is not BlockPhase.RUNNING]
+        spare = min(len(queued), len(source.staying) - self._floor(source))
+        if rule.rule is Rule.FIXED or spare <= 0 or rule.name not in self._has_served:
+            self._surplus.pop(rule.name, None)
+            return
+        calls = max(0, sum(useful.values()) - self._filling_slots(view, source))
+        needed = -(-calls // _slots(source)) - (len(coming) - len(queued))
+        surplus = min(spare, len(queued) - max(0, needed))
+        if surplus > 0:
+            since, least = self._surplus.get(rule.name, (view.now, surplus))
+            least = min(least, surplus)
+            if view.now - since >= WITHDRAW_S:
+                for block in sorted(queued, key=lambda block: block.since)[-least:]:
+                    yield ReleaseBlock(
+                        block.id, f"it waits in the queue, and no call has needed it for {WITHDRAW_S:g} s"
+                    )
+                self._surplus.pop(rule.name, None)
+            else:
+                self._surplus[rule.name] = since, least
+        else:
+            self._surplus.pop(rule.name, None)
+        yield Timer(view.now + _SURPLUS_LOOK_S, f"surplus/{rule.name}")
 
     def _floor(self, source: SourceState) -> int:
         rule = source.source

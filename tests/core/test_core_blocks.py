@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from core.builders import SESSION, Cluster, devices, recipe
 
 from stoker.manager.core.events import ClientGone, FactoryTrouble, SessionDefined
@@ -390,3 +391,57 @@ def test_work_that_comes_and_goes_makes_no_blocks_come_and_go(cluster: Make) -> 
         c.forget().wait(60.0).call(f"c{n}").end(f"c{n}")  # each time shortly before it would be let go
         assert c.asked() == []
         assert not c.mail.get("p1") or not any(isinstance(x, to_pilot.Exit) for x in c.mail["p1"])
+
+
+def cancelled(c: Cluster) -> list[str]:
+    """Blocks that the factory was told to cancel."""
+    mail = c.mail.get("factory", ())
+    return [id for message in mail if isinstance(message, to_client.CancelBlocks) for id in message.blocks]
+
+
+@pytest.mark.parametrize("rule", [Rule.OPPORTUNISTIC, Rule.DEMAND])
+@pytest.mark.parametrize("least", [0, 1, 2])
+def test_blocks_that_wait_are_withdrawn_when_no_call_has_needed_them_for_a_while(
+    cluster: Make, rule: Rule, least: int
+) -> None:
+    source = Source("lab", rule, first=0, least=least, most=3, keep_pending=2, idle_s=600.0, finish_within_s=1.0)
+    c = cluster().sources(source).call("runs", "w1", "w2")
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=devices(1)).ready()
+    assert list(c.core.state.sources["lab"].coming) == ["b2", "b3"]
+    c.block("b2", "b3", phase=BlockPhase.PENDING, reason="Priority").wait(300.0)
+    assert cancelled(c) == [], "calls still wait"
+    c.tell("ana", say.Cancel([c.ids["w1"], c.ids["w2"]])).wait(15.0)  # type: ignore[list-item]
+    assert cancelled(c) == []
+    c.wait(15.0)
+    assert cancelled(c) == ["b2", "b3"][max(0, least - 1) :], "down to min_blocks, of which one runs"
+    assert "no call has needed it for 20 s" in c.story("b3")
+
+
+def test_blocks_that_a_few_calls_cannot_use_all_are_withdrawn_too(cluster: Make) -> None:
+    source = Source("lab", Rule.OPPORTUNISTIC, first=0, most=6, keep_pending=6, idle_s=600.0, slots=1)
+    c = cluster().sources(source).calls(6)
+    asked = c.asked()
+    assert len(asked) == 6
+    c.block(*asked, phase=BlockPhase.PENDING).tell("ana", say.Cancel([c.ids[name] for name in "1234"])).wait(30.0)  # type: ignore[misc]
+    assert len(cancelled(c)) == 4
+
+
+def test_work_that_comes_and_goes_within_the_time_withdraws_nothing(cluster: Make) -> None:
+    source = Source("lab", Rule.OPPORTUNISTIC, first=0, most=2, keep_pending=1, idle_s=600.0, slots=1)
+    c = cluster(pilots=1).call("w").hot(run_s=1.0).sources(source)
+    c.call("long")
+    for n in range(10):
+        c.call(f"c{n}").wait(10.0)
+        for id in c.asked():
+            c.block(id, phase=BlockPhase.PENDING, reason="Priority")
+        c.tell("ana", say.Cancel([c.ids[f"c{n}"]])).wait(10.0)  # type: ignore[list-item]
+    assert (cancelled(c), len(c.core.state.blocks)) == ([], 1)
+
+
+def test_blocks_that_were_asked_for_before_any_call_stay_for_their_idle_time(cluster: Make) -> None:
+    """The program that wants them is just starting."""
+    c = cluster().sources(Source("lab", Rule.OPPORTUNISTIC, first=2, most=2, idle_s=120.0))
+    c.block("b1", "b2", phase=BlockPhase.PENDING, reason="Priority").wait(100.0)
+    assert cancelled(c) == []
+    c.wait(30.0)
+    assert cancelled(c) == ["b1", "b2"]
