@@ -24,7 +24,8 @@ from stoker.pilot.agent.loop import Loop
 from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache, snapshot_names
 from stoker.pilot.cache.store import KEPT_S
-from stoker.pilot.devices import find_devices
+from stoker.pilot.devices import find_devices, monitor
+from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.zygote import processes
 from stoker.units import parse_bytes, show_bytes
 
@@ -60,6 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--walltime-s", type=float, default=0.0, metavar="S", help="of its job, from when it starts")
     parser.add_argument("--probe", default="", metavar="COMMAND", help="what probes a device; never: nothing does")
     parser.add_argument("--probe-every", type=float, default=PROBE_EVERY_S, metavar="S", help="0: at the start alone")
+    parser.add_argument("--asked-gpus", type=int, default=0, metavar="N", help="GPUs of a node that its job asked for")
+    parser.add_argument(
+        "--driver-limit", type=float, default=DRIVER_LIMIT_S, metavar="S", help="a driver silent for so long hangs"
+    )
     parser.add_argument("--environment", default="", metavar="NAME=FILE", help="the archive that it runs in, for peers")
     return parser
 
@@ -74,7 +79,8 @@ def _make(given: argparse.Namespace) -> Agent:
     logging.basicConfig(
         filename=logs / "pilot.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
-    devices = find_devices(given.devices)
+    found = find_devices(given.devices, gpus_asked=given.asked_gpus, limit_s=given.driver_limit)
+    devices = found.offered
     base = base_folder(given.scratch)
     cache = ObjectCache(base / "cache", bound_bytes=parse_bytes(given.cache_size), kept_s=given.cache_age)
     snapshot_names.tidy(cache)
@@ -90,8 +96,18 @@ def _make(given: argparse.Namespace) -> Agent:
             probe=given.probe,
             probe_every_s=given.probe_every,
             in_batch=bool(given.source),
+            driver_limit_s=given.driver_limit,
         )
-        agent = Agent(options, session=session, devices=devices, scratch=scratch, cache=cache)
+        agent = Agent(
+            options,
+            session=session,
+            devices=devices,
+            scratch=scratch,
+            cache=cache,
+            troubles=found.troubles,
+            lacks=found.lacks,
+        )
+        agent.monitors = monitor.watch(devices, limit_s=options.driver_limit_s)
         environment.hand_on(agent, given.environment)
     except BaseException:
         scratch.remove()
@@ -99,6 +115,11 @@ def _make(given: argparse.Namespace) -> Agent:
     for device in devices:
         facts = device.facts
         log.info("%s: %s, %s, %d cores", facts.device, facts.kind, show_bytes(facts.memory_bytes), facts.cores)
+    for trouble in found.troubles:
+        log.warning("%s", trouble)
+    for device in devices:
+        if device.facts.fault:
+            log.error("%s: %s", device.facts.device, device.facts.fault)
     if session.is_carried:
         session.objects.mkdir(mode=0o700, exist_ok=True)
         log.info("the session folder is a copy that came along: logs stay here, in %s", logs)

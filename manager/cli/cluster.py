@@ -142,7 +142,11 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
         status = _wait_for_pilot(folder, wait_s=wait_s, say=say)
         address = folder.read().address.removeprefix("tcp://")
         took = show_seconds(time.monotonic() - began)
-        if status.pilots:
+        lacks = _lacks(status, site)
+        if lacks:
+            fix = f'the pilot\'s log: {folder.path / "pilots"}; to run on its cores: [pilot] devices = "cpu"'
+            yield Finding(topic, Level.NEED, f"compute nodes reach this host, but {lacks}", fix)
+        elif status.pilots:
             hosts = ", ".join(pilot.host for pilot in status.pilots)
             yield Finding(
                 topic, Level.OK, f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})"
@@ -153,7 +157,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
         before = down.end(folder)
         remains = down.wait_until_gone(folder, before, wait_s=60.0, waiting=say)
         yield from (Finding(topic, Level.WARN, f"the probe has left {each.what}", each.remove) for each in remains)
-    if status.pilots and not remains:
+    if status.pilots and not lacks and not remains:
         detached.forget(folder)
 
 
@@ -178,10 +182,20 @@ def _wait_for_pilot(folder: SessionFolder, *, wait_s: float, say: Callable[[str]
             if now != said:
                 said = now
                 say("; ".join([*show_blocks.coming(status.jobs), *status.trouble.values()]) or "asking for a job")
-            gone = status.ended_blocks and not status.jobs
+            gone = (status.ended_blocks and not status.jobs) or status.gone_pilots
             if status.pilots or gone or time.monotonic() > until:
                 return status
             time.sleep(_ASK_EVERY_S)
+
+
+def _lacks(status: Status, site: Site) -> str:
+    """Why the pilot that has come is of no use, in words; empty if it is of use, or none has come."""
+    faults = [[device.fault for device in pilot.devices] for pilot in status.pilots]
+    for said in faults:
+        if said and all(said):
+            return said[0]
+    came = status.pilots or status.gone_pilots
+    return status.trouble.get(site.name, "") if came and not any(faults) else ""
 
 
 def _no_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:

@@ -17,22 +17,26 @@ import zmq
 from stoker.contexts.state import state_folder
 from stoker.errors import StokerError
 from stoker.manager.cli.finding import Finding, Level
-from stoker.pilot.devices import find_devices
+from stoker.pilot.devices import find_devices, gpu
 from stoker.units import show_bytes
 
 _FILES = 4096
 _DISK_BYTES = 2_000_000_000
 _SKEW_S = 2.0
 _CURVE_WITHIN_MS = 5_000
+_DRIVER_WITHIN_S = 20.0
 
 
 def devices() -> Iterator[Finding]:
     """What a pilot on this machine would offer: the very code that a pilot runs."""
     try:
-        found = find_devices("auto")
+        devices = find_devices("auto")
     except StokerError as error:
         yield Finding("devices", Level.NEED, f"no device for a pilot: {error}")
         return
+    found = devices.offered
+    for trouble in devices.troubles:
+        yield Finding("devices", Level.WARN, trouble, "ask your admin: the node's GPU or its driver is at fault")
     kinds: dict[str, list[int]] = {}
     for device in found:
         kinds.setdefault(device.facts.kind, []).append(device.facts.memory_bytes)
@@ -47,14 +51,14 @@ def torch_and_driver() -> Iterator[Finding]:
     """The NVIDIA driver through NVML, and whether the installed torch can use it."""
     build = _torch_cuda()
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
+        driver, count, newest = gpu.within(_DRIVER_WITHIN_S, _driver)
+    except TimeoutError:
+        fix = "ask your admin: the driver hangs (nvidia-smi will, too)"
+        yield Finding("driver", Level.WARN, f"the NVIDIA driver has not answered for {_DRIVER_WITHIN_S:g} s", fix)
+        return
     except Exception as error:
         yield Finding("driver", Level.NO, f"no NVIDIA driver here ({error}): fine, a login node needs none")
         return
-    driver, count = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetCount()
-    newest = pynvml.nvmlSystemGetCudaDriverVersion()
     can = f"{newest // 1000}.{newest % 1000 // 10}"
     text = f"NVIDIA driver {driver} (CUDA up to {can}), {count} GPU{'s' * (count != 1)}"
     if build is None:
@@ -67,6 +71,15 @@ def torch_and_driver() -> Iterator[Finding]:
         yield Finding("driver", Level.WARN, f"{text}, but torch was built for CUDA {build}", fix)
     else:
         yield Finding("driver", Level.OK, f"{text}; torch was built for CUDA {build}")
+
+
+def _driver() -> tuple[str, int, int]:
+    """The driver's version, how many GPUs it has, and the newest CUDA that it knows (13020 is 13.2)."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    version = str(pynvml.nvmlSystemGetDriverVersion())
+    return version, int(pynvml.nvmlDeviceGetCount()), int(pynvml.nvmlSystemGetCudaDriverVersion())
 
 
 def _torch_cuda() -> str | None:

@@ -203,6 +203,10 @@ def _load(core: Core, action: Load) -> None:
         raise PolicyError(f"{pilot.id} has no device {unknown[0]}")
     if action.memory_bytes < 0:
         raise PolicyError(f"{action.memory_bytes} bytes cannot be promised")
+    for id in action.devices:
+        device = pilot.devices[id]
+        if 0 < device.facts.processes <= len(device.libraries):
+            raise PolicyError(f"{id} of {pilot.id} takes {device.facts.processes} process at a time, and has one")
     libraries.load(core, context, pilot, tuple(pilot.devices[id] for id in action.devices), action.memory_bytes)
 
 

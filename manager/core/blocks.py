@@ -214,6 +214,7 @@ def _judge(block: Block, now: float) -> None:
     if not block.brought:
         source.failures += 1
         source.failed_at = now
+        source.useless = False
         source.last_failure = block.reason or "the job ended before a pilot of it reached the manager"
     elif _died_young(block, now) and block.reason:
         source.last_failure = block.reason
@@ -260,8 +261,11 @@ def _join(core: Core, block: Block, pilot: Pilot) -> None:
     _is_here(core, block)
     source = block.source
     pilot.source = source.source.name
-    source.failures = 0
-    source.devices = tuple(device.facts for device in pilot.devices.values())
+    if pilot.lacks:
+        _useless(core, block, pilot)
+    else:
+        source.failures = 0
+        source.devices = tuple(device.facts for device in pilot.devices.values())
 
 
 def pilot_back(core: Core, pilot: Pilot) -> None:
@@ -285,6 +289,19 @@ def _is_here(core: Core, block: Block) -> None:
         block.notes.append((core.state.now, "running: a pilot of it is here"))
         _enter(core, block, BlockPhase.RUNNING)
     _book(block)
+
+
+def _useless(core: Core, block: Block, pilot: Pilot) -> None:
+    """A pilot has come that lacks what its site asks for. A block of such pilots alone counts as one that brought none,
+    and is let go."""
+    source, here = block.source, [core.state.pilots[id] for id in block.pilots]
+    if block.brought < source.source.nodes or not all(each.lacks for each in here):
+        return
+    source.failures += 1
+    source.failed_at = core.state.now
+    source.last_failure, source.useless = pilot.lacks, True
+    if not block.leaving:
+        release(core, block, pilot.lacks)
 
 
 def proved(core: Core, pilot: Pilot) -> None:
@@ -403,7 +420,8 @@ def failing(source: SourceState) -> str:
     """What the last blocks of a source say that were of no use; empty if there is nothing to say."""
     times = source.failures or source.short_lived
     if source.failures:
-        said = f"no pilot came of its last block{f', {times} times in a row' if times > 1 else ''}"
+        often = f", {times} times in a row" if times > 1 else ""
+        said = f"its last block was of no use{often}" if source.useless else f"no pilot came of its last block{often}"
     elif times > 1:
         said = f"{times} blocks in a row brought pilots that loaded nothing"
     else:

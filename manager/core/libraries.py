@@ -15,6 +15,7 @@ from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import LibraryId, RecipeKey
 from stoker.manager.protocol.to_manager import LibraryGone, LibraryReady, LibraryResized
 from stoker.manager.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
+from stoker.units import show_bytes
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
@@ -59,12 +60,25 @@ def resize(core: Core, library: Library, memory_bytes: int) -> None:
 def resized(core: Core, library: Library, message: LibraryResized) -> None:
     """A library has changed its reservation. Resizes that it has still to answer may need more than it has now."""
     size, waiting = message.device_memory_bytes, library.resizing
+    if message.measured:
+        _measured(core, library, size)
+        return
     if not waiting or size > library.promised_bytes:
         core.state.refuse("resize that nobody asked for")
         return
     answered = waiting.index(size) + 1 if size in waiting else 1
     del waiting[:answered]
     promise(library, max(size, *waiting) if waiting else size)
+    core.changed("libraries", library.id)
+    core.supply_changed = True
+
+
+def _measured(core: Core, library: Library, size: int) -> None:
+    """The pilot has measured what a library uses of its devices: promise it that, as far as there is room."""
+    room = min(device.free_bytes for device in library.devices)
+    if size > library.promised_bytes + room:
+        library.notes.append((core.state.now, f"uses {show_bytes(size)} of its device, more than is left there"))
+    promise(library, max(0, min(size, library.promised_bytes + room)))
     core.changed("libraries", library.id)
     core.supply_changed = True
 
@@ -120,8 +134,10 @@ def ready(core: Core, library: Library, message: LibraryReady) -> None:
     context.loads += 1
     context.load_s = seconds
     context.load_total_s += seconds
-    context.resident_bytes = message.device_bytes or message.resident_bytes
-    context.advice[kind] = ContextAdvice(seconds, 0.0, context.resident_bytes, message.peak_bytes, context.run_s, 0.0)
+    on_host = library.devices[0].facts.on_host  # else only device memory counts: host memory is no GPU's
+    context.resident_bytes = message.resident_bytes if on_host else message.device_bytes
+    peak_bytes = message.peak_bytes if on_host else message.device_bytes
+    context.advice[kind] = ContextAdvice(seconds, 0.0, context.resident_bytes, peak_bytes, context.run_s, 0.0)
     core.out.append(
         RecordLoad(
             RecipeKey(context.recipe.key), context.recipe.name, kind, message.start_s, message.load_s,

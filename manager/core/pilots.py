@@ -206,6 +206,9 @@ def _hello(core: Core, id: PilotId, message: PilotHello) -> Pilot | None:
         )
         for facts in message.devices:
             pilot.devices[facts.device] = Device(pilot, facts, state.now)
+        pilot.troubles, pilot.lacks = message.troubles, message.lacks
+        said = [*message.troubles, *(f"{facts.device}: {facts.fault}" for facts in message.devices if facts.fault)]
+        pilot.notes += [(state.now, text) for text in dict.fromkeys(said)]
         blocks.pilot_came(core, pilot)
     else:
         pilot.notes.append((state.now, "came back"))

@@ -50,6 +50,9 @@ def _trouble(state: State) -> dict[str, str]:
     said["factory"] = state.factory_trouble
     said["peers"] = object_report.trouble(state)
     said |= fitness.troubles(state)
+    for pilot in state.pilots.values():
+        if pilot.troubles:
+            said[pilot.id] = "; ".join(filter(None, (*pilot.troubles, said.get(pilot.id, ""))))
     return {name: text for name, text in said.items() if text}
 
 

@@ -17,7 +17,7 @@ class SourceState:
 
     __slots__ = (
         "abandoned", "blocks", "coming", "devices", "failed_at", "failures", "filling", "last_failure", "short_lived",
-        "source", "staying", "trouble",
+        "source", "staying", "trouble", "useless",
     )  # fmt: skip
 
     def __init__(self, source: Source) -> None:
@@ -41,6 +41,8 @@ class SourceState:
         """Blocks whose pilots died young and had loaded nothing, since one loaded something or grew old."""
         self.failed_at = 0.0
         self.last_failure = ""
+        self.useless = False
+        """Whether the last failure was a block whose pilots came, without a device that can be used."""
         self.trouble = ""
         """What is wrong with its batch system just now, in that one's words."""
 

@@ -238,7 +238,7 @@ class Device:
         self.id = facts.device
         self.libraries: dict[LibraryId, Library] = {}
         self.promised_bytes = 0
-        self.fault = ""
+        self.fault = facts.fault
         """Why nothing more is loaded on it; empty while it is well."""
         self.tier = "cold"
         self.tier_since = now
@@ -313,9 +313,9 @@ class Pilot:
     """An agent on a node."""
 
     __slots__ = (
-        "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "host", "id", "inbox", "kept", "lasts_s",
-        "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "rate", "refused_frames", "released", "source",
-        "state", "unfit", "used_at", "was",
+        "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "host", "id", "inbox", "kept", "lacks",
+        "lasts_s", "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "rate", "refused_frames", "released",
+        "source", "state", "troubles", "unfit", "used_at", "was",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -355,6 +355,10 @@ class Pilot:
         """Calls that it ended in each of the last seconds."""
         self.cache_bytes = 0
         self.refused_frames = 0
+        self.troubles: tuple[str, ...] = ()
+        """What is wrong with what its batch system granted it."""
+        self.lacks = ""
+        """What its site asks for and it has not; empty: it is of use."""
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
 
 

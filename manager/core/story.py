@@ -185,6 +185,9 @@ def waits_for(state: State, context: Context) -> str:
         return f"{len(lacking)} of {len(here)} pilots that are here cannot hold {name}: {lacking[0]}"
     if context.last_failure is not None:
         return f"{name} failed to load ({context.last_failure.message}) and will be tried again"
+    faults = [device.fault for pilot in here for device in pilot.devices.values() if device.fault]
+    if faults and not any(True for _ in state.devices()):
+        return f"no pilot that is here has a device that can be used: {faults[0]}"
     free = max((d.free_bytes for d in state.devices()), default=0)
     return f"no device has room for {name} beside what is busy there (most free: {show_bytes(free)})"
 

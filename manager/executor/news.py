@@ -79,12 +79,13 @@ class News:
         if status is None:
             return
         slow = _slowest_load(status)
-        self._look_at = now + (LOOK_SELDOM_S if status.pilots and slow is None else 0.0)
+        able = any(not device.fault for pilot in status.pilots for device in pilot.devices)
+        self._look_at = now + (LOOK_SELDOM_S if able and slow is None else 0.0)
         self._tell_of_peers(status.trouble.get("peers", ""))
         if slow is not None:
             self._tell_of_load(slow, now)
         why = next((context.waits_for for context in status.contexts if context.waits_for), "")
-        if status.pilots or not why:
+        if able or not why:
             self._alone_at, self._said = None, ""
             return
         self._alone_at = now if self._alone_at is None else self._alone_at

@@ -22,6 +22,8 @@ def pilot_command(site: Site, *, folder: SessionFolder, block: str, python_path:
     options = ["--block", block]
     if not site.is_local:
         options += ["--source", site.name, "--walltime-s", str(walltime_s(site))]
+        if site.provider.gpu_count:
+            options += ["--asked-gpus", str(site.provider.gpu_count)]
     options += pilot_options(site.pilot)
     if site.environment.kind is EnvironmentKind.PACKED:
         return shlex.join(starter_command(folder, site, options))

@@ -256,7 +256,8 @@ class KeepBlocks(Quiet):
 
     def _hopeless(self, view: View) -> Iterator[Action]:
         """When every source has failed again and again and no pilot is here: why."""
-        if not view.sources or view.pilots or not view.hungry:
+        able = (device for pilot in view.pilots.values() for device in pilot.devices.values() if not device.fault)
+        if not view.sources or not view.hungry or any(True for _ in able):
             return
         sources = view.sources.values()
         if any(source.failures < self._patience(source) or source.coming for source in sources):

@@ -30,7 +30,7 @@ from stoker.manager.core.state import Context, Device, Library, Pilot
 from stoker.manager.policies import durations
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.provisioning import TakeWhatComes
-from stoker.manager.policies.sizes import bare_bytes, declared_bytes, is_of_kind, known_bytes
+from stoker.manager.policies.sizes import bare_bytes, declared_bytes, is_of_kind, known_bytes, takes_one_process
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_manager import DeviceFacts
@@ -90,11 +90,12 @@ class LoadWhereWanted(Quiet):
         return self.wanted(view, context) if context is not None and context.queue.count else ()
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """What it declares, else what it was measured to take and a tenth more."""
-        needs = library.context.recipe.needs
-        declared = declared_bytes(needs, library.devices[0].facts)
-        took = library.device_bytes or library.memory_bytes
-        if declared or not took or not library.context.recipe.loader:
+        """What it declares, else what it was measured to take and a tenth more; all that it has while that is not
+        known, and of a device that takes one process."""
+        needs, facts = library.context.recipe.needs, library.devices[0].facts
+        declared = declared_bytes(needs, facts)
+        took = library.memory_bytes if facts.on_host else library.device_bytes
+        if declared or not took or not library.context.recipe.loader or takes_one_process(facts):
             return declared or library.promised_bytes
         return min(library.promised_bytes, int(took * 1.1))
 

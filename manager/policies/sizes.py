@@ -11,10 +11,15 @@ BARE_BYTES = 256_000_000
 
 
 def known_bytes(context: Context, facts: DeviceFacts) -> int:
-    """What the context takes of such a device in bytes: declared, else measured and a tenth more; 0 if nobody knows."""
+    """What the context takes of such a device in bytes: declared, else measured and a tenth more; 0 if not known.
+
+    A device that takes one process at a time is taken whole.
+    """
     declared = declared_bytes(context.recipe.needs, facts)
     if declared:
         return declared
+    if takes_one_process(facts):
+        return facts.memory_bytes
     if not context.recipe.loader:
         return bare_bytes(facts)
     advice = context.advice.get(facts.kind) or context.advice.get("")
@@ -24,13 +29,30 @@ def known_bytes(context: Context, facts: DeviceFacts) -> int:
 
 
 def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
-    """On a CPU device host memory is the device's memory; on a GPU only device memory counts."""
+    """What a recipe declares of such a device; 0 if nothing.
+
+    On a CPU device host memory is the device's memory. On a GPU device memory alone counts, and what the device takes
+    for each process comes on top, as far as it is there: a user who declares all of a GPU means the GPU.
+    """
     memory, device_memory = needs.memory_bytes, needs.device_memory_bytes
-    return max(memory, device_memory) if facts.kind.startswith("cpu") else device_memory
+    if facts.on_host:
+        return max(memory, device_memory)
+    if not device_memory or device_memory > facts.memory_bytes:
+        return device_memory
+    if takes_one_process(facts):
+        return facts.memory_bytes
+    return min(device_memory + facts.process_bytes, facts.memory_bytes)
+
+
+def takes_one_process(facts: DeviceFacts) -> bool:
+    """True if a second process on the device would fail: a GPU whose compute mode is EXCLUSIVE_PROCESS."""
+    return facts.processes == 1
 
 
 def bare_bytes(facts: DeviceFacts) -> int:
     """What a library that loads nothing is promised: little of a small device."""
+    if takes_one_process(facts):
+        return facts.memory_bytes
     return min(BARE_BYTES, facts.memory_bytes // 8)
 
 

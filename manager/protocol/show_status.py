@@ -142,12 +142,19 @@ def _troubles(status: Status) -> list[str]:
     """What is wrong just now, a line each."""
     lines = [f"{source}: {text}" for source, text in status.trouble.items()]
     lines += [f"{_short(each.name)}: {each.trouble}" for each in status.objects if each.trouble]
-    return lines + [
-        f"{pilot.pilot} {device.device} is quarantined: {device.fault}"
-        for pilot in status.pilots
-        for device in pilot.devices
-        if device.fault
-    ]
+    for pilot in status.pilots:
+        by_fault: dict[str, list[str]] = {}
+        for device in pilot.devices:
+            if device.fault:
+                by_fault.setdefault(device.fault, []).append(device.device)
+        lines += [f"{pilot.pilot} {_quarantined(devices)}: {fault}" for fault, devices in by_fault.items()]
+    return lines
+
+
+def _quarantined(devices: Sequence[str]) -> str:
+    if len(devices) == 1:
+        return f"{devices[0]} is quarantined"
+    return f"{devices[0]} … {devices[-1]} ({len(devices)} devices) are quarantined"
 
 
 def _contexts(contexts: Sequence[ContextStatus]) -> list[str]:

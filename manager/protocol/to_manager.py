@@ -154,13 +154,25 @@ class SourceTrouble(_Message, frozen=True, tag="source-trouble"):
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
-    """One device: its kind (`cpu`, `NVIDIA A10`), memory in bytes, and cores that go with it."""
+    """One device: its kind (`cpu`, `NVIDIA A10`), memory in bytes, and cores that go with it.
+
+    `processes`: how many processes may use it at once (0 = any number). `process_bytes`: memory that the device takes
+    for each process, beside what the process asks for. `fault`: why nothing may be loaded on it; empty: it is well.
+    """
 
     device: DeviceId
     kind: str
     memory_bytes: int
     cores: int = 1
     speed: float = 1.0
+    processes: int = 0
+    process_bytes: int = 0
+    fault: str = ""
+
+    @property
+    def on_host(self) -> bool:
+        """True if the device's memory is host memory."""
+        return self.kind.startswith("cpu")
 
 
 class LibraryFacts(msgspec.Struct, frozen=True):
@@ -185,6 +197,8 @@ class PilotHello(_Message, frozen=True, tag="pilot-hello"):
     acknowledged, so the pilot keeps them no more. `recipes` are those of its libraries, `last_library` is the highest
     number of a library that it was ever told to start, `faults` says which devices have failed and why: a manager that
     has lost a part of its journal learns of them here.
+    `troubles`: what is wrong with what the pilot was granted, in words (a GPU that is lost and not offered). `lacks`:
+    what its site asks for and it has not, so that nothing may be loaded on any device of it; empty: it has all.
     """
 
     protocol: int
@@ -203,6 +217,8 @@ class PilotHello(_Message, frozen=True, tag="pilot-hello"):
     recipes: tuple[Recipe, ...] = ()
     last_library: int = 0
     faults: dict[DeviceId, str] = {}
+    troubles: tuple[str, ...] = ()
+    lacks: str = ""
 
 
 class LibraryPhase(enum.Enum):
@@ -292,10 +308,12 @@ class GangMeets(_Message, frozen=True, tag="gang-meets"):
 
 
 class LibraryResized(_Message, frozen=True, tag="resized"):
-    """A library's reservation on each of its devices is now this many bytes."""
+    """A library's reservation on each of its devices is now this many bytes. `measured`: it answers no order; the pilot
+    has measured that the library uses so much."""
 
     library: LibraryId
     device_memory_bytes: int
+    measured: bool = False
 
 
 class LibraryUse(msgspec.Struct, frozen=True, array_like=True):

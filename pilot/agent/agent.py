@@ -29,7 +29,9 @@ from stoker.pilot.agent.zygotes import Zygotes
 from stoker.pilot.cache import ObjectCache
 from stoker.pilot.core.ledger import Ledger
 from stoker.pilot.core.library import State
-from stoker.pilot.devices import Device
+from stoker.pilot.devices import Device, memory
+from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
+from stoker.pilot.devices.monitor import Monitor
 
 log = logging.getLogger("stoker.pilot")
 
@@ -64,6 +66,8 @@ class Options(msgspec.Struct, frozen=True):
     probe_every_s: float = PROBE_EVERY_S
     in_batch: bool = False
     """Whether a batch system started it, so that it ends with the process that did."""
+    driver_limit_s: float = DRIVER_LIMIT_S
+    """A GPU's driver that has not answered for so long hangs, which is a fault of the device."""
 
 
 class Agent:
@@ -77,12 +81,27 @@ class Agent:
         devices: tuple[Device, ...],
         scratch: Scratch,
         cache: ObjectCache,
+        troubles: tuple[str, ...] = (),
+        lacks: str = "",
     ) -> None:
         self.options = options
         self.session = session
         self.logs = session.pilot(options.pilot)
         self.devices: dict[DeviceId, Device] = {device.facts.device: device for device in devices}
         self.ledger = Ledger({device.facts.device: device.facts.memory_bytes for device in devices})
+        self.troubles = troubles
+        """What is wrong with what the batch system granted, for the manager."""
+        self.lacks = lacks
+        """What its site asks for and it has not."""
+        self.monitors: dict[str, Monitor] = {}
+        """What watches each GPU, by its UUID."""
+        self.faults: dict[DeviceId, str] = {
+            device.facts.device: device.facts.fault for device in devices if device.facts.fault
+        }
+        """Devices that have failed, and why."""
+        self.bare_bytes: dict[DeviceId, int] = {}
+        """Memory of each GPU that was taken while no library was on it."""
+        self.sees_all_processes = memory.sees_all_processes()
         self.scratch = scratch
         self.parent = Parent(watched=options.in_batch)
         self.cache = cache
@@ -91,8 +110,6 @@ class Agent:
         """Large results that are on their way to the session's seed."""
         self.last_library = 0
         """The highest number of a library that it was told to start."""
-        self.faults: dict[DeviceId, str] = {}
-        """Devices that have failed, and why."""
         self.told_snapshots: list[SnapshotHere] = []
         self.snapshots: set[str] = set()
         """Forms of contexts that the manager was told of (see `snapshots`)."""
@@ -182,6 +199,8 @@ class Agent:
             host=socket.gethostname(),
             pid=os.getpid(),
             devices=tuple(device.facts for device in self.devices.values()),
+            troubles=self.troubles,
+            lacks=self.lacks,
             block=self.options.block,
             libraries=tuple(held),
             objects=self.objects.listed(),

@@ -48,8 +48,14 @@ class Library:
         self.fetch_s = 0.0
         self.resident_bytes = 0
         self.device_bytes = 0
+        """What it uses of the fullest of its GPUs, measured; 0 = not known."""
         self.last_line = ""
         """What it had printed last when the manager was told while it loaded."""
+        self.ready_at = 0.0
+        self.is_settled = False
+        """Whether its promise of device memory rests on a measurement."""
+        self.is_over = False
+        """Whether it uses more of a device than could be promised to it."""
         self.closed_at = 0.0
         """When its socket closed, while its process lives on."""
         self.has_limits = False

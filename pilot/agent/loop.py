@@ -187,6 +187,8 @@ class Loop:
 
     def _close(self) -> None:
         agent = self.agent
+        for monitor in agent.monitors.values():
+            monitor.close()
         agent.objects.close()
         agent.zygotes.close()
         agent.scratch.remove()

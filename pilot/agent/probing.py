@@ -1,11 +1,13 @@
 """Probes devices: when the pilot starts, and every few minutes (`--probe-every`) those on which nothing is loaded.
 
 A probe is a process of its own for a moment (`stoker.pilot.devices.probe`, or what `--probe` names), so that a driver
-that hangs or crashes takes nobody along. What its answers add up to is `stoker.pilot.core.health`'s business; of a
-fault the manager is told, and loads nothing more there. A pilot says hello when it knows of each of its devices. What
-the driver reports by itself, memory errors and Xid events, needs no second look.
+that hangs or crashes takes nothing along. `stoker.pilot.core.health` judges its answers; the manager is told of a
+fault, and loads nothing more there. A pilot says hello when it knows of each of its devices. What the driver reports by
+itself through the device's monitor (memory errors, Xid events, that the GPU is lost) needs no second look, and a driver
+that does not answer is a fault while that lasts.
 
-CPU devices are probed only with a probe that was named.
+CPU devices are probed only with a probe that was named. A GPU that takes one process at a time is probed at the start
+alone: a later probe could be the process that keeps a library out.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from stoker.manager.protocol.to_manager import DeviceFault
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.core.health import Answer, DeviceHealth
 from stoker.pilot.devices import Device, visible
-from stoker.pilot.devices.gpu import health_of
+from stoker.pilot.devices.monitor import Monitor
 
 log = logging.getLogger("stoker.pilot")
 
@@ -55,25 +57,21 @@ class Probing:
         self._turns = {
             device.facts.device: _Turn()
             for device in agent.devices.values()
-            if self._command and (named or device.uuid)
+            if self._command and (named or device.uuid) and not device.facts.fault
         }
-        gpus = tuple(device for device in agent.devices.values() if device.uuid)
-        self._health = health_of(gpus) if gpus and self._command else None
 
     def look(self, now: float) -> None:
         """Hear what the driver reports, and begin the probes that are due."""
         agent = self._agent
-        reported = self._health.faults() if self._health is not None else {}
         for device in agent.devices.values():
-            if device.uuid in reported:
-                turn = self._turns.setdefault(device.facts.device, _Turn())
-                if turn.health.reported(f"{device.facts.device}: {reported[device.uuid]}"):
-                    self._tell(device, turn.health.fault)
+            monitor = agent.monitors.get(device.uuid)
+            if monitor is not None:
+                self._heed(device, monitor, now)
         if agent.leaving:
             return
         busy = {device for library in agent.libraries.values() for device in library.state.devices}
         for name, turn in self._turns.items():
-            if now >= turn.due_at and not turn.under_way and name not in busy:
+            if self._command and now >= turn.due_at and not turn.under_way and name not in busy:
                 turn.under_way = True
                 device = agent.devices[name]
                 threading.Thread(target=self._probe, args=(device,), name=f"probe-{name}", daemon=True).start()
@@ -89,6 +87,22 @@ class Probing:
             time.sleep(_TICK_S)
             self._agent.take_done()
 
+    def _heed(self, device: Device, monitor: Monitor, now: float) -> None:
+        """Take in what the driver reports of a GPU."""
+        name = device.facts.device
+        reported, hangs = monitor.take_fault(), monitor.hangs(now)
+        turn = self._turns.get(name)
+        if turn is None:
+            if not (reported or hangs):
+                return
+            turn = self._turns[name] = _Turn()
+            turn.due_at = math.inf  # it is watched, not probed
+        changed = turn.health.silent(f"{name}: {hangs}" if hangs else "")
+        if reported:
+            changed |= turn.health.reported(f"{name}: {reported}")
+        if changed:
+            self._tell(device, turn.health.fault)
+
     def _probe(self, device: Device) -> None:
         """In a thread of its own."""
         answer, said = run(self._command, device)
@@ -101,7 +115,11 @@ class Probing:
         if turn.health.heard(answer, said):
             self._tell(device, turn.health.fault)
         turn.under_way = False
-        pause_s = _AGAIN_S if turn.health.suspected else self._agent.options.probe_every_s or math.inf
+        pause_s = self._agent.options.probe_every_s or math.inf
+        if turn.health.suspected:
+            pause_s = _AGAIN_S
+        elif device.facts.processes == 1 and not turn.health.fault:
+            pause_s = math.inf
         turn.due_at = time.monotonic() + pause_s
 
     def _tell(self, device: Device, fault: str) -> None:

@@ -110,14 +110,17 @@ def _loaded(agent: Agent, library: Library, message: Loaded) -> None:
     if state.state is not State.LOADING:
         return
     state.move(State.READY)
-    library.resident_bytes, library.device_bytes = message.resident_bytes, message.device_bytes
+    library.resident_bytes, library.ready_at = message.resident_bytes, time.monotonic()
+    own = agent.devices_of(library)[0].facts.process_bytes
+    if message.device_bytes:  # what torch holds; CUDA has taken more for the process
+        library.device_bytes = max(library.device_bytes, message.device_bytes + own)
     ready = LibraryReady(
         library=state.library,
         start_s=library.hello_at - library.started_at,
         load_s=message.load_s,
         resident_bytes=message.resident_bytes,
         peak_bytes=message.peak_bytes,
-        device_bytes=message.device_bytes,
+        device_bytes=library.device_bytes,
         fetch_s=library.fetch_s,
     )
     log.info(
@@ -135,7 +138,8 @@ def _loaded(agent: Agent, library: Library, message: Loaded) -> None:
 
 
 def _settle_reservation(agent: Agent, library: Library) -> None:
-    """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room."""
+    """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room. What
+    nobody has measured yet on a GPU stays a guess until its monitor has (see `device_memory`)."""
     needs = library.state.recipe.needs
     devices = agent.devices_of(library)
     on_cpu = not devices[0].cuda
@@ -143,6 +147,8 @@ def _settle_reservation(agent: Agent, library: Library) -> None:
         return
     number = library.state.library
     took = library.resident_bytes // len(devices) if on_cpu else library.device_bytes
+    if not on_cpu and (not took or devices[0].facts.processes == 1):
+        return
     room = min(agent.ledger.free(device.facts.device) for device in devices) + agent.ledger.held(number)
     agent.ledger.resize(number, memory_bytes=min(took, room))
 
@@ -155,12 +161,14 @@ def from_zygote(agent: Agent, zygote: Zygote) -> None:
         return
     for message in said:
         match message:
-            case Preloaded(failed=failed, seconds=seconds, threads=threads):
+            case Preloaded(failed=failed, seconds=seconds, threads=threads, asked_for_gpus=asked):
                 zygote.ready = True
                 for module, why in failed.items():
                     log.warning("%s could not be preloaded, libraries import it themselves: %s", module, why)
                 if threads > 1:
                     log.warning("%s started threads when imported: libraries start afresh", ", ".join(zygote.preload))
+                if asked:
+                    log.info("%s ask for GPUs when imported: on GPUs libraries start afresh", ", ".join(zygote.preload))
                 log.info("zygote %d imported %s in %.2f s", zygote.pid, ", ".join(zygote.preload) or "itself", seconds)
             case Forked(library=number, pid=pid):
                 library = agent.find(number)

@@ -5,20 +5,15 @@ from __future__ import annotations
 import time
 
 from stoker.manager.protocol.calls import FailureKind
-from stoker.pilot.agent import ending, orders
+from stoker.pilot.agent import device_memory, ending, orders
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.failures import failure_of
 from stoker.pilot.agent.library import Library
 from stoker.pilot.agent.usage import over_limit
 from stoker.pilot.core.library import State
-from stoker.pilot.devices.gpu import used_by_process
-from stoker.pilot.zygote.processes import tree
 from stoker.units import show_bytes, show_seconds
 
 EVERY_S = 0.25
-_DEVICE_EVERY_S = 1.0
-_DEVICE_OWN_BYTES = 700_000_000
-"""What a CUDA context takes by itself, which no user declares."""
 
 
 def look(agent: Agent) -> None:
@@ -38,18 +33,12 @@ def look(agent: Agent) -> None:
 
 
 def look_at_devices(agent: Agent) -> None:
-    """What each library uses of its GPUs, and whether that is more than it declared."""
-    for device in agent.devices.values():
-        if not device.uuid:
-            return
-        used = used_by_process(device)
-        for library in list(agent.libraries.values()):
-            if device.facts.device in library.state.devices and library.pid:
-                mine = sum(used.get(pid, 0) for pid in tree(library.pid))
-                library.device_bytes = max(mine, library.device_bytes if not mine else 0)
-                declared = library.state.recipe.needs.device_memory_bytes
-                if declared and mine > declared + _DEVICE_OWN_BYTES and not library.told_to_end:
-                    _too_large(agent, library, f"memory of {device.facts.device}", taken=mine, declared=declared)
+    """What each library uses of its GPUs, what it is promised of them, and whether it takes what others need."""
+
+    def too_large(library: Library, what: str, taken: int, declared: int) -> None:
+        _too_large(agent, library, what, taken=taken, declared=declared)
+
+    device_memory.look(agent, too_large=too_large)
 
 
 def memory_limit(agent: Agent, library: Library) -> int:

@@ -1,8 +1,9 @@
 """What probes of one device add up to: a fault, no fault, or none any more.
 
 One failure is none: the device is probed again at once. Two in a row are a fault. A device that had refused something
-(memory that somebody else has taken) is well again after two good probes; one that computed something wrong never is,
-and neither is one of which its driver has reported a fault: what may be wrong again must not be trusted in between.
+(memory that another program has taken) is well again after two good probes; one that computed something wrong never is,
+and neither is one of which its driver has reported a fault: what may be wrong again must not be trusted in between. A
+driver that does not answer is a fault for as long as that lasts.
 """
 
 from __future__ import annotations
@@ -26,13 +27,20 @@ class DeviceHealth:
     """The state of one device."""
 
     def __init__(self) -> None:
-        self.fault = ""
-        """Why nothing should be loaded on it; empty while there is no reason."""
         self.known = False
         """Whether there has been an answer to go by."""
         self._failed = 0
         self._sound = 0
         self._lasting = False
+        self._found = ""
+        """The fault that probes have found, or the driver has reported."""
+        self._silence = ""
+        """That the driver does not answer."""
+
+    @property
+    def fault(self) -> str:
+        """Why nothing should be loaded on it; empty while there is no reason."""
+        return self._found or self._silence
 
     @property
     def suspected(self) -> bool:
@@ -41,6 +49,7 @@ class DeviceHealth:
 
     def heard(self, answer: Answer, said: str) -> bool:
         """A probe has answered, in these words; whether the fault has changed."""
+        before = self.fault
         if answer is Answer.UNKNOWN:
             self.known = True
             return False
@@ -48,20 +57,28 @@ class DeviceHealth:
             self.known = True
             self._failed = 0
             self._sound += 1
-            return self._sound >= 2 and not self._lasting and self._change("")
+            if self._sound >= 2 and not self._lasting:
+                self._found = ""
+            return self.fault != before
         self._sound = 0
         self._failed += 1
         if self._failed < 2:
             return False
         self.known = True
         self._lasting |= answer is Answer.WRONG
-        return not self.fault and self._change(f"{said}, twice")
+        self._found = self._found or f"{said}, twice"
+        return self.fault != before
 
     def reported(self, reason: str) -> bool:
         """Its driver has reported a fault; whether that is news."""
+        before = self.fault
         self.known = self._lasting = True
-        return not self.fault and self._change(reason)
+        self._found = self._found or reason
+        return self.fault != before
 
-    def _change(self, fault: str) -> bool:
-        changed, self.fault = fault != self.fault, fault
-        return changed
+    def silent(self, reason: str) -> bool:
+        """Its driver does not answer, for this reason; empty: it answers. Whether the fault has changed."""
+        before = self.fault
+        self.known |= bool(reason)
+        self._silence = reason
+        return self.fault != before

@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from stoker.errors import ConfigError
 from stoker.manager.protocol.ids import DeviceId
 from stoker.pilot.devices import cpu, gpu
 from stoker.pilot.devices.device import Device
 
-__all__ = ["Device", "find_devices"]
+__all__ = ["Device", "Devices", "find_devices"]
 
 
-def find_devices(wanted: str = "auto") -> tuple[Device, ...]:
+class Devices(msgspec.Struct, frozen=True):
+    """Devices to offer, and what is wrong with those that were granted: a line each. `lacks`: why none is of use: the
+    GPUs are missing that the job asked for."""
+
+    offered: tuple[Device, ...]
+    troubles: tuple[str, ...] = ()
+    lacks: str = ""
+
+
+def find_devices(wanted: str = "auto", *, gpus_asked: int = 0, limit_s: float = gpu.DRIVER_LIMIT_S) -> Devices:
     """The devices to offer. `auto`: the GPUs that were granted, or one CPU device a core where there is none.
 
-    `cpu` and `cpu:N` ask for CPU devices (one a core, or N of them), `gpu` for GPUs and nothing else.
-    Raises ConfigError when what was asked for is not here.
+    `cpu` and `cpu:N` ask for CPU devices (one a core, or N of them), `gpu` for GPUs and nothing else. `gpus_asked`: the
+    GPUs that the job asked the batch system for. An `auto` pilot of such a job that finds none offers its CPU devices
+    with that as their fault, so that nothing is loaded there and the reason is shown.
+
+    Raises ConfigError when what was asked for is not here. `limit_s`: how long the NVIDIA driver may take.
     """
     kind, _, count = wanted.strip().partition(":")
     if kind == "cpu" and (not count or (count.isdecimal() and int(count) > 0)):
-        return cpu.find(int(count or 0))
+        return Devices(cpu.find(int(count or 0)))
     if count or kind not in ("auto", "gpu"):
         raise ConfigError(f"--devices {wanted!r}: write auto, gpu, cpu, or cpu:N with N at least 1", key="devices")
-    found, why = gpu.find()
-    if found:
-        return share_cores(found)
+    found = gpu.find(limit_s=limit_s)
+    asked = f"asked for {gpus_asked} GPU{'s' * (gpus_asked != 1)}, the pilot found"
+    if found.devices:
+        fewer = len(found.devices) < gpus_asked
+        short = (f"{asked} {len(found.devices)}",) if fewer and not found.left_out else ()
+        return Devices(share_cores(found.devices), (*short, *found.left_out))
     if kind == "gpu":
-        raise ConfigError(f"--devices gpu: no GPU was granted to this pilot: {why}", key="devices")
-    return cpu.find()
+        raise ConfigError(f"--devices gpu: no GPU was granted to this pilot: {found.why}", key="devices")
+    if gpus_asked:
+        lacks = f'{asked} none ({found.why}); [pilot] devices = "cpu" would use its cores'
+        return Devices(tuple(device.with_fault(lacks) for device in cpu.find()), lacks=lacks)
+    return Devices(cpu.find(), found.left_out)
 
 
 def share_cores(gpus: tuple[Device, ...]) -> tuple[Device, ...]:

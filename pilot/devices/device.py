@@ -23,3 +23,7 @@ class Device(msgspec.Struct, frozen=True):
         """The same device with these cores."""
         facts = msgspec.structs.replace(self.facts, cores=max(1, len(cores)))
         return msgspec.structs.replace(self, facts=facts, cores=cores)
+
+    def with_fault(self, fault: str) -> Device:
+        """The same device, on which nothing may be loaded for this reason."""
+        return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, fault=fault))

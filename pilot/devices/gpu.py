@@ -1,112 +1,245 @@
 """GPUs, through NVML: asked for only here, and fine without a driver.
 
-`CUDA_VISIBLE_DEVICES` is how batch systems say what they granted: indices, or `GPU-` and `MIG-` identifiers, or
-beginnings of these. As CUDA does, the list ends at the first entry that names nothing. Without the variable all GPUs
-of the machine count as granted. Indices count in PCI order here, as NVML does; where CUDA might count otherwise the
+Each GPU is asked by itself: one that is lost, refused or half broken is left out with its reason, and the others are
+offered. What was granted, `granted` reads from the environment. A list of `CUDA_VISIBLE_DEVICES` ends, as with CUDA, at
+the first entry that names nothing. Indices count in PCI order here, as NVML does; where CUDA might count otherwise the
 libraries are given identifiers, so they see the device that is meant.
+
+Under Slurm's cgroups NVML may count GPUs whose handle it refuses (NO_PERMISSION): they belong to other jobs, and CUDA
+does not count them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import msgspec
 
 from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.pilot.devices import nvml as names
 from stoker.pilot.devices.device import Device
-from stoker.pilot.devices.health import Health
+from stoker.pilot.devices.granted import Grant, read_grant
+
+PROCESS_BYTES = 600_000_000
+"""What CUDA takes of a GPU for each process, beside what the process asks for: its context, kernels, cuBLAS."""
+
+DRIVER_LIMIT_S = 60.0
+"""A driver that has not answered for so long hangs. Without persistence mode a first answer may take many seconds."""
+
+_T = TypeVar("_T")
 
 
-def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None) -> tuple[tuple[Device, ...], str]:
+class Found(msgspec.Struct, frozen=True):
+    """GPUs to offer. `why`: the reason why there is none; `left_out`: what is wrong with GPUs that were granted."""
+
+    devices: tuple[Device, ...] = ()
+    why: str = ""
+    left_out: tuple[str, ...] = ()
+
+
+class _Unit(msgspec.Struct, frozen=True):
+    """A GPU, or a MIG part of one. `trouble`: why it cannot be used; `number`: of its device file, -1 = unknown."""
+
+    label: str
+    handle: Any = None
+    whole: Any = None
+    uuid: str = ""
+    trouble: str = ""
+    refused: bool = False
+    number: int = -1
+
+
+def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> Found:
     """GPUs that were granted; or none, and why."""
-    granted = environ.get("CUDA_VISIBLE_DEVICES")
-    if granted is not None and not granted.strip():
-        return (), "CUDA_VISIBLE_DEVICES is set to nothing"
-    nvml = nvml or _nvml()
+    grant = read_grant(environ)
+    if grant.refusal:
+        return Found(why=grant.refusal)
+    nvml = nvml or names.load()
     if nvml is None:
-        return (), "the pynvml module is missing (nvidia-ml-py)"
+        return Found(why="NVML missing: the pynvml module (nvidia-ml-py) is not installed")
+    try:
+        return within(limit_s, lambda: _find(nvml, grant))
+    except TimeoutError:
+        return Found(why=f"the NVIDIA driver has not answered for {limit_s:g} s")
+
+
+def within(limit_s: float, ask: Callable[[], _T]) -> _T:
+    """What `ask` returns or raises. Raises TimeoutError when that takes longer; the thread that waits is abandoned."""
+    answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put((ask(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    threading.Thread(target=work, name="ask-nvml", daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=limit_s)
+    except queue.Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
+    return answer  # type: ignore[return-value]  # None only beside an error
+
+
+def _find(nvml: Any, grant: Grant) -> Found:
     try:
         nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
-        return (), f"no NVIDIA driver answers ({error})"
-    here = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    units = [unit for handle in here for unit in (_parts(nvml, handle) or [handle])]
-    chosen = units if granted is None else _granted(nvml, here, units, granted)
-    if not chosen:
-        return (), f"CUDA_VISIBLE_DEVICES={granted!r} names none of the {len(here)} GPUs here"
-    return tuple(_device(nvml, index, handle) for index, handle in enumerate(chosen)), ""
+        return Found(why=f"NVML missing: no NVIDIA driver answers ({error})")
+    here = [_unit(nvml, index) for index in range(count)]
+    chosen = list(_chosen(nvml, here, grant))
+    devices: list[Device] = []
+    left_out = []
+    for unit in chosen:
+        try:
+            device = _device(nvml, len(devices), unit)
+        except _Unusable as error:
+            left_out.append(str(error))
+        else:
+            devices.append(device)
+    why = ""
+    if not devices:
+        named = f"{grant.variable}={','.join(grant.names)!r} names none of the {len(here)} GPUs here"
+        none = named if grant.variable else "NVML shows no GPU"
+        why = "; ".join(left_out) or none
+    return Found(tuple(devices), why, tuple(left_out))
 
 
-def used_by_process(device: Device, *, nvml: Any = None) -> dict[int, int]:
-    """Bytes of the device's memory by process id, where the driver tells; empty otherwise."""
-    nvml = nvml or _nvml()
-    if nvml is None or not device.uuid:
-        return {}
+class _Unusable(Exception):
+    """Why a GPU is left out."""
+
+
+def _unit(nvml: Any, index: int) -> _Unit:
+    label = f"GPU {index}"
     try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(device.uuid)
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        refused = names.is_error(nvml, error, "NVML_ERROR_NO_PERMISSION")
+        return _Unit(label, trouble=f"{label} was left out: {error}", refused=refused)
+    try:
+        number = int(nvml.nvmlDeviceGetMinorNumber(handle))
     except nvml.NVMLError:
-        return {}
-    return {process.pid: process.usedGpuMemory or 0 for process in running}
-
-
-def _nvml() -> Any:
+        number = -1
     try:
-        import pynvml
-    except ImportError:
-        return None
-    return pynvml
+        return _Unit(label, handle, handle, names.uuid_of(nvml, handle), number=number)
+    except nvml.NVMLError as error:
+        return _Unit(label, trouble=f"{label} was left out: {error}", number=number)
 
 
-def _uuid(nvml: Any, handle: Any) -> str:
-    uuid = nvml.nvmlDeviceGetUUID(handle)
-    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
-
-
-def _parts(nvml: Any, handle: Any) -> list[Any]:
-    """The MIG devices into which a GPU is cut; none for a whole one."""
+def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
+    """The MIG parts into which a GPU is cut; the GPU itself where it is whole."""
+    if unit.trouble:
+        return [unit]
     try:
-        current, _ = nvml.nvmlDeviceGetMigMode(handle)
+        current, _ = nvml.nvmlDeviceGetMigMode(unit.handle)
         if not current:
-            return []
-        count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+            return [unit]
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(unit.handle)
     except nvml.NVMLError:
-        return []
+        return [unit]
     parts = []
     for index in range(count):
         try:
-            parts.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(unit.handle, index)
+            uuid = names.uuid_of(nvml, handle)
         except nvml.NVMLError:
             continue
-    return parts
+        parts.append(_Unit(f"MIG part {index} of {unit.label}", handle, unit.handle, uuid, number=unit.number))
+    return parts or [msgspec.structs.replace(unit, trouble=f"{unit.label} was left out: MIG is on, and it has no part")]
 
 
-def _granted(nvml: Any, here: list[Any], units: list[Any], granted: str) -> list[Any]:
-    chosen: list[Any] = []
-    for word in granted.split(","):
-        name = word.strip()
+def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
+    """What was granted, in the order of the grant."""
+    mine = [unit for unit in here if not unit.refused]
+    parts = [part for unit in mine for part in _parts(nvml, unit)]
+    if not grant.variable:
+        yield from parts or here
+        return
+    if grant.of_node:
+        yield from _of_node(here, mine, parts, grant)
+        return
+    seen = set()
+    for name in grant.names:
         if name.isdecimal():
-            whole = [here[int(name)]] if int(name) < len(here) else []
-            found = [(_parts(nvml, handle) or [handle])[0] for handle in whole]
+            whole = mine[int(name)] if int(name) < len(mine) else None
+            found = _parts(nvml, whole)[0] if whole is not None else None
         else:
-            found = [unit for unit in [*here, *units] if name and _uuid(nvml, unit).startswith(name)][:1]
-        if not found or any(_uuid(nvml, found[0]) == _uuid(nvml, unit) for unit in chosen):
-            break
-        chosen += found
-    return chosen
+            found = next((unit for unit in [*mine, *parts] if name and unit.uuid.startswith(name)), None)
+            silent = next((unit for unit in here if unit.trouble and not unit.refused), None)
+            if found is None and name.startswith(("GPU-", "MIG-")) and silent is not None:
+                yield _Unit(name, trouble=f"{name} was left out: no GPU that answers has this name ({silent.trouble})")
+                continue  # the others of the list may well be sound
+        if found is None or (found.uuid or found.label) in seen:
+            return
+        seen.add(found.uuid or found.label)
+        yield found
 
 
-def _device(nvml: Any, index: int, handle: Any) -> Device:
-    kind = nvml.nvmlDeviceGetName(handle)
-    kind = kind.decode() if isinstance(kind, bytes) else str(kind)
-    memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    uuid = _uuid(nvml, handle)
-    facts = DeviceFacts(device=DeviceId(f"cuda:{index}"), kind=kind, memory_bytes=memory)
-    return Device(facts=facts, cuda=uuid, uuid=uuid)
+def _of_node(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
+    """GPUs by their indices on the node. Where a cgroup shows as many as were granted, they are those; otherwise a
+    number is that of the device file, or NVML's own index where NVML does not know that."""
+    for visible in (mine, parts):
+        if len(visible) == len(grant.names):
+            yield from visible
+            return
+    by_number = {unit.number: unit for unit in mine if unit.number >= 0}
+    for name in grant.names:
+        index = int(name) if name.isdecimal() else -1
+        unit = by_number.get(index)
+        if unit is None and 0 <= index < len(here) and here[index].number < 0:
+            unit = here[index]
+        if unit is None:
+            yield _Unit(name, trouble=f"GPU {name} of the node ({grant.variable}) is not visible to this job")
+        else:
+            yield next((part for part in parts if part.whole is unit.handle), unit)
 
 
-def health_of(devices: tuple[Device, ...], *, nvml: Any = None) -> Health | None:
-    """A watch over what the driver reports of these GPUs; None where there is no NVML."""
-    nvml = nvml or _nvml()
-    return Health(devices, nvml=nvml) if nvml is not None else None
+def _device(nvml: Any, index: int, unit: _Unit) -> Device:
+    """The device that a GPU is. Raises _Unusable."""
+    if unit.trouble:
+        raise _Unusable(unit.trouble)
+    try:
+        memory = _memory_bytes(nvml, unit.handle)
+    except nvml.NVMLError as error:
+        raise _Unusable(f"{unit.label} was left out: its memory cannot be asked for ({error})") from None
+    try:
+        kind = names.text(nvml.nvmlDeviceGetName(unit.handle))
+    except nvml.NVMLError:
+        kind = "NVIDIA GPU"
+    facts = DeviceFacts(
+        device=DeviceId(f"cuda:{index}"),
+        kind=kind,
+        memory_bytes=memory,
+        processes=_most_processes(nvml, unit),
+        process_bytes=min(PROCESS_BYTES, memory // 8),
+    )
+    return Device(facts=facts, cuda=unit.uuid, uuid=unit.uuid)
+
+
+def _memory_bytes(nvml: Any, handle: Any) -> int:
+    """The memory of a GPU without what its driver keeps for itself. Raises NVMLError."""
+    total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    try:
+        reserved = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved)
+    except (nvml.NVMLError, AttributeError, TypeError):  # an old driver, or an old pynvml
+        reserved = 0
+    return total - reserved if 0 < reserved < total else total
+
+
+def _most_processes(nvml: Any, unit: _Unit) -> int:
+    """How many processes may use a GPU at once by its compute mode; 0 = any number. Raises _Unusable."""
+    try:
+        mode = nvml.nvmlDeviceGetComputeMode(unit.whole)
+    except nvml.NVMLError:
+        return 0
+    if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
+        raise _Unusable(f"{unit.label} was left out: its compute mode is PROHIBITED (nvidia-smi -c)")
+    return 1 if mode in (nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD) else 0

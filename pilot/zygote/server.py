@@ -25,6 +25,7 @@ import msgspec
 
 from stoker.decoding import UNREADABLE
 from stoker.pilot.zygote import child, processes
+from stoker.pilot.zygote.cuda_questions import Listener
 from stoker.pilot.zygote.messages import (
     LIMIT_BYTES,
     Exited,
@@ -51,6 +52,7 @@ class Server:
         self._libraries: dict[int, int] = {}
         """Library by pid."""
         self._threads = 1
+        self._asked_for_gpus = False
         self._over = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -125,6 +127,8 @@ class Server:
     def _preload(self, modules: tuple[str, ...]) -> None:
         started = time.monotonic()
         failed: dict[str, str] = {}
+        listener = Listener()
+        listener.start()
         for name in modules:
             module, _, attribute = name.partition(":")
             try:
@@ -133,6 +137,8 @@ class Server:
                     getattr(found, attribute)
             except BaseException as error:  # sys.exit in a module is no reason to end
                 failed[name] = f"{type(error).__name__}: {error}"
+        listener.stop()
+        self._asked_for_gpus = listener.asked
         child.set_threads(1)
         gc.collect()
         gc.freeze()
@@ -141,10 +147,13 @@ class Server:
         processes.adopt_orphans()
         processes.die_with_parent(signal.SIGUSR1)
         seconds = time.monotonic() - started
-        self._send(Preloaded(failed=failed, seconds=seconds, threads=self._threads))
+        self._send(
+            Preloaded(failed=failed, seconds=seconds, threads=self._threads, asked_for_gpus=self._asked_for_gpus)
+        )
 
     def _fork(self, order: Fork, sock: int) -> None:
-        if self._threads > 1:
+        has_gpus = bool(order.environment.get("CUDA_VISIBLE_DEVICES"))
+        if self._threads > 1 or (self._asked_for_gpus and has_gpus):
             order = msgspec.structs.replace(order, fresh=True)
         sys.stdout.flush()
         sys.stderr.flush()

@@ -110,7 +110,7 @@ def test_a_block_that_is_an_array_brings_a_pilot_a_task(slurm, world):
 
 def test_a_pilot_offers_the_gpus_that_slurm_granted_and_no_others(make_cluster, world, monkeypatch):
     """Two of four, and not the first: somebody else has that."""
-    monkeypatch.syspath_prepend(Path(__file__).parent / "driver")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "driver")
     cluster = make_cluster(Shape(gpus=("a10:4",)))
     cluster.wait(cluster.submit("sleep 1000", "--gres=gpu:1"), "RUNNING")
     site = write_site(world.path, provider={"gpus": "a10:2"}, pilot={"devices": "gpu"})

@@ -2,126 +2,260 @@
 
 from __future__ import annotations
 
+import ctypes
+import inspect
 import os
+import re
+import time
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from driver import machine as standin
+from driver.machine import Machine
 
 from stoker.errors import ConfigError
-from stoker.pilot.devices import cpu, find_devices, gpu, visible
+from stoker.manager.cli import machine as machine_of_doctor
+from stoker.pilot import devices
+from stoker.pilot.devices import cpu, find_devices, gpu, memory, visible
+from stoker.pilot.devices import nvml as names
+
+Driver = Callable[..., tuple[Any, Machine]]
 
 
-class StandIn:
-    """What this project asks of `pynvml`, over a machine that a test describes: `{uuid: [MIG uuids]}`."""
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Machine]]:
+    """Make a machine; returns the stand-in for its driver, and the machine."""
 
-    class NVMLError(Exception):
-        pass
+    def make(*gpus: dict[str, Any], **more: Any) -> tuple[Any, Machine]:
+        machine = Machine(tmp_path, *gpus, **more)
+        monkeypatch.setenv("STANDIN_NVML", str(machine.file))
+        return standin.load(), machine
 
-    def __init__(self, machine: dict[str, list[str]] | None) -> None:
-        self.machine = machine
-
-    def nvmlInit(self) -> None:
-        if self.machine is None:
-            raise self.NVMLError("Driver Not Loaded")
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.machine or {})
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
-        return list(self.machine or {})[index]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid not in (self.machine or {}):
-            raise self.NVMLError("Not Found")
-        return uuid
-
-    def nvmlDeviceGetUUID(self, handle: str) -> str:
-        return handle
-
-    def nvmlDeviceGetName(self, handle: str) -> bytes:
-        return b"NVIDIA A10" if handle.startswith("GPU") else b"NVIDIA A100 MIG 1g.5gb"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        return SimpleNamespace(total=24 * 10**9)
-
-    def nvmlDeviceGetMigMode(self, handle: str) -> tuple[int, int]:
-        if not (self.machine or {}).get(handle):
-            raise self.NVMLError("Not Supported")
-        return 1, 1
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
-        parts = (self.machine or {})[handle]
-        if index >= len(parts):
-            raise self.NVMLError("Not Found")
-        return parts[index]
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
-        return [SimpleNamespace(pid=7, usedGpuMemory=5), SimpleNamespace(pid=8, usedGpuMemory=None)]
+    return make
 
 
-FOUR = {f"GPU-{n}a": [] for n in range(4)}
+def test_the_stand_in_speaks_as_the_real_module(driver: Driver) -> None:
+    import pynvml as real
+
+    nvml, _ = driver({}, {"state": "lost"})
+    for name, value in vars(nvml).items():
+        if name.startswith(("NVML_", "nvmlEventType", "nvmlMemory")):
+            assert getattr(real, name) == value, name
+        elif name.startswith("nvml"):
+            wants = inspect.signature(inspect.unwrap(getattr(real, name))).parameters
+            assert len(inspect.signature(value).parameters) == len(wants), name
+    for code, words in nvml._WORDS.items():
+        assert str(real.NVMLError(code)) == words
+        assert real.NVMLError(code).value == nvml.NVMLError(code).value == code
+    nvml.nvmlInit()
+    once, again = nvml.nvmlDeviceGetHandleByIndex(0), nvml.nvmlDeviceGetHandleByIndex(0)
+    assert once is not again
+    assert names.address_of(once) == names.address_of(again) != 0
+    assert isinstance(once, ctypes._Pointer)
+    assert issubclass(real.c_nvmlDevice_t, ctypes._Pointer)
+
+
+def test_every_name_of_nvml_that_is_used_exists_in_the_real_module() -> None:
+    import pynvml as real
+
+    used = set()
+    for file in (*Path(devices.__file__).parent.glob("*.py"), Path(machine_of_doctor.__file__)):
+        used |= set(re.findall(r"\b(?:pynvml|nvml)\.((?:nvml|NVML)\w+)", file.read_text()))
+        used |= set(re.findall(r'"(NVML_\w+)"', file.read_text()))
+    assert len(used) > 20
+    assert [name for name in sorted(used) if not hasattr(real, name)] == []
+
+
+def _found(found: gpu.Found) -> list[str]:
+    return [device.uuid for device in found.devices]
+
+
+FOUR = [{}, {}, {}, {}]
 
 
 @pytest.mark.parametrize(
     ("granted", "expected"),
     [
-        (None, ["GPU-0a", "GPU-1a", "GPU-2a", "GPU-3a"]),
-        ("2", ["GPU-2a"]),
-        ("3,1", ["GPU-3a", "GPU-1a"]),
-        (" 1 , 2", ["GPU-1a", "GPU-2a"]),
-        ("GPU-2", ["GPU-2a"]),
-        ("1,9,2", ["GPU-1a"]),  # as CUDA: the list ends where it names nothing
-        ("1,1", ["GPU-1a"]),
+        (None, ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]),
+        ("2", ["GPU-2"]),
+        ("3,1", ["GPU-3", "GPU-1"]),
+        (" 1 , 2", ["GPU-1", "GPU-2"]),
+        ("GPU-2", ["GPU-2"]),
+        ("1,9,2", ["GPU-1"]),  # as CUDA: the list ends where it names nothing
+        ("1,1", ["GPU-1"]),
         ("NoDevFiles", []),
         ("-1", []),
         ("", []),
     ],
 )
-def test_granted_gpus(granted: str | None, expected: list[str]) -> None:
+def test_granted_gpus(driver: Driver, granted: str | None, expected: list[str]) -> None:
+    nvml, _ = driver(*FOUR)
     environ = {} if granted is None else {"CUDA_VISIBLE_DEVICES": granted}
-    found, why = gpu.find(environ, nvml=StandIn(FOUR))
-    assert [device.uuid for device in found] == expected
-    assert [device.facts.device for device in found] == [f"cuda:{n}" for n in range(len(expected))]
-    assert bool(why) == (not expected)
-    assert visible(found) == {"CUDA_VISIBLE_DEVICES": ",".join(expected)}
+    found = gpu.find(environ, nvml=nvml)
+    assert _found(found) == expected
+    assert [device.facts.device for device in found.devices] == [f"cuda:{n}" for n in range(len(expected))]
+    assert bool(found.why) == (not expected)
+    assert visible(found.devices) == {"CUDA_VISIBLE_DEVICES": ",".join(expected)}
+
+
+SLURM = {"SLURM_JOB_ID": "7"}
 
 
 @pytest.mark.parametrize(
-    ("granted", "expected"),
+    ("environ", "expected"),
     [
-        (None, ["MIG-a", "MIG-b", "GPU-b"]),
-        ("MIG-b", ["MIG-b"]),
-        ("0", ["MIG-a"]),
-        ("GPU-b,MIG-a", ["GPU-b", "MIG-a"]),
+        ({**SLURM, "SLURM_JOB_GPUS": "2,3"}, ["GPU-2", "GPU-3"]),
+        ({**SLURM, "SLURM_JOB_GPUS": "0,1,2", "SLURM_STEP_GPUS": "1"}, ["GPU-1"]),
+        ({**SLURM, "SLURM_JOB_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0"}, ["GPU-0"]),
+        ({**SLURM, "SLURM_JOB_GPUS": "gpu:3"}, ["GPU-3"]),
+        (SLURM, []),
+        ({"SLURM_JOB_GPUS": "2"}, ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]),  # left over in a shell, of no job
+        ({"_CONDOR_SLOT": "slot1_1", "_CONDOR_AssignedGPUs": "CUDA1,CUDA3"}, ["GPU-1", "GPU-3"]),
+        ({"_CONDOR_SLOT": "slot1_1", "_CONDOR_AssignedGPUs": "GPU-2"}, ["GPU-2"]),
+        ({"_CONDOR_SLOT": "slot1_1"}, []),
+        ({"PBS_JOBID": "12.head"}, []),
+        ({"LSB_JOBID": "12"}, []),
     ],
 )
-def test_parts_of_a_gpu(granted: str | None, expected: list[str]) -> None:
+def test_a_job_offers_what_it_was_granted(driver: Driver, environ: dict[str, str], expected: list[str]) -> None:
+    nvml, _ = driver(*FOUR)
+    found = gpu.find(environ, nvml=nvml)
+    assert _found(found) == expected
+    assert bool(found.why) == (not expected)
+    if not expected:
+        assert "granted no GPU to this job" in found.why
+
+
+def test_numbers_of_slurm_are_those_of_device_files(driver: Driver) -> None:
+    nvml, _ = driver({"number": 3}, {"number": 1}, {"number": 0}, {"number": 2})  # NVML counts in PCI order
+    assert _found(gpu.find({**SLURM, "SLURM_JOB_GPUS": "2,3"}, nvml=nvml)) == ["GPU-3", "GPU-0"]
+
+
+@pytest.mark.parametrize("shown", ["all, and refuses", "its own alone"])
+def test_a_cgroup_shows_the_granted_gpus_renumbered(driver: Driver, shown: str) -> None:
+    others = [{"state": "refused"}] * 2 if shown == "all, and refuses" else []
+    nvml, _ = driver(*others, {"number": 2, "uuid": "GPU-c"}, {"number": 3, "uuid": "GPU-d"})
+    assert _found(gpu.find({**SLURM, "CUDA_VISIBLE_DEVICES": "0,1"}, nvml=nvml)) == ["GPU-c", "GPU-d"]
+    assert _found(gpu.find({**SLURM, "SLURM_JOB_GPUS": "2,3"}, nvml=nvml)) == ["GPU-c", "GPU-d"]
+    assert _found(gpu.find({}, nvml=nvml)) == ["GPU-c", "GPU-d"]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("lost", "GPU 1 was left out: GPU is lost"),
+        ("unknown", "GPU 1 was left out: Unknown Error"),
+        ("no-memory", "GPU 1 was left out: its memory cannot be asked for (Not Supported)"),
+    ],
+)
+@pytest.mark.parametrize("granted", [None, "0,1,2", "GPU-0,GPU-1,GPU-2"])
+def test_one_bad_gpu_costs_no_other(driver: Driver, state: str, words: str, granted: str | None) -> None:
+    nvml, _ = driver({}, {"state": state}, {})
     environ = {} if granted is None else {"CUDA_VISIBLE_DEVICES": granted}
-    found, _ = gpu.find(environ, nvml=StandIn({"GPU-a": ["MIG-a", "MIG-b"], "GPU-b": []}))
-    assert [device.uuid for device in found] == expected
+    found = gpu.find(environ, nvml=nvml)
+    assert _found(found) == ["GPU-0", "GPU-2"]
+    assert len(found.left_out) == 1
+    assert words in found.left_out[0]
+    assert found.why == ""
 
 
-def test_no_driver_is_fine() -> None:
-    assert gpu.find({}, nvml=StandIn(None)) == ((), "no NVIDIA driver answers (Driver Not Loaded)")
+def test_a_node_of_bad_gpus_says_what_is_wrong_with_each(driver: Driver) -> None:
+    nvml, _ = driver({"state": "lost"}, {"state": "lost"})
+    found = gpu.find({}, nvml=nvml)
+    assert found.why == "GPU 0 was left out: GPU is lost; GPU 1 was left out: GPU is lost"
 
 
-def test_memory_by_process() -> None:
-    (device,), _ = gpu.find({"CUDA_VISIBLE_DEVICES": "0"}, nvml=StandIn(FOUR))
-    assert gpu.used_by_process(device, nvml=StandIn(FOUR)) == {7: 5, 8: 0}
-    assert gpu.used_by_process(device, nvml=StandIn({})) == {}
+@pytest.mark.parametrize(("mode", "processes"), [(0, 0), (1, 1), (3, 1)])
+def test_the_compute_mode_says_how_many_processes_a_gpu_takes(driver: Driver, mode: int, processes: int) -> None:
+    nvml, _ = driver({"mode": mode})
+    (device,) = gpu.find({}, nvml=nvml).devices
+    assert device.facts.processes == processes
+
+
+def test_a_gpu_that_is_prohibited_is_left_out(driver: Driver) -> None:
+    nvml, _ = driver({"mode": 2}, {})
+    found = gpu.find({}, nvml=nvml)
+    assert _found(found) == ["GPU-1"]
+    assert found.left_out == ("GPU 0 was left out: its compute mode is PROHIBITED (nvidia-smi -c)",)
+
+
+def test_what_the_driver_keeps_is_not_offered(driver: Driver) -> None:
+    nvml, _ = driver({"memory": 80 * 10**9, "reserved": 10**9})
+    (device,) = gpu.find({}, nvml=nvml).devices
+    assert (device.facts.memory_bytes, device.facts.process_bytes) == (79 * 10**9, gpu.PROCESS_BYTES)
+
+
+PARTS = [{"mig": [{"uuid": "MIG-a", "memory": 5 * 10**9}, {"uuid": "MIG-b", "memory": 5 * 10**9}]}, {}]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ["MIG-a", "MIG-b", "GPU-1"]),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-b"}, ["MIG-b"]),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, ["MIG-a"]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1,MIG-a"}, ["GPU-1", "MIG-a"]),
+        ({**SLURM, "SLURM_JOB_GPUS": "0,1,2"}, ["MIG-a", "MIG-b", "GPU-1"]),
+    ],
+)
+def test_parts_of_a_gpu(driver: Driver, environ: dict[str, str], expected: list[str]) -> None:
+    nvml, _ = driver(*PARTS)
+    assert _found(gpu.find(environ, nvml=nvml)) == expected
+
+
+def test_no_driver_is_fine(driver: Driver) -> None:
+    nvml, _ = driver(init=9)
+    assert gpu.find({}, nvml=nvml).why == "NVML missing: no NVIDIA driver answers (Driver Not Loaded)"
+
+
+def test_a_driver_that_hangs_is_waited_for_no_longer_than_that(driver: Driver) -> None:
+    nvml, _ = driver({}, hangs="all")
+    began = time.monotonic()
+    assert gpu.find({}, nvml=nvml, limit_s=0.2).why == "the NVIDIA driver has not answered for 0.2 s"
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("by_process", "processes", "taken", "trusted", "expected"),
+    [
+        ({7: 5, 8: 2, 99: 50}, {1: {7, 8}, 2: {9}}, 57, True, {1: 7, 2: 0}),
+        ({}, {1: {7}}, 0, True, {1: 0}),
+        ({7: None}, {1: {7}}, 30, True, {}),  # the driver does not tell
+        ({1007: 5}, {1: {7}}, 25, False, {1: 5}),  # another PID namespace; alone on the device: what was taken since
+        ({7: 5, 1008: 2}, {1: {7}}, 27, False, {1: 7}),  # 7 is another container's process by chance
+        ({7: 5, 1008: 2}, {1: {7}, 2: {8}}, 27, False, {}),  # of two nothing can be told
+        ({7: 5, 8: 2}, {1: {7}, 2: {8}}, 27, False, {1: 5, 2: 2}),  # a driver that counts as the container does
+        (None, {1: {7}}, 26, False, {1: 6}),
+        (None, {1: {7}}, -1, True, {}),
+    ],
+)
+def test_whose_memory_is_whose(
+    by_process: Any, processes: Any, taken: int, trusted: bool, expected: dict[int, int]
+) -> None:
+    found = memory.divide(by_process, processes, taken_bytes=taken, bare_bytes=20, trusted=trusted)
+    assert found == expected
+
+
+def test_a_pilot_of_a_job_with_gpus_that_finds_none_offers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = find_devices("auto", gpus_asked=1)
+    faults = {device.facts.fault for device in found.offered}
+    assert faults == {
+        "asked for 1 GPU, the pilot found none (CUDA_VISIBLE_DEVICES is set to nothing);"
+        ' [pilot] devices = "cpu" would use its cores'
+    }
+    assert {device.facts.fault for device in find_devices("cpu", gpus_asked=1).offered} == {""}
+    assert {device.facts.fault for device in find_devices("auto").offered} == {""}
 
 
 @pytest.mark.gpu
 def test_real_gpus_are_found() -> None:
-    found, why = gpu.find()
-    if not found:
-        pytest.skip(why)
-    assert all(device.facts.memory_bytes > 10**9 and device.uuid for device in found)
+    found = gpu.find()
+    if not found.devices:
+        pytest.skip(found.why)
+    assert all(device.facts.memory_bytes > 10**9 and device.uuid for device in found.devices)
 
 
 def _machine(root: Path, files: dict[str, str]) -> Path:
@@ -179,7 +313,7 @@ def test_cores_are_shared_evenly() -> None:
 
 
 def test_cpu_devices_share_the_memory() -> None:
-    devices = find_devices("cpu:3")
+    devices = find_devices("cpu:3").offered
     assert [device.facts.device for device in devices] == ["cpu:0", "cpu:1", "cpu:2"]
     assert sum(device.facts.memory_bytes for device in devices) <= 0.9 * cpu.memory_bytes()
     assert visible(devices) == {"CUDA_VISIBLE_DEVICES": ""}
@@ -195,4 +329,4 @@ def test_gpus_that_are_asked_for_and_not_granted(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ConfigError, match="no GPU was granted"):
         find_devices("gpu")
-    assert find_devices("auto")[0].facts.kind == "cpu"
+    assert find_devices("auto").offered[0].facts.kind == "cpu"

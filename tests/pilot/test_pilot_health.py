@@ -64,3 +64,16 @@ def test_what_the_driver_reports_lasts() -> None:
     for _ in range(3):
         assert not health.heard(SOUND, "")
     assert health.fault == "Xid 79"
+
+
+def test_a_driver_that_does_not_answer_is_a_fault_for_as_long() -> None:
+    health = DeviceHealth()
+    assert health.silent("no answer for 60 s")
+    assert not health.silent("no answer for 60 s")
+    assert (health.fault, health.known) == ("no answer for 60 s", True)
+    assert health.silent("")
+    assert health.fault == ""
+    health.reported("Xid 79")
+    assert not health.silent("no answer for 60 s")
+    assert not health.silent("")
+    assert health.fault == "Xid 79"

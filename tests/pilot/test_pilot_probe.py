@@ -16,7 +16,6 @@ from stoker.pilot.agent import probing
 from stoker.pilot.core.health import Answer
 from stoker.pilot.devices import Device, find_devices, gpu
 from stoker.pilot.devices.cuda import DeviceError
-from stoker.pilot.devices.health import Health
 from stoker.pilot.devices.probe import SIZE, examine
 
 DEVICE = Device(facts=DeviceFacts(DeviceId("cpu:0"), "cpu", 10**9))
@@ -151,69 +150,10 @@ def test_a_site_that_wants_no_probe(manager: FakeManager) -> None:
     assert "could not be started" not in manager.logs()
 
 
-class Nvml:
-    """What `Health` asks of pynvml, over GPUs that a test describes."""
-
-    class NVMLError(Exception):
-        pass
-
-    nvmlEventTypeXidCriticalError, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 8, 1, 0
-
-    def __init__(self, errors: dict[str, int | None]) -> None:
-        self.errors = errors
-        self.events: list[Any] = []
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return uuid
-
-    nvmlDeviceGetUUID = nvmlDeviceGetHandleByUUID
-
-    def nvmlDeviceGetTotalEccErrors(self, handle: str, _kind: int, _counter: int) -> int:
-        count = self.errors[handle]
-        if count is None:
-            raise self.NVMLError("Not Supported")
-        return count
-
-    def nvmlEventSetCreate(self) -> object:
-        return object()
-
-    def nvmlDeviceRegisterEvents(self, *_: Any) -> None:
-        pass
-
-    def nvmlEventSetWait_v2(self, _events: object, timeout_ms: int) -> Any:
-        assert timeout_ms == 0  # the agent's loop must not wait
-        if not self.events:
-            raise self.NVMLError("Timeout")
-        return self.events.pop(0)
-
-
-class Event:
-    def __init__(self, device: str, xid: int) -> None:
-        self.device, self.eventData = device, xid
-
-
-def gpus(*uuids: str) -> tuple[Device, ...]:
-    facts = [DeviceFacts(DeviceId(f"cuda:{number}"), "NVIDIA A10", 24 * 10**9) for number in range(len(uuids))]
-    return tuple(Device(facts=one, cuda=uuid, uuid=uuid) for one, uuid in zip(facts, uuids, strict=True))
-
-
-def test_what_the_driver_reports() -> None:
-    nvml = Nvml({"GPU-a": 2, "GPU-b": None})
-    health = Health(gpus("GPU-a", "GPU-b"), nvml=nvml)
-    assert health.faults() == {}  # errors from before this pilot are not its own
-    nvml.errors["GPU-a"] = 3
-    nvml.events = [Event("GPU-b", 13), Event("GPU-b", 79)]
-    assert health.faults() == {
-        "GPU-a": "it had 1 uncorrectable memory errors (ECC)",
-        "GPU-b": "the driver reported Xid 79 (it has fallen off the bus)",
-    }
-    assert health.faults() == {}
-
-
 @pytest.mark.gpu
 def test_a_real_gpu_is_sound() -> None:
-    found, why = gpu.find()
-    if not found:
-        pytest.skip(why)
-    for device in find_devices("gpu"):
+    found = gpu.find()
+    if not found.devices:
+        pytest.skip(found.why)
+    for device in find_devices("gpu").offered:
         assert probing.run((sys.executable, "-P", "-m", "stoker.pilot.devices.probe"), device) == (Answer.SOUND, "")

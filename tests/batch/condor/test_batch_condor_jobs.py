@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from driver import machine as standin
 from faults.world import until
 
 from stoker.config import parse_site
@@ -112,19 +112,15 @@ def test_it_gets_the_gpus_that_it_asks_for(pool: Pool, submit: Callable[..., Con
     assert environ["TMPDIR"] == environ["_CONDOR_SCRATCH_DIR"]
 
 
-def test_a_pilot_finds_gpus_by_the_uuids_that_htcondor_grants() -> None:
-    there = {"GPU-aaaa0001-1d6b": "NVIDIA A10", "GPU-bbbb0002-77aa": "NVIDIA A10"}
-    nvml = SimpleNamespace(
-        NVMLError=Exception, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetUUID=lambda handle: handle, nvmlDeviceGetHandleByIndex=list(there).__getitem__,
-        nvmlDeviceGetName=there.__getitem__, nvmlDeviceGetMigMode=lambda handle: (0, 0),
-        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=24 * 10**9),
-    )  # fmt: skip
+def test_a_pilot_finds_gpus_by_the_uuids_that_htcondor_grants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ("GPU-aaaa0001-1d6b", "GPU-bbbb0002-77aa")
+    monkeypatch.setenv("STANDIN_NVML", str(standin.Machine(tmp_path, *({"uuid": uuid} for uuid in there)).file))
+    nvml = standin.load()
     granted = {"GPU-bbbb0002": ["GPU-bbbb0002-77aa"], "GPU-bbbb0002,GPU-aaaa0001": list(there)[::-1], "10000": []}
     for value, expected in granted.items():
-        found, why = gpus.find({"CUDA_VISIBLE_DEVICES": value}, nvml=nvml)
-        assert [device.cuda for device in found] == expected
-        assert bool(why) is not bool(expected)
+        found = gpus.find({"CUDA_VISIBLE_DEVICES": value}, nvml=nvml)
+        assert [device.cuda for device in found.devices] == expected
+        assert bool(found.why) is not bool(expected)
 
 
 def test_a_pilot_takes_no_more_of_a_machine_than_its_slot(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""Notices whether a module that the zygote imports asks PyTorch for GPUs.
+
+The zygote sees no GPU: asking CUDA would initialise it, and no fork of such a process can use it. So a module that asks
+while it is imported hears that there is none, and may keep that answer for good (`DEVICE = "cuda" if
+torch.cuda.is_available() else "cpu"`). Libraries that have GPUs then start in a new interpreter, where the answer is
+right.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_MODULE = "torch.cuda"
+_QUESTIONS = ("is_available", "device_count", "init")
+
+
+class Listener(MetaPathFinder):
+    """Listens from `start` to `stop`. `asked`: whether a question was put."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._plain: dict[str, Callable[..., Any]] = {}
+
+    def start(self) -> None:
+        """Listen to `torch.cuda`, as soon as it is imported."""
+        if _MODULE in sys.modules:
+            self._listen(sys.modules[_MODULE])
+        else:
+            sys.meta_path.insert(0, self)
+
+    def stop(self) -> None:
+        """Listen no more: PyTorch is as it was."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        module = sys.modules.get(_MODULE)
+        for name, plain in self._plain.items():
+            setattr(module, name, plain)
+        self._plain.clear()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module as others find it, with a loader that tells of it."""
+        del path, target
+        if fullname != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._listen)
+        return spec
+
+    def _listen(self, module: ModuleType) -> None:
+        for name in _QUESTIONS:
+            plain = getattr(module, name, None)
+            if callable(plain):
+                self._plain[name] = plain
+                setattr(module, name, self._noting(plain))
+
+    def _noting(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            self.asked = True
+            return plain(*args, **kwargs)
+
+        return ask
+
+
+class _Loader(Loader):
+    """Another loader, and what is to be done with the module that it has made."""
+
+    def __init__(self, inner: Any, then: Callable[[ModuleType], None]) -> None:
+        self._inner = inner
+        self._then = then
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the other."""
+        made: ModuleType | None = self._inner.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """As the other, and then what is to be done."""
+        self._inner.exec_module(module)
+        self._then(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)

@@ -1,0 +1,274 @@
+"""A pilot with GPUs, over a driver that a test describes: what it offers, measures, reports and outlives."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver import machine as standin
+from driver.machine import Machine
+from fake_manager import FakeManager, recipe
+
+from stoker.contexts.recipe import Needs
+from stoker.manager.protocol.calls import FailureKind
+from stoker.manager.protocol.ids import DeviceId
+from stoker.manager.protocol.to_manager import DeviceFault, LibraryResized
+from stoker.pilot.devices.health import Health
+
+GB = 10**9
+
+Start = Callable[..., Machine]
+
+
+@pytest.fixture
+def start(manager: FakeManager, tmp_path: Path) -> Start:
+    """Start a pilot on a machine with these GPUs."""
+
+    def make(*gpus: dict[str, Any], options: tuple[str, ...] = ("--devices", "gpu"), **more: Any) -> Machine:
+        machine = Machine(tmp_path, *gpus, **more)
+        environment = {**machine.environment, "CUDA_VISIBLE_DEVICES": ",".join(str(n) for n in range(len(gpus)))}
+        manager.start_pilot(*options, "--probe", "never", **environment)
+        return machine
+
+    return make
+
+
+def takes(size: float) -> Callable[[], str]:
+    """A loader that takes so much of its GPU, and says what it sees of GPUs."""
+
+    def load() -> str:
+        import os
+
+        from driver import machine as standin
+
+        standin.take(size)
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    return load
+
+
+def resized(manager: FakeManager, library: int = 1) -> list[int]:
+    return [
+        message.device_memory_bytes
+        for message in manager.said
+        if type(message) is LibraryResized and message.library == library and message.measured
+    ]
+
+
+def measures(manager: FakeManager) -> list[int]:
+    """What the last heartbeat says that libraries use of their GPUs."""
+    return [use.device_bytes for use in manager.heartbeats[-1].libraries] if manager.heartbeats else []
+
+
+# ---- what it offers
+
+
+def test_a_lost_gpu_is_told_and_the_others_are_offered(manager: FakeManager, start: Start) -> None:
+    start({}, {"state": "lost"}, {"mode": 3})
+    hello = manager.hello()
+    assert [(facts.device, facts.processes) for facts in hello.devices] == [("cuda:0", 0), ("cuda:1", 1)]
+    assert hello.troubles == ("GPU 1 was left out: GPU is lost",)
+
+
+def test_a_driver_that_hangs_from_the_start_brings_a_pilot_that_says_so(manager: FakeManager, start: Start) -> None:
+    start({}, hangs="all", options=("--devices", "auto", "--asked-gpus", "1", "--driver-limit", "0.5"))
+    faults = {facts.fault for facts in manager.hello().devices}
+    assert faults == {
+        "asked for 1 GPU, the pilot found none (the NVIDIA driver has not answered for 0.5 s);"
+        ' [pilot] devices = "cpu" would use its cores'
+    }
+
+
+# ---- what the driver reports
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"events": [["GPU-1", 13], ["GPU-1", 79]]}, "the driver reported Xid 79 (it has fallen off the bus)"),
+        ({}, "the driver says: GPU is lost"),
+    ],
+)
+def test_a_gpu_that_is_lost_meanwhile_is_a_fault(
+    manager: FakeManager, start: Start, change: dict[str, Any], words: str
+) -> None:
+    machine = start({}, {})
+    manager.ready(recipe(takes(GB)), devices=("cuda:0",), device_memory_bytes=2 * GB)
+    machine.write(**change)
+    if not change:
+        machine.gpus[1]["state"] = "lost"
+        machine.write()
+    assert manager.wait_for(DeviceFault) == DeviceFault(DeviceId("cuda:1"), f"cuda:1: {words}")
+    assert manager.results(manager.run(os.getpid, [()]))  # the other GPU serves
+    assert [type(message) for message in manager.said].count(DeviceFault) == 1
+
+
+def test_what_health_is_told_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path, {"errors": 2}, {"errors": None})
+    monkeypatch.setenv("STANDIN_NVML", str(machine.file))
+    nvml = standin.load()
+    nvml.nvmlInit()
+    first, second = (Health(nvml.nvmlDeviceGetHandleByIndex(n), nvml=nvml) for n in (0, 1))
+    assert (first.fault(), second.fault()) == ("", "")  # errors from before this pilot are not its own
+    machine.gpus[0]["errors"] = 3
+    machine.gpus[1]["state"] = "lost"  # it can no longer tell its own name, which its event is matched by
+    machine.write(events=[["GPU-1", 13], ["GPU-1", 79]])
+    assert first.fault() == "it had 1 uncorrectable memory errors (ECC)"
+    assert second.fault() == "the driver reported Xid 79 (it has fallen off the bus)"
+    assert first.fault() == ""
+    assert second.fault() == "the driver says: GPU is lost"
+
+
+def test_an_unknown_error_is_a_fault_when_it_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path, {})
+    monkeypatch.setenv("STANDIN_NVML", str(machine.file))
+    nvml = standin.load()
+    nvml.nvmlInit()
+    health = Health(nvml.nvmlDeviceGetHandleByIndex(0), nvml=nvml)
+    machine.gpus[0]["state"] = "unknown"
+    machine.write()
+    assert [health.fault() for _ in range(3)] == ["", "", "the driver says: Unknown Error"]
+
+
+def test_a_driver_that_hangs_is_a_fault_of_its_gpu_and_heartbeats_go_on(manager: FakeManager, start: Start) -> None:
+    machine = start({}, {}, options=("--devices", "gpu", "--driver-limit", "1"))
+    manager.ready(recipe(takes(GB)), devices=("cuda:0",), device_memory_bytes=2 * GB)
+    machine.write(hangs="GPU-1")
+    fault = manager.wait_for(DeviceFault)
+    assert fault == DeviceFault(DeviceId("cuda:1"), "cuda:1: the NVIDIA driver has not answered for 1 s")
+    before, began = len(manager.heartbeats), time.monotonic()
+    manager.until(lambda: len(manager.heartbeats) >= before + 4, what="heartbeats")
+    assert time.monotonic() - began < 6  # four of half a second
+    assert manager.results(manager.run(os.getpid, [()]))
+
+
+# ---- memory
+
+
+def test_memory_that_no_torch_knows_of_is_measured(manager: FakeManager, start: Start) -> None:
+    start({})
+    ready = manager.ready(recipe(takes(10 * GB)), devices=("cuda:0",), device_memory_bytes=23 * GB)
+    assert ready.device_bytes in (0, 10 * GB)  # as the driver says, or not known yet; host memory it is not
+    manager.until(lambda: resized(manager), what="the measured size")
+    assert resized(manager)[0] == 11 * GB
+    manager.until(lambda: measures(manager) == [10 * GB])
+    manager.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=14 * GB)
+    assert "13.0 GB of 24.0 GB free" in manager.gone(2).failure.message  # type: ignore[union-attr]
+
+
+def test_a_promise_grows_with_what_a_library_uses(manager: FakeManager, start: Start) -> None:
+    start({})
+    made = recipe(takes(5 * GB), needs=Needs(device_memory_bytes=6 * GB))
+    manager.ready(made, devices=("cuda:0",), device_memory_bytes=int(6.6 * GB))
+
+    def grow() -> None:
+        from driver import machine as standin
+
+        standin.take(9e9)
+
+    manager.results(manager.run(grow, [()]))
+    manager.until(lambda: resized(manager), what="the grown size")
+    assert 9 * GB <= resized(manager)[-1] < 9.5 * GB
+    manager.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=16 * GB)
+    assert "free" in manager.gone(2).failure.message  # type: ignore[union-attr]
+
+
+def test_workspaces_end_no_library_and_what_takes_others_memory_does(manager: FakeManager, start: Start) -> None:
+    start({})
+    small = Needs(device_memory_bytes=4 * GB)
+    manager.ready(recipe(takes(4 * GB), needs=small), devices=("cuda:0",), device_memory_bytes=int(4.6 * GB))
+    other = recipe(takes(GB), needs=Needs(device_memory_bytes=12 * GB))
+    manager.ready(other, library=2, devices=("cuda:0",), device_memory_bytes=int(12.6 * GB))
+
+    def grow(size: float) -> None:
+        from driver import machine as standin
+
+        standin.take(size)
+
+    manager.results(manager.run(grow, [(6e9,)]))  # NCCL and cuBLAS: 2 GB more than declared
+    manager.until(lambda: resized(manager) and resized(manager)[-1] >= 6 * GB, what="the grown size")
+    manager.results(manager.run(grow, [(13e9,)]))  # fits, as the other has not taken yet what it was promised
+    left = manager.gone(1)
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.MEMORY
+    assert "took 13.0 GB of memory of cuda:0 and declares 4.0 GB" in left.failure.message
+    assert manager.results(manager.run(os.getpid, [()], library=2))
+
+
+def test_a_library_alone_on_its_gpu_may_take_more_than_it_declares(manager: FakeManager, start: Start) -> None:
+    start({})
+    made = recipe(takes(20 * GB), needs=Needs(device_memory_bytes=4 * GB))
+    manager.ready(made, devices=("cuda:0",), device_memory_bytes=int(4.6 * GB))
+    manager.until(lambda: resized(manager) and resized(manager)[-1] >= 20 * GB, what="the grown size")
+    assert manager.results(manager.run(os.getpid, [()]))
+
+
+def test_a_gpu_of_one_process_stays_promised_whole(manager: FakeManager, start: Start) -> None:
+    start({"mode": 3})
+    manager.ready(recipe(takes(5 * GB)), devices=("cuda:0",), device_memory_bytes=24 * GB)
+    manager.until(lambda: measures(manager) == [5 * GB])
+    assert resized(manager) == []
+    manager.start(recipe(takes(GB), 0), library=2, devices=("cuda:0",), device_memory_bytes=GB)
+    assert "0 B of 24.0 GB free" in manager.gone(2).failure.message  # type: ignore[union-attr]
+
+
+# ---- what the zygote sees
+
+
+def test_the_zygote_sees_no_gpu_and_each_library_its_own(manager: FakeManager, start: Start) -> None:
+    start({}, {"mig": [{"uuid": "MIG-a", "memory": 5 * GB}]})
+
+    def look() -> tuple[str, str]:
+        import os
+        from pathlib import Path
+
+        environ = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+        zygote = next(entry for entry in environ if entry.startswith(b"CUDA_VISIBLE_DEVICES="))
+        return zygote.decode(), os.environ["CUDA_VISIBLE_DEVICES"]
+
+    for library, device, name in ((1, "cuda:0", "GPU-0"), (2, "cuda:1", "MIG-a")):
+        manager.ready(recipe(takes(GB), needs=Needs()), library=library, devices=(device,), device_memory_bytes=2 * GB)
+        assert manager.results(manager.run(look, [()], library=library)) == [("CUDA_VISIBLE_DEVICES=", name)]
+
+
+def _fake_torch(folder: Path) -> None:
+    """A torch that knows one thing: whether a GPU is visible when it is asked; and a module that keeps the answer."""
+    (folder / "torch" / "cuda").mkdir(parents=True)
+    (folder / "torch" / "__init__.py").write_text("from . import cuda\n")
+    (folder / "torch" / "cuda" / "__init__.py").write_text(
+        "import os\ndef is_available():\n    return bool(os.environ.get('CUDA_VISIBLE_DEVICES'))\n"
+        "def is_initialized():\n    return False\n"
+    )
+    (folder / "keeps_asking.py").write_text("import torch\nDEVICE = 'cuda' if torch.cuda.is_available() else 'cpu'\n")
+    (folder / "asks_later.py").write_text("import torch\n")
+
+
+@pytest.mark.parametrize(("module", "afresh"), [("keeps_asking", True), ("asks_later", False)])
+def test_a_preloaded_module_that_asks_for_gpus_gets_a_true_answer(
+    manager: FakeManager, tmp_path: Path, module: str, afresh: bool
+) -> None:
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    _fake_torch(modules)
+    machine = Machine(tmp_path, {})
+    path = os.pathsep.join((str(modules), machine.environment["PYTHONPATH"]))
+    manager.start_pilot("--devices", "gpu", "--probe", "never", **machine.environment | {"PYTHONPATH": path})
+
+    def look() -> tuple[str, bool, bool]:
+
+        import torch
+
+        kept = getattr(sys.modules.get("keeps_asking"), "DEVICE", "")
+        return kept, torch.cuda.is_available(), "stoker.pilot.zygote.server" in sys.modules
+
+    def load() -> None:
+        __import__(module)
+
+    manager.ready(recipe(load, preload=(module,)), devices=("cuda:0",), device_memory_bytes=2 * GB)
+    ((kept, available, forked),) = manager.results(manager.run(look, [()]))
+    assert (kept, available, forked) == ("cuda" if afresh else "", True, not afresh)
