@@ -100,5 +100,5 @@ def _program(path: Path) -> click.Command:
 def run() -> None:
     """Run an application (stoker run APP --help says what it takes), or a program of your own: stoker run ./my_app.py.
 
-    With --session ID it joins a session that is up, where it loads no other site itself.
+    With --session ID it joins a session that is up, as long as it names no site itself.
     """

@@ -32,7 +32,12 @@ def run_program(path: Path, arguments: Sequence[str]) -> None:
     sys.modules["__main__"] = module
     sys.path.insert(0, str(path.absolute().parent))
     sys.argv = [str(path), *arguments]
-    exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
+    try:
+        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
+    except Exception as error:  # as Python tells it, without the frames of this command
+        frames = error.__traceback__
+        sys.excepthook(type(error), error.with_traceback(frames.tb_next if frames is not None else None), None)
+        raise SystemExit(1) from None
     command = vars(module).get("command")
     if isinstance(command, click.Command) and b"__main__" not in source:
         command.main(list(arguments), prog_name=f"stoker run {path}", standalone_mode=False)

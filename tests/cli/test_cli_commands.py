@@ -310,6 +310,15 @@ def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert "stoker run ./my_app.py" in command_line("run", "my_app").stderr
 
 
+def test_an_error_of_a_program_of_ones_own_is_told_as_python_tells_it(tmp_path: Path) -> None:
+    ran = run_program(tmp_path, "import stoker\n\nraise stoker.StokerError('no luck')\n")
+    assert ran.returncode == 1
+    lines = ran.stderr.strip().splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert 'my_app.py", line 3, in <module>' in lines[1]
+    assert lines[-1] == "stoker.errors.StokerError: no luck"
+
+
 def test_functions_of_a_program_of_ones_own_travel(tmp_path: Path) -> None:
     text = """
 import stoker
