@@ -18,10 +18,13 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import itertools
 import os
+import re
 import struct
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 from stoker.contexts.bytecode import global_names, imported_names
@@ -36,16 +39,17 @@ _CLASS_MACHINERY = frozenset({
 _DEEPEST = 200
 
 
-def digest_of(*parts: Any) -> str:
+def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
     """64 hex digits for the content of these values together.
 
-    Raises RecipeError, naming the part, for what has no content that a digest could be made of.
+    Raises RecipeError for what has no content that a digest could be made of; it names the part by its place in
+    `names`, and what is in the part.
     """
     walk = _Walk()
     walk.text("stoker-content-2")
     walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")
-    for part in parts:
-        walk.visit(part)
+    for part, name in itertools.zip_longest(parts, names, fillvalue=""):
+        walk.visit(part, name)
     return walk.hash.hexdigest()
 
 
@@ -80,7 +84,7 @@ class _Walk:
         if step:
             self._path.append(step)
         if len(self._above) > _DEEPEST:
-            raise RecipeError(f"the recipe holds something nested more than {_DEEPEST} deep{self._where()}")
+            raise RecipeError(f"{self._where() or 'it'} is nested more than {_DEEPEST} deep")
         self._visit(value)
         if step:
             self._path.pop()
@@ -306,8 +310,8 @@ class _Walk:
             reduced: Any = value.__reduce_ex__(4)
         except Exception as error:
             raise RecipeError(
-                f"the recipe{self._where()} holds a {kind.__module__}.{kind.__qualname__}, which can't be sent"
-                f" ({error}); make it inside the loader, or pass what it is made from"
+                f"{self._where() or 'it'} is a {_kind_name(kind)}, which cannot be sent ({error});"
+                " make it inside the loader, or pass what it is made from"
             ) from error
         self.open("object", 1)
         if isinstance(reduced, str):
@@ -319,7 +323,15 @@ class _Walk:
             self.visit(part, f" {kind.__qualname__}")
 
     def _where(self) -> str:
-        return " at" + "".join(self._path) if self._path else ""
+        """Where the walk is: `argument 0`, `argument path[3]`, `global 'lock' of llm`."""
+        return _PLACE.sub(r"argument \1", "".join(self._path)).strip()
+
+
+_PLACE = re.compile(r"argument\['?(\w+)'?\]")
+
+
+def _kind_name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _found_by_name(value: Any, home: str) -> bool:

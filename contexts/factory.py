@@ -163,7 +163,8 @@ def make_recipe(
     arguments = _short_arguments(loader, args, kwargs)
     args, kwargs, objects = _objects_in(loader, args, kwargs, options.files, name=name)
     preload = modules_of(loader) if options.preload is None else options.preload
-    digest = digest_of(
+    digest = _digest(
+        name,
         "recipe",
         loader,
         [_stable(value) for value in args],
@@ -189,6 +190,14 @@ def make_recipe(
         calls_per_library=options.calls_per_library,
         arguments=arguments,
     )
+
+
+def _digest(name: str, *parts: Any) -> str:
+    """The digest of a recipe's parts. Raises RecipeError, which names the loader and the argument that is at fault."""
+    try:
+        return digest_of(*parts, names=("", "", "argument", "argument"))
+    except RecipeError as error:
+        raise RecipeError(f"{name}(...): {error}", loader=name) from error
 
 
 def _short_arguments(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

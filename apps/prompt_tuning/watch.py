@@ -144,9 +144,10 @@ def _reason(listed: ListedCall, context: ContextStatus | None, picture: Picture)
     if ahead:
         return f"{ahead} job{'s' * (ahead != 1)} before it"
     if context is not None and context.hot:
-        return (
-            f"{context.hot} hot device{'s are' if context.hot > 1 else ' is'} busy, or kept for a job that is due first"
-        )
+        if context.running >= context.hot:
+            return "its hot device is busy" if context.hot == 1 else f"its {context.hot} hot devices are busy"
+        others = context.queued > 1
+        return "the devices are kept for a job that is due first" if others else "waiting for devices to be assigned"
     return context.waits_for if context is not None else ""
 
 

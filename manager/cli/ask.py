@@ -6,6 +6,8 @@ is lost with a connection is not worth keeping, it is asked again.
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import time
 from types import TracebackType
 from typing import Any, TypeVar
@@ -105,10 +107,19 @@ class Observer:
         )
 
 
+def _ended_at(folder: SessionFolder) -> str:
+    """When a session's manager wrote last, as a clock shows it; with the date, where that is not today's."""
+    newest = 0.0
+    for path in (folder.journal, folder.manager_log, folder.file):
+        with contextlib.suppress(OSError):
+            newest = max(newest, path.stat().st_mtime)
+    at = datetime.datetime.fromtimestamp(newest)
+    return f"{at:%H:%M:%S}" if at.date() == datetime.date.today() else f"{at:%Y-%m-%d %H:%M:%S}"
+
+
 def nobody_listens(folder: SessionFolder, file: SessionFile) -> str:
     """What it means that nobody listens at a session's address."""
-    if not detached.is_detached(folder):
-        return f"session {file.session} is over (nobody listens at {file.address})"
-    if why := detached.over(folder):
-        return f"session {file.session} is over: {why}"
+    why = detached.over(folder)
+    if why or not detached.is_detached(folder):
+        return f"session {file.session} ended at {_ended_at(folder)}" + (f" ({why})" if why else "")
     return f"the manager of session {file.session} is gone; `stoker attach {file.session}` brings it back"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from stoker.contexts.recipe import BARE
 from stoker.manager.cli import console
 from stoker.manager.cli.sessions import NEWEST, calls_of, takes_session
 from stoker.manager.protocol.listed import ListedCall, ListedState
@@ -34,7 +35,7 @@ def calls(*, session: str, only: str | None, limit: int, as_json: bool) -> None:
         console.json({"over": over, "calls": found})
         return
     if over:
-        console.line(f"{over}; this is how it was left")
+        console.line(f"{over}; its last state:")
     console.lines(render(found, only=wanted))
 
 
@@ -65,4 +66,5 @@ def render(found: Calls, *, only: ListedState | None = None) -> list[str]:
 def _row(call: ListedCall) -> tuple[str, ...]:
     ahead = f", {call.ahead} before it" if call.ahead else ""
     where = " ".join(call.where) + ahead
-    return call.call, call.state.value, show_seconds(call.since_s), call.function, call.context, where or call.error
+    context = call.context if call.context != BARE.name else "no context"
+    return call.call, call.state.value, show_seconds(call.since_s), call.function, context, where or call.error

@@ -25,7 +25,7 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
         console.json({"over": over, "story": show_story.with_arguments(story)})
     elif story.found:
         if over:
-            console.note(f"{over}; this is from its journal")
+            console.note(f"{over}; what its journal says:")
         console.lines(render(story))
     if not story.found:
         message = f"{story.subject}: {story.headline}" + ("" if as_json else _nearest(session, subject))

@@ -30,6 +30,8 @@ OURS = {
 """The modules that our processes run, and what people call them."""
 _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
 """What TaskVine runs for a session. The last is a library's program."""
+_SHOWN_AS = {"factory": "job submitter"}
+"""What people call a process of a kind whose name they need not know."""
 _REMOVES = {
     ProviderKind.SLURM: "scancel",
     ProviderKind.CONDOR: "condor_rm",
@@ -52,10 +54,10 @@ def processes(folder: SessionFolder) -> Iterator[Left]:
     """The session's processes on this machine. Of the manager elsewhere its lease tells."""
     for process, kind, path in ours():
         if path == folder.path:
-            yield Left(f"{kind} {process.pid} on this machine", f"kill {process.pid}")
+            yield Left(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
     holder = lease.read(lease.lease_file(folder))
     if holder is not None and lease.is_alive(holder) is None and not holder.over:
-        yield Left(f"manager {holder}", f"ssh {holder.host} kill {holder.pid}")
+        yield Left(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
 
 
 def ours() -> Iterator[tuple[psutil.Process, str, Path]]:
@@ -90,7 +92,7 @@ def factory(folder: SessionFolder) -> Iterator[Left]:
     if not lock.exists() or any(kind == "factory" and path == folder.path for _, kind, path in ours()):
         return
     if is_locked(lock, exclusively=True):
-        yield Left("the factory, which cancels its jobs")
+        yield Left("its job submitter on another machine, which cancels its jobs")
 
 
 def may_have_jobs(folder: SessionFolder) -> bool:

@@ -83,7 +83,7 @@ def _objections(folder: SessionFolder) -> Iterator[str]:
         if others:
             yield f"it holds what is no session's: {', '.join(sorted(others)[:5])}"
     for each in left.processes(folder):
-        yield f"it has a {each.what}"
+        yield f"something of it is left: {each.what}"
     yield from _jobs(folder)
 
 

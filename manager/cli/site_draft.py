@@ -73,7 +73,7 @@ def _slurm(around: Surroundings, slurm: Slurm, named: str) -> Draft:
         each = ", ".join(dict.fromkeys(str(gpus) for gpus in chosen.gpus))
         kinds = [gpus for gpus in chosen.gpus if gpus.type]
         alone = f'; write "{kinds[0].type}:1" for one kind alone' if kinds else ""
-        lines.append(_line("gpus", "1", f"a node; there are {each} nodes{alone}"))
+        lines.append(_line("gpus", "1", f"per node; there are {each} nodes{alone}"))
         reasons.append("gpus: one a job, of any kind: small jobs find room first")
     else:
         cores = max(1, chosen.cores // 2)
@@ -103,7 +103,7 @@ def _queue(around: Surroundings, named: str) -> Draft:
         lines.append(_line("queue", queue, f"also: {others}" if others else ""))
         reasons.append(f"queue {queue}: " + ("as you said" if named else "the first that is open"))
     lines.append(_line("walltime", _duration(_WALLTIME_S), "shorter jobs start sooner"))
-    lines.append(_line("gpus", "1", "a node; leave it away for CPU cores"))
+    lines.append(_line("gpus", "1", "per node; leave it out for CPU cores"))
     lines += ["", *_pilot(around), *_session(around, reasons)]
     return Draft(_text(lines), kind, tuple(reasons))
 

@@ -36,7 +36,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
         console.json(told)
         return
     if answer.over:
-        console.line(f"{answer.over}; this is how it was left")
+        console.line(f"{answer.over}; its last state:")
     console.lines(render(answer.status, over=bool(answer.over), policy=policy))
 
 

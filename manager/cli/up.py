@@ -56,7 +56,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
         console.note(f"session {name} is up; what is queued: stoker status {name}; end it: stoker down {name}")
         raise
     if first_blocks.refused(status) and not no_wait:
-        _refused(made, status, files=sites, as_json=as_json)
+        _refused(made, status, wanted, files=sites, as_json=as_json)
     why = first_blocks.story(made) if first_blocks.nothing_came(status) else ""
     if as_json:
         console.json({"session": status.session, "folder": str(made.path), "manager": holder, "status": status})
@@ -74,7 +74,9 @@ def _dry_run(sites: Sequence[Site]) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _refused(folder: SessionFolder, status: Status, *, files: Sequence[Path], as_json: bool) -> NoReturn:
+def _refused(
+    folder: SessionFolder, status: Status, sites: Sequence[Site], *, files: Sequence[Path], as_json: bool
+) -> NoReturn:
     """End a session that has come up in vain, and say why."""
     why = first_blocks.story(folder)
     down.end(folder)
@@ -84,11 +86,18 @@ def _refused(folder: SessionFolder, status: Status, *, files: Sequence[Path], as
         raise click.exceptions.Exit(1)
     again = " ".join(["stoker up", *map(str, files)])
     lines = [
-        f"session {status.session} has ended again: its first block is a {why}",
-        f"mend the site file; what would be submitted, and what the batch system says to it: {again} --dry-run",
+        f"{_who_refused(why, sites)} refused the first job: {why.partition('refused: ')[2] or why}",
+        f"session {status.session} has ended again; mend the site file and try again",
+        f"what would be submitted, and what the batch system says to it: {again} --dry-run",
         f"what was tried: stoker logs factory {status.session}; to stay up and go on trying: {again} --no-wait",
     ]
     raise SessionError("\n".join([*lines, *(down.render(remains, name=status.session) if remains else [])]))
+
+
+def _who_refused(why: str, sites: Sequence[Site]) -> str:
+    """The batch system that a block's story is about."""
+    named = (site.provider.kind.title for site in sites if why.startswith(f"block of source {site.name}"))
+    return next(named, "the batch system")
 
 
 def render(
@@ -115,7 +124,7 @@ def render(
     out += [f"  ended    {text}" for text in show_blocks.ended(status.ended_blocks)]
     if why:
         out += [
-            f"no block has come, the first is a {why}",
+            f"no pilot has come; the first job {why.partition(': ')[2] or why}",
             "mend the site file and start another session",
             f"what it printed: stoker logs b1 {status.session}; end this one: stoker down {status.session}",
         ]

@@ -239,7 +239,7 @@ class Session:
         if status is None:
             return f"<code>{html.escape(repr(self))}</code>"
         rows = "".join(
-            f"<tr><td>{html.escape(context.name)}</td><td>{context.hot} hot, {context.loading} loading</td>"
+            f"<tr><td>{html.escape(context.title)}</td><td>{context.hot} hot, {context.loading} loading</td>"
             f"<td>{context.running} running, {context.queued} queued</td><td>{context.ended} done</td></tr>"
             for context in status.contexts
         )

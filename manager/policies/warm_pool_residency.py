@@ -380,8 +380,10 @@ def _forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action
 
 def _too_late(view: View, fate: Fate) -> str:
     left_s = fate.job.deadline_at - view.now
-    due = f"is in {show_seconds(left_s)}" if left_s > 0 else f"was {show_seconds(-left_s)} ago"
+    if left_s <= 0:
+        return f"dropped: {show_seconds(-left_s)} past its deadline"
+    due = f"dropped: its deadline is in {show_seconds(left_s)}"
     if fate.ends_at == math.inf:
-        return f"its deadline {due}, and it has not begun"
+        return f"{due}, and it has not begun"
     soonest = show_seconds(fate.ends_at - view.now)
-    return f"its deadline {due}, and it cannot be done sooner than in {soonest}: give it more time, or let it be late"
+    return f"{due}, and it cannot be done sooner than in {soonest}: give it more time, or let it be late"

@@ -50,6 +50,13 @@ class ProviderKind(enum.Enum):
     GRID_ENGINE = "grid_engine"
     KUBERNETES = "kubernetes"
 
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        names = {ProviderKind.LOCAL: "this machine", ProviderKind.CONDOR: "HTCondor", ProviderKind.PBS: "PBS"}
+        names[ProviderKind.LSF] = "LSF"
+        return names.get(self) or self.value.replace("_", " ").title()
+
 
 POLICY_NAMES = (
     "default", "disk-only", "no-awareness", "random", "exclusive", "prompt-tuner", "infless", "elastic-flow",

@@ -120,7 +120,7 @@ def test_a_site_that_slurm_refuses_says_why_and_stays_only_where_that_was_asked_
     write_site(world.path, provider={"partition": "nowhere"})
     said = stoker(world, "up", "lab.toml")
     assert (said.returncode, said.stdout) == (1, "")
-    assert re.search(r"its first block is a block of source lab: refused: .*invalid partition", said.stderr, re.I)
+    assert re.search(r"^Slurm refused the first job: .*invalid partition", said.stderr, re.I)
     assert "stoker up lab.toml --dry-run" in said.stderr
     assert "no session is up" in stoker(world, "down").stderr
     world.empty()

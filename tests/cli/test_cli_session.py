@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -119,7 +120,7 @@ def test_calls_are_listed_by_the_names_that_explain_takes(stoker: Stoker, client
     assert shown.exit_code == 0, shown.exception
     lines = [line.split() for line in shown.output.splitlines()]
     running = next(line for line in lines if line[1:2] == ["running"])
-    assert (running[0], running[4:6]) == ("c-8", ["verify", "bare"])
+    assert (running[0], running[4:7]) == ("c-8", ["verify", "no", "context"])
     assert running[6].startswith("n014-ab12/lib-")
     told = msgspec.json.decode(stoker("calls", "--json", "--state", "waiting", "--limit", "2").output)
     assert {call["state"] for call in told["calls"]["calls"]} == {"waiting"}
@@ -145,7 +146,7 @@ def test_calls_of_a_session_that_is_over_come_from_its_journal(
     client.send(say.EndSession("done"))
     manager.ended()
     shown = stoker("calls").output
-    assert shown.startswith("session test is over")
+    assert shown.startswith("session test ended at")
     assert "c-0  failed" in shown
     assert "raised an exception in your code after 0.010 s" in shown
 
@@ -203,7 +204,7 @@ def test_a_session_that_is_over_tells_from_its_journal(
     manager.ended()
     result = stoker("status")
     assert result.exit_code == 0, result.exception
-    assert "session test is over (nobody listens" in result.output
+    assert re.search(r"^session test ended at \d\d:\d\d:\d\d \(done\); its last state:$", result.output, re.MULTILINE)
     assert "1 call done" in result.output
     about_call = stoker("explain", "c-7")
     assert about_call.exit_code == 0, about_call.exception
@@ -228,7 +229,7 @@ def test_an_ended_session_is_found_from_the_folder_that_it_was_started_in(
 def test_a_killed_manager_counts_as_over(stoker: Stoker, manager: Manager, client: Peer) -> None:
     client.hear(to_client.ClientWelcome)
     manager.kill()
-    assert "is over" in stoker("status").output
+    assert "session test ended at" in stoker("status").output
 
 
 def test_a_session_that_left_nothing_says_so(stoker: Stoker, folder: SessionFolder) -> None:
@@ -284,7 +285,7 @@ def test_nobody_listens_there(address: str) -> None:
 
 def test_an_ended_session_is_told_apart(folder: SessionFolder) -> None:
     folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
-    with pytest.raises(SessionEndedError, match="session test is over"):
+    with pytest.raises(SessionEndedError, match="session test ended at"):
         Observer(folder)
 
 

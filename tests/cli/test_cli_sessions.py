@@ -112,7 +112,7 @@ def test_a_session_with_a_process_on_this_machine_stays(stoker: Stoker) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         try:
-            assert f"it has a pilot {process.pid} on this machine" in kept(stoker)
+            assert f"something of it is left: its pilot (pid {process.pid})" in kept(stoker)
         finally:
             process.kill()
 

@@ -196,7 +196,7 @@ def test_a_deadline_in_the_past_is_late_and_nothing_worse(lab: Make) -> None:
     job(t, "k", due_in=-10.0, drop_late=True).run()
     assert t.ended["j"].ok
     assert t.ended["k"].failure is not None
-    assert "was 10 s ago" in t.ended["k"].failure.message
+    assert "dropped: 10 s past its deadline" in t.ended["k"].failure.message
 
 
 def test_a_forecast_is_told_again_when_it_has_changed_and_not_in_every_round(lab: Make) -> None:

@@ -167,7 +167,7 @@ def test_what_outlives_the_session_is_named_with_what_ends_it(up: Up) -> None:
     [stopped] = up.of("vine_factory")
     said = stoker(up.world, "down", up.name, "--wait", "5")
     assert said.returncode == 1
-    assert f"left  vine_factory {stopped} on this machine; end it: kill {stopped}" in said.stdout
+    assert f"left  its vine_factory (pid {stopped}); end it: kill {stopped}" in said.stdout
     assert lease.over(lease.lease_file(up.folder)) == "stoker down"
     doctor = stoker(up.world, "doctor").stdout
     assert f"vine_factory {stopped} of {up.folder.path}" in doctor
