@@ -80,7 +80,7 @@ def resubmitted(core: Core, client: Client) -> None:
 def is_unheard_of(state: State, id: int) -> bool:
     """Whether a call that is not open was never submitted, as far as this manager knows."""
     client = state.clients_by_number.get(id >> CLIENT_SHIFT)
-    return client is None or id > client.last_call
+    return client is None or client.unnamed is not None or id > client.last_call
 
 
 def take_orphan(core: Core, library: Library, id: CallId) -> None:
