@@ -131,6 +131,9 @@ def _hello(core: Core, id: ClientId, message: ClientHello) -> Client | None:
         state.refuse("client of another session or version")
         core.out.append(ToClient(id, to_client.ClientRefused(wrong)))
         return None
+    if banned := state.banned.get(id, ""):
+        core.out.append(ToClient(id, to_client.ClientRefused(banned)))
+        return None
     client = state.clients.get(id)
     is_new = client is None
     if client is None:

@@ -27,6 +27,7 @@ from stoker.manager.core import (
     losses,
     objects,
     pilots,
+    refusing,
     walltime,
 )
 from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
@@ -34,6 +35,7 @@ from stoker.manager.core.events import (
     AdviceArrived,
     ClientGone,
     Event,
+    EventRefused,
     FactoryTrouble,
     FromClient,
     FromPilot,
@@ -143,6 +145,8 @@ class Core:
                 blocks.define(self, sources)
             case FactoryTrouble(reason=reason):
                 self.state.factory_trouble = reason
+            case EventRefused():
+                refusing.refused(self, event)
             case Noticed(text=text):
                 self.state.notice(text)
             case SessionKept():

@@ -6,7 +6,7 @@ import msgspec
 
 from stoker.manager.protocol import to_manager
 from stoker.manager.protocol.blocks import Source
-from stoker.manager.protocol.ids import ClientId, PilotId, RecipeKey
+from stoker.manager.protocol.ids import CallId, ClientId, PilotId, RecipeKey
 
 
 class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -110,7 +110,18 @@ class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
     text: str
 
 
+class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
+    """An event made the core raise, for this reason; the manager was started again, and goes on without it. `role` and
+    `name` say whose it was (a client's, a pilot's, a timer's), `calls` are those that it would have made."""
+
+    role: str
+    name: str
+    sequence: int
+    reason: str
+    calls: list[CallId] = []
+
+
 Event = (
     FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | ManagerRestarted
-    | SessionDefined | SessionKept | SessionEnded | FactoryTrouble | Noticed
+    | SessionDefined | SessionKept | SessionEnded | FactoryTrouble | Noticed | EventRefused
 )  # fmt: skip

@@ -182,11 +182,13 @@ def _refuse(core: Core, id: PilotId, reason: str) -> None:
     core.out.append(ToPilot(id, to_pilot.PilotRefused(reason)))
 
 
-def _unwanted(state: State, gone: Pilot | None) -> str:
+def _unwanted(state: State, id: PilotId, gone: Pilot | None) -> str:
     """Why one that speaks as it should is not taken in; empty if it is. One with libraries that is not known at all was
     in a part of the journal that is lost, or was given up so long ago that it is forgotten: it is taken in as it is."""
     if state.ending:
         return f"the session is over: {state.ending}"
+    if banned := state.banned.get(id, ""):
+        return banned
     return _NOT_BACK if gone is not None and gone.kept is None else ""
 
 
@@ -194,7 +196,7 @@ def _hello(core: Core, id: PilotId, message: PilotHello) -> Pilot | None:
     state = core.state
     pilot = state.pilots.get(id)
     gone = state.gone_pilots.get(id)
-    if wrong := why_not(message, session=state.session) or _unwanted(state, gone):
+    if wrong := why_not(message, session=state.session) or _unwanted(state, id, gone):
         state.refuse("pilot that is not wanted")
         _refuse(core, id, wrong)
         return None

@@ -44,7 +44,7 @@ class Client:
 
     __slots__ = (
         "connected", "factory", "first_unacked", "gone", "id", "inbox", "known_ends", "last_call", "number", "observer",
-        "open_calls", "unacked", "unnamed",
+        "open_calls", "refusals", "unacked", "unnamed",
     )  # fmt: skip
 
     def __init__(self, id: ClientId, *, number: int, observer: bool) -> None:
@@ -58,6 +58,8 @@ class Client:
         self.inbox = Inbox()
         self.unacked: deque[CallEnd] = deque()
         self.first_unacked = 0
+        self.refusals = 0
+        """How many of its events made the core raise."""
         self.known_ends: int | None = None
         """From a restart of the manager to the client's next hello: how many ends the journal knew of."""
         self.unnamed: set[int] | None = None
@@ -384,6 +386,10 @@ class State:
         self.calls: dict[int, Call] = {}
         self.orphans: dict[int, Orphan] = {}
         """Calls that run and that no client has submitted, as far as the journal knows."""
+        self.failed_at: deque[float] = deque(maxlen=100)
+        """When events made the core raise."""
+        self.banned: dict[str, str] = {}
+        """Peers on whose events the core has failed, and what they are told."""
         self.forgotten: dict[int, None] = {}
         """Calls that ended before the journal lost that: their clients may still read the files of their results."""
         self.failed: dict[int, Call] = {}

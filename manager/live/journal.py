@@ -85,6 +85,11 @@ class Journal:
         self._events += 1
         self._append(now, event)
 
+    def take_back(self) -> None:
+        """Forget the event that was written last and is not on disk: the core could not handle it."""
+        del self._pending[-2:]
+        self._events -= 1
+
     def decided(self, check: int) -> None:
         """Remember what was decided about the event that was written last."""
         if not self._checks:

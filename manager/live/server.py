@@ -48,6 +48,7 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.core.heartbeats import is_heartbeat, is_news
 from stoker.manager.core.phases import PilotState
+from stoker.manager.core.refusing import refusal_of
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
 from stoker.manager.live.attendants import Attendants, sites_of, source_of
@@ -56,6 +57,7 @@ from stoker.manager.live.decisions import check_of
 from stoker.manager.live.doors import PORTS, Doors, Role
 from stoker.manager.live.history import History
 from stoker.manager.live.journal import Journal
+from stoker.manager.live.raised import raised
 from stoker.manager.live.replay import replay
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol.ids import ClientId, PilotId
@@ -65,6 +67,10 @@ from stoker.seldom import SeldomLog
 from stoker.units import show_seconds
 
 log = logging.getLogger("stoker.manager")
+
+MOST_FAILURES, FAILURES_S = 20, 600.0
+"""Events that make the core raise are refused, one by one; so many within so many seconds end the session."""
+_LONGEST_REASON = 500
 
 LISTEN_S = 0.5
 """Silence is noticed this late, at most."""
@@ -84,6 +90,10 @@ class Patience(msgspec.Struct, frozen=True):
     restart_s: float = 20.0
     pilot_lease_s: float = 60.0
     idle_s: float = 0.0
+
+
+class CoreFailedError(Exception):
+    """The core raised on this event; the journal says so in its place."""
 
 
 class Server:
@@ -220,12 +230,37 @@ class Server:
 
     def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
         if not keep:
-            commands += self.core.handle(event, now)
+            commands += self._answer(event, now)
             return
         self.journal.write(now, event)
-        decided = self.core.handle(event, now)
+        try:
+            decided = self.core.handle(event, now)
+        except Exception as error:
+            self.journal.take_back()
+            self._refuse(event, now, error)
+            raise CoreFailedError(event) from error
         self.journal.decided(check_of(decided))
         commands += decided
+
+    def _answer(self, event: Event, now: float) -> list[Command]:
+        """What the core says to an event that changes nothing and is not in the journal."""
+        try:
+            return self.core.handle(event, now)
+        except Exception as error:
+            self._refusals.warning(type(event).__name__, f"the manager could not answer {event}: {error!r}")
+            self.core.state.refuse("question that the manager could not answer")
+            self.core.out.clear()
+            return []
+
+    def _refuse(self, event: Event, now: float, error: Exception) -> None:
+        """The core has failed on an event, and may have done half of it. The journal gets word of that in place of the
+        event, and the manager comes back from it; unless this happens again and again."""
+        recent = [at for at in self.core.state.failed_at if now - at < FAILURES_S]
+        if len(recent) < MOST_FAILURES:
+            lines = raised(error)
+            where = f" ({lines[0].strip()})" if lines else ""
+            self.journal.write(now, refusal_of(event, f"{type(error).__name__}: {error}{where}"[:_LONGEST_REASON]))
+            self.journal.flush()
 
     def _left(self, peer: str, now: float, commands: list[Command]) -> None:
         """A connection broke: its owner has a moment to come back."""

@@ -96,10 +96,11 @@ class Peer:
 
 
 class Manager:
-    """A real manager process on a session folder."""
+    """A real manager process on a session folder; `script`: a program that makes it otherwise than it is."""
 
-    def __init__(self, folder: SessionFolder) -> None:
+    def __init__(self, folder: SessionFolder, *, script: Path | None = None) -> None:
         self.folder = folder
+        self.command = [sys.executable, str(script)] if script else [sys.executable, "-m", "stoker.manager.main"]
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -107,9 +108,8 @@ class Manager:
         before = self.folder.file.stat().st_mtime_ns if self.folder.file.exists() else 0
         log = self.folder.manager_log.stat().st_size if self.folder.manager_log.exists() else 0
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stoker.manager.main", "--session", str(self.folder.path), "--name", "test",
-             "--heartbeat", "2"]
-        )  # fmt: skip
+            [*self.command, "--session", str(self.folder.path), "--name", "test", "--heartbeat", "2"]
+        )
         until(
             lambda: (
                 self.folder.file.exists()

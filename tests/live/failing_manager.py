@@ -1,0 +1,31 @@
+"""A manager whose core has a fault: it raises on calls of the function `boom`, after it has accepted them, and in the
+story of `boom`.
+
+python tests/live/failing_manager.py --session DIR ...
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from stoker.manager.core import calls, story
+from stoker.manager.main import main
+
+arrive, tell = calls.arrive, story.tell
+
+
+def _arrive(core: Any, group: Any, specs: Any) -> None:
+    arrive(core, group, specs)
+    if group.function.name == "boom":
+        raise ZeroDivisionError("division by zero")
+
+
+def _tell(state: Any, subject: str) -> Any:
+    if subject == "boom":
+        raise KeyError(subject)
+    return tell(state, subject)
+
+
+calls.arrive, story.tell = _arrive, _tell
+sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""An event makes the core raise: it is refused, and the session goes on without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from live.peers import Manager, Peer
+
+from stoker.contexts.recipe import BARE
+from stoker.manager.live import keeper
+from stoker.manager.protocol import to_client, to_pilot, wire
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallSpec, FailureKind
+from stoker.manager.protocol.session import SessionFolder
+
+Peers = Callable[..., Peer]
+
+
+@pytest.fixture
+def failing(folder: SessionFolder) -> Iterator[Manager]:
+    manager = Manager(folder, script=Path(__file__).with_name("failing_manager.py"))
+    yield manager
+    manager.close()
+
+
+def hello(client: Peer, received: int = 0) -> None:
+    client.send(say.ClientHello(wire.VERSION, client.session, received), numbered=False)
+    client.hear(to_client.ClientWelcome)
+
+
+def submit(client: Peer, call: int, function: str = "good") -> bytes:
+    return client.send(say.Submit(function, "bare", [CallSpec(call, b"")]))  # type: ignore[arg-type]
+
+
+def test_a_message_that_makes_the_core_raise_costs_its_calls_and_nothing_else(failing: Manager, peers: Peers) -> None:
+    client, pilot = peers("client"), peers("pilot")
+    client.hear(to_client.ClientWelcome)
+    client.send(
+        say.DefineRecipe(BARE),
+        say.DefineFunction("good", "good", b""),  # type: ignore[arg-type]
+        say.DefineFunction("boom", "boom", b""),  # type: ignore[arg-type]
+    )
+    submit(client, 1)
+    pilot.hear(to_pilot.StartLibrary)
+    pilot.send(say.LibraryReady(1, 0.1, 0.1))  # type: ignore[arg-type]
+    pilot.hear(to_pilot.RunCalls)
+    bad = submit(client, 2, "boom")
+    assert failing.ended() == keeper.FAILED
+    failing.start()
+    held = say.LibraryFacts(1, "bare", ("cpu:0",), True, (1,))  # type: ignore[arg-type]
+    pilot.send(say.PilotHello(wire.VERSION, "test", "here", 7, _devices(), libraries=(held,)), numbered=False)
+    pilot.hear(to_pilot.PilotWelcome)
+    hello(client)
+    client.socket.send(bad)  # as a client does that has heard of no acknowledgement
+    [end] = client.hear(to_client.Results).ends
+    assert (end.call, end.failure.kind) == (2, FailureKind.CANCELLED)
+    assert "ZeroDivisionError: division by zero" in end.failure.message
+    submit(client, 3)
+    pilot.send(say.CallsEnded(1, [CallEnd(1, True, b"result")]))  # type: ignore[arg-type]
+    assert [each.call for each in client.hear(to_client.Results).ends] == [1]
+    assert [spec.call for spec in pilot.hear(to_pilot.RunCalls).calls] == [3]
+    client.send(say.AskStatus(), numbered=False)
+    status = client.hear(to_client.Status)
+    assert "division by zero" in status.notices[-1].text
+    assert "Traceback" in failing.folder.manager_log.read_text()
+    assert failing.process is not None
+    assert failing.process.poll() is None, "the message that came again is not taken again"
+
+
+def test_a_client_whose_messages_make_it_raise_again_and_again_is_refused(failing: Manager, peers: Peers) -> None:
+    client, other = peers("client"), peers("client")
+    client.hear(to_client.ClientWelcome)
+    client.send(say.DefineRecipe(BARE), say.DefineFunction("boom", "boom", b""))  # type: ignore[arg-type]
+    for number in range(3):
+        submit(client, number, "boom")
+        assert failing.ended() == keeper.FAILED
+        failing.start()
+        client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
+    assert "division by zero" in client.hear(to_client.ClientRefused).reason
+    hello(other)
+
+
+def test_a_question_that_cannot_be_answered_costs_nothing(failing: Manager, peers: Peers) -> None:
+    client = peers("client")
+    client.hear(to_client.ClientWelcome)
+    client.send(say.AskStory("boom"), numbered=False)
+    client.send(say.AskStatus(), numbered=False)
+    assert client.hear(to_client.Status).refused == {"question that the manager could not answer": 1}
+
+
+def _devices() -> tuple[say.DeviceFacts, ...]:
+    return (say.DeviceFacts("cpu:0", "cpu", 8 * 10**9),)  # type: ignore[arg-type]
