@@ -21,7 +21,7 @@ from stoker.site import Site
 from stoker.units import show_bytes, show_seconds
 
 _DAY_S = 86400.0
-_HOW = "for the next session; what nobody has used for long goes by itself; now: stoker caches --clear"
+_HOW = "for the next session; old files leave by themselves; to remove all now: stoker caches --clear"
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -34,11 +34,11 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 @click.command(short_help="Show what pilots keep on this machine, or remove it.")
-@click.option("--clear", is_flag=True, help="Remove it, but for what pilots use just now.")
-@click.option("--scratch", metavar="DIR", default="", help="Where, if the site file says [pilot] scratch.")
+@click.option("--clear", is_flag=True, help="Remove it, except what a pilot uses at the moment.")
+@click.option("--scratch", metavar="DIR", default="", help="Look in this folder: [pilot] scratch of the site file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
-    """What pilots keep on this machine for the next session: files that they fetched, environments.
+    """Show what pilots keep on this machine for the next session: files that they fetched, environments.
 
     It is bounded ([pilot] cache_size), and leaves by itself when nobody has used it for long (cache_age). For a compute
     node run it there: srun -w n014 stoker caches --clear
@@ -80,7 +80,7 @@ def stays(sites: Iterable[Site]) -> list[str]:
         ages.setdefault(_age(site.pilot.cache_age_s), []).append(place)
     return [
         f"files that its pilots fetched stay on their nodes ({', '.join(dict.fromkeys(places))}) for the next session, "
-        f"each until nobody has used it for {age}; to remove them run there: stoker caches --clear"
+        f"and leave when they were not used for {age}; to remove them, run there: stoker caches --clear"
         for age, places in ages.items()
     ]
 

@@ -19,13 +19,19 @@ _LIMIT = 20
     "--state",
     "only",
     type=click.Choice([state.value for state in ListedState]),
-    help="Those alone that are running, waiting or failed.",
+    help="List the calls of this state only.",
 )
-@click.option("--limit", metavar="N", default=_LIMIT, type=click.IntRange(1), help=f"So many of each state. [{_LIMIT}]")
+@click.option(
+    "--limit",
+    metavar="N",
+    default=_LIMIT,
+    type=click.IntRange(1),
+    help=f"At most N of each state. [{_LIMIT}]",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=NEWEST)
 def calls(*, session: str, only: str | None, limit: int, as_json: bool) -> None:
-    """Calls of SESSION: those that have run longest, those that are next, those that failed last.
+    """List calls of SESSION: the longest running, the next to run, and the last that failed.
 
     A program's first call is c-0; calls of a second program in the same session read c-1.0, c-1.1, …
     """

@@ -35,12 +35,13 @@ CHECKS: tuple[Check, ...] = (
 @click.command(short_help="Check this machine and site files; say what to do.")
 @click.argument("sites", nargs=-1, metavar="[SITE]...", type=click.Path(path_type=Path))
 @click.option("--probe", is_flag=True, help="Submit a one-minute pilot to each SITE: do compute nodes reach this host?")
-@click.option("--wait", "wait_s", metavar="S", default=300.0, help="How long a probe may take to come. [300]")
+@click.option("--wait", "wait_s", metavar="S", default=300.0, help="Wait this many seconds for a probe's pilot. [300]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def doctor(*, sites: tuple[Path, ...], probe: bool, wait_s: float, as_json: bool) -> None:
-    """What is here and what is missing, each with its fix. Exit code 1 if something needed is missing.
+    """Check this machine: what is here, what is missing, and how to mend it. The exit code is 1 if something is missing
+    that Stoker needs.
 
-    With SITE files: whether they fit this cluster.
+    With SITE files: check too that they fit this cluster.
     """
     if probe and not sites:
         raise click.UsageError("--probe wants a site file to take the job from: stoker doctor site.toml --probe")

@@ -19,7 +19,11 @@ from stoker.manager.protocol.to_client import Story
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @takes_session(default=NEWEST)
 def explain(*, subject: str, session: str, as_json: bool) -> None:
-    """Why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3)."""
+    """Tell why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3).
+
+    The beginning of a pilot's or a context's name is enough, if no other name begins so. Libraries, pilots and blocks
+    that are gone are remembered for a while.
+    """
     _, story, over = story_of(session, subject)
     if as_json:
         console.json({"over": over, "story": show_story.with_arguments(story)})
@@ -28,7 +32,8 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
             console.note(f"{over}; what its journal says:")
         console.lines(render(story))
     if not story.found:
-        message = f"{story.subject}: {story.headline}" + ("" if as_json else _nearest(session, subject))
+        several = story.headline.startswith("could be")
+        message = f"{story.subject}: {story.headline}" + ("" if as_json or several else _nearest(session, subject))
         raise SessionError(message)
 
 

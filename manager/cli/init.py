@@ -17,7 +17,7 @@ from stoker.manager.cli.surroundings import look
 @click.option(
     "--output", metavar="FILE", default="site.toml", type=click.Path(path_type=Path), help="[site.toml]; - for stdout"
 )
-@click.option("--partition", metavar="NAME", default="", help="The partition or queue that is meant.")
+@click.option("--partition", metavar="NAME", default="", help="Use this partition or queue.")
 def init(*, output: Path, partition: str) -> None:
     """Find the scheduler, its partitions, accounts and GPUs, and write a site file of ten lines for them.
 

@@ -44,11 +44,11 @@ class Known(msgspec.Struct, frozen=True):
 
 
 @click.command(short_help="List the sessions that are known here, or remove old ones.")
-@click.option("--prune", "remove", is_flag=True, help="Remove the folders of those that are over and old.")
-@click.option("--older", metavar="TIME", default=_OLDER, help=f"How old: when the last was written. [{_OLDER}]")
+@click.option("--prune", "remove", is_flag=True, help="Remove the folders of old sessions that are over.")
+@click.option("--older", metavar="TIME", default=_OLDER, help=f"Old: nothing was written for TIME. [{_OLDER}]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def sessions(*, remove: bool, older: str, as_json: bool) -> None:
-    """The sessions that are known here: those of this user's state folder, and of programs started in this folder.
+    """List your sessions: those in your state folder, and those of programs that were started in this folder.
 
     With --prune: remove the folders (logs, journals) of those that are over and that nobody has written to for TIME.
     One that is up, has no manager without being over, is locked, or may have jobs left in a batch system stays.
@@ -97,7 +97,7 @@ def render(found: Sequence[Known]) -> list[str]:
     if any(each.state is State.OVER for each in found):
         out += [
             "",
-            f"stoker sessions --prune removes those that are over for {_OLDER} or longer (--older says otherwise)",
+            f"stoker sessions --prune removes sessions that ended {_OLDER} ago or earlier (--older TIME: another age)",
         ]
     return out
 

@@ -26,12 +26,12 @@ _SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
 @click.command(short_help="Forecast when a run would be finished on a site.")
 @click.argument("site")
 @click.argument("app")
-@click.option("--inputs", metavar="N", type=click.IntRange(1), help="How many inputs. [what the application does]")
-@click.option("--per-call", metavar="N", type=click.IntRange(1), help="Inputs in a call. [as the application has it]")
-@click.option("--kind", default="", metavar="KIND", help="The kind of device, if several were measured.")
+@click.option("--inputs", metavar="N", type=click.IntRange(1), help="Plan for N inputs. [as the application has]")
+@click.option("--per-call", metavar="N", type=click.IntRange(1), help="N inputs in a call. [as the application has]")
+@click.option("--kind", default="", metavar="KIND", help="Take what was measured on this kind of device.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind: str, as_json: bool) -> None:
-    """When a run of APP would be finished on SITE, what it would take, and how many pilots it should have.
+    """Forecast when a run of APP would be finished on SITE, what it would take, and how many pilots it should have.
 
     APP is an application (fact_verification), or one of your own functions, by its name. As many inputs go into a call
     as stoker.map has packed into the calls that were measured, or as --per-call says. What it rests on was measured by

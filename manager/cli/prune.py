@@ -81,7 +81,7 @@ def _objections(folder: SessionFolder) -> Iterator[str]:
     if not _is_our_place(folder.path):
         others = [entry.name for entry in folder.path.iterdir() if not _is_of_a_session(entry.name)]
         if others:
-            yield f"it holds what is no session's: {', '.join(sorted(others)[:5])}"
+            yield f"it holds files that are not of a session: {', '.join(sorted(others)[:5])}"
     for each in left.processes(folder):
         yield f"something of it is left: {each.what}"
     yield from _jobs(folder)

@@ -120,5 +120,5 @@ def _told(difference: Difference, *, same: int) -> list[str]:
     at = f"event {difference.event:,}, {difference.after_s:.3f} s after the start"
     out = [f"  {same:,} decisions are the same, then {at}, is decided otherwise", "", "  what happened"]
     out += [f"    {line}" for line in difference.happened]
-    out += ["", "  what is decided about it now (what was decided then is known by its check alone)"]
+    out += ["", "  what this version decides about it (of the decision then, the journal has a checksum only)"]
     return out + [f"    {line}" for line in difference.decides]

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import msgspec
 
+from stoker.contexts.recipe import BARE
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli.ask import Observer, SessionEndedError
@@ -146,7 +147,7 @@ def names_in(status: to_client.Status) -> list[str]:
     """What can be asked about beside calls: pilots, contexts, libraries, blocks."""
     return [
         *(pilot.pilot for pilot in status.pilots),
-        *(context.name for context in status.contexts),
+        *(context.name for context in status.contexts if context.key != BARE.key),
         *(f"lib-{library.library}" for library in status.libraries),
         *(job.block for job in status.jobs),
     ]

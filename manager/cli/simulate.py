@@ -11,11 +11,17 @@ import click
     short_help="Simulate a scenario, and compare policies in it.", context_settings={"max_content_width": 110}
 )
 @click.argument("scenario", required=False)
-@click.option("--policy", "policies", metavar="NAME", multiple=True, help="Instead of the scenario's; again for more.")
-@click.option("--seeds", type=click.IntRange(1, 10_000), help="So many seeds. [the scenario's]")
-@click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Change a setting; again for more.")
-@click.option("--jobs", type=click.IntRange(1), help="So many runs at the same time. [all cores]")
-@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where it goes. [runs/NAME-DATE-TIME]")
+@click.option(
+    "--policy",
+    "policies",
+    metavar="NAME",
+    multiple=True,
+    help="Not the scenario's policies; may be given again.",
+)
+@click.option("--seeds", type=click.IntRange(1, 10_000), help="Run N seeds. [as the scenario says]")
+@click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Change a setting; may be given again.")
+@click.option("--jobs", type=click.IntRange(1), help="Run N simulations at the same time. [all cores]")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write into DIR. [runs/NAME-DATE-TIME]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def simulate(
     *,

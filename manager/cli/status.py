@@ -23,7 +23,10 @@ _WATCH_EVERY_ON_A_PIPE_S = 10.0
 @click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C; on a pipe: what changes.")
 @takes_session(default=NEWEST)
 def status(*, session: str, as_json: bool, watch: bool) -> None:
-    """Pilots, devices, contexts, queues and rates of SESSION."""
+    """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
+
+    Rates are of the last half minute. Without a pilot the forecast counts from when the first one is here.
+    """
     if watch and as_json:
         raise click.UsageError("--watch is for people and --json for programs: ask again instead")
     if watch:

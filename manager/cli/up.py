@@ -26,9 +26,9 @@ _END_S = 60.0
 @click.command(short_help="Start a session that outlives programs.")
 @click.argument("sites", nargs=-1, metavar="[SITE]...", type=click.Path(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Print the exact submit script of each site, and submit nothing.")
-@click.option("--idle", metavar="TIME", default="", help='End it when nobody has used it for so long ("8 h").')
-@click.option("--folder", metavar="DIR", default="", help="Where the session lives: compute nodes must see it.")
-@click.option("--no-wait", is_flag=True, help="Do not wait for what becomes of the first blocks; stay up in any case.")
+@click.option("--idle", metavar="TIME", default="", help='End it when no program has used it for TIME ("8 h").')
+@click.option("--folder", metavar="DIR", default="", help="Keep its files in DIR, which compute nodes must see.")
+@click.option("--no-wait", is_flag=True, help="Do not wait for the first blocks, and stay up even if they are refused.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wait: bool, as_json: bool) -> None:
     """Start a session that stays: its manager, and pilots of the SITE files (none: this machine).

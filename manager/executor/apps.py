@@ -73,7 +73,7 @@ def app(
     - `context`: a recipe. The function gets the loaded context as its first argument; callers leave it out.
     - `batch_size`: how many items `stoker.map` puts into one call, unless it is told otherwise.
     - `timeout`: ends a call that runs longer (`"10 min"`). `deadline`: when a call should be done, from its submission.
-      `late="drop"`: one that cannot make it is dropped; else it runs when nobody else needs its devices.
+      `late="drop"`: one that cannot make it is dropped; else it runs after the calls that can make theirs.
     - `gang`: how many devices run a call together, a number or `(smallest, largest)`: see `stoker.gang()`.
     - `features`: what policies may know of a call, `{"items": 200}`.
     - `priority`: higher runs first. `variants`: other contexts that can serve its calls, best first.

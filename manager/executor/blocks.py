@@ -54,11 +54,11 @@ def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionErr
         how = (f"exit code {job.exit_code}",) if job.exit_code is not None else ()
         said.setdefault((*how, *text.splitlines()[-_LAST_LINES:]), []).append(block)
     lines = [f"no pilot could be started on site {site}"]
-    for (what, *more), names in ((text or ("it said nothing",), names) for text, names in said.items()):
+    for (what, *more), names in ((text or ("it printed nothing",), names) for text, names in said.items()):
         lines += [f"  block {', '.join(names)}: {what}", *(f"    {line}" for line in more)]
-    lines.append("  mend what it says (the site file, or what a job finds on its node), and load again")
+    lines.append("  mend the site file, or what the job misses on its node, and load again")
     if log:
-        lines.append(f"  the scripts and all that they printed: {log}")
+        lines.append(f"  the scripts, and what they printed: {log}")
     return SessionError("\n".join(lines), log=log)
 
 

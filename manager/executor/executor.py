@@ -85,7 +85,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         remote_monitoring_radio: RadioConfig | None = None,
     ) -> None:
         if session and (site is not None or provider is not None):
-            raise ConfigError("a session that is joined has its sites: leave site and provider away, or the session")
+            raise ConfigError(
+                "session= joins a session, which has its own sites: leave out site= and provider=, or session="
+            )
         self.sites = (load_site(site),) if provider is not None else load_sites(site)
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)

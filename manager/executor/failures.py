@@ -85,7 +85,7 @@ def failure_error(failure: Failure, *, call: int, session: str = "") -> StokerEr
     lines = [f"call {facts['call']}{where}: {failure.message}"]
     if failure.tail and failure.tail not in failure.message:
         lines += ["its last lines:", *("  " + line for line in failure.tail.rstrip().splitlines()[-20:])]
-    lines.append(f"  why it went this way: {_command('explain', facts['call'], session)}")
+    lines.append(f"  why: {_command('explain', facts['call'], session)}")
     if failure.log:
         lines.append(f"  what it printed: {_command('logs', facts['call'], session)}")
     return _KINDS[failure.kind]("\n".join(lines), **facts)

@@ -306,7 +306,7 @@ class Link:
                 self.fail_all(
                     SessionError(
                         f"the manager of session {self.session.session} refused this client's key; "
-                        f"is {self.folder.path} the session's own folder?",
+                        f"{self.folder.path} is a copy of another session's folder, or its keys were changed",
                         session=self.session.session,
                     )
                 )
@@ -375,7 +375,7 @@ class Link:
                 self.fail_all(
                     SessionError(
                         f"session {self.session.session} is over: {message.reason or 'it was ended'}; "
-                        "load a new one with stoker.load() and submit what is missing again",
+                        "load a new one with stoker.load(), and submit the calls again that have no result",
                         session=self.session.session,
                     )
                 )

@@ -26,7 +26,7 @@ KEYS = {
     "priority": "a whole number; higher runs first (default 0)",
     "timeout_s": 'ends a call that runs longer: seconds, or a text such as "10 min"',
     "deadline_s": "when the call should be done, from now: seconds or a text",
-    "late": '"run" a call that cannot make its deadline when nobody else needs its devices (default), or "drop" it',
+    "late": '"run" a call that cannot make its deadline after the calls that can (default), or "drop" it',
     "latency_s": "how long it may take, once submitted: seconds or a text",
     "ttft_s": "time to first token: seconds or a text",
     "tpot_s": "time per output token: seconds or a text",

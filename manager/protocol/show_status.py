@@ -206,7 +206,7 @@ def _device(device: DeviceStatus, libraries: Mapping[int, LibraryStatus], *, ove
     here = [libraries[name] for name in device.libraries if name in libraries]
     return (
         device.device if device.kind == "cpu" else f"{device.device} {device.kind}",
-        " ".join(_library(library) for library in here) or "-",
+        ", ".join(_library(library) for library in here) or "-",
         _memory(device),
         "quarantined" if device.fault and not over else "",
     )

@@ -91,7 +91,7 @@ def test_who_ends_a_session_hears_what_stays_where_and_for_how_long() -> None:
     sites = [Site(name="a"), Site(name="b", pilot=day), Site(name="c", pilot=day)]
     first, second = stays(sites)
     assert "stay on their nodes (their temporary folder) for the next session" in first
-    assert "nobody has used it for 14 days" in first
+    assert "when they were not used for 14 days" in first
     assert "(/local)" in second
-    assert "nobody has used it for 24 h" in second
+    assert "when they were not used for 24 h" in second
     assert second.endswith("run there: stoker caches --clear")

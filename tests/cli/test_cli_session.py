@@ -121,7 +121,7 @@ def test_calls_are_listed_by_the_names_that_explain_takes(stoker: Stoker, client
     lines = [line.split() for line in shown.output.splitlines()]
     running = next(line for line in lines if line[1:2] == ["running"])
     assert (running[0], running[4:7]) == ("c-8", ["verify", "no", "context"])
-    assert running[6].startswith("n014-ab12/lib-")
+    assert running[7].startswith("n014-ab12/lib-")
     told = msgspec.json.decode(stoker("calls", "--json", "--state", "waiting", "--limit", "2").output)
     assert {call["state"] for call in told["calls"]["calls"]} == {"waiting"}
     assert len(told["calls"]["calls"]) == 2

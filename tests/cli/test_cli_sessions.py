@@ -146,7 +146,7 @@ def test_a_folder_that_a_person_named_and_uses_stays(stoker: Stoker, tmp_path: P
     (state_folder() / "sessions" / "old1").symlink_to(old.path)
     (old.path / "thesis.tex").write_text("years of work")
     aged(old, 20)
-    assert kept(stoker) == "it holds what is no session's: thesis.tex"
+    assert kept(stoker) == "it holds files that are not of a session: thesis.tex"
     (old.path / "thesis.tex").unlink()
     aged(old, 20)
     assert "removed 1 session" in stoker("sessions", "--prune").output
