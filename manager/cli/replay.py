@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,12 @@ def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
     came_back = f", the manager came back {times}" if found.restarts else ""
     lived, took = show_seconds(found.lasted_s), show_seconds(took_s)
     out = [f"session {found.session} · {found.events:,} events of {lived} replayed in {took}{came_back}"]
+    if found.since:
+        out.append(
+            f"  note  what happened before {datetime.fromtimestamp(found.since):%Y-%m-%d %H:%M:%S} was compacted"
+        )
+    if found.lost:
+        out.append(f"  note  {found.lost} parts of the journal are damaged; what was decided on them is not compared")
     if found.is_old:
         why = "its manager has not written that yet" if live else "it is an old journal, or its manager was killed soon"
         out.append(f"  note  this journal does not tell what was decided: {why}")

@@ -16,6 +16,7 @@ from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.executor import detached
+from stoker.manager.live import segments
 from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.listed import ListedState
@@ -83,7 +84,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
     except SessionEndedError as ended:
         with _from_journal(folder, ended):
             return folder, story_of_ended_session(folder, subject), str(ended)
-    if not story.found and folder.journal.exists():
+    if not story.found and segments.exists(folder.journal):
         kept = story_of_ended_session(folder, subject)
         story = kept if kept.found else story
     return folder, story, ""
@@ -156,7 +157,7 @@ def names_in(status: to_client.Status) -> list[str]:
 @contextlib.contextmanager
 def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[None]:
     """Whatever a journal of another version, or a damaged one, does to the replay becomes one line."""
-    if not folder.journal.exists():
+    if not segments.exists(folder.journal):
         raise SessionError(f"{ended}, and it left no journal at {folder.journal}") from None
     try:
         yield

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from stoker.manager.core import blocks, call_list, calls, heartbeats, objects, pilots, repair, report, story
+from stoker.manager.core import (
+    blocks,
+    call_list,
+    calls,
+    heartbeats,
+    holes,
+    objects,
+    pilots,
+    repair,
+    report,
+    story,
+)
 from stoker.manager.core.commands import AskAdvice, EndManager, ToClient
 from stoker.manager.core.events import FromClient
 from stoker.manager.core.phases import CallState, PilotState
@@ -289,4 +300,6 @@ def _submit(core: Core, client: Client, message: Submit) -> None:
         if cost is None:
             cost = state.costs[function.key, context.recipe.key] = Cost(function, context)
         group = state.groups[key] = Group(key, client, cost, options)
-    calls.arrive(core, group, message.calls)
+    fresh = holes.end_kept(core, client, message.calls) if state.kept_ends else message.calls
+    if fresh:
+        calls.arrive(core, group, fresh)

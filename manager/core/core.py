@@ -23,6 +23,7 @@ from stoker.manager.core import (
     deadlines,
     feeding,
     forecasts,
+    holes,
     libraries,
     losses,
     objects,
@@ -34,6 +35,7 @@ from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
 from stoker.manager.core.events import (
     AdviceArrived,
     ClientGone,
+    EndsKept,
     Event,
     EventRefused,
     FactoryTrouble,
@@ -43,6 +45,7 @@ from stoker.manager.core.events import (
     Noticed,
     PilotCut,
     PilotLost,
+    RecordsLost,
     SessionDefined,
     SessionEnded,
     SessionKept,
@@ -149,6 +152,10 @@ class Core:
                 refusing.refused(self, event)
             case Noticed(text=text):
                 self.state.notice(text)
+            case RecordsLost():
+                holes.records_lost(self, event)
+            case EndsKept(ends=ends):
+                holes.ends_kept(self, ends)
             case SessionKept():
                 self.state.kept = True
             case SessionEnded(reason=reason):

@@ -6,6 +6,7 @@ import msgspec
 
 from stoker.manager.protocol import to_manager
 from stoker.manager.protocol.blocks import Source
+from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import CallId, ClientId, PilotId, RecipeKey
 
 
@@ -121,7 +122,21 @@ class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
     calls: list[CallId] = []
 
 
+class RecordsLost(_Event, frozen=True, array_like=True, tag="records-lost"):
+    """So many bytes of the journal are damaged here: whatever peers said in them, each of them is asked anew."""
+
+    bytes: int
+    reason: str
+
+
+class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
+    """The journal begins anew: of what was before it these ends are certain. Their clients may submit the calls
+    again."""
+
+    ends: list[CallEnd]
+
+
 Event = (
     FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | ManagerRestarted
-    | SessionDefined | SessionKept | SessionEnded | FactoryTrouble | Noticed | EventRefused
+    | SessionDefined | SessionKept | SessionEnded | FactoryTrouble | Noticed | EventRefused | RecordsLost | EndsKept
 )  # fmt: skip

@@ -392,6 +392,8 @@ class State:
         """Peers on whose events the core has failed, and what they are told."""
         self.forgotten: dict[int, None] = {}
         """Calls that ended before the journal lost that: their clients may still read the files of their results."""
+        self.kept_ends: dict[int, CallEnd] = {}
+        """Ends from before the journal began anew, of calls that their clients may submit again (see `holes`)."""
         self.failed: dict[int, Call] = {}
         """The last calls that ended without a result, for their stories."""
         self.pilots: dict[PilotId, Pilot] = {}

@@ -117,6 +117,10 @@ class Doors:
             "([session] ports in the site file)"
         )
 
+    def watch(self, fd: int) -> None:
+        """Have `wait` return when a descriptor becomes readable."""
+        self._poller.register(fd, zmq.POLLIN)
+
     def wait(self, timeout_ms: int) -> list[bytes]:
         """Wait until something comes or time is up; let in who may come in. Returns the peers whose connection has
         broken: look at them before `frames`, so that a peer that is back already is not taken for gone."""

@@ -4,6 +4,9 @@ A turn: wait until something comes or is due; drain every socket; give each fram
 to the journal with one write; then send one frame a peer. Nothing is delayed to form a batch: batches form by
 themselves while a turn is under way.
 
+What a turn decided waits until its events are safe in the journal (`Journal.safe`): at once, or after a sync, or when
+the disk has room again. Meanwhile the loop goes on, and answers questions.
+
 Time counts from the epoch, so that times in the journal and in stories mean the same after a restart; it does not jump
 when somebody sets the wall clock (`clock`).
 """
@@ -14,6 +17,8 @@ import gc
 import heapq
 import logging
 import math
+import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -34,11 +39,13 @@ from stoker.manager.core.commands import (
 from stoker.manager.core.core import Core
 from stoker.manager.core.events import (
     ClientGone,
+    EndsKept,
     Event,
     FactoryTrouble,
     FromClient,
     FromPilot,
     ManagerRestarted,
+    Noticed,
     PilotCut,
     PilotLost,
     SessionDefined,
@@ -53,16 +60,17 @@ from stoker.manager.core.seams import Policies
 from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
 from stoker.manager.live.attendants import Attendants, sites_of, source_of
 from stoker.manager.live.clock import Clock
+from stoker.manager.live.comeback import come_back
+from stoker.manager.live.compaction import Compaction
 from stoker.manager.live.decisions import check_of
 from stoker.manager.live.doors import PORTS, Doors, Role
 from stoker.manager.live.history import History
 from stoker.manager.live.journal import Journal
 from stoker.manager.live.raised import raised
-from stoker.manager.live.replay import replay
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol.ids import ClientId, PilotId
 from stoker.manager.protocol.session import SessionFile, SessionFolder
-from stoker.manager.protocol.to_manager import AskCalls, AskStatus, AskStory
+from stoker.manager.protocol.to_manager import AskCalls, AskStatus, AskStory, ClientHello
 from stoker.seldom import SeldomLog
 from stoker.units import show_seconds
 
@@ -71,6 +79,10 @@ log = logging.getLogger("stoker.manager")
 MOST_FAILURES, FAILURES_S = 20, 600.0
 """Events that make the core raise are refused, one by one; so many within so many seconds end the session."""
 _LONGEST_REASON = 500
+
+FULL_BYTES = 256 << 20
+"""While so much waits for room on the disk nothing is read from the sockets."""
+FULL_S = 0.1
 
 LISTEN_S = 0.5
 """Silence is noticed this late, at most."""
@@ -124,24 +136,41 @@ class Server:
         self._read_client = wire.from_client()
         self._read_pilot = wire.from_pilot()
         before = folder.read() if folder.file.exists() else None
-        core = replay(folder.journal, session, policies) if folder.journal.exists() else None
+        back = come_back(folder.journal, session, policies)
+        core = back.core
         self.clock = Clock(not_before=core.state.now if core else 0.0)
-        self.journal = Journal(folder.journal)
-        self.doors = Doors(folder, address=before.address if before else "", interface=interface, ports=ports)
+        self.journal = Journal(folder.journal, sync=detached, end=back.end)
+        self.compaction = Compaction(
+            self.journal, snapshot_bytes=back.snapshot_bytes, tail_bytes=back.tail_bytes, now=back.compact,
+            tell=lambda text: self._notice(text),
+        )  # fmt: skip
+        address = before.address if before else ""
+        self.doors = Doors(folder, address=address, interface=interface, ports=ports)
+        if self.journal.wake_fd >= 0:
+            self.doors.watch(self.journal.wake_fd)
         self.history = History(session=session)
         now = self.clock.now()
         self._used_at = self._looked_at = now
         self.core = core or Core(session, policies, now=now)
         self.core.heartbeat_s, self.core.lease_s = patience.heartbeat_s, patience.pilot_lease_s
+        self._unsaid: deque[tuple[int, list[Command]]] = deque()
+        """What turns decided, and how far the journal must be safe before it is carried out."""
+        self._trouble_since = 0.0
         self._carry_out(self.core.start())
         self._told: dict[str, float] = {}
         """Notices of the session that are in the log."""
+        first: list[Command] = []
+        if back.ends:
+            self._give(EndsKept(back.ends), now, first)
         if before is not None:  # whatever is left of its journal
             self._come_back(now)
         if detached and not self.core.state.kept:
-            self._give(SessionKept(), now, [])
+            self._give(SessionKept(), now, first)
         if not detached and not self.core.state.clients_by_number:
             self._absent["client "] = now + patience.first_client_s
+        for text in back.notices:
+            self._give(Noticed(text), now, first)
+        self._turn_ends(first)
         self._say_where(before.created_at if before else now)
         log.info("session %s listens on %s", session, self.doors.address)
         self._factory_trouble = self.core.state.factory_trouble
@@ -167,13 +196,17 @@ class Server:
             now = self.clock.now()
             for peer in gone:
                 self._left(peer.decode(), now, commands)
-            for role, peer, data in doors.frames():
-                self._frame(role, peer, data, now, commands)
+            if self.journal.pending_bytes < FULL_BYTES:
+                for role, peer, data in doors.frames():
+                    self._frame(role, peer, data, now, commands)
+            else:  # peers are not silent if nobody listens to them
+                time.sleep(FULL_S)
+                self._heard = dict.fromkeys(self._heard, now)
             self._timers(now, commands)
             self._look_after(now, commands)
             self._log_notices()
-            self.journal.flush()
-            self._carry_out(commands)
+            self._turn_ends(commands)
+            self.compaction.look(self.core)
         log.info("session over: %s", self._ended)
         return self._ended
 
@@ -189,6 +222,7 @@ class Server:
 
     def close(self) -> None:
         """Let go of everything."""
+        self.compaction.close()
         self.journal.close()
         self.history.close()
         self.doors.close()
@@ -225,12 +259,16 @@ class Server:
                 self._give(event, now, commands)
             elif is_news(state, event, now) or event.pilot not in state.pilots:
                 self._give(event, now, commands, keep=event.pilot in state.pilots)
+        elif not event.sequence and _only_looks(event.messages):  # it is welcomed though the disk may be full
+            seen: list[Command] = []
+            self._give(event, now, seen)
+            self._carry_out(seen)
         else:
             self._give(event, now, commands, keep=bool(event.sequence) or not _only_asks(event.messages))
 
     def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        if not keep:
-            commands += self._answer(event, now)
+        if not keep:  # an answer says what is, whether the disk has it or not
+            self._carry_out(self._answer(event, now))
             return
         self.journal.write(now, event)
         try:
@@ -282,6 +320,7 @@ class Server:
             soonest = min(soonest, *self._absent.values())
         soonest = min(soonest, *(acks.due_at for acks in self._acks.values()))
         soonest = min(soonest, now + self.attendants.wait_s)
+        soonest = min(soonest, now + self.journal.wait_s, now + self.compaction.wait_s)
         return max(0, min(5000, int((soonest - now) * 1000) + 1))
 
     def _timers(self, now: float, commands: list[Command]) -> None:
@@ -336,6 +375,36 @@ class Server:
 
     # ---- what goes out
 
+    def _turn_ends(self, commands: list[Command]) -> None:
+        """Put what happened on disk, and carry out what is decided on events that are safe there."""
+        if commands:
+            self._unsaid.append((self.journal.position, commands))
+        self.journal.flush()
+        if bool(self.journal.trouble) is not bool(self._trouble_since):
+            self._tell_of_journal()
+        unsaid = self._unsaid
+        while unsaid and unsaid[0][0] <= self.journal.safe:
+            self._carry_out(unsaid.popleft()[1])
+
+    def _tell_of_journal(self) -> None:
+        """The journal has become unwritable, or can be written again."""
+        now = self.clock.now()
+        if self.journal.trouble:
+            self._trouble_since = now
+            text = (
+                f"the journal cannot be written ({self.journal.trouble}): calls wait until {self.folder.path} has room"
+            )
+        else:
+            text = f"the journal can be written again, after {show_seconds(now - self._trouble_since)}"
+            self._trouble_since = 0.0
+        self._notice(text)
+
+    def _notice(self, text: str) -> None:
+        """Tell the people of the session something: `status` shows it."""
+        commands: list[Command] = []
+        self._give(Noticed(text), self.clock.now(), commands)
+        self._unsaid.append((self.journal.position, commands))
+
     def _carry_out(self, commands: Iterable[Command]) -> None:
         frames: dict[str, list[object]] = {}
         peer: str
@@ -378,10 +447,9 @@ class Server:
     def _advise(self, ask: AskAdvice) -> None:
         answer = self.history.answer(ask)
         if answer is not None:
-            now, more = self.clock.now(), list[Command]()
-            self._give(answer, now, more)
-            self.journal.flush()
-            self._carry_out(more)
+            more: list[Command] = []
+            self._give(answer, self.clock.now(), more)
+            self._turn_ends(more)
 
     # ---- the beginning
 
@@ -394,8 +462,7 @@ class Server:
         if sources or self.core.state.sources:
             commands: list[Command] = []
             self._give(SessionDefined(sources), now, commands)
-            self.journal.flush()
-            self._carry_out(commands)
+            self._turn_ends(commands)
 
     # ---- after a restart
 
@@ -411,8 +478,7 @@ class Server:
             if not client.gone:
                 self._absent[f"client {client.id}"] = now + self.patience.restart_s
         self._give(ManagerRestarted(), now, commands)
-        self.journal.flush()
-        self._carry_out(commands)
+        self._turn_ends(commands)
         log.warning(
             "came back from the journal: %d calls open, %d done, %d pilots",
             len(state.calls),
@@ -423,6 +489,12 @@ class Server:
 
 def _only_asks(messages: Sequence[object]) -> bool:
     return bool(messages) and all(isinstance(message, AskStatus | AskStory | AskCalls) for message in messages)
+
+
+def _only_looks(messages: Sequence[object]) -> bool:
+    """Whether somebody says hello who only asks questions, and perhaps asks the first."""
+    hello = messages[0] if messages else None
+    return isinstance(hello, ClientHello) and hello.observer and (len(messages) == 1 or _only_asks(messages[1:]))
 
 
 def check_folder(folder: SessionFolder) -> None:

@@ -18,11 +18,13 @@ import msgspec
 from stoker.errors import SessionError
 from stoker.manager.core.commands import Command, ToClient, ToPilot
 from stoker.manager.core.core import Core
-from stoker.manager.core.events import Event, FromClient, FromPilot, ManagerRestarted
+from stoker.manager.core.events import Event, FromClient, FromPilot, ManagerRestarted, RecordsLost
 from stoker.manager.core.seams import Policies
-from stoker.manager.live import journal
 from stoker.manager.live.decisions import NO_DECISIONS, check_of
+from stoker.manager.live.journal import MOST_CHECKS
+from stoker.manager.live.past import Past
 from stoker.manager.live.raised import raised
+from stoker.manager.live.records import Decided
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_manager import ClientHello, PilotHello
 
@@ -43,7 +45,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 class Replayed(msgspec.Struct, frozen=True):
     """What came of a replay. `checked`: events whose decisions the journal knows; `restarts`: managers that ended,
-    and came back; `lasted_s`: from the first event to the last one that was replayed."""
+    and came back; `lasted_s`: from the first event to the last one that was replayed; `since`: events before this time
+    are not in the journal any more, because it was compacted (0: all are); `lost`: parts of it that are damaged."""
 
     session: str
     events: int
@@ -51,6 +54,8 @@ class Replayed(msgspec.Struct, frozen=True):
     restarts: int
     lasted_s: float
     difference: Difference | None = None
+    since: float = 0.0
+    lost: int = 0
 
     @property
     def is_old(self) -> bool:
@@ -72,52 +77,60 @@ def verify(
 ) -> Replayed:
     """Replay a journal and compare. `tell` hears now and then how many events have been replayed, and their time in
     seconds after the first. Raises SessionError if there is no journal, or nothing in it, or where a policy raises."""
-    core: Core | None = None
+    past = Past(path, policies=policies)
+    core = past.core
     made: dict[int, _Made] = {}
-    events = checked = restarts = 0
-    began = last = 0.0
+    events = checked = restarts = lost = 0
+    began = last = past.since
+    is_sure = True
     found: Difference | None = None
-    records = journal.read_checked(path)
+    records = past.records()
     for now, record in records:
-        if isinstance(record, journal.Decided):
-            found, here = _compare(record, made, began)
-            checked += here
+        if isinstance(record, Decided):
+            if is_sure:
+                found, here = _compare(record, made, began)
+                checked += here
             made.clear()
             if found is not None:
                 break
             continue
-        if core is None:
-            core, began = Core(session, policies, now=now), now
+        number, began = past.events - 1, began or now
         try:
-            if not events:
+            if core is None:
+                core = Core(session, policies, now=now)
                 core.start()
             commands = core.handle(record, now)
         except Exception as error:
             lines = raised(error)
             if not lines:  # nobody's policy, but a fault of the core's
                 raise
-            where = f"session {session}: event {events:,}, {now - began:.3f} s after the start"
-            then = "as it did not" if _was_decided(events, records) else "as it did"
+            where = f"session {session}: event {number:,}, {now - began:.3f} s after the start"
+            then = "as it did not" if _was_decided(number, records) else "as it did"
             text = f"{where}: the policy raises {type(error).__name__}, {then} when the session lived"
-            raise SessionError("\n".join([text, *lines]), session=session, event=events) from error
-        if len(made) < journal.MOST_CHECKS:
-            made[events] = _Made(check_of(commands), now, record, commands)
+            raise SessionError("\n".join([text, *lines]), session=session, event=number) from error
+        if isinstance(record, RecordsLost):  # what was decided rested on them, until a manager came back without them
+            is_sure, lost = False, lost + 1
+        elif isinstance(record, ManagerRestarted):
+            is_sure = True
+            made.clear()
+        if len(made) < MOST_CHECKS:
+            made[number] = _Made(check_of(commands), now, record, commands)
         restarts += isinstance(record, ManagerRestarted)
         events, last = events + 1, now
         if tell is not None and not events % 10_000:
             tell(events, now - began)
     if core is None:
         raise SessionError(f"the journal {path} is empty: nothing has happened in the session")
-    return Replayed(session, events, checked, restarts, last - began, found)
+    return Replayed(session, events, checked, restarts, last - began, found, past.since, lost)
 
 
-def _was_decided(event: int, records: Iterator[tuple[float, Event | journal.Decided]]) -> bool:
+def _was_decided(event: int, records: Iterator[tuple[float, Event | Decided]]) -> bool:
     """Whether the rest of a journal has a check of what was decided about an event."""
-    checks = (record for _, record in records if isinstance(record, journal.Decided))
+    checks = (record for _, record in records if isinstance(record, Decided))
     return any(number == event for record in checks for number, _ in record.numbered())
 
 
-def _compare(record: journal.Decided, made: dict[int, _Made], began: float) -> tuple[Difference | None, int]:
+def _compare(record: Decided, made: dict[int, _Made], began: float) -> tuple[Difference | None, int]:
     """The first difference, if there is one; and how many decisions are the same before it."""
     same = 0
     for number, check in record.numbered():
@@ -140,7 +153,10 @@ def session_in(path: Path) -> tuple[Path, str]:
     if path.is_dir():
         folder = SessionFolder(path)
         return folder.journal, folder.read().session
-    for _, event in journal.read(path):
+    past = Past(path)
+    if past.core is not None:
+        return path, past.core.state.session
+    for _, event in past.records():
         if isinstance(event, FromClient | FromPilot) and event.messages:
             hello = event.messages[0]
             if isinstance(hello, ClientHello | PilotHello):

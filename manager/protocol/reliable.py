@@ -59,18 +59,20 @@ class Inbox:
 
     def __init__(self, last: int = 0) -> None:
         self.last = last
+        self.has_hole = False
+        """Whether frames that were taken are lost (see `RecordsLost`): until the next hello any later one is taken."""
 
     def accept(self, sequence: int) -> bool:
         """Whether to take a frame with this number. Unnumbered frames (0) are always taken."""
         if sequence == 0:
             return True
-        if sequence != self.last + 1:
+        if sequence != self.last + 1 and not (self.has_hole and sequence > self.last):
             return False
         self.last = sequence
         return True
 
     def skip_to(self, sequence: int) -> bool:
         """The sender keeps no frame up to this number. True if frames were lost here that it had been told are safe."""
-        lost = sequence > self.last
-        self.last = max(self.last, sequence)
+        lost = sequence > self.last or self.has_hole
+        self.last, self.has_hole = max(self.last, sequence), False
         return lost

@@ -4,7 +4,7 @@
         session.json             address, session id, protocol version, the manager's public key
         keys/                    0700; one CURVE key pair a role: server, client, pilot (0600);
                                  `transfer` holds the secret of transfers between pilots, and no key pair
-        journal                  every event of the manager, in order
+        journal                  every event of the manager, in order; journal.* are its earlier parts and snapshots
         manager.log              and factory.log, seed.log, client.log
         manager.lease            who runs the manager (see `manager.live.lease`), beside manager.lock
         manager.json             how the manager of a session that stays was started

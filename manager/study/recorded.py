@@ -6,7 +6,6 @@ which library was told to load what on which device, and which call was sent whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,10 +13,10 @@ import msgspec
 from stoker.contexts.recipe import Recipe
 from stoker.errors import SessionError
 from stoker.manager.core.commands import Command, ToPilot
-from stoker.manager.core.core import Core
 from stoker.manager.core.events import AdviceArrived, ContextAdvice, Event, FromClient, FromPilot, PilotCut, PilotLost
 from stoker.manager.core.seams import Policies
-from stoker.manager.live import journal
+from stoker.manager.core.state import State
+from stoker.manager.live.replay import Replay
 from stoker.manager.protocol import to_manager, to_pilot
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.to_manager import DeviceFacts
@@ -86,6 +85,8 @@ class Recorded:
 
     def __init__(self, session: str) -> None:
         self.session = session
+        self.since = 0.0
+        """What happened before this time is not in the journal any more, because it was compacted; 0 = nothing is."""
         self.recipes: dict[str, Recipe] = {}
         self.advice: dict[str, dict[str, ContextAdvice]] = {}
         self.loads: list[Load] = []
@@ -108,6 +109,31 @@ class Recorded:
         return max(self.ended.values()) - calls[0].at if calls else 0.0
 
     # ---- while it is read
+
+    def begin(self, state: State, *, since: float) -> None:
+        """The journal was compacted: what its snapshot says of the session before this time."""
+        self.since = since
+        self.recipes = {key: context.recipe for key, context in state.contexts.items()}
+        self.advice = {key: dict(context.advice) for key, context in state.contexts.items() if context.advice}
+        for pilot in state.pilots.values():
+            devices = tuple(device.facts for device in pilot.devices.values())
+            self.stays[pilot.id] = Stay(pilot.id, devices, since)
+        for call in state.calls.values():
+            items = call.spec.features.items if call.spec.features is not None else 1
+            key, priority = call.group.context.recipe.key, call.group.options.priority
+            self.asked[call.id] = Asked(call.submitted_at, call.id, key, items, priority)
+        kinds = [device.facts.kind for device in state.devices()]
+        for key, context in state.contexts.items():
+            if context.loads:  # what its loads took on the average; their kind of device is that of its libraries
+                kind = next((x.devices[0].facts.kind for x in context.libraries.values()), kinds[0] if kinds else "cpu")
+                load = Load(key, kind, 0.0, context.load_s, 0.0, context.load_s, context.resident_bytes)
+                self.loads.append(load)
+        for library in state.libraries.values():
+            sent = {id: call.sent_at for id, call in library.held.items()}
+            kind = library.devices[0].facts.kind
+            self._libraries[library.id] = _Held(
+                library.context.recipe, kind, library.started_at, library.used_at, library.served, sent
+            )
 
     def happened(self, now: float, event: Event) -> None:
         """An event."""
@@ -206,18 +232,12 @@ class Recorded:
 def read_session(path: Path, *, session: str, policies: Policies) -> Recorded:
     """The session of a journal, which `policies` ran. Raises SessionError if it has no calls that ran to an end."""
     found = Recorded(session)
-    for now, event, commands in _replayed(path, session, policies):
+    again = Replay(path, session, policies)
+    if again.core is not None:
+        found.begin(again.core.state, since=again.since)
+    for now, event in again.events():
         found.happened(now, event)
-        found.decided(now, commands)
+        found.decided(now, again.handle(event, now))
     if not found.calls:
         raise SessionError(f"no call of session {session} ran to an end: there is nothing to measure", session=session)
     return found
-
-
-def _replayed(path: Path, session: str, policies: Policies) -> Iterator[tuple[float, Event, list[Command]]]:
-    core: Core | None = None
-    for now, event in journal.read(path):
-        if core is None:
-            core = Core(session, policies, now=now)
-            core.start()
-        yield now, event, core.handle(event, now)

@@ -1,7 +1,10 @@
-"""A core under test: every event is checked as it happens, and all of them again, as the journal would replay them."""
+"""A core under test: every event is checked as it happens, and all of them again, as the journal would replay them:
+from the first one on, and half-way from a snapshot of the core.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,8 @@ from stoker.manager.core.core import Core
 from stoker.manager.core.events import Event
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.validate import validate
+from stoker.manager.live import pickled
+from stoker.manager.live.past import policies_modules
 from stoker.manager.policies import default_policies
 
 SESSION = "k3v9"
@@ -48,9 +53,23 @@ class Desk:
             return
         again = Core(SESSION, self._make(), strict=True, watch=self._watch)
         assert again.start() == self.did[0]
-        for (now, event), did in zip(_decode(_encode(self.past)), self.did[1:], strict=True):
+        for number, ((now, event), did) in enumerate(zip(_decode(_encode(self.past)), self.did[1:], strict=True)):
+            if number == len(self.past) // 2:
+                again = restored(again)
             assert again.handle(event, now) == did
         assert picture(again) == picture(self.core)
+        validate(again.state)
+
+
+def restored(core: Core) -> Core:
+    """A core as a snapshot brings it back."""
+    file = io.BytesIO()
+    modules = policies_modules(core.policies)
+    layout = pickled.dump(core, file, modules=modules)
+    again = pickled.load(file.getvalue(), layout, modules=modules)
+    assert isinstance(again, Core)
+    assert picture(again) == picture(core)
+    return again
 
 
 def picture(core: Core) -> Any:

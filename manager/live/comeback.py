@@ -1,0 +1,187 @@
+"""How a manager comes back from its journal: the newest snapshot, the events since, and what to do where they are not
+whole.
+
+- A damaged record with whole ones behind it costs what it said: the core goes on with a hole (`RecordsLost`), and every
+  peer is asked anew. A copy of the damaged file stays beside the journal.
+- Where the beginning cannot be read, or another version of Stoker decides otherwise than the one that wrote the
+journal,
+  the manager does not guess: it puts all files aside and begins anew with the ends that clients have not confirmed. Its
+  peers say anew what they hold (`repair`).
+
+The commands that read a journal never change it; this does.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from pathlib import Path
+
+import msgspec
+
+from stoker import __version__
+from stoker.manager.core.core import Core
+from stoker.manager.core.events import FromPilot, ManagerRestarted, RecordsLost
+from stoker.manager.core.seams import Policies
+from stoker.manager.live import segments
+from stoker.manager.live.decisions import check_of
+from stoker.manager.live.journal import MOST_CHECKS, End
+from stoker.manager.live.past import Past
+from stoker.manager.live.records import Decided, scan
+from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.to_manager import CallsEnded
+from stoker.units import show_bytes
+
+log = logging.getLogger("stoker.manager")
+
+
+class CameBack(msgspec.Struct):
+    """What a manager begins with. `core`: None where there was no journal, or it was put aside. `end`: where the
+    journal goes on. `ends`: those that a new core is to know. `notices`: what people should be told. `compact`: write a
+    snapshot soon."""
+
+    core: Core | None = None
+    end: End | None = None
+    ends: list[CallEnd] = []
+    notices: list[str] = []
+    snapshot_bytes: int = 0
+    tail_bytes: int = 0
+    compact: bool = False
+
+
+class _DecidesOtherwise(Exception):
+    """A replay decides otherwise than the manager that wrote the journal."""
+
+
+def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
+    """The core as it was after the journal's last event. Raises SessionError for a file that is no journal."""
+    for path in segments.leftovers(journal):
+        path.unlink(missing_ok=True)
+    if not segments.exists(journal):
+        return CameBack()
+    past = Past(journal, policies=policies)
+    if not past.is_whole:
+        why = next(iter(past.unreadable.values()), "the snapshot that belongs before it is not there")
+        return _begin_anew(past, f"the journal does not tell how the session began ({why})")
+    notices: list[str] = []
+    try:
+        core = _replayed(past, session, policies, notices)
+    except _DecidesOtherwise as error:
+        return _begin_anew(past, str(error))
+    head = past.head or segments.new_head()
+    if journal.exists():
+        end = End(head, past.events, past.whole)
+    else:  # a manager was killed between an old segment and a new one
+        end = End(segments.new_head(head.number + 1, first=past.events), past.events, 0)
+    if past.core is not None:
+        for path in segments.older(journal, past.first_segment):
+            path.unlink(missing_ok=True)
+    notices += [f"{path.name}: this snapshot cannot be read ({why})" for path, why in past.unreadable.items()]
+    return CameBack(
+        core,
+        end,
+        notices=notices + _keep_damaged(past),
+        snapshot_bytes=past.snapshot_bytes,
+        tail_bytes=past.bytes_read,
+        compact=bool(past.damage) or head.stoker != __version__,
+    )
+
+
+def _replayed(past: Past, session: str, policies: Policies, notices: list[str]) -> Core | None:
+    """Give the events to the core, and compare its decisions with those that were made. Of a difference for which this
+    very version is to blame people are told; the manager goes on with what it decides now."""
+    core = past.core
+    made: dict[int, int] = {}
+    sure = True
+    for now, record in past.records():
+        if isinstance(record, Decided):
+            if sure and not notices:
+                notices += _compare(past, record, made)
+            made.clear()
+            continue
+        number = past.events - 1
+        if core is None:
+            core = Core(session, policies, now=now)
+            core.start()
+        try:
+            check = check_of(core.handle(record, now))
+        except Exception as error:
+            log.exception("event %d of the journal cannot be replayed", number)
+            raise _DecidesOtherwise(
+                f"event {number:,} of the journal cannot be replayed ({type(error).__name__}: {error})"
+            ) from error
+        if isinstance(record, RecordsLost):
+            sure = False  # decisions rested on what is lost, until a manager came back without it
+        elif isinstance(record, ManagerRestarted):
+            sure = True
+            made.clear()
+        if len(made) < MOST_CHECKS:
+            made[number] = check
+    return core
+
+
+def _compare(past: Past, record: Decided, made: dict[int, int]) -> list[str]:
+    for number, check in record.numbered():
+        if made.get(number, check) == check:
+            continue
+        by = past.head.stoker if past.head is not None else ""
+        where = f"event {number:,} of the journal"
+        if by != __version__:
+            raise _DecidesOtherwise(
+                f"Stoker {__version__} decides otherwise about {where} than Stoker {by or 'of before'}, which wrote it"
+            )
+        text = f"a replay decides otherwise about {where} than the manager did: please report it, with the journal"
+        log.error("%s", text)
+        return [text]
+    return []
+
+
+def _keep_damaged(past: Past) -> list[str]:
+    """Keep a copy of each damaged file; what to tell people."""
+    notices = []
+    for place in past.damage:
+        damage, path = place.damage, place.path
+        if damage.cut:
+            log.info("%s: the last %d bytes are a record that was not written to its end", path, damage.length)
+            continue
+        copy = past.journal.with_name(f"{past.journal.name}.damaged-{past.head_number(path):06d}-{damage.at}")
+        text = f"{show_bytes(damage.length)} of the journal were damaged and are lost ({damage.why})"
+        if not copy.exists():
+            try:
+                shutil.copyfile(path, copy)
+                copy.chmod(0o600)
+            except OSError as error:
+                log.warning("no copy of the damaged journal %s can be kept: %s", path, error)
+            notices.append(f"{text}; the damaged file is kept as {copy.name}")
+        log.error("%s, at byte %d: %s", path, damage.at, notices[-1] if notices else text)
+    return notices
+
+
+def _begin_anew(past: Past, why: str) -> CameBack:
+    """Put everything aside, and begin with the ends that clients have not confirmed."""
+    ends = {end.call: end for client in past.certain.clients for end in client.ends}
+    for path in segments.everything(past.journal):
+        if path.suffix != ".snapshot":
+            ends.update({end.call: end for end in _good_ends(path)})
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for path in segments.everything(past.journal):
+        name = path.name.removeprefix(past.journal.name)
+        path.rename(path.with_name(f"{past.journal.name}.aside-{stamp}{name.replace('.', '-')}"))
+    kept = f"its files are kept as {past.journal.name}.aside-{stamp}*"
+    notice = f"{why}: {kept}, and clients and pilots say anew what they hold"
+    log.error("%s", notice)
+    return CameBack(ends=list(ends.values()), notices=[notice])
+
+
+def _good_ends(path: Path) -> list[CallEnd]:
+    """Results in a segment: what a call's function returned holds whatever came of the rest."""
+    return [
+        end
+        for _, _, record in scan(path)
+        if isinstance(record, FromPilot)
+        for message in record.messages
+        if isinstance(message, CallsEnded)
+        for end in message.ends
+        if end.ok
+    ]

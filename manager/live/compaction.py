@@ -1,0 +1,190 @@
+"""The journal is compacted while the session goes on: a forked process writes a snapshot of the core.
+
+Between two turns of the loop the journal begins a new segment and the manager forks (as Redis does for its snapshots):
+the child has the core as it was before the segment's first event, writes it beside the journal, and ends. It touches no
+socket, lock or thread of its parent. When it ended well, the parent removes what the snapshot replaces. A manager that
+is killed at any moment comes back from what is there (`segments`): the old snapshot and all segments, or the new one.
+
+What cannot be saved, such as a policy of the user's own that holds a lambda, is told once, and the journal grows on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from stoker.manager.core.core import Core
+from stoker.manager.live import segments, snapshot
+from stoker.manager.live.journal import Journal
+from stoker.manager.live.past import policies_modules
+from stoker.manager.live.pickled import Unsaveable
+from stoker.manager.live.records import SegmentHead
+from stoker.units import show_bytes
+
+log = logging.getLogger("stoker.manager")
+
+LEAST_BYTES = 16 << 20
+"""A journal that has grown by less since its last snapshot is left alone."""
+GROWTH = 2
+"""So is one that has grown by less than this many times the size of its last snapshot."""
+LOOK_S = 0.1
+"""How often a child is looked for, while there is one."""
+RETRY_S = (10.0, 3600.0)
+"""After a failure the next attempt waits so long, twice as long after each further one, and at most the second."""
+LIMIT_S = 1800.0
+"""A child that has written for so long is given up."""
+READ_BACK_BYTES = 64 << 20
+"""A snapshot up to this size is read back before what it replaces is removed."""
+_SAVED, _FAILED, _UNSAVEABLE = 0, 1, 2
+_PR_SET_PDEATHSIG = 1
+
+
+class Compaction:
+    """Looks at the journal's size after each turn. `tell`: takes what people should know."""
+
+    def __init__(
+        self, journal: Journal, *, snapshot_bytes: int, tail_bytes: int, now: bool, tell: Callable[[str], None]
+    ):
+        self._journal = journal
+        self._tell = tell
+        self._snapshot_bytes = snapshot_bytes
+        self._before = max(0, tail_bytes - journal.size)
+        """Bytes since the snapshot in segments that are not written any more."""
+        self._now = now
+        self._child = 0
+        self._said = -1
+        self._segment = journal.head
+        self._started_at = self._look_at = 0.0
+        self._retry_at, self._pause_s = 0.0, RETRY_S[0]
+        self._is_impossible = False
+
+    @property
+    def wait_s(self) -> float:
+        """How long until `look` should be called though nothing happens."""
+        return LOOK_S if self._child else float("inf")
+
+    def look(self, core: Core) -> None:
+        """Begin to compact if it is time, or see what has come of it. Everything that was decided is in the journal."""
+        if self._child:
+            if time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + LOOK_S
+                self._look_for_child()
+        elif self._is_due and time.monotonic() >= self._retry_at and not self._journal.trouble:
+            self._begin(core)
+
+    @property
+    def _is_due(self) -> bool:
+        enough = max(LEAST_BYTES, GROWTH * self._snapshot_bytes)
+        return not self._is_impossible and (self._now or self._before + self._journal.size >= enough)
+
+    def _begin(self, core: Core) -> None:
+        self._now = False
+        before = self._before + self._journal.size
+        try:
+            self._segment = self._journal.begin_segment()
+        except OSError as error:
+            self._failed(f"no new segment can be begun: {error}")
+            return
+        self._before = before
+        path = segments.snapshot_path(self._journal.path, self._segment.number)
+        self._said, child_says = os.pipe()
+        self._started_at = time.monotonic()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # the child only pickles, and ends by os._exit
+                self._child = os.fork()
+        except OSError as error:
+            os.close(self._said)
+            os.close(child_says)
+            self._failed(f"no process can be made for it: {error.strerror}")
+            return
+        if not self._child:
+            _write_and_exit(path, core, self._segment, child_says)
+        os.close(child_says)
+
+    def _look_for_child(self, *, wait: bool = False) -> None:
+        pid, status = os.waitpid(self._child, 0 if wait else os.WNOHANG)
+        if not pid:
+            if time.monotonic() - self._started_at > LIMIT_S:
+                os.kill(self._child, signal.SIGKILL)
+            return
+        self._child = 0
+        with os.fdopen(self._said, "rb") as pipe:
+            said = pipe.read().decode(errors="replace")
+        code = os.waitstatus_to_exitcode(status)
+        if code == _SAVED:
+            self._succeeded()
+        elif code == _UNSAVEABLE:
+            self._is_impossible = True
+            text = f"the journal is not compacted, and grows with the session: {said}"
+            log.warning("%s", text)
+            self._tell(text)
+        else:
+            self._failed(said or f"the process that wrote the snapshot ended with {code}")
+
+    def _succeeded(self) -> None:
+        path = segments.snapshot_path(self._journal.path, self._segment.number)
+        self._snapshot_bytes, self._before = path.stat().st_size, 0
+        self._pause_s = RETRY_S[0]
+        for old in segments.older(self._journal.path, self._segment.number):
+            old.unlink(missing_ok=True)
+        took_s = time.monotonic() - self._started_at
+        log.info("the journal was compacted: a snapshot of %s in %.1f s", show_bytes(self._snapshot_bytes), took_s)
+
+    def _failed(self, why: str) -> None:
+        self._retry_at = time.monotonic() + self._pause_s
+        log.warning("the journal was not compacted (%s); the next attempt is in %.0f s", why, self._pause_s)
+        self._pause_s = min(2 * self._pause_s, RETRY_S[1])
+
+    def close(self) -> None:
+        """End a child that still writes."""
+        if self._child:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGKILL)
+            os.waitpid(self._child, 0)
+            os.close(self._said)
+            self._child = 0
+            segments.snapshot_path(self._journal.path, self._segment.number).with_suffix(".snapshot.draft").unlink(
+                missing_ok=True
+            )
+
+
+def _close_all_but(kept: int) -> None:
+    """The journal's lock, the port and all connections are the parent's alone: nothing waits for this process."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> None:
+    """The child. It ends with its parent, and holds nothing of its parent's but the core."""
+    code, said = _FAILED, ""
+    try:
+        gc.disable()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _close_all_but(says)
+        modules = policies_modules(core.policies)
+        size = snapshot.write(path, core, segment, modules=modules)
+        if size <= READ_BACK_BYTES:
+            snapshot.restored(snapshot.read(path), modules=modules)
+        code = _SAVED
+    except Unsaveable as error:
+        code, said = _UNSAVEABLE, str(error)
+    except BaseException as error:  # whatever it is: the parent goes on without a snapshot
+        said = f"{type(error).__name__}: {error}"
+    finally:
+        with contextlib.suppress(BaseException):
+            if code != _SAVED:
+                path.unlink(missing_ok=True)
+                path.with_name(f"{path.name}.draft").unlink(missing_ok=True)
+            os.write(says, said.encode()[:4000])
+        os._exit(code)

@@ -1,0 +1,162 @@
+"""Damage in a journal's file costs what is damaged, and no reader fails of it."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.contexts.recipe import BARE
+from stoker.manager.core.events import Event, FromClient, Noticed, RecordsLost, TimerFired
+from stoker.manager.live import journal
+from stoker.manager.live.comeback import come_back
+from stoker.manager.live.past import Past
+from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, scan
+from stoker.manager.policies import default_policies
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol import wire
+
+
+def written(path: Path, *, events: int = 40) -> list[tuple[float, Event]]:
+    """A journal of as many events, each of another length."""
+    book = journal.Journal(path)
+    given: list[tuple[float, Event]] = []
+    for number in range(events):
+        given.append((float(number), Noticed(f"event {number} " + "x" * (number * 7 % 50))))
+        book.write(*given[-1])
+        book.decided(0)
+        book.flush()
+    book.close()
+    return given
+
+
+def bounds(path: Path) -> list[tuple[int, int]]:
+    """Where each event's record begins and ends."""
+    out, start = [], len(MAGIC)
+    for end, _, record in scan(path):
+        if isinstance(record, Noticed):
+            out.append((start, end))
+        start = end
+    return out
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 39), st.floats(0, 0.999), st.integers(0, 7))
+def test_a_flipped_bit_costs_one_record(
+    tmp_path_factory: pytest.TempPathFactory, which: int, where: float, bit: int
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal"
+    given = written(path)
+    start, end = bounds(path)[which]
+    data = bytearray(path.read_bytes())
+    data[start + int(where * (end - start))] ^= 1 << bit
+    path.write_bytes(data)
+    assert list(journal.read(path)) == given[:which] + given[which + 1 :]
+    past = Past(path)
+    told = [record for _, record in past.records() if isinstance(record, Noticed | RecordsLost)]
+    if which < 39:  # behind the last event there are only checks
+        assert [isinstance(record, RecordsLost) for record in told] == [n == which for n in range(40)]
+    assert sum(place.damage.length for place in past.damage) == end - start
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1_000_000), st.integers(1, 600), st.sampled_from(("zeros", "ones", "noise", "gone", "again")))
+def test_no_reader_fails_whatever_became_of_a_part(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, length: int, how: str
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "journal"
+    given = written(path)
+    data, where = path.read_bytes(), bounds(path)
+    chance = random.Random(seed)
+    at = chance.randrange(len(MAGIC), len(data))
+    part = {
+        "zeros": bytes(length), "ones": b"\xff" * length, "noise": chance.randbytes(length), "gone": b"",
+        "again": data[at - length if at > length else 0 : at],
+    }[how]  # fmt: skip
+    path.write_bytes(data[:at] + part + data[at + length :])
+    read = list(journal.read(path))
+    untouched = [each for each, (start, end) in zip(given, where, strict=True) if end <= at or start >= at + length]
+    assert all(each in read for each in untouched)
+    came = come_back(path, "test", default_policies())
+    book = journal.Journal(path, end=came.end)
+    book.write(99.0, TimerFired("after"))
+    book.close()
+    assert list(journal.read(path))[-1] == (99.0, TimerFired("after"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x92\xcb" + bytes(8) + b"\x92\xa7noticed\xa2\xff\xfe",  # no text
+        b"\x92\xcb" + bytes(8) + b"\x92\xa7noticed" + b"\x91" * 4000,  # deeper than anybody reads
+        b"\x92\xcb" + bytes(8) + b"\x92\xa5later\x01",  # an event of a later version
+        b"\x92\xcb" + bytes(8),
+    ],
+)
+def test_a_record_that_cannot_be_decoded_is_damage(tmp_path: Path, body: bytes) -> None:
+    path = tmp_path / "journal"
+    given = written(path, events=3)
+    data = path.read_bytes()
+    at = bounds(path)[1][0]
+    path.write_bytes(data[:at] + HEAD.pack(len(body), zlib.crc32(body)) + body + data[at:])
+    assert list(journal.read(path)) == given
+    assert [record.length for _, _, record in scan(path) if isinstance(record, Damage)] == [HEAD.size + len(body)]
+
+
+def test_damage_is_told_and_its_file_kept(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    damaged = bytearray(path.read_bytes())
+    damaged[bounds(path)[5][0] + 12] ^= 1
+    path.write_bytes(damaged)
+    came = come_back(path, "test", default_policies())
+    assert came.core is not None
+    assert came.compact
+    (notice,) = came.notices
+    assert "damaged" in notice
+    (copy,) = tmp_path.glob("journal.damaged-*")
+    assert copy.name in notice
+    assert copy.read_bytes() == damaged
+    assert come_back(path, "test", default_policies()).notices == [], "it is told once"
+
+
+def test_a_cut_record_is_no_damage_that_people_are_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    path.write_bytes(path.read_bytes()[:-5])
+    came = come_back(path, "test", default_policies())
+    assert came.notices == []
+    assert list(tmp_path.glob("journal.damaged-*")) == []
+
+
+def test_a_damaged_head_does_not_hide_the_segment(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    given = written(path)
+    data = bytearray(path.read_bytes())
+    data[len(MAGIC) + 15] ^= 1
+    path.write_bytes(data)
+    assert list(journal.read(path)) == given
+    assert come_back(path, "test", default_policies()).core is not None
+
+
+def test_frames_behind_a_hole_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    book = journal.Journal(path)
+    book.write(0.0, FromClient("ana", 0, [say.ClientHello(wire.VERSION, "test")]))  # type: ignore[arg-type]
+    for number in range(1, 6):
+        recipe = say.DefineRecipe(BARE) if number == 1 else say.DefineFunction(f"f{number}", "f", b"code")  # type: ignore[arg-type]
+        book.write(float(number), FromClient("ana", number, [recipe]))  # type: ignore[arg-type]
+    book.close()
+    ends = [end for end, _, record in scan(path) if not isinstance(record, SegmentHead)]
+    data = bytearray(path.read_bytes())
+    data[ends[2] - 3] ^= 1  # what defines f2
+    path.write_bytes(data)
+    core = come_back(path, "test", default_policies()).core
+    assert core is not None
+    assert list(core.state.functions) == ["f3", "f4", "f5"]
+    assert core.state.clients["ana"].inbox.last == 5  # type: ignore[index]
+    assert core.state.clients["ana"].inbox.has_hole  # type: ignore[index]
