@@ -1,0 +1,70 @@
+"""A manager that compacts its journal early, and stops for good at one step of it: what a kill at that step leaves.
+
+    python pausing_manager.py STEP MARK MANAGER'S ARGUMENTS …
+
+STEP is where it stops, after it has made the file MARK; `none`: nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker.manager import main
+from stoker.manager.live import compaction, pickled, segments, snapshot
+from stoker.manager.live.journal import Journal
+
+STEPS = (
+    "before the segment",
+    "between the segments",
+    "before the fork",
+    "half a snapshot",
+    "no name",
+    "before removal",
+)
+
+
+def stop(mark: Path) -> None:
+    mark.write_text(str(os.getpid()))
+    while True:
+        time.sleep(60)
+
+
+def stop_at(step: str, mark: Path) -> None:
+    """Put the stop before what comes at this step."""
+
+    def before(place: Any, name: str, *, skip: int = 0) -> None:
+        real, calls = getattr(place, name), [0]
+
+        def stopping(*args: Any, **more: Any) -> Any:
+            calls[0] += 1
+            if calls[0] > skip:
+                stop(mark)
+            return real(*args, **more)
+
+        setattr(place, name, stopping)
+
+    if step == "before the segment":
+        before(Journal, "begin_segment")
+    elif step == "between the segments":
+        before(os, "rename", skip=1)
+    elif step == "before the fork":
+        before(os, "fork")
+    elif step == "half a snapshot":
+        before(pickled._Pickler, "state_of", skip=20)
+    elif step == "no name":
+        before(os, "fsync")
+    elif step == "before removal":
+        before(segments, "older")
+
+
+if __name__ == "__main__":
+    step, mark = sys.argv[1], Path(sys.argv[2])
+    compaction.LEAST_BYTES = 20_000
+    assert snapshot.write  # the child's
+    if step != "none":
+        stop_at(step, mark)
+    sys.exit(main.main(sys.argv[3:]))

@@ -1,0 +1,263 @@
+"""A journal is compacted while its session goes on; a manager that is killed meanwhile loses nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from live.pausing_manager import STEPS
+from live.peers import Manager, Peer, pilot_hello, until
+
+from stoker.contexts.recipe import BARE
+from stoker.errors import SessionError
+from stoker.manager.core import story
+from stoker.manager.core.validate import validate
+from stoker.manager.live import segments
+from stoker.manager.live.replay import replay, status_of_ended_session, story_of_ended_session
+from stoker.manager.live.verify import session_in, verify
+from stoker.manager.policies import default_policies
+from stoker.manager.protocol import to_client, to_pilot, wire
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallSpec
+from stoker.manager.protocol.session import SessionFolder
+
+Peers = Callable[..., Peer]
+PAYLOAD = b"x" * 300
+
+
+class Compacting(Manager):
+    """A manager that compacts early, and stops at a step."""
+
+    step = "none"
+
+    def start(self) -> None:
+        here = Path(__file__).with_name("pausing_manager.py")
+        log = self.folder.manager_log.stat().st_size if self.folder.manager_log.exists() else 0
+        self.mark = self.folder.path.parent / "mark"
+        self.mark.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, str(here), self.step, str(self.mark), "--session", str(self.folder.path), "--name", "test",
+             "--heartbeat", "2"], env={**os.environ, "PYTHONPATH": str(here.parents[1])},
+        )  # fmt: skip
+        until(
+            lambda: self.folder.file.exists() and b"listens on" in self.folder.manager_log.read_bytes()[log:],
+            seconds=20, what="manager listening",
+        )  # fmt: skip
+
+
+@pytest.fixture
+def compacting(folder: SessionFolder) -> Iterator[Callable[[str], Compacting]]:
+    made: list[Compacting] = []
+
+    def make(step: str = "none") -> Compacting:
+        Compacting.step = step
+        made.append(Compacting(folder))
+        return made[-1]
+
+    yield make
+    for manager in made:
+        manager.close()
+
+
+class Work:
+    """A client and a pilot that do calls, over restarts of the manager."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.client, self.pilot = peers("client"), peers("pilot")
+        self.client.hear(to_client.ClientWelcome)
+        self.pilot.hear(to_pilot.PilotWelcome)
+        self.results: dict[int, bytes] = {}
+        self.received = self.submitted = self.acked = 0
+        self.frames: list[bytes] = []
+        """Of the client, those that are not acknowledged."""
+        self.ended: list[tuple[int, bytes, list[int]]] = []
+        """Of the pilot, with the calls that end in each."""
+        self.library = 0
+        self.held: list[int] = []
+        self.hold = False
+        self.submit_frame(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+
+    def submit_frame(self, *messages: object) -> None:
+        self.frames.append(self.client.send(*messages))
+
+    def submit(self, count: int) -> None:
+        specs = [CallSpec(self.submitted + n, PAYLOAD) for n in range(count)]  # type: ignore[arg-type]
+        self.submitted += count
+        self.submit_frame(say.Submit("f", "bare", specs))  # type: ignore[arg-type]
+
+    def turn(self) -> None:
+        """Take what came, and do the calls."""
+        for message in self.pilot.listen(0.01):
+            if isinstance(message, to_pilot.StartLibrary):
+                self.library = message.library
+                self.pilot.send(say.LibraryReady(message.library, 0.1, 0.2))
+            elif isinstance(message, to_pilot.RunCalls):
+                self.held += [spec.call for spec in message.calls]
+            elif isinstance(message, to_pilot.CancelCalls):  # those of frames that were taken, and not acknowledged
+                self.held = [call for call in self.held if call not in message.calls]
+                frame = self.pilot.send(say.CallsReturned(message.library, message.calls))
+                self.ended.append((self.pilot.sequence, frame, []))
+            elif isinstance(message, to_pilot.Ack):
+                self.ended = [each for each in self.ended if each[0] > message.sequence]
+        if self.held and not self.hold:
+            ends = [CallEnd(call, True, b"result %d" % call, 0.01) for call in self.held]  # type: ignore[arg-type]
+            frame = self.pilot.send(say.CallsEnded(self.library, ends))  # type: ignore[arg-type]
+            self.ended.append((self.pilot.sequence, frame, self.held))
+            self.held = []
+        for message in self.client.listen(0.01):
+            if isinstance(message, to_client.Results):
+                for number, end in enumerate(message.ends, message.first):
+                    if number == self.received:
+                        assert end.call not in self.results, "each call ends once"
+                        self.results[end.call] = end.payload  # type: ignore[assignment]
+                        self.received += 1
+            elif isinstance(message, to_client.Ack):
+                del self.frames[: message.sequence - self.acked]
+                self.acked = message.sequence
+
+    def confirm(self) -> None:
+        self.submit_frame(say.Received(self.received))
+
+    def until(self, true: Callable[[], object], *, what: str) -> None:
+        def turned() -> object:
+            self.turn()
+            return true()
+
+        until(turned, seconds=20, what=what)
+
+    def come_back(self) -> None:
+        """The manager is a new process: everybody says hello, and the client what was not acknowledged."""
+        self.client.send(say.ClientHello(wire.VERSION, self.client.session, self.received), numbered=False)
+        for frame in self.frames:
+            self.client.socket.send(frame)
+        calls = [call for _, _, ended in self.ended for call in ended] + self.held
+        facts = say.LibraryFacts(self.library, "bare", ("cpu:0",), True, tuple(calls))  # type: ignore[arg-type]
+        self.pilot.send(pilot_hello(self.pilot.session, libraries=(facts,)), numbered=False)
+        for _, frame, _ in self.ended:
+            self.pilot.socket.send(frame)
+
+
+def test_a_journal_is_compacted_while_its_session_goes_on(
+    compacting: Callable[[str], Compacting], peers: Peers, folder: SessionFolder
+) -> None:
+    manager = compacting("none")
+    work = Work(peers)
+    for _ in range(12):
+        work.submit(20)
+        work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
+        work.confirm()
+    work.until(lambda: "was compacted" in folder.manager_log.read_text(), what="compaction")
+    work.hold = True
+    work.submit(5)
+    work.until(lambda: work.held, what="a call is sent")
+    assert [path for path in folder.path.glob("journal.*") if not segments.snapshots(folder.journal)] == []
+    (snapshot,) = [path for _, path in segments.snapshots(folder.journal)]
+    assert sum(path.stat().st_size for path in (snapshot, folder.journal)) < 60_000, "what has ended is not kept"
+
+    manager.kill()
+    found = verify(folder.journal, session=session_in(folder.journal)[1], policies=default_policies())
+    assert found.difference is None
+    assert found.since > 0
+    core = replay(folder.journal, "test")
+    assert core is not None
+    validate(core.state)
+    assert (core.state.done, len(core.state.calls)) == (240, 5)
+    told = story_of_ended_session(folder, "3")
+    assert "compacted" in told.headline
+    assert status_of_ended_session(folder).done == 240
+    assert story.tell(core.state, "242").found
+
+    manager.start()
+    work.come_back()
+    work.hold = False
+    work.submit(20)
+    work.until(lambda: len(work.results) == work.submitted, what="the calls of before and after are done")
+    assert work.results == {n: b"result %d" % n for n in range(265)}
+    again = verify(folder.journal, session="test", policies=default_policies())
+    assert again.difference is None
+    assert again.restarts <= 1
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_manager_that_is_killed_while_it_compacts_loses_nothing(
+    compacting: Callable[[str], Compacting], peers: Peers, folder: SessionFolder, step: str
+) -> None:
+    manager = compacting(step)
+    work = Work(peers)
+
+    def busy() -> bool:
+        if work.submitted == len(work.results) + len(work.held) and work.submitted < 600:
+            work.submit(15)
+            if work.submitted % 2:
+                work.confirm()
+        work.hold = work.submitted > 90 and work.submitted % 3 == 0
+        return manager.mark.exists()
+
+    work.until(busy, what=f"it stops {step}")
+    stopped = int(manager.mark.read_text())
+    work.submit(3)  # nobody takes this before it is killed, unless it is a child that has stopped
+    manager.kill()
+    until(lambda: not _lives(stopped), what="the child ends with its parent")
+    before = sorted(path.name for path in folder.path.glob("journal*"))
+
+    manager.step = "none"
+    manager.start()
+    work.hold = False
+    work.come_back()
+    work.until(lambda: len(work.results) == work.submitted, what=f"all calls are done, from {before}")
+    assert work.results == {n: b"result %d" % n for n in range(work.submitted)}
+    work.client.send(say.EndSession("test is over"))
+    assert manager.ended() == 0
+    assert not list(folder.path.glob("*.draft")), "what was half made is gone"
+    assert not (folder.path / "journal.next").exists()
+    found = verify(folder.journal, session="test", policies=default_policies())
+    assert found.difference is None
+
+
+def test_a_child_that_is_killed_costs_nothing(
+    compacting: Callable[[str], Compacting], peers: Peers, folder: SessionFolder
+) -> None:
+    manager = compacting("half a snapshot")
+    work = Work(peers)
+    for _ in range(8):
+        work.submit(20)
+        work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
+    until(manager.mark.exists, what="the child stops")
+    os.kill(int(manager.mark.read_text()), signal.SIGKILL)
+    until(lambda: "was not compacted" in folder.manager_log.read_text(), what="that is seen")
+    work.submit(20)
+    work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
+    assert len(segments.segments(folder.journal)) == 2
+    work.client.send(say.EndSession("test is over"))
+    assert manager.ended() == 0
+    core = replay(folder.journal, "test")
+    assert core is not None
+    assert core.state.done == 180
+
+
+def test_a_segment_without_its_snapshot_says_so(tmp_path: Path, folder: SessionFolder) -> None:
+    from stoker.manager.core.events import TimerFired
+    from stoker.manager.live import journal
+
+    book = journal.Journal(folder.journal)
+    book.write(1.0, TimerFired("a"))
+    book.begin_segment()
+    book.write(2.0, TimerFired("b"))
+    book.close()
+    assert len(segments.segments(folder.journal)) == 2
+    segments.kept_path(folder.journal, 1).unlink()
+    with pytest.raises(SessionError, match="does not tell how the session began"):
+        replay(folder.journal, "test")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
