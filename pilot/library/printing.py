@@ -4,6 +4,8 @@ With one slot, standard output and error are the log file itself, so that output
 it too, and a call's part is what the file grew by. With several slots the calls of all threads would mix: Python's own
 streams are then kept a thread and written in one piece when the call ends (output of child processes and C code still
 lands in the log, but belongs to no call).
+
+A log whose disk is full loses what is printed. It costs no call.
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ import io
 import os
 import sys
 import threading
-from typing import TextIO
+from typing import Any, TextIO
 
 from stoker.manager.protocol.calls import Printed
+from stoker.pilot.core.disk import takes_no_writes
 
 
 class LogTail:
@@ -23,10 +26,10 @@ class LogTail:
     def __init__(self, path: str) -> None:
         self._path = path
         self._end = os.fstat(1).st_size
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                # A library that is killed leaves its last lines; odd characters never fail a call.
-                stream.reconfigure(line_buffering=True, encoding="utf-8", errors="backslashreplace")
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout = _stream(1)
+        if isinstance(sys.stderr, io.TextIOWrapper):
+            sys.stderr = _stream(2)
 
     def begin(self) -> None:
         """A call begins."""
@@ -67,12 +70,36 @@ class ThreadTail:
         with self._lock:
             start = os.fstat(1).st_size
             rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(1, rest) :]
-        return Printed(path=self._path, start=start, end=start + len(data))
+            try:
+                while rest:
+                    rest = rest[os.write(1, rest) :]
+            except OSError as error:
+                if not takes_no_writes(error):
+                    raise
+        written = len(data) - len(rest)
+        return Printed(path=self._path, start=start, end=start + written) if written else None
 
 
 _local = threading.local()
+
+
+class _LogFile(io.FileIO):
+    """The log file as Python's streams write to it: what a disk does not take is lost."""
+
+    def write(self, data: Any) -> int:
+        """Write it, if the disk takes it."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if not takes_no_writes(error):
+                raise
+            return memoryview(data).nbytes
+
+
+def _stream(descriptor: int) -> io.TextIOWrapper:
+    """A stream to the log. A library that is killed leaves its last lines; odd characters never fail a call."""
+    file = io.BufferedWriter(_LogFile(descriptor, "wb", closefd=False))
+    return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 class _Router(io.TextIOBase):

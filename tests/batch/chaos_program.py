@@ -1,9 +1,14 @@
-"""What the chaos test disturbs: a program on the head that joins a session and maps over numbers until a file appears.
+"""What the chaos test disturbs: a program on the head that joins a session and uses it until a file appears.
 
-    python chaos_program.py SESSION NAME LOG STOP RESULT
+    python chaos_program.py SESSION NAME FOLDER
 
-Every few seconds it goes on to another context, whose file has to come to the pilots; some calls have arguments and
-results that travel as objects. Programs that run at the same time use the same contexts.
+The program `mixed` has calls of several kinds under way: plain ones that print, gangs of two, and long ones that report
+progress and leave checkpoints. Any other one maps over numbers: every few seconds it goes on to another context, whose
+file has to come to the pilots; some calls have arguments and results that travel as objects. Programs that run at the
+same time use the same contexts.
+
+In FOLDER lie `ran`, to which calls write when they begin and end; `stop`, the file that ends the programs; `NAME.now`,
+how many results of which kind there are; and at the end `NAME.json`, what came of all.
 """
 
 from __future__ import annotations
@@ -12,14 +17,19 @@ import hashlib
 import json
 import os
 import random
+import socket
 import sys
 import time
+from collections import Counter, deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import stoker
 
-session, name, log, stop, result = sys.argv[1:]
+session, name, folder = sys.argv[1:]
+log, stop = os.path.join(folder, "ran"), os.path.join(folder, "stop")
 
 ROUND_S = 10.0
 """How long a context is in use."""
@@ -27,6 +37,78 @@ FILE_BYTES = 8 << 20
 LARGE_BYTES = 3 << 19
 """More than a message carries."""
 LARGE_EVERY = 40
+STEPS = 10
+STEP_S = 0.1
+OPEN = {"plain": 12, "steps": 2, "gang": 1}
+"""So many calls of each kind are under way in `mixed`."""
+LAST_S = 300.0
+"""A call that has not ended so long after `stop` is lost."""
+KEPT = 20
+"""So many wrong results, and failures, are told of in full."""
+
+
+class Found:
+    """What came of the calls of this program."""
+
+    def __init__(self) -> None:
+        self.asked = Counter[str]()
+        self.results = Counter[str]()
+        self.wrong: list[str] = []
+        self.failed: list[str] = []
+        self._told_at = 0.0
+
+    def result(self, kind: str, number: int, *, right: bool, got: object) -> None:
+        """A call has its result."""
+        self.results[kind] += 1
+        if not right:
+            self.wrong.append(f"{name}-{kind}-{number}: {got!r}"[:400])
+        self.tell()
+
+    def failure(self, kind: str, number: int, error: BaseException) -> None:
+        """A call has failed, which none here rightly does."""
+        self.results[kind] += 1
+        self.failed.append(f"{name}-{kind}-{number}: {type(error).__name__}: {error}"[:2000])
+        self.tell()
+
+    def tell(self) -> None:
+        """Say how far it is, now and then."""
+        if time.monotonic() - self._told_at > 0.5:
+            self._told_at = time.monotonic()
+            write(f"{name}.now", self.results)
+
+    def end(self) -> None:
+        """Say what came of all."""
+        write(f"{name}.now", self.results)
+        missing = {kind: self.asked[kind] - self.results[kind] for kind in self.asked}
+        write(
+            f"{name}.json",
+            {
+                "asked": self.asked,
+                "results": self.results,
+                "lost": sum(count for count in missing.values() if count > 0),
+                "twice": -sum(count for count in missing.values() if count < 0),
+                "wrong": self.wrong[:KEPT],
+                "failed": self.failed[:KEPT],
+                "many_wrong": len(self.wrong),
+                "many_failed": len(self.failed),
+            },
+        )
+
+
+def write(file: str, content: object) -> None:
+    """Write a file of the folder, whole or not at all."""
+    draft = Path(folder, f"{file}.draft")
+    draft.write_text(json.dumps(content))
+    draft.replace(Path(folder, file))
+
+
+def note(call: str, what: str) -> None:
+    """A call begins or ends, on this node and in this process."""
+    with open(log, "a") as file:
+        file.write(f"{call} {os.environ.get('SLURMD_NODENAME', 'head')} {os.getpid()} {what}\n")
+
+
+# ---- a map over contexts with files
 
 
 @stoker.context(memory="200 MB", files=["path"])
@@ -37,18 +119,17 @@ def model(path: str) -> str:
 
 def work(digest: str, item: tuple[int, bytes]) -> tuple[int, str, bytes]:
     number, blob = item
-    where = f"{name}-{number} {os.environ['SLURMD_NODENAME']} {os.getpid()}"
-    for what, then_s in (("begins", 0.05), ("ends", 0.0)):
-        with open(log, "a") as file:
-            file.write(f"{where} {what}\n")
-        time.sleep(then_s)
+    note(f"{name}-{number}", "begins")
+    time.sleep(0.05)
+    note(f"{name}-{number}", "ends")
     return 3 * number, digest, blob[::-1]
 
 
 def file_of(turn: int) -> tuple[str, str]:
-    """The file of a round, which has the same content for every program, and its digest."""
+    """The file of a round, which has the same content for every program, and its digest. An old one goes."""
     content = random.Random(turn).randbytes(FILE_BYTES)
-    path = Path(log).with_name(f"model-{turn}-{name}.bin")
+    Path(folder, f"model-{turn - 60}-{name}.bin").unlink(missing_ok=True)
+    path = Path(folder, f"model-{turn}-{name}.bin")
     path.write_bytes(content)
     return str(path), hashlib.sha256(content).hexdigest()
 
@@ -58,24 +139,124 @@ def blob_of(number: int) -> bytes:
     return bytes([number % 256, 1]) * (LARGE_BYTES // 2 if number % LARGE_EVERY == 0 else 1)
 
 
-def items(number: int, turn: int) -> Iterator[tuple[int, bytes]]:
-    while not os.path.exists(stop) and time.time() // ROUND_S == turn:
-        yield number, blob_of(number)
-        number += 1
+def mapped(found: Found) -> None:
+    """Map until it is to stop, a context after the other."""
+
+    def items(turn: int) -> Iterator[tuple[int, bytes]]:
+        while not os.path.exists(stop) and time.time() // ROUND_S == turn:
+            number = found.asked["map"]
+            found.asked["map"] += 1
+            yield number, blob_of(number)
+
+    while not os.path.exists(stop):
+        turn = int(time.time() // ROUND_S)
+        path, digest = file_of(turn)
+        number = found.asked["map"]
+        try:
+            for got in stoker.map(stoker.app(context=model(path))(work), items(turn), window=100):
+                right = got == (3 * number, digest, blob_of(number)[::-1])
+                found.result("map", number, right=right, got=(got[:2], digest))
+                number += 1
+        except Exception as error:
+            found.failure("map", number, error)
+            found.asked["map"] = number + 1  # those behind it were taken back
+
+
+# ---- calls of several kinds at a time
+
+
+@stoker.context
+def nothing() -> int:
+    return 7
+
+
+@stoker.app(context=nothing())
+def plain(seven: int, number: int) -> int:
+    note(f"{name}-plain-{number}", "begins")
+    print("plain call", number)
+    time.sleep(0.02)
+    note(f"{name}-plain-{number}", "ends")
+    return seven * number
+
+
+@stoker.app(context=nothing())
+def steps(seven: int, number: int) -> int:
+    from stoker.contexts import saved_state
+
+    first, total = saved_state((0, 0))
+    note(f"{name}-steps-{number}", "begins")
+    for step in range(first, STEPS):
+        time.sleep(STEP_S)
+        total += seven * number
+        stoker.progress(step + 1, STEPS, state=(step + 1, total))
+    note(f"{name}-steps-{number}", "ends")
+    return total
+
+
+@stoker.app(context=nothing(), gang=(2, 2))
+def gang(seven: int, number: int) -> int:
+    from stoker.errors import GangBroken
+
+    place = stoker.gang()
+    note(f"{name}-gang-{number}-{place.rank}", "begins")
+    try:
+        if place.rank == 0:
+            place.listener.settimeout(30)
+            peer = place.listener.accept()[0]
+        else:
+            host, _, port = place.rendezvous.rpartition(":")
+            peer = socket.create_connection((host, int(port)), timeout=30)
+        with peer:
+            peer.settimeout(30)
+            own = number + place.rank
+            peer.sendall(own.to_bytes(8, "little"))
+            heard = b""
+            while len(heard) < 8:
+                more = peer.recv(8 - len(heard))
+                if not more:
+                    raise GangBroken("the other rank has hung up")
+                heard += more
+    except OSError as error:
+        raise GangBroken(f"rank {place.rank} lost the other: {error}") from error
+    note(f"{name}-gang-{number}-{place.rank}", "ends")
+    return seven * (own + int.from_bytes(heard, "little"))
+
+
+RIGHT = {
+    "plain": lambda number: 7 * number,
+    "steps": lambda number: 7 * number * STEPS,
+    "gang": lambda number: 7 * (2 * number + 1),
+}
+
+
+def mixed(found: Found) -> None:
+    """Have calls of each kind under way until it is to stop."""
+    apps: dict[str, Any] = {"plain": plain, "steps": steps, "gang": gang}
+    under_way: dict[str, deque[tuple[int, Future[int]]]] = {kind: deque() for kind in OPEN}
+    until = float("inf")
+    while until > time.time() and (not os.path.exists(stop) or any(under_way.values())):
+        if os.path.exists(stop):
+            until = min(until, time.time() + LAST_S)
+        for kind, calls in under_way.items():
+            while len(calls) < OPEN[kind] and not os.path.exists(stop):
+                number = found.asked[kind]
+                found.asked[kind] += 1
+                calls.append((number, apps[kind](number)))
+            for number, future in [each for each in calls if each[1].done()]:
+                calls.remove((number, future))
+                if (error := future.exception()) is not None:
+                    found.failure(kind, number, error)
+                else:
+                    got = future.result()
+                    found.result(kind, number, right=got == RIGHT[kind](number), got=got)
+        time.sleep(0.02)
 
 
 def main() -> None:
-    calls, wrong = 0, list[int]()
-    with stoker.load(session=session, run_dir=str(Path(result).parent / "runinfo")):
-        while not os.path.exists(stop):
-            turn = int(time.time() // ROUND_S)
-            path, digest = file_of(turn)
-            app = stoker.app(context=model(path))(work)
-            for number, got in enumerate(stoker.map(app, items(calls, turn), window=100), start=calls):
-                if got != (3 * number, digest, blob_of(number)[::-1]):
-                    wrong.append(number)
-                calls = number + 1
-    Path(result).write_text(json.dumps({"calls": calls, "wrong": wrong}))
+    found = Found()
+    with stoker.load(session=session, run_dir=os.path.join(folder, "runinfo")):
+        (mixed if name == "mixed" else mapped)(found)
+    found.end()
 
 
 if __name__ == "__main__":

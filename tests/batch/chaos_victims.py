@@ -2,21 +2,66 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from faults.world import World, command_of, count_lines, is_alive
+from faults.world import World, command_of, is_alive
 
 _ZYGOTE = "stoker.pilot.zygote"
+HEAD = "head"
+"""What the node of a process is called that no job of Slurm has started."""
+
+
+class Ran:
+    """What calls have written: name, node, process, and whether the call `begins` or `ends` there. The file grows all
+    the while, so only what is new is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.ends = 0
+        self._path = path
+        self._read = 0
+        self._rest = b""
+        self._begun = Counter[str]()
+        self._last: dict[tuple[str, str], tuple[str, bool]] = {}
+
+    def look(self) -> None:
+        """Read what is new."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
+        self._read += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        for line in lines:
+            name, node, process, what = line.decode().split()
+            self._begun[name] += what == "begins"
+            self.ends += what == "ends"
+            self._last[node, process] = name, what == "ends"
+
+    def names(self) -> set[str]:
+        """Calls that have begun somewhere."""
+        return set(self._begun)
+
+    def begun(self) -> int:
+        """How often a call has begun."""
+        return self._begun.total()
+
+    def is_innocent(self, node: str, process: str) -> bool:
+        """True if this process runs nothing, or a call that has begun once only. False if it never ran anything: it
+        may be loading."""
+        self.look()
+        name, ended = self._last.get((node, process), ("", False))
+        return bool(name) and (ended or self._begun[name] == 1)
 
 
 class Victims:
-    """Who could be hit just now. `ran`: what calls write: name, node, process, and whether it `begins` or
-    `ends`."""
+    """Who could be hit just now. `ran`: the file that calls write (see `Ran`)."""
 
     def __init__(self, world: World, ran: Path) -> None:
+        self.ran = Ran(ran)
         self._world = world
-        self._ran = ran
 
     def pilots(self) -> list[tuple[str, int]]:
         """A pilot is called as its node is."""
@@ -34,6 +79,10 @@ class Victims:
         """Processes of a module."""
         return _in_order(self._world.of(module))
 
+    def everything(self) -> list[tuple[str, int]]:
+        """Every process of the session."""
+        return _in_order(self._world.processes())
+
     def clients(self, name: str) -> list[int]:
         """A client on the head, and what put it there."""
         return [pid for pid in self._world.processes() if name in command_of(pid)]
@@ -41,36 +90,33 @@ class Victims:
     def zygotes(self) -> list[tuple[str, int]]:
         """Those that fork libraries."""
         both = self._world.of(_ZYGOTE)
-        return _in_order(pid for pid in both if _parent(pid) not in both)
+        return _in_order(pid for pid in both if parent(pid) not in both)
 
-    def libraries(self) -> list[tuple[str, int]]:
-        """Forks of a zygote."""
+    def libraries(self, *, node: str = "") -> list[tuple[str, int]]:
+        """Forks of a zygote; with `node` those that are there."""
         both = self._world.of(_ZYGOTE)
-        return _in_order(pid for pid in both if _parent(pid) in both)
+        found = _in_order(pid for pid in both if parent(pid) in both)
+        return [(where, pid) for where, pid in found if node in ("", where)]
 
     def libraries_of(self, zygote: int) -> list[int]:
         """Its forks."""
-        return [pid for pid in self._world.of(_ZYGOTE) if _parent(pid) == zygote]
+        return [pid for pid in self._world.of(_ZYGOTE) if parent(pid) == zygote]
 
     def is_innocent(self, library: int) -> bool:
-        """Whether what a library runs has never begun elsewhere, or it runs nothing. No, if it never ran anything: it
-        may be loading."""
-        mine = (_environ(library, "SLURMD_NODENAME"), *_status(library, "NSpid").split()[-1:])
-        ran = [line.split() for line in count_lines(self._ran)]
-        last = next(((name, what) for name, *where, what in reversed(ran) if tuple(where) == mine), None)
-        return last is not None and (last[1] == "ends" or ran_once(last[0], ran))
+        """Whether what a library runs has never begun elsewhere, or it runs nothing."""
+        return self.ran.is_innocent(node_of(library), "".join(_status(library, "NSpid").split()[-1:]))
 
 
-def ran_once(name: str, ran: list[list[str]]) -> bool:
-    """Whether a call has begun once only."""
-    return sum((line[0], line[-1]) == (name, "begins") for line in ran) == 1
+def node_of(pid: int) -> str:
+    """The node that a process is on."""
+    return _environ(pid, "SLURMD_NODENAME") or HEAD
 
 
 def _in_order(pids: Iterable[int]) -> list[tuple[str, int]]:
     """By node and age; the name is the node's."""
     alive = [pid for pid in pids if is_alive(pid)]
-    found = sorted((_environ(pid, "SLURMD_NODENAME"), _started_at(pid), pid) for pid in alive)
-    return [(node or "head", pid) for node, _, pid in found]
+    found = sorted((node_of(pid), _started_at(pid), pid) for pid in alive)
+    return [(node, pid) for node, _, pid in found]
 
 
 def _environ(pid: int, name: str) -> str:
@@ -90,7 +136,8 @@ def _status(pid: int, field: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(f"{field}:")), "")
 
 
-def _parent(pid: int) -> int:
+def parent(pid: int) -> int:
+    """The process id of a process's parent; 0 if it is gone."""
     return int(_status(pid, "PPid") or 0)
 
 

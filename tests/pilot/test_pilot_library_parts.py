@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,3 +169,31 @@ def test_memory_is_measured_exactly_before_anybody_is_accused() -> None:
     assert 0 < usage.proportional_bytes(os.getpid()) <= mine
     assert usage.over_limit(os.getpid(), mine * 10) == 0
     assert usage.over_limit(os.getpid(), 1_000_000) > 1_000_000
+
+
+PRINTS = """
+import os, sys
+os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+os.dup2(1, 2)
+from stoker.pilot.library.printing import {tail}
+tail = {tail}("log")
+tail.begin()
+print("x" * 100_000)
+print("to the other one", file=sys.stderr, flush=True)
+said = tail.take()
+os.write(int(sys.argv[2]), repr(said and (said.start, said.end)).encode())
+"""
+
+
+@pytest.mark.parametrize("tail", ["LogTail", "ThreadTail"])
+@pytest.mark.parametrize("disk", ["full", "with room"])
+def test_a_log_without_room_costs_what_is_printed_and_not_the_call(tmp_path: Path, tail: str, disk: str) -> None:
+    log = "/dev/full" if disk == "full" else str(tmp_path / "log")
+    read, write = os.pipe()
+    command = [sys.executable, "-c", PRINTS.format(tail=tail), log, str(write)]
+    code = subprocess.run(command, pass_fds=[write], check=False).returncode
+    os.close(write)
+    with open(read) as pipe:
+        said = pipe.read()
+    assert said == ("None" if disk == "full" else "(0, 100018)")
+    assert code == 0

@@ -1,0 +1,165 @@
+"""Faults of processes: killed, told to end, frozen; one, or all of a machine.
+
+Two things would rightly end calls as failed, so they are left out: a call that dies with its library or pilot again and
+again is a poison call, and a manager that dies five times within a minute ends its session. So what runs calls is
+killed only while each of them runs for the first time; it is stopped for the look, so that none begins meanwhile.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from batch.chaos import Stage, Step, Way
+from batch.chaos_victims import HEAD, node_of
+from faults.world import is_alive, kill
+
+BLINK_S = (0.05, 1.5)
+"""A process is frozen for so long, mostly."""
+FROZEN_S = (1.0, 6.0)
+"""Longer than silence is borne."""
+ALL_FROZEN_S = (0.5, 3.0)
+MANAGERS_A_MINUTE = 3
+
+
+class Processes:
+    """The ways that signals have."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._managers: deque[float] = deque(maxlen=MANAGERS_A_MINUTE)
+
+    def ways(self) -> dict[str, Way]:
+        """Every way by its name."""
+        victims = self._stage.victims
+        factory, seed = "stoker.manager.factory.main", "stoker.pilot.transfer.seed"
+        return {
+            "library": Way(600, self._kill_library),
+            "library told to end": Way(200, self._tell_library),
+            "frozen library": Way(500, lambda step: self._freeze(victims.libraries(), step, BLINK_S)),
+            "zygote": Way(200, self._kill_zygote),
+            "frozen zygote": Way(200, lambda step: self._freeze(victims.zygotes(), step, BLINK_S)),
+            "pilot": Way(150, self._kill_pilot),
+            "pilot told to end": Way(80, self._tell_pilot),
+            "frozen pilot": Way(200, lambda step: self._freeze(victims.pilots(), step, FROZEN_S)),
+            "pilot blinks": Way(400, lambda step: self._freeze(victims.pilots(), step, BLINK_S)),
+            "manager": Way(200, self._kill_manager),
+            "frozen manager": Way(300, lambda step: self._freeze(victims.managers(), step, BLINK_S)),
+            "keeper": Way(100, lambda step: self._kill(victims.keepers(), step)),
+            "factory": Way(150, lambda step: self._kill(victims.of(factory), step)),
+            "frozen factory": Way(150, lambda step: self._freeze(victims.of(factory), step, FROZEN_S)),
+            "seed": Way(150, lambda step: self._kill(victims.of(seed), step)),
+            "frozen seed": Way(150, lambda step: self._freeze(victims.of(seed), step, FROZEN_S)),
+            "guest": Way(100, lambda _step: self._kill_client("guest")),
+            "attach": Way(100, lambda _step: self._kill_client("attach")),
+            "all frozen": Way(50, self._freeze_all),
+        }
+
+    def _kill(self, candidates: Sequence[tuple[str, int]], step: Step) -> str:
+        if not candidates:
+            return ""
+        name, pid = step.of(candidates)
+        kill([pid])
+        return name
+
+    def _freeze(self, candidates: Sequence[tuple[str, int]], step: Step, span: tuple[float, float]) -> str:
+        if not candidates or not self._stage.is_free("all frozen"):
+            return ""
+        name, pid = step.of(candidates)
+        key, seconds = f"frozen {pid}", step.between(span)
+        if not self._stage.is_free(key):
+            return ""
+        kill([pid], signal.SIGSTOP)
+        self._stage.hold(key, seconds, lambda: kill([pid], signal.SIGCONT))
+        return f"{name} for {seconds:.1f} s"
+
+    def _freeze_all(self, step: Step) -> str:
+        """A laptop that sleeps, a virtual machine that is moved."""
+        pids = [pid for _, pid in self._stage.victims.everything()]
+        if any(not self._stage.is_free("all frozen", f"frozen {pid}") for pid in pids):
+            return ""
+        seconds = step.between(ALL_FROZEN_S)
+        kill(pids, signal.SIGSTOP)
+        self._stage.hold("all frozen", seconds, lambda: kill(pids, signal.SIGCONT))
+        return f"{len(pids)} processes for {seconds:.1f} s"
+
+    # ---- what runs calls
+
+    def _kill_library(self, step: Step) -> str:
+        return self._hit(self._stage.victims.libraries(), step, lambda pid: [pid], lambda pid: kill([pid]))
+
+    def _tell_library(self, step: Step) -> str:
+        """A batch system tells every process of a job to end: what to do is the agent's affair, and it was not told."""
+        candidates = self._stage.victims.libraries()
+        if not candidates:
+            return ""
+        name, pid = step.of(candidates)
+        kill([pid], signal.SIGTERM)
+        return name
+
+    def _kill_zygote(self, step: Step) -> str:
+        """Only where none of its libraries is loading: a context that dies twice on its way is given up."""
+        of = self._stage.victims.libraries_of
+        candidates = [(name, pid) for name, pid in self._stage.victims.zygotes() if of(pid)]
+        return self._hit(candidates, step, of, lambda pid: kill([pid]))
+
+    def _kill_pilot(self, step: Step) -> str:
+        return self.end_pilot(step, lambda pid: kill([pid]))
+
+    def _tell_pilot(self, step: Step) -> str:
+        return self.end_pilot(step, lambda pid: kill([pid], signal.SIGTERM))
+
+    def end_pilot(self, step: Step, end: Callable[[int], object], *, head: bool = True) -> str:
+        """End a pilot in some way; its node. `head`: the local one may be it."""
+        candidates = [(name, pid) for name, pid in self._stage.victims.pilots() if head or name != HEAD]
+        libraries = self._stage.victims.libraries
+        return self._hit(candidates, step, lambda pid: [each for _, each in libraries(node=node_of(pid))], end)
+
+    def _hit(
+        self,
+        candidates: Sequence[tuple[str, int]],
+        step: Step,
+        libraries_of: Callable[[int], Sequence[int]],
+        hit: Callable[[int], object],
+    ) -> str:
+        """Hit a victim, if each call of its libraries runs for the first time; its name."""
+        if not candidates or not self._stage.is_free("all frozen"):
+            return ""
+        name, victim = step.of(candidates)
+        libraries = [pid for pid in libraries_of(victim) if self._stage.is_free(f"frozen {pid}")]
+        kill(libraries, signal.SIGSTOP)
+        try:
+            if not all(map(self._stage.victims.is_innocent, libraries)):
+                return ""
+            hit(victim)
+        finally:
+            kill(libraries, signal.SIGCONT)
+        return name
+
+    # ---- managers and clients
+
+    def _kill_manager(self, step: Step) -> str:
+        if not self.may_kill_manager():
+            return ""
+        found = self._kill(self._stage.victims.managers(), step)
+        if found:
+            self.manager_was_killed()
+        return found
+
+    def may_kill_manager(self) -> bool:
+        """False if managers have died often within the last minute."""
+        full = len(self._managers) == MANAGERS_A_MINUTE
+        return not full or time.monotonic() - self._managers[0] > 60
+
+    def manager_was_killed(self) -> None:
+        """Count one."""
+        self._managers.append(time.monotonic())
+
+    def _kill_client(self, name: str) -> str:
+        pids = [pid for pid in self._stage.victims.clients(name) if is_alive(pid)]
+        kill(pids)
+        if pids:
+            self._stage.restart(name)
+        return name if pids else ""

@@ -1,0 +1,248 @@
+"""`make soak`: ten thousand faults over a real Slurm and local pilots, with nobody to watch.
+
+    python -m batch.soak --faults 10000 --every 0.36 --folder runs/soak
+
+Programs use the session all the while. At the end, also after Ctrl-C, each call must have had its right result once,
+and nothing may be left: processes, jobs, folders, shared memory. FOLDER/record.json says what was done and what came of
+it, the exit status whether all was well. `--resume` goes on with the plan of the record in FOLDER, over a new session,
+and adds to its figures. STOKER_SOAK_SEED (or `--seed`) does the same again, as far as real processes do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from batch.chaos import Chaos, Stage
+from batch.chaos_clocks import Clocks
+from batch.chaos_disks import Disks, disks
+from batch.chaos_processes import Processes
+from batch.chaos_scene import PROGRAMS, SHAPE, Scene
+from batch.chaos_scheduler import Scheduler
+from batch.chaos_sockets import Sockets
+from batch.chaos_victims import HEAD, Ran
+from batch.chaos_watch import Watch
+from batch.lab import needs
+from batch.lab.cluster import Cluster
+from batch.lab.commands import until
+from batch.lab.shape import LabError
+from faults.world import World
+
+EVERY_S = 0.36
+"""Ten thousand in an hour."""
+STALL_S = 120.0
+FIRST_S = 180.0
+"""Until the first results there are pilots to come, with their environment."""
+
+
+class Soak:
+    """One run. `record` is what is known of it, at any moment."""
+
+    def __init__(
+        self, folder: Path, *, seed: int, every_s: float, stall_s: float, before: dict[str, Any] | None = None
+    ) -> None:
+        self.folder = folder
+        self.stall_s = stall_s
+        self.seed = seed
+        self.every_s = every_s
+        self.before = before or {}
+        self.record: dict[str, Any] = {"seed": seed, "ok": False, "faults_total": 0, "faults": {}, "left": []}
+        self.ways = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        if not before:
+            for old in ("stall", "failure", "left"):
+                shutil.rmtree(folder / old, ignore_errors=True)
+            (folder / "faults.log").unlink(missing_ok=True)
+
+    def run(self, *, seconds: float = float("inf"), faults: int | None = None) -> dict[str, Any]:
+        """Disturb a session, and look what came of it; the record. Raises nothing that has to do with the session."""
+        shared_memory = set(os.listdir("/dev/shm"))
+        environ = dict(os.environ)
+        place = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))  # paths of sockets are short
+        world = World(place / "world")
+        disk = place / "disk"
+        machines = [world.scratch / name for name in (HEAD, *SHAPE.nodes)]
+        try:
+            with disks([disk, *machines]), world.entered(limit_s=60, folders=False), Cluster(SHAPE) as cluster:
+                os.environ.update(cluster.environ)
+                self._over(Scene(cluster, world, disk=disk), seconds=seconds, faults=faults)
+        except Exception as error:
+            self.record.setdefault("error", f"{type(error).__name__}: {error}"[:4000])
+        finally:
+            os.environ.clear()
+            os.environ.update(environ)
+            shutil.rmtree(place, ignore_errors=True)
+        left = sorted(set(os.listdir("/dev/shm")) - shared_memory)
+        self.record["left"].extend(f"/dev/shm/{name}" for name in left)
+        self._judge()
+        self.write()
+        return self.record
+
+    def _over(self, scene: Scene, *, seconds: float, faults: int | None) -> None:
+        for name in (*PROGRAMS, "guest", "attach"):
+            scene.start(name)
+        stage = Stage(scene.cluster, scene.world, ran=scene.ran, session=scene.folder, restart=scene.start)
+        processes = Processes(stage)
+        sockets = Sockets(stage, seed=self.seed)
+        families = (
+            processes,
+            sockets,
+            Disks(stage, processes, disk=scene.disk),
+            Clocks(stage, scene.clocks),
+            Scheduler(stage, processes, mood=scene.mood),
+        )
+        ways = {name: way for family in families for name, way in family.ways().items()}
+        self.ways = len(ways)
+        with (self.folder / "faults.log").open("a", buffering=1) as log:
+            watch = Watch(scene, limit_s=self.stall_s, folder=self.folder, log=lambda: list(chaos.log))
+
+            def check() -> None:
+                scene.check()
+                watch.check()
+                self._count(chaos)
+
+            chaos = Chaos(
+                stage,
+                ways,
+                seed=self.seed,
+                every_s=self.every_s,
+                check=check,
+                write=lambda line: log.write(line + "\n"),
+            )
+            chaos.skip(self.before.get("steps", 0))
+            began = time.monotonic()
+            try:
+                self._disturb(scene, chaos, watch, seconds=seconds, faults=faults)
+            except KeyboardInterrupt:
+                self.record["stopped"] = "by Ctrl-C"
+            except Exception as error:
+                self.record["error"] = f"{type(error).__name__}: {error}"[:4000]
+                if not watch.stalled:
+                    watch.evidence(self.folder / "failure")
+            self.record["seconds"] = round(time.monotonic() - began, 1)
+            self._count(chaos)
+            self._finish(scene, chaos, watch)
+        sockets.close()
+
+    def _disturb(self, scene: Scene, chaos: Chaos, watch: Watch, *, seconds: float, faults: int | None) -> None:
+        main = scene.clients["main"]
+        until(
+            lambda: len(scene.results()) >= 4 or main.poll() is not None, limit_s=FIRST_S, what="results of each kind"
+        )
+        scene.check()
+        watch.start()
+        chaos.run(seconds=seconds, faults=faults)
+
+    def _finish(self, scene: Scene, chaos: Chaos, watch: Watch) -> None:
+        """Everything is put back: what was asked for comes, and then the session ends."""
+        record = self.record
+        calm = sum(scene.results().values())
+        if "error" not in record:
+            try:
+                until(lambda: sum(scene.results().values()) > calm + 50, limit_s=self.stall_s, what="results again")
+            except LabError as error:
+                record["error"] = f"after all was put back: {error}"
+                watch.evidence(self.folder / "failure")
+        if watch.is_alive():
+            watch.stop()
+        scene.stop.touch()
+        slow = scene.wait_for_programs(limit_s=30.0 if "error" in record else self.stall_s)
+        if slow and "error" not in record:
+            record["error"] = f"{', '.join(slow)}: not ended {self.stall_s:g} s after all was put back"
+            watch.evidence(self.folder / "failure")
+        record["programs"] = scene.found()
+        facts = scene.status().items()
+        record["status"] = {key: fact for key, fact in facts if isinstance(fact, int | float | str) or key == "trouble"}
+        ran = Ran(scene.ran)
+        ran.look()
+        record["begun"], record["calls_begun"] = ran.begun(), len(ran.names())
+        record["longest_stall"] = watch.longest
+        record["processes"] = watch.summary()
+        record["grown"] = watch.grown()
+        record["left"] = scene.end()
+        if record["left"] and "error" not in record:
+            watch.evidence(self.folder / "left")
+        self._count(chaos)
+
+    def _count(self, chaos: Chaos) -> None:
+        add = Counter(self.before.get("faults", {})) + chaos.done
+        self.record["faults"] = dict(sorted(add.items()))
+        self.record["faults_total"] = add.total()
+        self.record["missed"] = dict(sorted((Counter(self.before.get("missed", {})) + chaos.missed).items()))
+        self.record["steps"] = chaos.steps
+        if chaos.steps % 200 == 0:
+            self.write()
+
+    def _judge(self) -> None:
+        record = self.record
+        programs = record.get("programs", {})
+        for figure in ("lost", "twice", "many_wrong", "many_failed"):
+            new = sum(programs.get(name, {}).get(figure, 0) for name in PROGRAMS)
+            record[figure] = self.before.get(figure, 0) + new
+        whole = all("results" in programs.get(name, {}) for name in PROGRAMS)
+        results = sum(sum(programs[name]["results"].values()) for name in PROGRAMS) if whole else 0
+        record["results"] = self.before.get("results", 0) + results
+        bad = [record["lost"], record["twice"], record["many_wrong"], record["many_failed"], len(record["left"])]
+        record["ok"] = whole and "error" not in record and not any(bad) and not record.get("grown")
+
+    def write(self) -> None:
+        """Write the record."""
+        (self.folder / "record.json").write_text(json.dumps(self.record, indent=1, default=str) + "\n")
+
+
+def told(record: dict[str, Any]) -> list[str]:
+    """A record in a few lines."""
+    stall = record.get("longest_stall", {})
+    figures = ("lost", "twice", "many_wrong", "many_failed")
+    lines = [
+        f"soak {'is well' if record['ok'] else 'FAILED'}: seed {record['seed']}, "
+        f"{record['faults_total']} faults of {len(record['faults'])} kinds, {record['results']} results",
+        ", ".join(f"{record[figure]} {figure.removeprefix('many_')}" for figure in figures)
+        + f", {len(record['left'])} left behind; longest stall {stall.get('seconds', 0)} s ({stall.get('of', 'none')})",
+    ]
+    lines += [f"  {record[key]}" for key in ("error", "stopped") if key in record]
+    return (
+        lines + [f"  left: {each}" for each in record["left"][:20]] + [f"  grown: {x}" for x in record.get("grown", ())]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it by hand."""
+    parser = argparse.ArgumentParser(prog="make soak", description="Disturb a session on a real Slurm.")
+    parser.add_argument("--faults", type=int, default=10_000, help="how many (default 10,000, about an hour)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="at most so long")
+    parser.add_argument("--every", type=float, default=EVERY_S, help="seconds between two faults (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("STOKER_SOAK_SEED") or secrets.randbelow(10**6)))
+    parser.add_argument(
+        "--stall", type=float, default=STALL_S, help="seconds without a result of some kind that end it"
+    )
+    parser.add_argument("--folder", type=Path, default=Path("runs/soak"), help="for the record, and evidence")
+    parser.add_argument("--resume", action="store_true", help="go on with the plan of the record in the folder")
+    given = parser.parse_args(arguments)
+    if why := needs.missing_for_namespaces():
+        print(f"no soak here: {why}", file=sys.stderr)
+        return 2
+    before = json.loads((given.folder / "record.json").read_text()) if given.resume else None
+    seed = before["seed"] if before else given.seed
+    faults = max(0, given.faults - (before["faults_total"] if before else 0))
+    print(f"soak: {faults} faults; to do the same again: STOKER_SOAK_SEED={seed}", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends in good order then too
+    soak = Soak(given.folder.absolute(), seed=seed, every_s=given.every, stall_s=given.stall, before=before)
+    record = soak.run(seconds=given.seconds, faults=faults)
+    print("\n".join(told(record)), flush=True)
+    return 0 if record["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
