@@ -19,6 +19,9 @@ from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_call, show_library
 from stoker.units import show_about, show_bytes, show_seconds
 
+IN_JOURNAL = "ended; its story is in the journal"
+"""What is said of a call that ended well: the manager forgets it, its journal does not."""
+
 PAYLOAD_BYTES = 64_000
 """Arguments of more bytes are not sent to an asker."""
 
@@ -40,7 +43,7 @@ def tell(state: State, subject: str) -> to_client.Story:
         return _with_payload(_story(show_call(id), _of_call(state, call)), call)
     client = state.clients_by_number.get(id >> CLIENT_SHIFT)
     if client is not None and id <= client.last_call:
-        return to_client.Story(show_call(id), False, "ended; its story is in the journal", ())
+        return to_client.Story(show_call(id), False, IN_JOURNAL, ())
     return to_client.Story(show_call(id), False, "no such call in the session", ())
 
 

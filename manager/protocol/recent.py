@@ -11,17 +11,19 @@ from collections import deque
 WINDOW_S = 30.0
 """A rate is over the last of so many seconds."""
 
-Counts = deque[tuple[int, int]]
-"""What was counted in each of the last seconds: (second, count), oldest first."""
+Counts = deque[list[int]]
+"""What was counted in each of the last seconds: [second, count], oldest first."""
 
 
 def add(counts: Counts, count: int, *, now: float) -> None:
-    """Count, and forget what is older than the window."""
+    """Count, and forget what is older than the window. Done for every frame of ends, so it is short."""
     second = int(now)
-    if counts and counts[-1][0] == second:
-        counts[-1] = (second, counts[-1][1] + count)
-        return
-    counts.append((second, count))
+    if counts:
+        last = counts[-1]
+        if last[0] == second:
+            last[1] += count
+            return
+    counts.append([second, count])
     while counts[0][0] < second - WINDOW_S:
         counts.popleft()
 

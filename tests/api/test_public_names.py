@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import subprocess
+import sys
 
 import pytest
+from parsl.dataflow.futures import AppFuture
 
 import stoker
 from stoker import errors
 from stoker.manager import executor
+from stoker.manager.executor.futures import AppCallFuture
 
 
 def test_exported_names():
@@ -40,6 +44,26 @@ def test_exported_names_of_the_client():
         assert getattr(executor, name).__doc__
     with pytest.raises(AttributeError, match="executor"):
         executor.no_such_name  # noqa: B018
+
+
+def test_errors_and_contexts_are_there_after_import_stoker_alone():
+    code = "import stoker; print(stoker.errors.StokerError.__name__, stoker.contexts.context.__name__, stoker.units)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("StokerError context <module 'stoker.units'"), done.stderr
+
+
+def test_a_future_cannot_be_looped_over():
+    future = AppCallFuture.of(AppFuture({}))
+    for loop in (list, iter, lambda one: [*one]):
+        with pytest.raises(TypeError, match="a future cannot be looped over; loop over its result"):
+            loop(future)
+
+
+def test_an_app_may_be_bare_as_a_context_may():
+    made = stoker.app(len)
+    assert repr(made) == "<app len: no context>"
+    assert made.function is len
+    assert repr(stoker.context(len)).startswith("<context len")
 
 
 def test_options_are_keyword_only():

@@ -69,7 +69,7 @@ def test_breaking_it_brings_the_exception_back_with_its_lines(tmp_path: Path) ->
 
 
 def test_the_program_with_a_site_runs(tmp_path: Path) -> None:
-    done = run(program_with("site-configs/local.toml"), tmp_path, limit_s=60)
+    done = run(program_with('load("local")'), tmp_path, limit_s=60)
     assert done.returncode == 0, done.stderr
     assert re.search(r"<session \w+ on site local: ", done.stdout), done.stdout
 
