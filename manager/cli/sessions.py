@@ -75,6 +75,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
 
     A live manager forgets calls that ended well; its journal remembers them.
     """
+    from stoker.manager.core.story import IN_JOURNAL
     from stoker.manager.live.replay import story_of_ended_session
 
     folder = find(name)
@@ -86,7 +87,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
             return folder, story_of_ended_session(folder, subject), str(ended)
     if not story.found and segments.exists(folder.journal):
         kept = story_of_ended_session(folder, subject)
-        story = kept if kept.found else story
+        story = kept if kept.found or story.headline == IN_JOURNAL else story
     return folder, story, ""
 
 

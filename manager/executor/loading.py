@@ -174,10 +174,11 @@ class Session:
         """
         story = self.executor.link.ask_story(subject).result(timeout_s)
         if not story.found:  # a manager forgets calls that ended well; its journal remembers them
+            from stoker.manager.core.story import IN_JOURNAL
             from stoker.manager.live.replay import story_of_ended_session
 
             kept = story_of_ended_session(SessionFolder(self.folder), subject)
-            return kept if kept.found else story
+            return kept if kept.found or story.headline == IN_JOURNAL else story
         return story
 
     def warm(self, context: Recipe, count: int = 1) -> CallFuture:
