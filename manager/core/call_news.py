@@ -10,6 +10,7 @@ from stoker.manager.core import calls, feeding, gangs, libraries
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.state import Call, Gang, Library
 from stoker.manager.protocol import to_client
+from stoker.manager.protocol.bounds import is_sound
 from stoker.manager.protocol.calls import CallProgress
 from stoker.manager.protocol.ids import ClientId
 from stoker.manager.protocol.to_manager import CallsProgress, CallsReturned
@@ -48,6 +49,9 @@ def progress(core: Core, library: Library, message: CallsProgress) -> None:
     state = core.state
     by_client: dict[ClientId, list[CallProgress]] = {}
     for report in message.reports:
+        if not is_sound(report.done, report.total):
+            state.refuse("progress of a call that cannot be")
+            continue
         call = library.held.get(report.call)
         if call is None:
             if report.call not in library.zombies:

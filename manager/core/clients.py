@@ -22,7 +22,7 @@ from stoker.manager.core.commands import AskAdvice, EndManager, ToClient
 from stoker.manager.core.events import FromClient
 from stoker.manager.core.phases import CallState, PilotState
 from stoker.manager.core.state import JOURNAL_LOST, Client, Context, Cost, Group
-from stoker.manager.protocol import to_client, to_manager
+from stoker.manager.protocol import bounds, to_client, to_manager
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId, RecipeKey
 from stoker.manager.protocol.to_manager import (
@@ -72,7 +72,12 @@ def frame(core: Core, event: FromClient) -> None:
         core.tell(client, to_client.Ack(client.inbox.last))
         return
     for message in messages:
-        _message(core, client, message)
+        wrong = "" if type(message) is Submit else bounds.wrong_with(message)
+        if wrong:
+            state.refuse("message of a client with a value that cannot be")
+            core.tell(client, to_client.Rejected(wrong))
+        else:
+            _message(core, client, message)
     if event.sequence:
         core.tell(client, to_client.Ack(event.sequence))
 
@@ -138,7 +143,7 @@ def _from_factory(core: Core, client: Client, message: BlockNews | SourceTrouble
 
 def _hello(core: Core, id: ClientId, message: ClientHello) -> Client | None:
     state = core.state
-    if wrong := why_not(message, session=state.session):
+    if wrong := why_not(message, session=state.session) or bounds.wrong_with(message):
         state.refuse("client of another session or version")
         core.out.append(ToClient(id, to_client.ClientRefused(wrong)))
         return None
@@ -280,8 +285,8 @@ def _submit(core: Core, client: Client, message: Submit) -> None:
         wrong = f"function {message.function} was not defined"
     elif any(spec.call >> CLIENT_SHIFT != client.number for spec in message.calls):
         wrong = f"calls of client {client.number} carry another client's number"
-    elif not 1 <= options.gang[0] <= options.gang[1]:
-        wrong = f"a gang of {options.gang[0]} to {options.gang[1]}"
+    else:
+        wrong = bounds.wrong_with(message)
     if client.unnamed is not None:
         client.unnamed.difference_update([spec.call for spec in message.calls])
         told = {end.call for end in client.unacked}

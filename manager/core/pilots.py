@@ -24,7 +24,7 @@ from stoker.manager.core.commands import ToPilot
 from stoker.manager.core.events import FromPilot
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.state import JOURNAL_LOST, Device, Library, Pilot, State
-from stoker.manager.protocol import to_manager, to_pilot
+from stoker.manager.protocol import bounds, to_manager, to_pilot
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.ids import DeviceId, PilotId
 from stoker.manager.protocol.to_manager import (
@@ -80,9 +80,21 @@ def frame(core: Core, event: FromPilot) -> None:
         core.say(pilot, to_pilot.Ack(pilot.inbox.last))
         return
     for message in messages:
+        if pilot.state is PilotState.GONE:  # it has left in this very frame
+            break
+        if wrong := bounds.wrong_with(message):
+            _unsound(core, pilot, wrong)
+            return
         _message(core, pilot, message)
     if event.sequence:
         core.say(pilot, to_pilot.Ack(event.sequence))
+
+
+def _unsound(core: Core, pilot: Pilot, wrong: str) -> None:
+    """A pilot says what cannot be. Nothing that rests on it can be believed, so the pilot is given up for good."""
+    core.state.refuse("message of a pilot with a value that cannot be")
+    _refuse(core, pilot.id, wrong)
+    lost(core, pilot.id, f"it said what cannot be: {wrong}", may_return=False)
 
 
 def _message(core: Core, pilot: Pilot, message: to_manager.FromPilot) -> None:
@@ -196,7 +208,7 @@ def _hello(core: Core, id: PilotId, message: PilotHello) -> Pilot | None:
     state = core.state
     pilot = state.pilots.get(id)
     gone = state.gone_pilots.get(id)
-    if wrong := why_not(message, session=state.session) or _unwanted(state, id, gone):
+    if wrong := why_not(message, session=state.session) or bounds.wrong_with(message) or _unwanted(state, id, gone):
         state.refuse("pilot that is not wanted")
         _refuse(core, id, wrong)
         return None
@@ -326,7 +338,7 @@ def restarted(core: Core) -> None:
 def _faults(core: Core, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
     """A pilot says in its hello which devices have failed. `lost`: the manager may have missed that one is well."""
     for device in list(pilot.devices.values()):
-        reason = faults.get(device.id, "" if lost else device.fault)
+        reason = faults.get(device.id, device.facts.fault if lost else device.fault)
         if reason != device.fault:
             _fault(core, pilot, device.id, reason)
 

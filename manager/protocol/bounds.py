@@ -1,0 +1,207 @@
+"""What a message's numbers may be: everything that arithmetic rests on is checked where the message comes in.
+
+The decoder sees to types; this sees to values. A number that no honest peer says (a slot count of zero, a time that is
+no number, a size below zero) would be taken over by the manager's books, and would break them much later, far from its
+cause. `wrong_with` says what is wrong in words that its sender can use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Features
+
+MOST_S = 1e10
+"""No time is longer: three hundred years."""
+MOST_BYTES = 1 << 60
+MOST_NUMBER = 1 << 40
+"""No library, block or call has a higher number among its kind; no peer sends more frames."""
+MOST_AT_ONCE = 100_000
+"""No library has more slots, no context more devices, no gang more members."""
+
+
+def wrong_with(message: say.FromClient | say.FromPilot) -> str:
+    """What is wrong with the values in a message, in words; empty if nothing is."""
+    check = _CHECKS.get(type(message))
+    return check(message) if check is not None else ""
+
+
+def _time(name: str, value: float, *, least: float = 0.0) -> str:
+    return "" if least <= value <= MOST_S else f"{name} is {value}: it has to be {least:g} to {MOST_S:g} s"
+
+
+def _size(name: str, value: int) -> str:
+    return "" if 0 <= value <= MOST_BYTES else f"{name} is {value}: it has to be 0 to {MOST_BYTES} bytes"
+
+
+def _count(name: str, value: int, *, least: int = 0, most: int = MOST_NUMBER) -> str:
+    return "" if least <= value <= most else f"{name} is {value}: it has to be {least} to {most}"
+
+
+def _first(found: Iterable[str]) -> str:
+    return next(filter(None, found), "")
+
+
+# ---- from clients
+
+
+def _client_hello(m: say.ClientHello) -> str:
+    return _first((
+        _count("received", m.received), _count("acknowledged", m.acknowledged),
+        _count("number", m.number, least=-1, most=1 << 20),
+    ))  # fmt: skip
+
+
+def wrong_with_recipe(recipe: Recipe) -> str:
+    """What is wrong with the numbers of a recipe, in words; empty if nothing is."""
+    needs = recipe.needs
+    wrong = _first((
+        "" if recipe.key else "it has no key",
+        _count("slots", recipe.slots, least=1, most=MOST_AT_ONCE),
+        _count("calls_per_library", recipe.calls_per_library),
+        _count("needs.devices", needs.devices, least=1, most=MOST_AT_ONCE),
+        _size("needs.memory_bytes", needs.memory_bytes),
+        _size("needs.device_memory_bytes", needs.device_memory_bytes),
+        _size("needs.disk_bytes", needs.disk_bytes),
+        _time("needs.load_limit_s", needs.load_limit_s),
+        _refs(recipe.objects),
+    ))  # fmt: skip
+    return f"recipe {recipe.name}: {wrong}" if wrong else ""
+
+
+def _submit(m: say.Submit) -> str:
+    return _options(m.options) or _specs(m.calls)
+
+
+def _options(options: CallOptions) -> str:
+    wants, (least, most) = options.objective, options.gang
+    return _first((
+        _count("priority", options.priority, least=-MOST_NUMBER),
+        _time("deadline_at", wants.deadline_at), _time("latency_s", wants.latency_s),
+        _time("ttft_s", wants.ttft_s), _time("tpot_s", wants.tpot_s), _time("limit_s", options.limit_s),
+        "" if 1 <= least <= most <= MOST_AT_ONCE else f"a gang of {least} to {most}",
+    ))  # fmt: skip
+
+
+def _specs(specs: Iterable[CallSpec]) -> str:
+    for spec in specs:
+        wrong = ""
+        if spec.features is not None:
+            wrong = _features(spec.features)
+        if type(spec.payload) is ObjectRef:
+            wrong = wrong or _size("size_bytes of its arguments", spec.payload.size_bytes)
+        if wrong or spec.call < 0:
+            return f"call {spec.call}: {wrong or 'a negative id'}"
+    return ""
+
+
+def _features(features: Features) -> str:
+    return _first((
+        _count("items", features.items), _count("input_length", features.input_length),
+        _count("expected_output", features.expected_output), _time("fixed_s", features.fixed_s),
+    ))  # fmt: skip
+
+
+# ---- from pilots
+
+
+def _pilot_hello(m: say.PilotHello) -> str:
+    names = [device.device for device in m.devices]
+    numbers = [facts.library for facts in m.libraries]
+    return _first((
+        "" if len(set(names)) == len(names) else f"it names a device twice: {', '.join(names)}",
+        "" if len(set(numbers)) == len(numbers) else "it names a library twice",
+        *(_device(device) for device in m.devices),
+        *(_library(facts) for facts in m.libraries),
+        *(wrong_with_recipe(recipe) for recipe in m.recipes),
+        _time("ends_in_s", m.ends_in_s), _count("acknowledged", m.acknowledged), _count("last_library", m.last_library),
+    ))  # fmt: skip
+
+
+def _device(device: say.DeviceFacts) -> str:
+    wrong = _first((
+        _size("memory_bytes", device.memory_bytes), _count("cores", device.cores, most=MOST_AT_ONCE),
+        _size("process_bytes", device.process_bytes), _count("processes", device.processes, most=MOST_AT_ONCE),
+        "" if 0 < device.speed <= MOST_S else f"speed is {device.speed}",
+    ))  # fmt: skip
+    return f"device {device.device}: {wrong}" if wrong else ""
+
+
+def _library(facts: say.LibraryFacts) -> str:
+    return _first((
+        _count("the number of a library", facts.library),
+        _size("reserved_bytes", facts.reserved_bytes), _size("memory_bytes", facts.memory_bytes),
+        _size("device_bytes", facts.device_bytes),
+        "" if all(0 <= call < 1 << 62 for call in facts.calls) else "a call's id is out of range",
+    ))  # fmt: skip
+
+
+def _ready(m: say.LibraryReady) -> str:
+    return _first((
+        _time("start_s", m.start_s), _time("load_s", m.load_s), _time("fetch_s", m.fetch_s),
+        _size("resident_bytes", m.resident_bytes), _size("peak_bytes", m.peak_bytes),
+        _size("device_bytes", m.device_bytes),
+    ))  # fmt: skip
+
+
+def _ended(m: say.CallsEnded) -> str:
+    for end in m.ends:
+        if not 0.0 <= end.run_s <= MOST_S or (type(end.payload) is ObjectRef and end.payload.size_bytes < 0):
+            return _end(end)
+    return ""
+
+
+def _end(end: CallEnd) -> str:
+    return f"call {end.call}: {_time('run_s', end.run_s) or 'the size of its result is below zero'}"
+
+
+def _heartbeat(m: say.Heartbeat) -> str:
+    return _first((
+        _size("cache_bytes", m.cache_bytes), _count("refused_frames", m.refused_frames),
+        *(_size("memory_bytes", use.memory_bytes) for use in m.libraries),
+        *(_size("device_bytes", use.device_bytes) for use in m.libraries),
+        *(_time("cpu_s", use.cpu_s) for use in m.libraries),
+    ))  # fmt: skip
+
+
+def _arrivals(m: say.ObjectsHere) -> str:
+    return _first(
+        wrong
+        for each in m.arrivals
+        for wrong in (
+            _size("size_bytes", each.size_bytes), _size("origin_bytes", each.origin_bytes),
+            _size("peer_bytes", each.peer_bytes), _time("seconds", each.seconds),
+        )
+    )  # fmt: skip
+
+
+def _refs(refs: Iterable[ObjectRef]) -> str:
+    return _first(_size(f"size_bytes of {ref.name}", ref.size_bytes) for ref in refs)
+
+
+_CHECKS: dict[type, Callable[[Any], str]] = {
+    say.ClientHello: _client_hello,
+    say.DefineRecipe: lambda m: wrong_with_recipe(m.recipe),
+    say.Submit: _submit,
+    say.Received: lambda m: _count("total", m.total),
+    say.AskCalls: lambda m: _count("limit", m.limit),
+    say.BlockNews: lambda m: _time("expected_in_s", m.expected_in_s),
+    say.PilotHello: _pilot_hello,
+    say.LibraryReady: _ready,
+    say.CallsEnded: _ended,
+    say.LibraryResized: lambda m: _size("device_memory_bytes", m.device_memory_bytes),
+    say.Heartbeat: _heartbeat,
+    say.WantObjects: lambda m: _refs(m.objects),
+    say.ObjectsHere: _arrivals,
+    say.SnapshotHere: lambda m: _time("made_s", m.made_s) or _refs((m.object,)),
+    say.WalltimeNews: lambda m: _time("ends_in_s", m.ends_in_s),
+}
+"""Messages with numbers. Of a call's progress single reports are refused (`is_sound`): they are the user's words."""
+
+
+def is_sound(done: float, total: float) -> bool:
+    """Whether a call's report of how far it is can be reckoned with."""
+    return 0.0 <= done <= MOST_S and 0.0 <= total <= MOST_S

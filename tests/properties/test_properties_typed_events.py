@@ -1,0 +1,22 @@
+"""No event of the right types makes the manager's core raise, whatever its values (see `typed_events`).
+
+`STOKER_FUZZ_EVENTS=1000000 pytest tests/properties/test_properties_typed_events.py` gives it so many.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from properties.typed_events import fuzz
+
+SEEDS = 8
+EVENTS = max(300, int(os.environ.get("STOKER_FUZZ_EVENTS", "0")) // SEEDS)
+A_SESSION = 2000
+"""A session that has had so many random events begins anew."""
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_core_takes_every_event(seed: int) -> None:
+    for number, start in enumerate(range(0, EVENTS, A_SESSION)):
+        fuzz(seed + SEEDS * number, events=min(A_SESSION, EVENTS - start))

@@ -1,0 +1,252 @@
+"""Random events of the right types, with values of any kind: the manager's core takes each of them without raising.
+
+`fuzz(seed, events=1000)` gives one core so many events. Most peers and numbers in them are those that the core knows,
+so that the events reach deep; the others are what a stranger might send: zero, negative, huge, no number at all.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import random
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from stoker.contexts.recipe import BARE, Recipe
+from stoker.manager.core.commands import SetTimer
+from stoker.manager.core.core import Core
+from stoker.manager.core.events import (
+    AdviceArrived,
+    ClientGone,
+    ContextAdvice,
+    FromClient,
+    FromPilot,
+    ManagerRestarted,
+    PilotCut,
+    PilotLost,
+    SessionDefined,
+    SessionKept,
+    TimerFired,
+)
+from stoker.manager.core.validate import validate
+from stoker.manager.policies import default_policies
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol import wire
+from stoker.manager.protocol.blocks import Rule, Source
+from stoker.manager.protocol.calls import CallOptions, CallSpec, Features
+from stoker.manager.protocol.ids import RecipeKey
+
+SESSION = "k3v9"
+_INTS = (0, 1, 2, 3, -1, 7, 1000, 10**9, 8 * 10**9, 1 << 40, (1 << 62) + 1, -(1 << 62))
+_FLOATS = (0.0, 1.0, 0.5, 30.0, 1e-300, 1e9, 1e300, math.inf, -math.inf, math.nan, -1.0)
+_TEXTS = (
+    "",
+    "bare",
+    "a",
+    "b",
+    "f",
+    "g",
+    "p0",
+    "p1",
+    "cpu:0",
+    "cpu:1",
+    "c-1",
+    "lib-1",
+    "b1",
+    "b2",
+    "b99",
+    "mine",
+    "\x00é",
+)
+
+
+class Fuzzer:
+    """Random values of a type. In one message of three a number is any number."""
+
+    def __init__(self, chance: random.Random, core: Core) -> None:
+        self.chance, self.core = chance, core
+        self.is_strange = False
+
+    def message(self, kind: Any) -> Any:
+        """A random value of a type."""
+        self.is_strange = self.chance.random() < 0.33
+        return self.value(kind)
+
+    def value(self, kind: Any, name: str = "") -> Any:
+        chance = self.chance
+        match kind:
+            case inspect.StructType(cls=cls, fields=fields):
+                return cls(*[self.value(field.type, field.name) for field in fields])
+            case inspect.UnionType(types=types):
+                return self.value(chance.choice(types), name)
+            case inspect.ListType(item_type=item):
+                return [self.value(item, name) for _ in range(chance.choice((0, 1, 1, 2, 3)))]
+            case inspect.VarTupleType(item_type=item):
+                return tuple(self.value(item, name) for _ in range(chance.choice((0, 1, 1, 2))))
+            case inspect.TupleType(item_types=items):
+                return tuple(self.value(item, name) for item in items)
+            case inspect.DictType(key_type=key, value_type=item):
+                return {self.value(key, name): self.value(item, name) for _ in range(chance.choice((0, 1, 2)))}
+            case inspect.EnumType(cls=cls):
+                return chance.choice(list[enum.Enum](cls))
+            case inspect.BoolType():
+                return chance.random() < 0.5
+            case inspect.IntType():
+                return self._int(name)
+            case inspect.FloatType():
+                return chance.choice(_FLOATS) if self.is_strange else chance.uniform(0, 100)
+            case inspect.StrType():
+                return self._text(name)
+            case inspect.BytesType():
+                return chance.choice((b"", b"x", b"\x00" * 40))
+            case inspect.NoneType():
+                return None
+            case _:
+                raise NotImplementedError(f"no random value of {kind}")
+
+    def _int(self, name: str) -> int:
+        state, chance = self.core.state, self.chance
+        known: list[int] = []
+        if name in ("call", "calls", "running", "unstarted"):
+            known = list(state.calls)[:20]
+        elif name == "library":
+            known = list(state.libraries)
+        if known and chance.random() < 0.8:
+            return chance.choice(known)
+        return chance.choice(_INTS) if self.is_strange else chance.randrange(1, 20)
+
+    def _text(self, name: str) -> str:
+        state, chance = self.core.state, self.chance
+        known = {
+            "recipe": list(state.contexts), "function": list(state.functions), "block": list(state.blocks),
+            "name": list(state.transfers.objects), "object": list(state.transfers.objects),
+            "session": [SESSION], "source": list(state.sources), "blocks": list(state.blocks),
+        }.get(name, [])  # fmt: skip
+        return str(chance.choice(known)) if known and chance.random() < 0.8 else chance.choice(_TEXTS)
+
+
+_OF_CLIENT = inspect.type_info(say.FromClient)
+_OF_PILOT = inspect.type_info(say.FromPilot)
+
+
+class Session:
+    """A core and the peers that send it random events."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.core = Core(SESSION, default_policies())
+        self.fuzzer = Fuzzer(self.chance, self.core)
+        self.now = 0.0
+        self.pilots = 0
+        self.give(SessionKept())
+        self.give(SessionDefined((Source("mine", Rule.OPPORTUNISTIC, most=3, keep_pending=2),)))
+        for name in ("ana", "bob"):
+            self.tell(name, say.ClientHello(wire.VERSION, SESSION))
+        self.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True))
+        recipes = (BARE, Recipe("a", "a", b"loader"), Recipe("b", "b", b"loader", slots=3))
+        self.tell("ana", *map(say.DefineRecipe, recipes), say.DefineFunction("f", "f", b""))  # type: ignore[arg-type]
+        self.pilot_joins()
+
+    def give(self, event: Any) -> None:
+        self.now += self.chance.choice((0.0, 0.01, 1.0, 20.0))
+        for command in self.core.handle(event, self.now):
+            assert not isinstance(command, SetTimer) or not math.isnan(command.at), command
+
+    def tell(self, client: str, *messages: Any) -> None:
+        self.give(FromClient(client, self._next(client, messages), list(messages)))  # type: ignore[arg-type]
+
+    def report(self, pilot: str, *messages: Any) -> None:
+        self.give(FromPilot(pilot, self._next(pilot, messages), list(messages)))  # type: ignore[arg-type]
+
+    def _next(self, peer: str, messages: tuple[Any, ...]) -> int:
+        if isinstance(messages[0], say.ClientHello | say.PilotHello):
+            return 0
+        state = self.core.state
+        known = state.clients.get(peer) or state.pilots.get(peer)  # type: ignore[call-overload]
+        return known.inbox.last + 1 if known is not None else 1
+
+    def pilot_joins(self) -> None:
+        name, self.pilots = f"p{self.pilots}", self.pilots + 1
+        devices = tuple(say.DeviceFacts(f"cpu:{n}", "cpu", 8 * 10**9) for n in range(2))  # type: ignore[arg-type]
+        self.report(name, say.PilotHello(wire.VERSION, SESSION, "host", 7, devices, peer="h:1", block="b1"))
+
+    def step(self) -> Any:
+        """One random event; what it was."""
+        chance, fuzzer, state = self.chance, self.fuzzer, self.core.state
+        pilot, client = f"p{chance.randrange(self.pilots)}", chance.choice(("ana", "bob", "factory"))
+        if len(state.pilots) < 2 and chance.random() < 0.3:
+            return self.pilot_joins
+        if chance.random() < 0.9 and state.pilots:
+            pilot = chance.choice(list(state.pilots))
+        dice = chance.random()
+        if dice < 0.45:
+            message = fuzzer.message(_OF_PILOT)
+            if isinstance(message, say.PilotLeaving) and chance.random() < 0.9:
+                message = say.Heartbeat()
+            if isinstance(message, say.PilotHello):
+                message = msgspec.structs.replace(message, protocol=wire.VERSION, session=SESSION)
+            return lambda: self.report(pilot, message)
+        if dice < 0.7:
+            message = fuzzer.message(_OF_CLIENT)
+            if isinstance(message, say.EndSession) and chance.random() < 0.99:
+                message = say.AskStatus()
+            if isinstance(message, say.ClientHello):
+                message = msgspec.structs.replace(message, protocol=wire.VERSION, session=SESSION)
+            return lambda: self.tell(client, message)
+        if dice < 0.85:
+            return self._calls(client)
+        return lambda: self._other(pilot, client)
+
+    def _calls(self, client: str) -> Any:
+        chance, state = self.chance, self.core.state
+        known = state.clients.get(client)  # type: ignore[call-overload]
+        base = max(known.number, 0) << 40 if known is not None else 0
+        options = CallOptions()
+        if chance.random() < 0.4:
+            options = self.fuzzer.message(inspect.type_info(CallOptions))
+        features = self.fuzzer.message(inspect.type_info(Features)) if chance.random() < 0.3 else None
+        first = chance.randrange(10_000)
+        specs = [CallSpec(base | (first + n), b"", features) for n in range(chance.choice((1, 1, 3, 9)))]  # type: ignore[arg-type]
+        recipe = chance.choice([*state.contexts])
+        return lambda: self.tell(client, say.Submit("f", recipe, specs, options))  # type: ignore[arg-type]
+
+    def _other(self, pilot: str, client: str) -> None:
+        chance, state = self.chance, self.core.state
+        match chance.randrange(8):
+            case 0:
+                self.give(PilotCut(pilot))  # type: ignore[arg-type]
+            case 1:
+                self.give(PilotLost(pilot, "silent"))  # type: ignore[arg-type]
+            case 2:
+                self.pilot_joins()
+            case 3:
+                self.give(ClientGone(client))  # type: ignore[arg-type]
+                self.tell(client, say.ClientHello(wire.VERSION, SESSION, factory=client == "factory"))
+            case 4 if chance.random() < 0.2:
+                self.give(ManagerRestarted())
+            case 5:
+                self.give(AdviceArrived(RecipeKey("a"), {"": ContextAdvice(1.0, 0.0, 10**9)}))
+            case _:
+                due = sorted(state.timers, key=state.timers.__getitem__)
+                if due:
+                    self.now = max(self.now, min(state.timers[due[0]], self.now + 1e6))
+                    self.give(TimerFired(due[0]))
+
+
+def fuzz(seed: int, *, events: int = 1000, validate_every: int = 50) -> None:
+    """Give a core random events. Raises what the core raises, with the seed and the number of the event."""
+    session = Session(seed)
+    for number in range(events):
+        event = session.step()
+        try:
+            event()
+            if validate_every and number % validate_every == 0:
+                validate(session.core.state)
+        except Exception as error:
+            said = [cell.cell_contents for cell in event.__closure__ or ()]
+            error.add_note(f"fuzz({seed}): event {number}, {str(said)[:1500]}")
+            raise
+        if session.core.state.ending:
+            return
