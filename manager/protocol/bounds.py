@@ -80,7 +80,7 @@ def _options(options: CallOptions) -> str:
     wants, (least, most) = options.objective, options.gang
     return _first((
         _count("priority", options.priority, least=-MOST_NUMBER),
-        _time("deadline_at", wants.deadline_at), _time("latency_s", wants.latency_s),
+        _time("deadline_at", wants.deadline_at, least=-MOST_S), _time("latency_s", wants.latency_s),
         _time("ttft_s", wants.ttft_s), _time("tpot_s", wants.tpot_s), _time("limit_s", options.limit_s),
         "" if 1 <= least <= most <= MOST_AT_ONCE else f"a gang of {least} to {most}",
     ))  # fmt: skip
@@ -136,6 +136,7 @@ def _library(facts: say.LibraryFacts) -> str:
         _size("reserved_bytes", facts.reserved_bytes), _size("memory_bytes", facts.memory_bytes),
         _size("device_bytes", facts.device_bytes),
         "" if all(0 <= call < 1 << 62 for call in facts.calls) else "a call's id is out of range",
+        "" if len(set(facts.calls)) == len(facts.calls) else f"library {facts.library} names a call twice",
     ))  # fmt: skip
 
 

@@ -47,8 +47,8 @@ WRONG: list[Any] = [
     say.DefineRecipe(Recipe("k", "k", objects=(ObjectRef("o", -1),))),
     *(submit(gang=gang) for gang in ((0, 1), (2, 1), (-1, -1), (1, 1 << 30))),
     *(submit(limit_s=time) for time in BAD_TIMES),
-    *(submit(objective=Objective(**{name: time})) for time in BAD_TIMES
-      for name in ("deadline_at", "latency_s", "ttft_s", "tpot_s")),
+    *(submit(objective=Objective(**{name: time})) for time in BAD_TIMES for name in ("latency_s", "ttft_s", "tpot_s")),
+    *(submit(objective=Objective(deadline_at=time)) for time in (math.nan, math.inf, -math.inf)),
     *(submit(features=Features(**{name: -1})) for name in ("items", "input_length", "expected_output")),
     *(submit(features=Features(fixed_s=time)) for time in BAD_TIMES),
     submit(payload=ObjectRef("o", -1)), submit(call=-1), submit(priority=1 << 62),
@@ -59,7 +59,7 @@ WRONG: list[Any] = [
     *(hello(device(memory_bytes=size)) for size in BAD_SIZES),
     *(hello(device(speed=speed)) for speed in (0.0, -1.0, math.nan, math.inf)),
     hello(device(cores=-1)), hello(libraries=(facts(library=1 << 62),)), hello(libraries=(facts(reserved_bytes=-1),)),
-    hello(libraries=(facts(calls=(-1,)),)), hello(recipes=(Recipe("k", "k", slots=0),)),
+    hello(libraries=(facts(calls=(-1,)),)), hello(libraries=(facts(calls=(4, 4)),)), hello(recipes=(Recipe("k", "k", slots=0),)),
     *(hello(ends_in_s=time) for time in BAD_TIMES),
     *(say.LibraryReady(1, **{"start_s": 0.0, "load_s": 0.0, name: time}) for time in BAD_TIMES  # type: ignore[arg-type]
       for name in ("start_s", "load_s", "fetch_s")),
