@@ -58,8 +58,9 @@ WRONG: list[Any] = [
     hello(device(), device()), hello(libraries=(facts(), facts())), hello(last_library=1 << 62), hello(acknowledged=-1),
     *(hello(device(memory_bytes=size)) for size in BAD_SIZES),
     *(hello(device(speed=speed)) for speed in (0.0, -1.0, math.nan, math.inf)),
+    hello(recipes=(Recipe("k", "k", slots=0),)),
     hello(device(cores=-1)), hello(libraries=(facts(library=1 << 62),)), hello(libraries=(facts(reserved_bytes=-1),)),
-    hello(libraries=(facts(calls=(-1,)),)), hello(libraries=(facts(calls=(4, 4)),)), hello(recipes=(Recipe("k", "k", slots=0),)),
+    hello(libraries=(facts(calls=(-1,)),)), hello(libraries=(facts(calls=(4, 4)),)),
     *(hello(ends_in_s=time) for time in BAD_TIMES),
     *(say.LibraryReady(1, **{"start_s": 0.0, "load_s": 0.0, name: time}) for time in BAD_TIMES  # type: ignore[arg-type]
       for name in ("start_s", "load_s", "fetch_s")),
