@@ -135,5 +135,10 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[Left]:
                 yield Left(text, f"{remove} {' '.join(known)}")
             continue
         seen.update(there)
+        stuck = [job for job in there if job in looks and looks[job].leaving]
+        there = [job for job in there if job not in stuck]
         if there:
             yield Left(f"jobs {job_ids(there)} of site {site.name}", f"{remove} {' '.join(there)}")
+        if stuck:  # of all batch systems only HTCondor's jobs say so
+            text = f"jobs {job_ids(stuck)} of site {site.name}, cancelled; their machines have not answered yet"
+            yield Left(text, f"condor_rm -forcex {' '.join(stuck)}")

@@ -43,6 +43,7 @@ def define(core: Core, sources: Iterable[Source]) -> None:
             core.state.sources[source.name] = SourceState(source)
         else:
             known.source = source
+            known.held_for = known.stopped = ""  # the site file may have been mended
             core.state.sources[source.name] = known
     core.demand_changed = True
 
@@ -141,9 +142,28 @@ def news(core: Core, message: BlockNews) -> None:
     if message.phase is not block.phase:
         _enter(core, block, message.phase)
     block.reason = message.reason
+    if message.cause and not block.held_for:
+        _held(core, block, message)
     if block.phase.over:
         _over(core, block)
     losses.block_said(core, block)
+
+
+def _held(core: Core, block: Block, message: BlockNews) -> None:
+    """The batch system holds a job, for a cause that it names. When it held the block before for the same, a third
+    would go the same way: the source is stopped, with what to do, and what waits of it is withdrawn."""
+    source = block.source
+    block.held_for = message.cause
+    again, source.held_for = source.held_for == message.cause, message.cause
+    if not again or source.stopped:
+        return
+    source.stopped = (
+        f"two jobs in a row were held for the same cause: {message.reason.removeprefix('held: ').rstrip('. ')}"
+    )
+    source.stopped += f"; {message.advice}" if message.advice else ""
+    for other in [source.blocks[id] for id in source.coming]:
+        release(core, other, "its source is stopped")
+    core.demand_changed = True
 
 
 def _adopted(core: Core, message: BlockNews) -> Block | None:
@@ -211,6 +231,8 @@ def _over(core: Core, block: Block) -> None:
 def _judge(block: Block, now: float) -> None:
     """What the end of a block that nobody wanted to end says of its source."""
     source = block.source
+    if not block.held_for:
+        source.held_for = ""
     if not block.brought:
         source.failures += 1
         source.failed_at = now
@@ -418,6 +440,8 @@ def in_words(now: float, block: Block) -> str:
 
 def failing(source: SourceState) -> str:
     """What the last blocks of a source say that were of no use; empty if there is nothing to say."""
+    if source.stopped:
+        return f"no more jobs are asked for: {source.stopped}"
     times = source.failures or source.short_lived
     if source.failures:
         often = f", {times} times in a row" if times > 1 else ""

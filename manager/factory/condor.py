@@ -18,6 +18,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -46,7 +47,8 @@ _WARNING = re.compile(r"^WARNING: (?!Committed job submission )(?:QMGMT:\d+:)?(.
 """A mistyped setting, or what the site says to a job that it takes all the same."""
 _NOT_NOW = re.compile(
     r"can't find address|unable to locate|failed to (connect|fetch|begin|end|commit|send|create new)|couldn't contact"
-    r"|timed out|connection (closed|refused)|communication error|unknown error code|MAX_JOBS_(SUBMITTED|PER_OWNER)"
+    r"|CEDAR:6\d{3}|SECMAN:2\d{3}|timed out"
+    r"|connection (closed|refused)|communication error|unknown error code|MAX_JOBS_(SUBMITTED|PER_OWNER)"
     r"|try again",
     re.IGNORECASE,
 )
@@ -106,7 +108,8 @@ class CondorBatch:
     def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
         """The present state of these jobs. Removes those that HTCondor holds for good. Raises BatchTrouble."""
         queued = self._queue()
-        verdicts = {job: condor_ads.judge(queued[job], held_s=self._held_s) for job in jobs if job in queued}
+        judge = partial(condor_ads.judge, held_s=self._held_s, memory_bytes=self._site.provider.memory_bytes)
+        verdicts = {job: judge(queued[job]) for job in jobs if job in queued}
         hopeless = {job: verdict.force for job, verdict in verdicts.items() if verdict.remove}
         for force in (False, True):
             self._remove([job for job in hopeless if hopeless[job] is force], force=force)
@@ -126,12 +129,14 @@ class CondorBatch:
                 raise BatchTrouble(f"condor_rm: {in_short(said)}")
 
     def find(self) -> Mapping[str, BlockId]:
-        """Jobs of the session at this site that are not over, by their id. Raises BatchTrouble."""
-        over = (JobStatus.REMOVED, JobStatus.COMPLETED)
+        """Jobs of the session at this site that are not over, by their id. Raises BatchTrouble.
+
+        One that is being removed counts until it is gone: its machine may not answer.
+        """
         return {
             job: BlockId(str(ad[condor_description.BLOCK]))
             for job, ad in self._queue().items()
-            if condor_description.BLOCK in ad and ad.get("JobStatus") not in over
+            if condor_description.BLOCK in ad and ad.get("JobStatus") != JobStatus.COMPLETED
         }
 
     def _queue(self) -> dict[str, Ad]:

@@ -1,9 +1,14 @@
 """What HTCondor's ads of our jobs mean: pure functions over `condor_q -json` and `condor_history -json`.
 
-An evicted job goes from RUNNING back to IDLE, and runs again: its block is PENDING. A held one is PENDING with
-HTCondor's reason, until it has been held for `HELD_S`: then it counts as ended, because it would never run by itself
-(`Verdict.remove`). One that its owner holds, or that waits for its files, just waits. A removed job stays in the queue
-for as long as its machine does not answer.
+An evicted job goes from RUNNING back to IDLE. It is removed and its block is over: a pool where nothing else waits may
+leave it idle for five minutes, since the negotiator skips a user whose last report said that nothing waits, and a job
+that is submitted in its place wakes it at once. A held job is PENDING with HTCondor's reason, until it has been held
+for `HELD_S`: then it counts as ended, because it would never run by itself (`Verdict.remove`). One that its owner
+holds, or that waits for its files, just waits; one that was released runs again. A removed job stays in the queue for
+as long as its machine does not answer.
+
+HTCondor says why a job left its machine in codes (`VacateReasonCode` since 24, `HoldReasonCode`); `loss_of_vacate` and
+`loss_of_hold` read them, and the words that go with them are told as they are.
 
 How long a job has been in its state is told by one clock, the schedd's: an ad that is asked for it has `ServerTime`.
 """
@@ -21,15 +26,17 @@ import msgspec
 
 from stoker.manager.factory.batch import BatchTrouble, JobLook
 from stoker.manager.factory.condor_description import BLOCK, BY_OWNER, SPOOLING, WALLTIME
-from stoker.manager.protocol.blocks import BlockPhase
-from stoker.units import show_seconds
+from stoker.manager.protocol.blocks import BlockPhase, LossReason
+from stoker.units import show_bytes, show_seconds
 
 Ad = Mapping[str, Any]
 
 ATTRIBUTES = (
     "ClusterId", "ProcId", "JobStatus", "LastJobStatus", "EnteredCurrentStatus", "ServerTime", "RemoteHost",
-    "LastRemoteHost", "NumShadowStarts", "LastRejMatchReason", "LastRejMatchTime", "HoldReason", "HoldReasonCode",
-    "LastHoldReason", "RemoveReason", "ExitCode", "ExitBySignal", "ExitSignal", BLOCK, WALLTIME,
+    "LastRemoteHost", "NumJobStarts", "LastRejMatchReason", "LastRejMatchTime", "HoldReason", "HoldReasonCode",
+    "HoldReasonSubCode", "LastHoldReason", "LastHoldReasonCode", "LastHoldReasonSubCode", "VacateReason",
+    "VacateReasonCode", "VacateReasonSubCode", "RequestMemory", "ResidentSetSize_RAW", "RemoveReason", "ExitCode",
+    "ExitBySignal", "ExitSignal", BLOCK, WALLTIME,
 )  # fmt: skip
 
 HELD_S = 120.0
@@ -86,20 +93,23 @@ def job_of(ad: Ad) -> str:
     return f"{ad['ClusterId']}.{ad.get('ProcId', 0)}"
 
 
-def judge(ad: Ad, *, held_s: float = HELD_S) -> Verdict:
-    """How a job in the queue is."""
+def judge(ad: Ad, *, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
+    """How a job in the queue is. `memory_bytes`: what the site file asks for, which HTCondor rounds (0: nothing)."""
     now_s = float(ad.get("ServerTime") or 0)
     since_s = now_s - float(ad.get("EnteredCurrentStatus") or now_s) if now_s else 0.0
     match ad.get("JobStatus"):
+        case JobStatus.IDLE if was_evicted(ad):
+            look = JobLook(BlockPhase.ENDED, _why_evicted(ad), loss=loss_of_vacate(ad))
+            return Verdict(look, remove=True)
         case JobStatus.IDLE:
-            return Verdict(JobLook(BlockPhase.PENDING, _why_idle(ad)))
+            return Verdict(JobLook(BlockPhase.PENDING, ": ".join(filter(None, ["idle", _rejected(ad)]))))
         case JobStatus.HELD:
-            return _held(ad, since_s=since_s, held_s=held_s)
+            return _held(ad, since_s=since_s, held_s=held_s, memory_bytes=memory_bytes)
         case JobStatus.REMOVED:
             stuck = since_s > _STUCK_S
             where = f"; {ad['RemoteHost']} does not answer" if stuck and ad.get("RemoteHost") else ""
             phase = BlockPhase.ENDED if stuck else BlockPhase.RUNNING
-            return Verdict(JobLook(phase, f"is being removed{where}"), remove=stuck, force=stuck)
+            return Verdict(JobLook(phase, f"is being removed{where}", leaving=True), remove=stuck, force=stuck)
         case JobStatus.COMPLETED:
             return Verdict(ended(ad))
         case JobStatus.SENDING:
@@ -112,7 +122,81 @@ def judge(ad: Ad, *, held_s: float = HELD_S) -> Verdict:
 
 def ended(ad: Ad) -> JobLook:
     """How a job that has left the queue came to its end."""
-    return JobLook(BlockPhase.ENDED, _how(ad))
+    how, loss = _how(ad), None
+    if ad.get("JobStatus") == JobStatus.REMOVED:
+        if how.startswith("out of walltime"):
+            loss = LossReason.WALLTIME
+        elif how.startswith("held"):
+            loss = loss_of_hold(ad, prefix="Last" if "HoldReasonCode" not in ad else "")
+        else:
+            loss = LossReason.CANCELLED
+    return JobLook(BlockPhase.ENDED, how, loss=loss)
+
+
+def was_evicted(ad: Ad) -> bool:
+    """Whether an idle job has run, and was not held since."""
+    return bool(ad.get("NumJobStarts")) and ad.get("LastJobStatus") == JobStatus.RUNNING
+
+
+def loss_of_vacate(ad: Ad) -> LossReason:
+    """Why an evicted job left its machine. Before version 24 HTCondor does not say: it was vacated."""
+    code, sub = ad.get("VacateReasonCode"), ad.get("VacateReasonSubCode")
+    if code in _PREEMPTED:
+        return LossReason.PREEMPTED
+    if code in _NODE_LOST:
+        return LossReason.NODE_LOST
+    if (code, sub) == _OUT_OF_MEMORY:
+        return LossReason.OUT_OF_MEMORY
+    return LossReason.VACATED
+
+
+_PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
+"""VacateReasonCode: the machine's PREEMPT, condor_now, a better rank or user priority."""
+_NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
+"""VacateReasonCode: shadow and starter lost each other, the startd or its scratch folder failed, the slot is broken."""
+_OUT_OF_MEMORY = (34, 102)
+_OUT_OF_DISK = (34, 104)
+"""HoldReasonCode (or VacateReasonCode) and subcode of a job that took more than its slot has."""
+
+
+def loss_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
+    """What a hold means for the pilot that ran. `prefix`: `Last` for one that is over."""
+    return LossReason.OUT_OF_MEMORY if _cause(ad, prefix=prefix) == _MEMORY else LossReason.HELD
+
+
+_MEMORY = "memory"
+
+
+def _cause(ad: Ad, *, prefix: str = "") -> str:
+    """What a hold was for: two of the same cause are told from two that have nothing to do with each other. Empty for a
+    hold by a person, or for files that are sent."""
+    code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
+    if code in (BY_OWNER, SPOOLING, None):
+        return ""
+    words = str(ad.get(f"{prefix}HoldReason", "")).lower()
+    if (code, sub) == _OUT_OF_MEMORY or (code in _BY_POLICY and "memory" in words):
+        return _MEMORY
+    if (code, sub) == _OUT_OF_DISK or (code in _BY_POLICY and "disk" in words):
+        return "disk"
+    return f"hold code {code}"
+
+
+_BY_POLICY = frozenset({3, 21, 26, 34})
+"""HoldReasonCode: by a policy of the job, the machine or the system, or for what the job took; the words say which."""
+
+
+def _advice(ad: Ad, *, memory_bytes: int) -> str:
+    """What to do about a hold."""
+    cause = _cause(ad)
+    if cause == _MEMORY:
+        asked = memory_bytes or int(ad.get("RequestMemory") or 0) * 2**20
+        used = int(ad.get("ResidentSetSize_RAW") or 0) * 1024
+        has = f'memory = "{show_bytes(asked)}" is too small' if asked else "memory is too small"
+        took = f" for what the pilot used ({show_bytes(used)})" if used else " for what the pilot used"
+        return f"{has}{took}; raise [provider] memory in the site file"
+    if cause == "disk":
+        return "the pilot used more disk than it was granted; raise [pilot] cache_size, for which disk is requested"
+    return "mend what HTCondor says, in the site file or on its machines"
 
 
 def has_failed(ad: Ad) -> bool:
@@ -161,11 +245,13 @@ def _how(ad: Ad) -> str:
     return f"exit code {ad['ExitCode']}" if "ExitCode" in ad else "ended"
 
 
-def _why_idle(ad: Ad) -> str:
-    words = ["idle"]
-    if ad.get("NumShadowStarts") and ad.get("LastRemoteHost"):
-        words = [f"evicted from {ad['LastRemoteHost']}, idle"]
-    return ": ".join([*words, *filter(None, [_rejected(ad)])])
+def _why_evicted(ad: Ad) -> str:
+    """`evicted from slot1@n1: PREEMPT expression evaluated to True`."""
+    where = f" from {ad['LastRemoteHost']}" if ad.get("LastRemoteHost") else ""
+    what = {LossReason.PREEMPTED: "preempted", LossReason.NODE_LOST: "lost its machine"}.get(
+        loss_of_vacate(ad), "evicted"
+    )
+    return ": ".join([f"{what}{where}", *filter(None, [_line(ad.get("VacateReason", ""))])])
 
 
 def _rejected(ad: Ad) -> str:
@@ -177,11 +263,16 @@ def _rejected(ad: Ad) -> str:
     return _line(ad.get("LastRejMatchReason", "")).partition(" |")[0]  # where a negotiator numbers its diagnoses
 
 
-def _held(ad: Ad, *, since_s: float, held_s: float) -> Verdict:
+def _held(ad: Ad, *, since_s: float, held_s: float, memory_bytes: int) -> Verdict:
     reason = f"held: {_line(ad.get('HoldReason', 'HTCondor does not say why'))}"
-    if ad.get("HoldReasonCode") in (BY_OWNER, SPOOLING) or since_s < held_s:
-        return Verdict(JobLook(BlockPhase.PENDING, reason))
-    return Verdict(JobLook(BlockPhase.ENDED, reason), remove=True)
+    loss = loss_of_hold(ad) if ad.get("NumJobStarts") else None
+    cause = _cause(ad)
+    stays = ad.get("HoldReasonCode") in (BY_OWNER, SPOOLING) or since_s < held_s
+    phase = BlockPhase.PENDING if stays else BlockPhase.ENDED
+    look = JobLook(
+        phase, reason, loss=loss, cause=cause, advice=_advice(ad, memory_bytes=memory_bytes) if cause else ""
+    )
+    return Verdict(look, remove=not stays)
 
 
 def _slots(what: str, text: str) -> int | None:

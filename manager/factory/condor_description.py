@@ -14,6 +14,8 @@ has a blank, a comma or a quote in it is nothing that HTCondor has to read. What
 - A job that HTCondor has put on hold never runs by itself, unless someone mends it; the factory removes it
   (`condor_ads`), and `periodic_remove` does where no factory is left. Jobs that their owner holds (code 1), or that
   wait for their files (16), stay.
+- `job_lease_duration` is how long HTCondor believes that a job runs on a machine that it does not hear of any more: by
+  default 40 minutes. Pilots give their manager up much sooner, and their calls run elsewhere.
 - `request_disk` covers the object cache: it lies in the job's scratch folder, whose size slots may enforce.
 - `request_memory` is always there: HTCondor's own default is as much as the script is long, 128 MB when rounded up.
 """
@@ -37,6 +39,7 @@ BY_OWNER, SPOOLING = 1, 16
 _MEMORY_MB_A_CORE = 2048
 """Where the site file does not say; MiB."""
 _HELD_S = 1800
+_LEASE_S = 300
 _VACATE_S = 30
 """How long a pilot has to end when it is told to; it needs a few seconds."""
 
@@ -51,7 +54,7 @@ def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ())
         *_head(job_name(session, block), session=session),
         *_transfer(files, shared=site.provider.shared_files),
         *_requests(site),
-        *_ends(walltime_s(site)),
+        *_ends(walltime_s(site), site.provider.options),
         *_options(site.provider.options),
         f"+{SESSION} = {quoted(session)}",
         f"+{SOURCE} = {quoted(site.name)}",
@@ -143,7 +146,8 @@ def _requests(site: Site) -> list[str]:
     return lines
 
 
-def _ends(limit_s: int) -> list[str]:
+def _ends(limit_s: int, options: Sequence[str]) -> list[str]:
+    has_lease = any(re.match(r"\s*job_lease_duration\b", line, re.IGNORECASE) for line in options)
     started = "max({JobCurrentStartDate, JobCurrentStartExecutingDate ?: 0})"
     ran_out = f"(JobStatus == 2 && time() - {started} > {limit_s})"
     held = (
@@ -153,6 +157,7 @@ def _ends(limit_s: int) -> list[str]:
     return [
         f"+MaxWallTime = {limit_s // 60}",
         f"periodic_remove = {ran_out} || {held}",
+        *([] if has_lease else [f"job_lease_duration = {_LEASE_S}"]),
         "want_graceful_removal = true",
         f"job_max_vacate_time = {_VACATE_S}",
     ]

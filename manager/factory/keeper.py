@@ -55,6 +55,8 @@ class Kept:
     expected_at: float = 0.0
     again: str = ""
     loss: LossReason | None = None
+    cause: str = ""
+    advice: str = ""
     is_unknown: bool = False
     """Whether the manager did not know of it: it is told the source."""
     cancel: str = ""
@@ -221,6 +223,8 @@ class Keeper:
         owned = {kept.job for kept in self.blocks.values() if kept.job}
         strange = [job for job in found if job not in owned]
         looks = batch.look(strange) if strange else {}
+        gone = {job for job, look in looks.items() if look.leaving}
+        strange = [job for job in strange if job not in gone]
         over = {job for job in strange if job in looks and looks[job].phase is BlockPhase.ENDED}
         strays = []
         for job in sorted(strange, key=over.__contains__):  # one that lives is the block's job sooner than another
@@ -264,6 +268,7 @@ class Keeper:
         self._look_at = self._clock() + (min(SOON_S, self._poll_s) if hurry else self._poll_s)
 
     def _saw(self, kept: Kept, look: JobLook) -> None:
+        kept.cause, kept.advice = look.cause, look.advice
         if look.phase is BlockPhase.ENDED:
             by_us = kept.cancelled_at and look.reason != "done"  # whatever else the batch system may call it
             kept.loss = None if by_us else look.loss
@@ -307,7 +312,8 @@ class Keeper:
     def _tell(self, kept: Kept, reason: str, *, expected_in_s: float = 0.0) -> BlockNews:
         kept.told = (kept.phase, kept.job, reason, kept.loss)
         source = self.name if kept.is_unknown else ""
-        news = BlockNews(kept.block, kept.phase, kept.job, reason, expected_in_s, kept.loss, source)
+        why = (kept.loss, source, kept.cause, kept.advice)
+        news = BlockNews(kept.block, kept.phase, kept.job, reason, expected_in_s, *why)
         self._news.append(news)
         return news
 

@@ -120,7 +120,7 @@ class KeepBlocks(Quiet):
 
     def _more(self, view: View, source: SourceState, useful: dict[Context, int]) -> int:
         """How many blocks more, of one source, for contexts that its pilots could hold and calls that wait for them."""
-        if view.now < self._retry_at(source):
+        if source.stopped or view.now < self._retry_at(source):
             return 0
         rule = source.source
         staying, coming = len(source.staying), len(source.coming)
@@ -158,7 +158,7 @@ class KeepBlocks(Quiet):
     def _could(self, source: SourceState, context: Context) -> bool:
         """Whether pilots of this source could hold a context, as far as anybody knows."""
         needs = context.recipe.needs
-        if not durations.fits(context, source.source):
+        if source.stopped or not durations.fits(context, source.source):
             return False
         if not source.devices:
             return not source.source.kind or not needs.kinds or source.source.kind in needs.kinds
@@ -254,15 +254,20 @@ class KeepBlocks(Quiet):
         cancelling its jobs, or killing them."""
         return self.give_up if self._is_new(source) else 2 * self.give_up
 
+    def _is_hopeful(self, source: SourceState) -> bool:
+        """Whether a pilot may still come of a source."""
+        return bool(source.coming) or (not source.stopped and source.failures < self._patience(source))
+
     def _hopeless(self, view: View) -> Iterator[Action]:
         """When every source has failed again and again and no pilot is here: why."""
         able = (device for pilot in view.pilots.values() for device in pilot.devices.values() if not device.fault)
         if not view.sources or not view.hungry or any(True for _ in able):
             return
         sources = view.sources.values()
-        if any(source.failures < self._patience(source) or source.coming for source in sources):
+        if any(self._is_hopeful(source) for source in sources):
             return
-        said = [f"no pilot could be started: {source.source.name}: {source.last_failure}" for source in sources]
+        why = ((source.source.name, source.stopped or source.last_failure) for source in sources)
+        said = [f"no pilot could be started: {name}: {what}" for name, what in why]
         more = "\n  ".join([*said, "mend what it says (the site file, or what a job finds on its node) and try again"])
         for key in view.hungry:
             yield FailWaiting(RecipeKey(key), Failure(FailureKind.NO_DEVICE, more))

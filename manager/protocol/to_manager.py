@@ -141,6 +141,10 @@ class BlockNews(_Message, frozen=True, tag="block-news"):
     loss: LossReason | None = None
     source: str = ""
     """Where the block comes from. Said of blocks that the manager does not know: it may have lost them."""
+    cause: str = ""
+    """What its job is held for by the batch system itself (`memory`); empty where it is not."""
+    advice: str = ""
+    """What the user can do about that."""
 
 
 class SourceTrouble(_Message, frozen=True, tag="source-trouble"):

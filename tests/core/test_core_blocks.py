@@ -11,7 +11,7 @@ from stoker.manager.core.events import ClientGone, FactoryTrouble, SessionDefine
 from stoker.manager.core.phases import PilotState
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, Rule, Source
+from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason, Rule, Source
 from stoker.manager.protocol.ids import ClientId
 
 Make = Callable[..., Cluster]
@@ -445,3 +445,33 @@ def test_blocks_that_were_asked_for_before_any_call_stay_for_their_idle_time(clu
     assert cancelled(c) == []
     c.wait(30.0)
     assert cancelled(c) == ["b1", "b2"]
+
+
+def test_two_holds_in_a_row_for_the_same_cause_stop_the_source(cluster: Make) -> None:
+    c = cluster().sources(OPEN).calls(5)
+    hold = {"phase": BlockPhase.PENDING, "reason": "held: over 3072 megabytes", "loss": LossReason.OUT_OF_MEMORY}
+    advice = 'memory = "3 GB" is too small for what the pilot used (3.4 GB); raise [provider] memory in the site file'
+    c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").asked()
+    c.lose("p1").block("b1", **hold, cause="memory", advice=advice).block("b1", **hold, cause="memory", advice=advice)
+    c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
+    assert c.status().trouble == {}
+    c.forget().lose("p2").block("b2", **hold, cause="memory", advice=advice)
+    assert c.asked() == []
+    assert "b1" in cancelled(c)
+    said = c.status().trouble["backfill"]
+    assert said == (
+        f"no more jobs are asked for: two jobs in a row were held for the same cause: over 3072 megabytes; {advice}"
+    )
+    c.block(*cancelled(c), phase=BlockPhase.ENDED, reason="cancelled").wait(700.0)
+    assert c.asked() == []
+    failure = c.ended["1"].failure
+    assert failure is not None
+    assert advice in failure.message
+
+
+def test_holds_for_other_causes_or_with_a_good_block_between_them_stop_nothing(cluster: Make) -> None:
+    c = cluster().sources(OPEN).calls(5)
+    for n, cause in enumerate(["memory", "disk", "", "disk"], 1):
+        c.block(f"b{n}", phase=BlockPhase.RUNNING).join(f"p{n}", block=f"b{n}").lose(f"p{n}")
+        c.block(f"b{n}", phase=BlockPhase.ENDED, reason="held: why" if cause else "preempted", cause=cause)
+    assert c.core.state.sources["backfill"].stopped == ""

@@ -16,5 +16,7 @@ next one finds them again.
 
 Its words were compared with those of the daemons of HTCondor 25.14. What it leaves out: users other than you,
 priorities, flocking, checkpoints, the event log, periodic expressions while a job is being started, and time: what
-takes HTCondor seconds to minutes takes tenths of a second here.
+takes HTCondor seconds to minutes takes tenths of a second here, unless a pool is made with `match_s`. A machine that
+is lost keeps its jobs running, as far as anybody knows, until their leases are over (`lose`, `crash`); a condor_master
+that is killed leaves jobs alive without their folders (`kill_master`).
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -42,13 +43,33 @@ def machine(
     }  # fmt: skip
 
 
-class Pool:
-    """A pool that runs. `kill_s`: between a soft kill and a hard one; `rematch_s`: how long an evicted job waits."""
+_SHARED_PORT = {
+    "SECMAN:2007": "SECMAN:2007:Failed to end classad message.",
+    "SECMAN:2011": "SECMAN:2011:Connection closed during command authorization. Probably due to an unknown command.",
+}
+"""What commands say of a schedd that is dead behind a shared_port daemon that is not."""
 
-    def __init__(self, folder: Path, *machines: dict[str, Any], kill_s: float = 5.0, rematch_s: int = 1) -> None:
+
+class Pool:
+    """A pool that runs. `kill_s`: between a soft kill and a hard one; `rematch_s`: how long an evicted job waits;
+    `match_s`: how long an idle job waits for the negotiator (a minute in many pools); `hold_over_memory`: jobs that
+    take more memory than they asked for are held."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *machines: dict[str, Any],
+        kill_s: float = 5.0,
+        rematch_s: int = 1,
+        match_s: int = 0,
+        hold_over_memory: bool = False,
+    ) -> None:
         self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir(parents=True)
-        pool = {"machines": machines, "kill_s": kill_s, "rematch_s": rematch_s}
+        pool = {
+            "machines": machines, "kill_s": kill_s, "rematch_s": rematch_s, "match_s": match_s,
+            "hold_over_memory": hold_over_memory,
+        }  # fmt: skip
         (folder / "pool.json").write_text(json.dumps(pool))
         for name in COMMANDS:
             client = Path(__file__).with_name("client.py")
@@ -56,6 +77,7 @@ class Pool:
             (self.bin / name).write_text(text)
             (self.bin / name).chmod(0o755)
         self._queue = Queue(folder)
+        self._orphans: list[psutil.Process] = []
         self._commands = self._start("batch.condor.commands")
         self._schedd: subprocess.Popen[bytes] | None = None
         self.start_schedd()
@@ -89,16 +111,22 @@ class Pool:
 
     # ---- what befalls jobs
 
-    def evict(self, job: str) -> None:
-        """The machine wants its slot back."""
-        with self._queue.change():
-            self._queue.order_vacate(id_of(self.ad(job)), wanted=True)
-
-    def hold(self, job: str, reason: str, *, code: int, held_for_s: int = 0) -> None:
-        """HTCondor holds the job, and has done so for a while."""
+    def evict(self, job: str, why: str = "PREEMPT expression evaluated to True", *, code: int = 1011) -> None:
+        """The machine wants its slot back; `code` is a VacateReasonCode."""
         with self._queue.change():
             ad = self.ad(job)
-            turn(ad, HELD, HoldReason=reason, HoldReasonCode=code, HoldReasonSubCode=0)
+            turn(ad, int(ad["JobStatus"]), VacateReason=why, VacateReasonCode=code, VacateReasonSubCode=0)
+            self._queue.put(ad)
+            self._queue.order_vacate(id_of(ad), wanted=True)
+
+    def hold(
+        self, job: str, reason: str, *, code: int, subcode: int = 0, used_mb: int = 0, held_for_s: int = 0
+    ) -> None:
+        """HTCondor holds the job, which has used so much memory, and has done so for a while."""
+        with self._queue.change():
+            ad = self.ad(job)
+            more = {"ResidentSetSize_RAW": used_mb * 1024} if used_mb else {}
+            turn(ad, HELD, HoldReason=reason, HoldReasonCode=code, HoldReasonSubCode=subcode, **more)
             ad["EnteredCurrentStatus"] = ad["EnteredCurrentStatus"] - held_for_s
             self._queue.put(ad)
 
@@ -136,6 +164,32 @@ class Pool:
         """Nothing is heard of a machine from now on."""
         (self.folder / "lost" / name).touch()
 
+    def crash(self, name: str) -> None:
+        """A machine loses its power: what runs there is dead, and nothing is heard of it from now on."""
+        self.lose(name)
+        for start in self._starts():
+            if start["machine"] == name:
+                _kill_tree(start["pid"])
+
+    def kill_master(self, name: str) -> None:
+        """condor_master is killed on a machine: its starters end and their folders are cleared. The jobs live on."""
+        for start in self._starts():
+            if start["machine"] == name:
+                with suppress(psutil.Error):
+                    starter = psutil.Process(start["pid"])
+                    self._orphans += starter.children(recursive=True)
+                    starter.kill()
+                    starter.wait(5)
+                shutil.rmtree(start["sandbox"], ignore_errors=True)
+
+    def orphans(self) -> list[psutil.Process]:
+        """What still runs of the jobs whose starters were killed."""
+        return [process for process in self._orphans if process.is_running() and process.status() != "zombie"]
+
+    def _starts(self) -> list[dict[str, Any]]:
+        """What is known of the jobs that run."""
+        return [json.loads(start.read_text()) for start in (self.folder / "running").glob("*/start.json")]
+
     def processes(self, job: str) -> list[psutil.Process]:
         """The processes of a running job; none while it is being started."""
         try:
@@ -144,8 +198,10 @@ class Pool:
             return []
         return list(psutil.Process(start["pid"]).children(recursive=True))
 
-    def stop_schedd(self) -> None:
-        """Kill the schedd; jobs go on."""
+    def stop_schedd(self, *, shared_port: str = "") -> None:
+        """Kill the schedd; jobs go on. `shared_port`: what the daemon before it says of it, `SECMAN:2007` or
+        `SECMAN:2011`; without one nobody answers."""
+        (self.folder / "shared_port").write_text(_SHARED_PORT[shared_port] if shared_port else "")
         if self._schedd is not None:
             self._schedd.kill()
             self._schedd.wait()
@@ -167,11 +223,18 @@ class Pool:
         self._commands.kill()
         self._commands.wait()
         self.stop_schedd()
-        for start in (self.folder / "running").glob("*/start.json"):
-            with suppress(psutil.Error, OSError, KeyError):
-                starter = psutil.Process(json.loads(start.read_text())["pid"])
-                for process in [*starter.children(recursive=True), starter]:
-                    process.kill()
+        for start in self._starts():
+            _kill_tree(start["pid"])
+        for process in self.orphans():
+            process.kill()
+
+
+def _kill_tree(pid: int) -> None:
+    with suppress(psutil.Error):
+        starter = psutil.Process(pid)
+        for process in [*starter.children(recursive=True), starter]:
+            with suppress(psutil.Error):
+                process.kill()
 
 
 def until(true: Callable[[], Any], *, seconds: float = 20.0, what: str = "it") -> Any:

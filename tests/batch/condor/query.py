@@ -8,7 +8,7 @@ from pathlib import Path
 
 from batch.condor.ads import Ad, is_true, now, print_json, print_values
 from batch.condor.analyze import analyze
-from batch.condor.queue import NOBODY, Queue, id_of, schedd_is_up
+from batch.condor.queue import NOBODY, Queue, id_of, schedd_is_up, why_down
 
 _NOTHING = f"\n-- Failed to fetch ads from: {NOBODY.removeprefix('Failed to connect to ')} : submit.pool"
 
@@ -56,7 +56,7 @@ def condor_q(folder: Path, arguments: list[str]) -> int:
     try:
         asked = Asked(arguments)
         if not schedd_is_up(folder):
-            print(f"{_NOTHING}\nCEDAR:6001:{NOBODY}", file=sys.stderr)
+            print(f"{_NOTHING}\n{why_down(folder)}", file=sys.stderr)
             return 1
         found = [ad for ad in Queue(folder).jobs() if asked.matches(ad)]
     except (SyntaxError, TypeError):  # of the constraint

@@ -106,3 +106,10 @@ def schedd_is_up(folder: Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def why_down(folder: Path) -> str:
+    """What commands say of a schedd that does not answer."""
+    door = folder / "shared_port"
+    said = door.read_text() if door.exists() else ""
+    return said or f"CEDAR:6001:{NOBODY}"

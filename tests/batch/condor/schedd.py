@@ -7,6 +7,7 @@ gives each job what it asks for, until nothing is left.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -25,8 +26,12 @@ from batch.condor.transfer import TransferError, bring_back, send
 _POLL_S = 0.05
 _POLICY_S = 0.3
 """How often periodic expressions are evaluated (HTCondor: every minute)."""
-_BY_POLICY, _NOT_RUN, _NOT_SENT = 3, 6, 13
+_BY_POLICY, _NOT_RUN, _NOT_SENT, _OUT_OF_RESOURCES = 3, 6, 13, 34
 """Codes of holds."""
+_MEMORY = 102
+"""A subcode of the last."""
+_STARTER_ERROR, _RECONNECT_FAILED = 1007, 1008
+"""Codes of vacates."""
 _FIRST = "1 total failures: first failure: "
 
 
@@ -39,6 +44,9 @@ class Schedd:
         self._queue = Queue(folder)
         self._children: list[subprocess.Popen[bytes]] = []
         self._policy_at = 0.0
+        for ad in self._queue.jobs():  # each shadow starts anew with its schedd
+            if self._place(id_of(ad)).is_dir() and ad["JobStatus"] == RUNNING:
+                self._turn(id_of(ad), RUNNING, was=RUNNING, NumShadowStarts=int(value(ad, "NumShadowStarts", 0)) + 1)
 
     def look(self) -> None:
         """See what has changed, and do what follows."""
@@ -88,14 +96,47 @@ class Schedd:
         start = json.loads((place / "start.json").read_text())
         if (place / "exit.json").exists():
             self._ended(id_of(ad), place, start, json.loads((place / "exit.json").read_text()), vacated=vacating)
-        elif (self._folder / "lost" / start["machine"]).exists():
-            return  # nobody hears of that machine
+        elif (mark := self._folder / "lost" / start["machine"]).exists():
+            self._disconnected(ad, place, start, since=mark.stat().st_mtime)
         elif not psutil.pid_exists(start["pid"]):
-            self._ended(id_of(ad), place, start, {}, vacated=True)  # its starter was killed: evicted, as it were
-        elif (vacating or ad["JobStatus"] in (REMOVED, HELD)) and not (place / "told").exists():
+            if not vacating:
+                self._evicted(ad, "The starter exited unexpectedly", code=_STARTER_ERROR)
+            self._ended(id_of(ad), place, start, {}, vacated=True)
+        elif self._pool["hold_over_memory"] and ad["JobStatus"] == RUNNING and self._is_over_memory(ad, start):
+            return
+        elif (vacating or ad["JobStatus"] in (REMOVED, HELD, IDLE)) and not (place / "told").exists():
+            # An idle job with a place was held and released, or removed and put back, between two looks.
             graceful = vacating or value(ad, "WantGracefulRemoval", False)
             psutil.Process(start["pid"]).send_signal(signal.SIGTERM if graceful else signal.SIGQUIT)
             (place / "told").touch()
+
+    def _disconnected(self, ad: Ad, place: Path, start: slots.Start, *, since: float) -> None:
+        """Nobody hears of its machine: the job runs, for all that is known, until its lease is over."""
+        lease_s = int(value(ad, "JobLeaseDuration", 2400))
+        if ad["JobStatus"] == RUNNING and time.time() - since > lease_s:
+            why = f"Job disconnected too long: JobLeaseDuration ({lease_s} seconds) expired"
+            self._evicted(ad, why, code=_RECONNECT_FAILED)
+            self._ended(id_of(ad), place, start, {}, vacated=True)
+
+    def _is_over_memory(self, ad: Ad, start: slots.Start) -> bool:
+        """Hold a job that takes more memory than it asked for, in the words of HTCondor's starter."""
+        asked_mb = start["claimed"]["Memory"]
+        used_mb = 0
+        for process in psutil.Process(start["pid"]).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                used_mb += process.memory_info().rss // 2**20
+        if used_mb <= asked_mb:
+            return False
+        why = (
+            f"Error from {start['slot']}: Job has gone over cgroup memory limit of {asked_mb} megabytes. Last measured "
+            f"usage: {used_mb} megabytes.  Consider resubmitting with a higher request_memory."
+        )
+        held = {"HoldReason": why, "HoldReasonCode": _OUT_OF_RESOURCES, "HoldReasonSubCode": _MEMORY}
+        return self._turn(id_of(ad), HELD, was=RUNNING, **held, ResidentSetSize_RAW=used_mb * 1024)
+
+    def _evicted(self, ad: Ad, why: str, *, code: int) -> None:
+        """Why a job leaves its machine, as its ad keeps it."""
+        self._turn(id_of(ad), RUNNING, was=RUNNING, VacateReason=why, VacateReasonCode=code, VacateReasonSubCode=0)
 
     def _ended(self, job: Id, place: Path, start: slots.Start, ending: dict[str, Any], *, vacated: bool) -> None:
         with self._queue.change():
@@ -124,6 +165,8 @@ class Schedd:
     # ---- a job that waits
 
     def _match(self, ad: Ad) -> None:
+        if now() - int(ad["EnteredCurrentStatus"]) < self._pool["match_s"]:
+            return  # the negotiator comes round now and then
         lost = {path.name for path in (self._folder / "lost").iterdir()}
         machines = [machine for machine in self._pool["machines"] if machine["name"] not in lost]
         running = [json.loads(start.read_text()) for start in (self._folder / "running").glob("*/start.json")]

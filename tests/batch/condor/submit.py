@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 
 from batch.condor.ads import IDLE, Ad, now, value
-from batch.condor.queue import NOBODY, Queue, schedd_is_up
+from batch.condor.queue import Queue, schedd_is_up, why_down
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -37,7 +37,7 @@ def main(folder: Path, arguments: list[str]) -> int:
         else:
             file = word
     if not dry_run and not schedd_is_up(folder):
-        return _failed(f"Failed to connect to local queue manager\nCEDAR:6001:{NOBODY}", begin="\nERROR: ")
+        return _failed(f"Failed to connect to local queue manager\n{why_down(folder)}", begin="\nERROR: ")
     try:
         text = Path(file).read_text()
     except OSError as error:

@@ -21,7 +21,7 @@ from stoker.manager.factory.condor_ads import (
     read_ads,
     read_analysis,
 )
-from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.blocks import BlockPhase, LossReason
 
 
 def ad(status: int, *, for_s: int = 5, **more: Any) -> Ad:
@@ -46,20 +46,8 @@ def told(verdict: Verdict) -> tuple[BlockPhase, str]:
         (ad(1, LastRejMatchReason="no match found "), BlockPhase.PENDING, "idle: no match found"),
         (ad(1, LastRejMatchReason="no match found", LastRejMatchTime=1003), BlockPhase.PENDING, "idle: no match found"),
         (ad(1, LastRejMatchReason="insufficient priority |5|12.0|"), BlockPhase.PENDING, "idle: insufficient priority"),
-        (ad(1, NumShadowStarts=1, LastRemoteHost="slot1@n1"), BlockPhase.PENDING, "evicted from slot1@n1, idle"),
-        (
-            ad(
-                1,
-                NumShadowStarts=1,
-                LastRemoteHost="slot1@n1",
-                LastRejMatchReason="no match found",
-                LastRejMatchTime=990,
-                ExitBySignal=True,
-                ExitSignal=15,
-            ),
-            BlockPhase.PENDING,
-            "evicted from slot1@n1, idle",
-        ),
+        (ad(1, NumShadowStarts=1, LastRemoteHost="slot1@n1"), BlockPhase.PENDING, "idle"),
+        (ad(1, NumJobStarts=1, LastJobStatus=5, LastRemoteHost="slot1@n1"), BlockPhase.PENDING, "idle"),
         (ad(2, RemoteHost="slot1_1@n1"), BlockPhase.RUNNING, "on slot1_1@n1"),
         (ad(3), BlockPhase.RUNNING, "is being removed"),
         (ad(6), BlockPhase.RUNNING, "sends its output home"),
@@ -71,6 +59,67 @@ def test_a_job_in_the_queue(job: Ad, phase: BlockPhase, reason: str) -> None:
     verdict = judge(job)
     assert told(verdict) == (phase, reason)
     assert not verdict.remove
+
+
+@pytest.mark.parametrize(
+    ("code", "subcode", "loss", "reason"),
+    [
+        (1011, 0, LossReason.PREEMPTED, "preempted from slot1@n1: why"),
+        (1018, 0, LossReason.PREEMPTED, "preempted from slot1@n1: why"),
+        (1019, 0, LossReason.PREEMPTED, "preempted from slot1@n1: why"),
+        (1004, 0, LossReason.VACATED, "evicted from slot1@n1: why"),
+        (1014, 0, LossReason.VACATED, "evicted from slot1@n1: why"),
+        (1008, 0, LossReason.NODE_LOST, "lost its machine from slot1@n1: why"),
+        (1024, 0, LossReason.NODE_LOST, "lost its machine from slot1@n1: why"),
+        (34, 102, LossReason.OUT_OF_MEMORY, "evicted from slot1@n1: why"),
+    ],
+)
+def test_an_evicted_job_is_over_for_its_reason(code: int, subcode: int, loss: LossReason, reason: str) -> None:
+    job = ad(
+        1, LastJobStatus=2, NumJobStarts=1, LastRemoteHost="slot1@n1",
+        VacateReason="why", VacateReasonCode=code, VacateReasonSubCode=subcode,
+    )  # fmt: skip
+    verdict = judge(job)
+    assert told(verdict) == (BlockPhase.ENDED, reason)
+    assert (verdict.look.loss, verdict.remove, verdict.force) == (loss, True, False)
+
+
+def test_a_condor_that_gives_no_code_has_vacated_the_job() -> None:
+    verdict = judge(ad(1, LastJobStatus=2, NumJobStarts=1, LastRemoteHost="slot1@n1"))
+    assert told(verdict) == (BlockPhase.ENDED, "evicted from slot1@n1")
+    assert verdict.look.loss is LossReason.VACATED
+
+
+_OVER = "Error from slot1@n1: Job has gone over memory limit of 3072 megabytes. Last measured usage: 3400 megabytes."
+
+
+@pytest.mark.parametrize(
+    ("code", "subcode", "why", "loss", "cause", "advice"),
+    [
+        (34, 102, _OVER, LossReason.OUT_OF_MEMORY, "memory",
+         'memory = "3.2 GB" is too small for what the pilot used (3.6 GB); raise [provider] memory in the site file'),
+        (21, 0, "memory usage exceeded request_memory", LossReason.OUT_OF_MEMORY, "memory",
+         'memory = "3.2 GB" is too small for what the pilot used (3.6 GB); raise [provider] memory in the site file'),
+        (34, 104, "disk usage exceeded request_disk", LossReason.HELD, "disk",
+         "the pilot used more disk than it was granted; raise [pilot] cache_size, for which disk is requested"),
+        (3, 0, "The job attribute PeriodicHold evaluated to TRUE", LossReason.HELD, "hold code 3",
+         "mend what HTCondor says, in the site file or on its machines"),
+        (1, 0, "via condor_hold (by user ana)", LossReason.HELD, "", ""),
+    ],
+)  # fmt: skip
+def test_a_hold_says_what_it_is_for_and_what_to_do(
+    code: int, subcode: int, why: str, loss: LossReason, cause: str, advice: str
+) -> None:
+    job = ad(
+        5, HoldReason=why, HoldReasonCode=code, HoldReasonSubCode=subcode, NumJobStarts=1,
+        RequestMemory=3072, ResidentSetSize_RAW=3400 * 1024,
+    )  # fmt: skip
+    look = judge(job).look
+    assert (look.reason, look.loss, look.cause, look.advice) == (f"held: {why}", loss, cause, advice)
+
+
+def test_a_job_that_never_ran_loses_no_pilot_by_a_hold() -> None:
+    assert judge(ad(5, HoldReason="no such file", HoldReasonCode=13)).look.loss is None
 
 
 def test_a_hold_that_lasts_is_an_end() -> None:
@@ -124,6 +173,8 @@ def test_the_end_of_a_job(job: Ad, reason: str, failed: bool) -> None:
     look = ended(job)
     assert (look.phase, look.reason) == (BlockPhase.ENDED, reason)
     assert has_failed(job) is failed
+    losses = {"removed": LossReason.CANCELLED, "out of": LossReason.WALLTIME, "held by": LossReason.HELD}
+    assert look.loss is next((loss for words, loss in losses.items() if reason.startswith(words)), None)
 
 
 def test_a_slot_that_was_not_found_before_the_last_run_is_an_old_story() -> None:

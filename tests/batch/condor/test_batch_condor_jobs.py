@@ -16,7 +16,7 @@ from stoker.config import parse_site
 from stoker.manager.factory import condor_description
 from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused
 from stoker.manager.factory.condor import CondorBatch
-from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.blocks import BlockPhase, LossReason
 from stoker.manager.protocol.ids import BlockId
 from stoker.pilot.devices import cpu
 from stoker.pilot.devices import gpu as gpus
@@ -141,15 +141,80 @@ def test_pilots_in_slots_side_by_side_share_no_core(tmp_path: Path, monkeypatch:
     assert [cpu.cores(environ) for environ in slots] == [(0, 1, 2), (3, 4, 5), (0, 6, 7)]
 
 
-def test_an_evicted_job_waits_again_and_runs_again(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
-    batch = submit('gpus = "a10:2"')
+def test_an_evicted_job_is_over_and_another_can_be_submitted_at_once(
+    pool: Pool, submit: Callable[..., CondorBatch]
+) -> None:
+    batch = submit()
     job = batch.submit(B7)
-    assert seen(batch, job, RUNNING).endswith("@n1")
+    seen(batch, job, RUNNING)
     pool.evict(job)
-    assert seen(batch, job, PENDING).startswith("evicted from slot1_1@n1, idle")
-    assert seen(batch, job, RUNNING).endswith("@n1")
-    assert pool.ad(job)["NumShadowStarts"] == 2
-    assert batch.find() == {job: B7}
+    assert seen(batch, job, ENDED).endswith("@n1: PREEMPT expression evaluated to True")
+    pool.wait(job, 3)
+
+
+def test_a_machine_that_is_lost_keeps_its_job_until_the_lease_is_over(
+    own_pool: Pool, submit: Callable[..., CondorBatch]
+) -> None:
+    pool, batch = own_pool, submit()
+    job = batch.submit(B7)
+    seen(batch, job, RUNNING)
+    assert pool.ad(job)["JobLeaseDuration"] == 300
+    pool.change(job, JobLeaseDuration=2)
+    pool.crash("n1")
+    assert look(batch, job).phase is RUNNING
+    assert "JobLeaseDuration (2 seconds) expired" in seen(batch, job, ENDED)
+
+
+def test_a_job_that_takes_too_much_memory_is_held_with_what_to_do(
+    make_pool: Callable[..., Pool], submit: Callable[..., CondorBatch]
+) -> None:
+    from batch.condor.pool import machine
+
+    make_pool(machine("n1"), hold_over_memory=True)
+    batch = submit('memory = "128 MB"', command="python3 -c 'import time; x = b\"1\" * 300_000_000; time.sleep(300)'")
+    job = batch.submit(B7)
+    until(lambda: look(batch, job).cause, why="the hold")
+    held = look(batch, job)
+    assert "Job has gone over cgroup memory limit of 128 megabytes" in held.reason
+    assert (held.loss, held.cause) == (LossReason.OUT_OF_MEMORY, "memory")
+    assert held.advice.startswith('memory = "128 MB" is too small for what the pilot used (')
+
+
+@pytest.mark.parametrize("error", ["SECMAN:2007", "SECMAN:2011"])
+def test_a_dead_schedd_behind_a_shared_port_is_trouble_and_no_refusal(
+    own_pool: Pool, submit: Callable[..., CondorBatch], error: str
+) -> None:
+    batch = submit()
+    own_pool.stop_schedd(shared_port=error)
+    with pytest.raises(BatchTrouble, match=error):
+        batch.submit(B7)
+    with pytest.raises(BatchTrouble, match=error):
+        batch.find()
+
+
+def test_a_negotiator_that_takes_its_time_leaves_a_job_idle(
+    make_pool: Callable[..., Pool], submit: Callable[..., CondorBatch]
+) -> None:
+    from batch.condor.pool import machine
+
+    make_pool(machine("n1"), match_s=3)
+    batch = submit()
+    job = batch.submit(B7)
+    began = time.monotonic()
+    seen(batch, job, RUNNING)
+    assert time.monotonic() - began > 1.5
+
+
+def test_a_job_that_was_held_and_released_between_two_looks_leaves_its_place(
+    pool: Pool, submit: Callable[..., CondorBatch]
+) -> None:
+    batch = submit()
+    job = batch.submit(B7)
+    seen(batch, job, RUNNING)
+    processes = pool.processes(job)
+    pool.change(job, JobStatus=1, LastJobStatus=5)
+    until(lambda: not any(process.is_running() for process in processes), why="the old one ends")
+    seen(batch, job, RUNNING)
 
 
 def test_the_pilot_itself_is_told_to_go(pool: Pool, submit: Callable[..., CondorBatch], tmp_path: Path) -> None:
@@ -174,11 +239,13 @@ def test_a_held_job_waits_with_its_reason_and_then_is_removed(pool: Pool, submit
     job = batch.submit(B7)
     seen(batch, job, RUNNING)
     pool.hold(job, why, code=34)
-    assert look(batch, job) == JobLook(PENDING, f"held: {why}")
+    held = look(batch, job)
+    assert (held.phase, held.reason, held.loss) == (PENDING, f"held: {why}", LossReason.OUT_OF_MEMORY)
     pool.release(job)
     seen(batch, job, RUNNING)
     pool.hold(job, why, code=34, held_for_s=200)
-    assert look(batch, job) == JobLook(ENDED, f"held: {why}")
+    held = look(batch, job)
+    assert (held.phase, held.reason, held.loss) == (ENDED, f"held: {why}", LossReason.OUT_OF_MEMORY)
     pool.wait(job, 3)
     assert seen(batch, job, ENDED) == f"held by HTCondor: {why}"
 
@@ -249,8 +316,8 @@ def test_a_machine_that_is_gone_does_not_keep_a_job_for_ever(
     seen(batch, job, RUNNING)
     pool.lose("n1")
     batch.cancel([job])
-    assert look(batch, job) == JobLook(RUNNING, "is being removed")
-    assert batch.find() == {}
+    assert look(batch, job) == JobLook(RUNNING, "is being removed", leaving=True)
+    assert batch.find() == {job: B7}, "it is not gone yet"
     pool.change(job, EnteredCurrentStatus=pool.ad(job)["EnteredCurrentStatus"] - 200)
     assert "does not answer" in look(batch, job).reason
     assert job not in pool.queued()

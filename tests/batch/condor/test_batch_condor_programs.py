@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from environment.small import SmallEnvironment
+from faults.world import until
 from packaging.requirements import Requirement
 
 import stoker
@@ -83,9 +84,70 @@ def test_an_evicted_pilot_costs_no_call(pool, world):
         [block] = session.status().jobs
         pool.evict(block.job)
         assert {call.result(120)["_CONDOR_SLOT"] for call in calls} == {first["_CONDOR_SLOT"]}
-        assert pool.ad(block.job)["NumShadowStarts"] == 2
-        [again] = session.status().jobs
-        assert again.job == block.job
+        status = session.status()
+        assert (status.failed, status.losses) == (0, {"preempted": 1})
+        assert [again.job for again in status.jobs] != [block.job]
+    assert pool.queued() == []
+
+
+@stoker.app(context=nothing())
+def write(_, number):
+    """A call that needs its folder."""
+    import time
+
+    with open("here", "w") as file:
+        file.write("x")
+    time.sleep(0.02)
+    return number
+
+
+def test_a_condor_master_that_is_killed_costs_no_call(pool, world):
+    """Its starters end and execute folders are cleared; the pilots live on until they see it."""
+    with stoker.load(write_site(world.path), run_dir=str(world.runs)) as session:
+        results = stoker.map(write, range(200), window=200)
+        got = [next(results) for _ in range(10)]
+        pool.kill_master("n1")
+        assert [*got, *results] == list(range(200))
+        status = session.status()
+        assert (status.failed, status.lost_pilots) == (0, 1)
+        until(lambda: not pool.orphans(), why="the orphaned pilot ends")
+    assert pool.queued() == []
+
+
+def test_a_machine_that_dies_is_replaced_although_condor_says_that_its_job_runs(make_pool, world):
+    from batch.condor.pool import machine
+
+    pool = make_pool(machine("n1"), machine("n2"))
+    site = write_site(world.path)
+    site.write_text(site.read_text().replace('lease = "30 s"', 'lease = "4 s"'))
+    with stoker.load(site, run_dir=str(world.runs)) as session:
+        results = stoker.map(write, range(200), window=200)
+        got = [next(results) for _ in range(10)]
+        [block] = session.status().jobs
+        pool.crash(block.reason.rpartition("@")[2])
+        assert [*got, *results] == list(range(200))
+        status = session.status()
+        assert (status.failed, status.lost_pilots) == (0, 1)
+        assert pool.ad(block.job)["JobStatus"] == 3
+        assert "the batch system still says that its job runs" in str(session.explain(block.block))
+
+
+def test_two_holds_for_the_same_cause_stop_the_source_with_what_to_do(pool, world):
+    why = "Error from slot1_1@n1: Job has gone over memory limit of 2048 megabytes."
+    with stoker.load(write_site(world.path), run_dir=str(world.runs)) as session:
+        slow = [whereabouts(100.0)]
+        for _ in range(2):
+            until(lambda: session.status().pilots and session.status().running, limit_s=60, why="a call runs")
+            [block] = [block for block in session.status().jobs if block.pilots]
+            pool.hold(block.job, why, code=34, subcode=102, used_mb=2300, held_for_s=200)
+            gone = block.pilots[0]
+            until(lambda: gone not in [p.pilot for p in session.status().pilots], limit_s=60, why="the held pilot ends")  # noqa: B023
+        with pytest.raises(stoker.StokerError) as failed:
+            slow[0].result(60)
+        assert "two jobs in a row were held for the same cause" in str(failed.value)
+        assert 'memory = "2.1 GB" is too small for what the pilot used (2.4 GB)' in str(failed.value)
+        assert "no more jobs are asked for" in session.status().trouble["pool"]
+        assert session.status().losses == {"out of memory": 2}
     assert pool.queued() == []
 
 
