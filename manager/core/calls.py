@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import deadlines, feeding, repair
-from stoker.manager.core.phases import CallState
+from stoker.manager.core import deadlines, feeding, repair, suspects
+from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import Call, Context, Gang, Group, Library
 from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
@@ -15,6 +15,7 @@ from stoker.manager.protocol.ids import show_library
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
 
+SIGKILL = 9
 POISON_KILLS = 2
 """A call that has killed this many libraries is a poison call: the first death may have been the node's fault."""
 
@@ -155,6 +156,8 @@ def let_go(core: Core, call: Call) -> None:
     if type(call.holder) is Gang:
         withdraw(core, call, running=True)
     call.holder = None
+    if core.state.trials:
+        suspects.let_go(core, call)
 
 
 def requeue(core: Core, calls: Iterable[Call], *, why: str) -> None:
@@ -165,7 +168,7 @@ def requeue(core: Core, calls: Iterable[Call], *, why: str) -> None:
         call.state = CallState.WAITING
         call.note(core.state.now, why)
         context = call.group.context
-        context.queue.put_back(call)
+        suspects.put_back(core, call)
         hungry(core, context)
         core.returned[context] = None
         core.dirty[context] = None
@@ -179,7 +182,12 @@ def retry(core: Core, call: Call, *, why: str) -> None:
     call.state = CallState.WAITING
     call.note(core.state.now, why)
     core.changed("calls", call.id)
-    place(core, call, again=True)
+    if call.id in core.state.trials:
+        suspects.put_back(core, call)
+        hungry(core, call.group.context)
+        core.returned[call.group.context] = None
+    else:
+        place(core, call, again=True)
 
 
 def withdraw(core: Core, call: Call, *, running: bool) -> None:
@@ -199,11 +207,19 @@ def withdraw(core: Core, call: Call, *, running: bool) -> None:
     call.holder = None
 
 
-def killed_its_library(core: Core, call: Call, failure: Failure, *, alone: bool) -> bool:
+def killed_its_library(core: Core, library: Library, call: Call, failure: Failure, *, alone: bool) -> bool:
     """A library died while it ran this call. True if that makes it a poison call, which ends here. Of several calls
-    that ran there nobody knows which did it: each is tried again by itself (see `feeding`)."""
-    call.kills += 1
+    that ran there nobody knows which did it: each is tried again by itself (see `feeding`). The same holds for a death
+    from outside (no memory left, a dead zygote) while other libraries of the pilot were at work (see `suspects`)."""
     text = f"its library died ({failure.message})"
+    outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
+    at_work = any(x.held or x.state is LibraryState.LOADING for x in library.pilot.libraries.values())
+    if alone:
+        suspects.library_killed(core, library, call, failure, certain=not at_work)
+        if outside and at_work:
+            call.note(core.state.now, f"{text} while other libraries of {library.pilot.id} were at work")
+            return False
+    call.kills += 1
     if not alone:
         call.kills = min(call.kills, POISON_KILLS - 1)
         call.note(core.state.now, f"{text} while it ran other calls too; it is tried again by itself")
@@ -260,6 +276,8 @@ def _close(core: Core, call: Call) -> None:
     state.reports.pop(call.id, None)
     state.forecasts.pop(call.id, None)
     state.breaks.pop(call.id, None)
+    if state.trials:
+        suspects.ended(core, call.id)
     closed(core, group, 1)
 
 

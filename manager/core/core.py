@@ -29,6 +29,7 @@ from stoker.manager.core import (
     objects,
     pilots,
     refusing,
+    suspects,
     walltime,
 )
 from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
@@ -104,6 +105,8 @@ class Core:
         self.dirty: dict[Context, None] = {}
         self.supply_changed = False
         """Devices came or went, or have more room: contexts with waiting calls are asked about."""
+        self.apart_due = False
+        """Calls that are apart (`suspects`) may find a place, or their end."""
         self.demand_changed = False
         """Provisioning is asked, once residency has made of it what it can."""
         self._results: dict[Client, list[CallEnd]] = {}
@@ -186,7 +189,7 @@ class Core:
         held = library.held
         for call in calls:
             held[call.id] = call
-            if call.kills and library.slots > 1:
+            if call.kills:
                 library.suspect = call
         batch = self.sends.get(library)
         if batch is None:
@@ -241,7 +244,7 @@ class Core:
     # ---- the end of an event
 
     def _settle(self) -> None:
-        if self.returned or self.dirty or self.supply_changed or self.demand_changed:
+        if self.returned or self.dirty or self.supply_changed or self.demand_changed or self.apart_due:
             self._ask()
         objects.settle(self)
         for (library, running, grace_s), dropped in self._drops.items():
@@ -262,6 +265,9 @@ class Core:
                 returned, self.returned = self.returned, {}
                 for context in returned:
                     feeding.serve(self, context)
+            elif self.apart_due:
+                self.apart_due = False
+                suspects.settle(self)
             elif self.supply_changed:
                 self.supply_changed, self.demand_changed = False, True
                 self.dirty.update(dict.fromkeys(self.state.hungry.values()))

@@ -3,8 +3,8 @@
 The hot path. What is done here a call is done a million times, so calls are handled in batches: the ends of one frame
 together, the calls that a library pulls together, and what is counted is counted a batch.
 
-A call that may have killed a library in which others ran too (`kills`) runs by itself until it is known to be good or
-bad: a library of several slots that holds such a suspect is given nothing else.
+A call that may have killed its library (`kills`) runs by itself until it is known to be good or bad: a library that
+holds such a suspect is given nothing else. One that may have killed its pilot has a whole pilot to itself (`suspects`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import calls, deadlines, gangs, repair
+from stoker.manager.core import calls, deadlines, gangs, repair, suspects
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.state import Call, Context, Filling, Gang, Group, Library
@@ -55,7 +55,9 @@ def reclass(core: Core, library: Library) -> None:
     context.backlogged.pop(id, None)
     if library.suspect is not None and library.suspect.id not in library.held:
         library.suspect = None
-    if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE or library.suspect:
+    pilot = library.pilot
+    usable = library.state is LibraryState.READY and pilot.state is PilotState.HERE and pilot.reserved is None
+    if not usable or library.suspect:
         if context.filling is not None and context.filling.library is library:
             context.filling = None
         return
@@ -78,7 +80,9 @@ def pull(core: Core, library: Library) -> None:
     reclass(core, library)
     if queue.timed:
         deadlines.settle(core, context)
-    while queue.count and library.suspect is None:
+    if queue.apart and library.id in context.idle:
+        suspects.offer(core, library)
+    while queue.count and library.suspect is None and library.pilot.reserved is None:
         answer = dispatch.pull(state, library)
         if not isinstance(answer, int):
             core.apply(answer, seam="dispatch")
@@ -103,12 +107,12 @@ def _give(core: Core, library: Library, head: Call, count: int) -> bool:
     """Give a library up to `count` calls of the group that is next in the queue. False if it may have none of them."""
     group = head.group
     now, queue = core.state.now, library.context.queue
-    if head.kills and library.slots > 1:
+    if head.kills:
         if library.load:
             return False
         count = 1
     taken = queue.take(group, count)
-    barred = [call for call in taken if call.kills and call is not head] if library.slots > 1 else []
+    barred = [call for call in taken if call.kills and call is not head]
     if library.zombies:
         barred += [call for call in taken if call.id in library.zombies and call not in barred]
     for call in barred:
@@ -224,6 +228,12 @@ def ended(core: Core, library: Library, ends: list[CallEnd]) -> None:
             for outcome in ends:
                 if outcome.call not in open_calls:
                     kept.pop(outcome.call, None)
+    if core.state.trials:
+        for outcome in ends:
+            if outcome.call not in open_calls:
+                suspects.ended(core, outcome.call)
+        if library.pilot.reserved is not None:
+            suspects.pilot_is_free(core, library.pilot)
     library.served += total
     library.pilot.ended += total
     if total:

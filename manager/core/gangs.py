@@ -40,7 +40,7 @@ def start(core: Core, call: Call, members: tuple[Library, ...], rendezvous: str)
     call.sent_at = core.state.now
     for rank, library in enumerate(members):
         library.held[call.id] = call
-        if call.kills and library.slots > 1:
+        if call.kills:
             library.suspect = call
         feeding.reclass(core, library)
         place = GangPlace(rank, len(members), rendezvous)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import blocks, calls, feeding, fitness, gangs, pilots, snapshots
+from stoker.manager.core import blocks, calls, feeding, fitness, gangs, pilots, snapshots, suspects
 from stoker.manager.core.commands import RecordLoad
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.phases import CallState, LibraryState
@@ -153,6 +153,7 @@ def hot(core: Core, library: Library) -> None:
     library.state = LibraryState.READY
     library.ready_at = library.used_at = state.now
     context.load_failures = context.cut_loads = 0
+    context.lost_loads.clear()
     context.last_failure = None
     context.failed_on.pop(library.pilot.id, None)
     fitness.forgive(library.pilot, context.recipe.key)
@@ -165,6 +166,7 @@ def hot(core: Core, library: Library) -> None:
         tier(core, device)
     core.changed("libraries", library.id)
     feeding.reclass(core, library)
+    suspects.supply(core, context)
     feeding.pull(core, library)
 
 
@@ -213,9 +215,11 @@ def gone(core: Core, library: Library, message: LibraryGone) -> None:
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
     blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
     back = []
+    if failure is None and not message.loading:
+        suspects.cut_off(core, library, [call for call in survivors if call.id in running])
     for call in survivors:
         killer = blamed is not None and call.id in running
-        if not (killer and blamed and calls.killed_its_library(core, call, blamed, alone=len(running) == 1)):
+        if not (killer and blamed and calls.killed_its_library(core, library, call, blamed, alone=len(running) == 1)):
             back.append(call)
     calls.requeue(core, back, why=f"{why} ({failure.message})" if failure else why)
     if failure is None:
@@ -231,7 +235,7 @@ def gone(core: Core, library: Library, message: LibraryGone) -> None:
 
 
 def lost(core: Core, library: Library, *, reason: str) -> None:
-    """A library vanished with its pilot. What it ran runs again elsewhere; that is no call's fault."""
+    """A library vanished with its pilot. What it ran runs again elsewhere, and is no try of its (see `suspects`)."""
     core.state.rerun_calls += min(library.slots, len(library.held))
     library.notes.append((core.state.now, f"gone with its pilot: {reason}"))
     why = f"{library.pilot.id} was lost ({reason}): back in the queue, not counted as a try"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stoker.manager.core import suspects
 from stoker.manager.core.commands import RecordStay
 from stoker.manager.core.sources import Block
 from stoker.manager.core.state import Pilot, State
@@ -40,7 +41,7 @@ def by_reason(state: State) -> dict[str, int]:
 def lost(core: Core, pilot: Pilot, loss: LossReason) -> None:
     """Count a lost pilot. A reason that its batch system has given already replaces `loss`."""
     state = core.state
-    block = _block_of(state, pilot)
+    block = block_of(state, pilot)
     said = block.loss if block is not None else None
     loss = said or loss
     pilot.loss, pilot.lost_at, pilot.loss_settled = loss, state.now, False
@@ -57,10 +58,11 @@ def back(core: Core, pilot: Pilot) -> None:
     if pilot.loss is None:
         return
     _count(core.state, pilot.loss, -1)
-    block = _block_of(core.state, pilot)
+    block = block_of(core.state, pilot)
     if block is not None:
         block.unsettled.pop(pilot.id, None)
     pilot.loss, pilot.loss_settled = None, False
+    suspects.back(core.state, pilot)
 
 
 def block_said(core: Core, block: Block) -> None:
@@ -86,14 +88,14 @@ def settle_all(core: Core, block: Block) -> None:
 
 def left(core: Core, pilot: Pilot) -> None:
     """Remember the stay of a pilot that was let go, or left by itself."""
-    end = PilotEnd.WALLTIME if _near_walltime(pilot, core.state.now) else PilotEnd.LET_GO
+    end = PilotEnd.WALLTIME if near_walltime(pilot, core.state.now) else PilotEnd.LET_GO
     _record(core, pilot, core.state.now, end, None)
 
 
 def _settle(core: Core, pilot: Pilot, loss: LossReason) -> None:
     """The reason of a loss will not change any more."""
     state = core.state
-    if loss.is_vague and _near_walltime(pilot, pilot.lost_at):
+    if loss.is_vague and near_walltime(pilot, pilot.lost_at):
         loss = LossReason.WALLTIME
     if loss is not pilot.loss:
         assert pilot.loss is not None
@@ -101,6 +103,7 @@ def _settle(core: Core, pilot: Pilot, loss: LossReason) -> None:
         _count(state, loss, 1)
         pilot.loss = loss
     pilot.loss_settled = True
+    suspects.settled(core, pilot)
     pilot.notes.append((state.now, f"counted as lost: {loss.value}"))
     _record(core, pilot, pilot.lost_at, PilotEnd.WALLTIME if loss is LossReason.WALLTIME else PilotEnd.LOST, loss)
 
@@ -114,11 +117,13 @@ def _count(state: State, loss: LossReason, change: int) -> None:
     state.losses[loss] = state.losses.get(loss, 0) + change
 
 
-def _near_walltime(pilot: Pilot, now: float) -> bool:
+def near_walltime(pilot: Pilot, now: float) -> bool:
+    """True if the walltime of a pilot is over, or about to be."""
     slack_s = min(WALLTIME_SLACK_S, _SLACK_PART * pilot.lasts_s)
     return bool(pilot.ends_at) and pilot.ends_at - now <= slack_s
 
 
-def _block_of(state: State, pilot: Pilot) -> Block | None:
+def block_of(state: State, pilot: Pilot) -> Block | None:
+    """The block of a pilot, if the manager asked for it."""
     id = BlockId(pilot.block)
     return state.blocks.get(id) or state.past_blocks.get(id)

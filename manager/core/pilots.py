@@ -18,6 +18,7 @@ from stoker.manager.core import (
     rejoin,
     repair,
     snapshots,
+    suspects,
     walltime,
 )
 from stoker.manager.core.commands import ToPilot
@@ -245,6 +246,7 @@ def _supply(core: Core, pilot: Pilot) -> None:
     """A pilot has come, gone, or changed its state: tell everybody who plans with it."""
     for context in {library.context.recipe.key: library.context for library in pilot.libraries.values()}.values():
         calls.starving(core, context)
+        suspects.supply(core, context)
         if context.queue.gangs:
             feeding.serve_after(core, context)
     core.supply_changed = True
@@ -285,6 +287,7 @@ def lost(
     objects.pilot_left(core, pilot)
     pilot.state = PilotState.GONE
     pilot.notes.append((state.now, f"gone: {reason}"))
+    suspects.pilot_lost(core, pilot)
     for library in list(pilot.libraries.values()):
         libraries.lost(core, library, reason=reason)
     for device in pilot.devices.values():

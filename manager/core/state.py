@@ -128,6 +128,90 @@ class Call(msgspec.Struct, gc=False, eq=False):
         self.notes.append((now, text))
 
 
+class Loss:
+    """A pilot or library that was lost while a call may have run there (see `suspects`)."""
+
+    __slots__ = ("alone", "at", "failure", "library", "memory_bytes", "pilot", "ran_s")
+
+    def __init__(
+        self,
+        at: float,
+        pilot: Pilot,
+        library: LibraryId,
+        ran_s: float,
+        alone: bool,
+        failure: Failure | None,
+        memory_bytes: int,
+    ) -> None:
+        self.at = at
+        self.pilot = pilot
+        self.library = library
+        self.ran_s = ran_s
+        self.alone = alone
+        """Whether nothing else can have been the cause: nothing else ran on the pilot."""
+        self.failure = failure
+        """How the library died, where its pilot lives."""
+        self.memory_bytes = memory_bytes
+        """What the library used when it was measured last."""
+
+    @property
+    def counts(self) -> bool:
+        """True unless the pilot is back, or went for another reason."""
+        return self.failure is not None or (self.pilot.loss is not None and not self.pilot.loss.explained)
+
+    @property
+    def is_settled(self) -> bool:
+        """True if no better reason can come any more."""
+        return self.failure is not None or self.pilot.loss_settled
+
+
+class Cut:
+    """A call that ran when the walltime of its pilot was over."""
+
+    __slots__ = ("library", "log", "pilot", "ran_s", "walltime_s", "whole")
+
+    def __init__(
+        self,
+        ran_s: float,
+        walltime_s: float,
+        whole: bool,
+        pilot: PilotId,
+        library: LibraryId,
+        log: str,
+    ) -> None:
+        self.ran_s = ran_s
+        self.walltime_s = walltime_s
+        self.whole = whole
+        """Whether no pilot could have given it much more time."""
+        self.pilot = pilot
+        self.library = library
+        self.log = log
+
+
+class Trial:
+    """What a call has lost that is not done yet (see `suspects`)."""
+
+    __slots__ = ("cuts", "losses", "pilot", "saved")
+
+    def __init__(self) -> None:
+        self.losses: list[Loss] = []
+        self.cuts: list[Cut] = []
+        self.saved = b""
+        """What it had saved of its progress when the last of these happened."""
+        self.pilot: Pilot | None = None
+        """The pilot that is reserved for it."""
+
+    @property
+    def counted(self) -> list[Loss]:
+        """Losses that count against the call."""
+        return [loss for loss in self.losses if loss.counts]
+
+    @property
+    def longest_s(self) -> float:
+        """The longest that it ran before it was cut off."""
+        return max((cut.ran_s for cut in self.cuts), default=0.0)
+
+
 class Gang:
     """The libraries that run one call together. The call ends when every member has ended it; rank 0's end counts."""
 
@@ -168,9 +252,10 @@ class Context:
     """A recipe and everything that the manager knows of it."""
 
     __slots__ = (
-        "advice", "ask_at", "asked_at", "backlogged", "cut_after_s", "cut_loads", "ended", "failed_on", "filling",
-        "idle", "last_failure", "libraries", "load_failures", "load_s", "load_total_s", "loads", "paces", "queue",
-        "rate", "recipe", "resident_bytes", "roomy", "run_s", "run_total_s", "runs", "starved_since",
+        "advice", "apart_lacks", "ask_at", "asked_at", "backlogged", "cut_after_s", "cut_loads", "ended", "failed_on",
+        "filling", "idle", "last_failure", "libraries", "load_failures", "load_s", "load_total_s", "loads",
+        "lost_loads", "paces", "queue", "rate", "recipe", "resident_bytes", "roomy", "run_s", "run_total_s", "runs",
+        "starved_since",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, *, by_deadline: bool = False) -> None:
@@ -199,6 +284,10 @@ class Context:
         """Loads that failed on each pilot since one worked there."""
         self.cut_loads = 0
         """Loads that were under way when the walltime of their pilots was over, since one worked."""
+        self.apart_lacks = False
+        """Whether a call that is apart (see `suspects`) can run in none of its libraries."""
+        self.lost_loads: list[Pilot] = []
+        """Pilots that were lost while they loaded it and did nothing else, since one loaded it."""
         self.cut_after_s = 0.0
         """The longest that such a load had lasted."""
         self.starved_since: float | None = None
@@ -302,8 +391,9 @@ class Library:
     def admits(self, call: Call) -> bool:
         """Whether nothing between the two forbids it to run here now, room and context left aside: it was not taken
         away from here a moment ago, and neither it nor what runs here may have to run by itself."""
-        alone = call.kills and self.slots > 1 and self.load
-        return self.suspect is None and not alone and call.id not in self.zombies
+        alone = call.kills and self.load
+        free = self.pilot.reserved is None or self.pilot.reserved is call
+        return free and self.suspect is None and not alone and call.id not in self.zombies
 
     @property
     def usable(self) -> bool:
@@ -317,7 +407,7 @@ class Pilot:
     __slots__ = (
         "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "host", "id", "inbox", "kept", "lacks",
         "lasts_s", "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "rate", "refused_frames", "released",
-        "source", "state", "troubles", "unfit", "used_at", "was",
+        "reserved", "source", "state", "troubles", "unfit", "used_at", "was",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -341,6 +431,8 @@ class Pilot:
         None: it is not to come back."""
         self.was = PilotState.HERE
         """Of one that was given up: its state before."""
+        self.reserved: Call | None = None
+        """The call that is to run alone here, or does (see `suspects`)."""
         self.released = False
         """Whether the manager told it to end."""
         self.loss: LossReason | None = None
@@ -410,6 +502,8 @@ class State:
         """Last progress report of each running call that made one."""
         self.forecasts: dict[int, CallForecast] = {}
         """When calls are expected to end, as their clients were told last."""
+        self.trials: dict[int, Trial] = {}
+        """What calls have lost that they ran on, by call."""
         self.breaks: dict[int, int] = {}
         """How often the ranks of a gang call have lost each other."""
         self.timers: dict[str, float] = {}
@@ -465,7 +559,7 @@ class State:
     def devices(self) -> Iterator[Device]:
         """Devices of pilots that can be given work."""
         for pilot in self.pilots.values():
-            if pilot.state is PilotState.HERE:
+            if pilot.state is PilotState.HERE and pilot.reserved is None:
                 yield from (device for device in pilot.devices.values() if not device.fault)
 
     def notice(self, text: str) -> None:

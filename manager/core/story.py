@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.core import fitness, object_report, outlook
+from stoker.manager.core import fitness, object_report, outlook, suspects
 from stoker.manager.core.blocks import failing, in_words
 from stoker.manager.core.calls import place_of
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
@@ -108,9 +108,10 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
     if call.state is CallState.WAITING:
         since = show_seconds(state.now - call.submitted_at)
         before = next((n for n, other in enumerate(context.queue) if other is call), 0)
+        apart = suspects.why_apart(state, call)
         behind = f"behind {_calls(before)} of the same context; " if before else ""
-        notes.append((state.now, f"waits for {since}: {behind}{waits_for(state, context)}"))
-        starts_in_s = outlook.start_in_s(state, context, before)
+        notes.append((state.now, f"waits for {since}: {apart or behind + waits_for(state, context)}"))
+        starts_in_s = 0.0 if apart else outlook.start_in_s(state, context, before)
         if starts_in_s and not expected:
             notes.append((state.now, f"is expected to start in about {show_about(starts_in_s)}"))
         return f"{what}  waiting for {since}", notes

@@ -18,6 +18,11 @@ def validate(state: State) -> None:
                 f"{device.id}: promised {device.promised_bytes}, libraries {promised}",
             )
             _hold(0 <= promised <= device.facts.memory_bytes, f"{device.id}: promised twice")
+        if pilot.reserved is not None:
+            trial = state.trials.get(pilot.reserved.id)
+            _hold(
+                trial is not None and trial.pilot is pilot, f"{pilot.id} is reserved for a call that does not know it"
+            )
         _hold(pilot.state is not PilotState.GONE or not pilot.libraries, f"{pilot.id} is gone but holds libraries")
         _hold(
             pilot.block not in state.blocks or pilot.id in state.blocks[BlockId(pilot.block)].pilots,
@@ -82,9 +87,9 @@ def _library(state: State, library: Library) -> None:
     _hold(context.libraries.get(library.id) is library, f"{name} is not its context's")
     _hold(library.pilot.libraries.get(library.id) is library, f"{name} is not its pilot's")
     usable = library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
-    usable = usable and library.suspect is None
+    usable = usable and library.suspect is None and library.pilot.reserved is None
     free = usable and library.load < library.slots
-    suspects = [call for call in library.held.values() if call.kills and library.slots > 1]
+    suspects = [call for call in library.held.values() if call.kills]
     _hold(not suspects or library.load == 1, f"{name}: a suspect runs with others")
     _hold((library.id in context.idle) == free, f"{name}: idle set is wrong")
     over = usable and library.load > library.slots

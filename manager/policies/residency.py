@@ -69,7 +69,11 @@ class LoadWhereWanted(Quiet):
         key = RecipeKey(context.recipe.key)
         plan: list[Action] = [Timer(view.now + self.ask_again_s, key), *self.hopeless_gangs(view, context)]
         alive = [x for x in context.libraries.values() if self._counts(view, x)]
+        if context.queue.count <= _kept(context):
+            return plan
         more = self.worth_loading(context, alive)
+        if context.apart_lacks and context.queue.apart and not any(x.state is LibraryState.LOADING for x in alive):
+            more = max(more, 1)
         if more <= 0:
             return plan
         loads = [
@@ -105,6 +109,8 @@ class LoadWhereWanted(Quiet):
         """Whether a library is hot or on its way, as far as anybody knows, and not about to retire."""
         most = library.context.recipe.calls_per_library
         if library.state not in (LibraryState.LOADING, LibraryState.READY) or 0 < most <= library.served:
+            return False
+        if library.pilot.reserved is not None:
             return False
         if library.pilot.state is PilotState.HERE:
             return True
@@ -342,6 +348,12 @@ def _most_of(context: Context, devices: Iterable[DeviceFacts]) -> int:
     """How many libraries of a context these devices of one pilot could hold, were they all free and well."""
     able = [x for x in devices if is_of_kind(context, x) and known_bytes(context, x) <= x.memory_bytes]
     return len(able) // context.recipe.needs.devices
+
+
+def _kept(context: Context) -> int:
+    """Waiting calls of a context for which one of its libraries is kept (`stoker.manager.core.suspects`)."""
+    reserved = (library.pilot.reserved for library in context.libraries.values())
+    return len({call.id for call in reserved if call is not None and call.id in context.queue.apart})
 
 
 def _successors(context: Context, alive: list[Library]) -> int:

@@ -371,12 +371,12 @@ def test_pilots_that_die_young_one_after_the_other_make_pauses_and_are_told(clus
         for id in c.asked():
             asked.append(round(c.now))
             c.block(id, phase=BlockPhase.RUNNING).join(f"p{id}", block=id).lose(f"p{id}")
-            c.block(id, phase=BlockPhase.ENDED, reason="OUT_OF_MEMORY")
+            c.block(id, phase=BlockPhase.ENDED, reason="PREEMPTED", loss=LossReason.PREEMPTED)
         c.wait(0.1)
     assert asked == [0, 0, 2, 6, 14, 30, 62]  # the first is forgiven; then 2, 4, 8, 16, 32 s, and never over a minute
     assert not c.ended
     assert "7 blocks in a row brought pilots that loaded nothing" in c.status().trouble["backfill"]
-    assert "OUT_OF_MEMORY" in c.story("c-1")
+    assert "PREEMPTED" in c.story("c-1")
     c.wait(10.0)
     [id] = c.asked()
     c.block(id, phase=BlockPhase.RUNNING).join("p9", block=id).ready()

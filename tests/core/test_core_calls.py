@@ -170,15 +170,6 @@ def test_calls_that_only_waited_in_a_library_that_died_are_no_suspects(cluster: 
     assert all(c.ended[name].ok for name in "3456")
 
 
-def test_losing_a_pilot_never_counts_against_a_call(cluster: Make) -> None:
-    c = cluster(pilots=1).call("c1").ready()
-    for n in range(2, 7):
-        c.lose(f"p{n - 1}").join(f"p{n}").ready()
-    c.end("c1")
-    assert c.ended["c1"].ok
-    assert (c.core.state.lost_pilots, c.core.state.rerun_calls) == (5, 5)
-
-
 def test_late_and_repeated_ends_change_nothing(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1")
     c.report("p1", say.CallsEnded(1, [CallEnd(c.ids["1"], True, b"again")]))  # type: ignore[arg-type]

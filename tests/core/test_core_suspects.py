@@ -1,0 +1,277 @@
+"""A call can hurt only itself: pilots and libraries that die while it runs, and the walltime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from core.builders import Cluster, recipe
+
+from stoker.manager.core.phases import CallState
+from stoker.manager.core.suspects import ALONE_AFTER, LOADS, MOST_LOSSES
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.blocks import BlockPhase, LossReason, Source
+from stoker.manager.protocol.calls import CallProgress, Failure, FailureKind
+from stoker.manager.protocol.ids import show_call
+
+Make = Callable[..., Cluster]
+KILLED = Failure(FailureKind.DIED, "was killed by SIGKILL", signal=9, tail="last words")
+LAB = Source("lab", first=1, most=20, walltime_s=60.0)
+
+
+def pilot_of(c: Cluster, name: str) -> str:
+    return str(c.holders(name)[0].pilot.id)
+
+
+def kill_pilots(c: Cluster, name: str, *, times: int, spare: int = 0) -> None:
+    """So many pilots that run this call are lost, each after another one has joined."""
+    for _ in range(times):
+        lost = pilot_of(c, name)
+        c.join(f"x{len(c.core.state.gone_pilots)}-{spare}").wait(1).lose(lost).ready()
+
+
+def test_a_call_whose_pilots_die_runs_alone_after_three_and_then_fails_with_its_evidence(cluster: Make) -> None:
+    c = cluster(pilots=1).call("bad").ready()
+    kill_pilots(c, "bad", times=ALONE_AFTER)
+    assert c.the_call("bad").state is CallState.HELD, "it has one more try, alone"
+    last = pilot_of(c, "bad")
+    kill_pilots(c, "bad", times=1)
+    failure = c.ended["bad"].failure
+    assert failure is not None
+    assert (failure.kind, failure.pilot) == (FailureKind.POISON, last)
+    assert "its pilot or library died 4 times while it ran, the last time with nothing beside it:" in failure.message
+    assert failure.message.count("unexplained, gone: silent for 15 s") == 4
+    assert "p1, 1.0 s after the call was submitted" in failure.message
+
+
+def test_calls_beside_it_end(cluster: Make) -> None:
+    c = cluster(pilots=1, devices_each=4).call("bad", "a", "b", "c").ready()
+    for n in range(40):
+        if len(c.ended) == 4:
+            break
+        there = [name for name in c.ids if name not in c.ended and c.the_call(name).holder]
+        if "bad" in there:  # it takes its pilot along before anything that runs beside it ends
+            lost = pilot_of(c, "bad")
+            beside = [name for name in there if name != "bad" and pilot_of(c, name) == lost]
+            assert beside == [] or n < ALONE_AFTER, "it runs alone"
+            c.join(f"x{n}", of=c._facts["p1"].devices).wait(1).lose(lost)
+        else:
+            c.end(*there)
+        c.ready().wait(15).ready()
+    assert c.ended["bad"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
+    assert all(c.ended[name].ok for name in "abc")
+
+
+def test_a_pilot_is_kept_for_a_suspect_and_gives_others_nothing_meanwhile(cluster: Make) -> None:
+    c = cluster(pilots=1).call("bad").ready()
+    kill_pilots(c, "bad", times=ALONE_AFTER - 1)
+    c.join("second").call("long").ready()
+    lost, other = pilot_of(c, "bad"), pilot_of(c, "long")
+    c.lose(lost)
+    assert c.the_call("bad").state is CallState.WAITING
+    assert "is to run alone on a pilot: second is kept for it" in c.story(show_call(c.the_call("bad").id))
+    c.call("later").wait(5)
+    assert c.the_call("later").state is CallState.WAITING, "the only pilot is kept"
+    c.end("long")
+    assert pilot_of(c, "bad") == other
+    c.join("third").ready()
+    assert pilot_of(c, "later") == "third", "nothing else runs beside the suspect"
+    c.end("bad").end("later")
+    assert c.pilot("second").reserved is None
+    assert c.core.state.trials == {}
+    c.calls(2).end(*[name for name in c.ids if name not in c.ended])
+    assert all(end.ok for end in c.ended.values())
+
+
+def test_losses_with_another_reason_do_not_count(cluster: Make) -> None:
+    c = cluster().sources(LAB).call("c1")
+    for n in range(7):
+        [block] = c.asked()[:1] or list(c.core.state.blocks)[:1]
+        c.block(block, phase=BlockPhase.RUNNING).join(f"q{n}", block=block).ready()
+        c.lose(f"q{n}")
+        c.block(block, phase=BlockPhase.ENDED, reason="PREEMPTED", loss=LossReason.PREEMPTED).wait(120)
+    [block] = c.asked()[:1] or list(c.core.state.blocks)[:1]
+    c.block(block, phase=BlockPhase.RUNNING).join("last", block=block).ready().end("c1")
+    assert c.ended["c1"].ok
+    assert (c.core.state.lost_pilots, c.core.state.rerun_calls) == (7, 7)
+
+
+@pytest.mark.parametrize("reason", [LossReason.PREEMPTED, LossReason.OUT_OF_MEMORY, None])
+def test_the_last_word_is_the_batch_system_s(cluster: Make, reason: LossReason | None) -> None:
+    c = cluster().sources(Source("lab", first=20, most=20)).call("bad")
+    blocks = list(c.core.state.blocks)
+    c.block(*blocks, phase=BlockPhase.RUNNING)
+    for n, block in enumerate(blocks[: ALONE_AFTER + 1]):
+        c.join(f"q{n}", block=block).ready().lose(f"q{n}")
+        if n < ALONE_AFTER:
+            c.block(block, phase=BlockPhase.ENDED, reason="OUT_OF_MEMORY", loss=LossReason.OUT_OF_MEMORY)
+    c.join("spare", block=blocks[-1]).ready()
+    assert c.the_call("bad").state is CallState.WAITING, "nobody has said why the last one went"
+    assert "waits for what the batch system says" in c.story(show_call(c.the_call("bad").id))
+    if reason is None:
+        c.wait(61)
+    else:
+        c.block(blocks[ALONE_AFTER], phase=BlockPhase.ENDED, reason=reason.value, loss=reason)
+    if reason is LossReason.PREEMPTED:
+        c.ready().end("bad")
+        assert c.ended["bad"].ok
+        return
+    failure = c.ended["bad"].failure
+    assert failure is not None
+    assert "out of memory" in failure.message
+    assert "the batch system says OUT_OF_MEMORY" in failure.message
+
+
+def test_a_pilot_that_comes_back_was_not_lost(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c").ready()
+    for _ in range(MOST_LOSSES):
+        c.lose("p1").come_back("p1", lib1=("c",))
+    assert c.the_call("c").state is CallState.HELD
+    c.end("c")
+    assert c.ended["c"].ok
+
+
+def test_a_call_that_saves_its_progress_gets_on_and_is_not_counted(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c").ready()
+    for n in range(2 * MOST_LOSSES):
+        library = c.holders("c")[0]
+        report = CallProgress(c.ids["c"], float(n), 100.0, state=b"%d" % n)  # type: ignore[arg-type]
+        c.report(library.pilot.id, say.CallsProgress(library.id, [report]))
+        kill_pilots(c, "c", times=1, spare=n)
+    c.end("c")
+    assert c.ended["c"].ok
+
+
+def test_a_gang_that_kills_pilots_is_given_up_too(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).ready().end("1", "2").call("g", gang=(2, 2))
+    for n in range(ALONE_AFTER + 1):
+        assert "g" not in c.ended
+        c.join(f"x{n}").lose(c.holders("g")[0].pilot.id)
+        for library in tuple(c.context().libraries.values()):
+            if library.zombies:
+                c.report(library.pilot.id, say.CallsReturned(library.id, tuple(library.zombies)))  # type: ignore[arg-type]
+        c.ready().wait(1).ready()
+    assert c.ended["g"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
+
+
+def test_a_library_that_the_system_kills_for_another_one_s_memory_is_no_proof(cluster: Make) -> None:
+    c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
+    c.call("hog", context="a").call("good", context="b").ready()
+    for _ in range(2):
+        c.die(c.library(context="b"), "good", failure=KILLED).ready()
+    assert "good" not in c.ended
+    c.end("hog")
+    c.end("good")
+    assert c.ended["good"].ok
+
+
+def test_a_call_that_dies_of_a_signal_of_its_own_is_proof_enough(cluster: Make) -> None:
+    c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
+    c.call("other", context="a").call("bad", context="b").ready()
+    segfault = Failure(FailureKind.DIED, "was killed by SIGSEGV", signal=11)
+    for _ in range(2):
+        c.die(c.library(context="b"), "bad", failure=segfault).ready()
+    assert c.ended["bad"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
+
+
+def test_calls_that_one_library_may_have_ended_together_are_tried_by_themselves(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(4)
+    c.die(c.library(), "2", "3", "4").ready()
+    assert c.held() == ["2"], "also in a library of one slot nothing waits behind a suspect"
+    c.end("2").die(c.library(), "3").ready()
+    assert c.ended["3"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
+    c.end("4").end("5")
+    assert all(c.ended[name].ok for name in "245")
+
+
+def test_a_context_whose_load_kills_its_pilots_is_given_up(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("huge")).call("c", context="huge")
+    for n in range(LOADS):
+        assert c.ended == {}
+        lost = c.lives_on("huge")[0]
+        c.join(f"x{n}").lose(lost)
+    failure = c.ended["c"].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.CONTEXT
+    assert "context huge could not be loaded: its pilot died 4 times meanwhile" in failure.message
+    c.call("again", context="huge").ready().end("again")
+    assert c.ended["again"].ok
+
+
+# ---- the walltime
+
+
+def cut(c: Cluster, pilot: str, *, ran_s: float, saves: bytes = b"") -> None:
+    """A call runs on this pilot of a walltime of a minute, may save its state, and is cut off."""
+    block = next(iter(c.core.state.blocks))
+    c.block(block, phase=BlockPhase.RUNNING).join(pilot, block=block, ends_in_s=60.0).ready()
+    c.wait(ran_s)
+    library = c.library(pilot)
+    if saves:
+        reports = [CallProgress(call, 1.0, 100.0, state=saves) for call in library.held]  # type: ignore[arg-type]
+        c.report(pilot, say.CallsProgress(library.id, reports))
+    c.report(pilot, say.LibraryGone(library.id, None, False, tuple(library.held)))  # type: ignore[arg-type]
+    c.report(pilot, say.PilotLeaving("its walltime is over"))
+    c.block(block, phase=BlockPhase.ENDED, reason="TIMEOUT").wait(1.0)
+
+
+def test_a_call_that_the_walltime_cuts_off_twice_fails_with_what_to_do(cluster: Make) -> None:
+    c = cluster().sources(LAB).call("long")
+    cut(c, "q1", ran_s=57.0)
+    assert c.ended == {}
+    cut(c, "q2", ran_s=57.0)
+    failure = c.ended["long"].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.TIMEOUT
+    assert failure.message == (
+        "ran 57 s and was cut off by the 1 min walltime, twice; raise [provider] walltime, or save state with "
+        "stoker.progress(state=...)"
+    )
+
+
+def test_a_call_that_saves_its_state_goes_on_however_often_it_is_cut_off(cluster: Make) -> None:
+    c = cluster().sources(LAB).call("long")
+    for n in range(6):
+        cut(c, f"q{n}", ran_s=57.0, saves=b"%d" % n)
+        assert c.ended == {}
+    cut(c, "stuck", ran_s=57.0)
+    assert "twice" in c.ended["long"].failure.message  # type: ignore[union-attr]
+
+
+def test_a_call_that_began_late_is_tried_where_there_is_more_time(cluster: Make) -> None:
+    c = cluster().sources(Source("lab", first=2, most=4, walltime_s=600.0)).calls(2)
+    first, second = c.core.state.blocks
+    c.block(first, second, phase=BlockPhase.RUNNING)
+    c.join("old", block=first, ends_in_s=600.0).ready().end("1").wait(400).call("late")
+    c.end("2").mail.clear()
+    assert pilot_of(c, "late") == "old"
+    c.wait(180)
+    library = c.library("old")
+    c.join("older", block=second, ends_in_s=100.0).call("short").ready()
+    c.report("old", say.LibraryGone(library.id, None, False, tuple(library.held)), say.PilotLeaving("walltime"))
+    c.end("short").forget().block(first, phase=BlockPhase.ENDED, reason="TIMEOUT")
+    assert c.the_call("late").state is CallState.WAITING, "100 s are not enough for one that ran 180"
+    assert "waits for a pilot with more than 3 min left" in c.story(show_call(c.the_call("late").id))
+    c.call("other")
+    assert pilot_of(c, "other") == "older", "it holds nobody up"
+    third = c.asked()[0]
+    c.block(third, phase=BlockPhase.RUNNING).join("new", block=third, ends_in_s=600.0).call("more").ready()
+    assert pilot_of(c, "late") == "new"
+
+
+def test_losing_a_pilot_at_its_walltime_is_a_cut(cluster: Make) -> None:
+    c = cluster().sources(LAB).call("long")
+    for n in (1, 2):
+        block = next(iter(c.core.state.blocks))
+        c.block(block, phase=BlockPhase.RUNNING).join(f"q{n}", block=block, ends_in_s=60.0).ready().wait(58)
+        c.lose(f"q{n}").block(block, phase=BlockPhase.ENDED, reason="TIMEOUT").wait(1.0)
+    assert "cut off by the 1 min walltime, twice" in c.ended["long"].failure.message  # type: ignore[union-attr]
+
+
+def test_what_is_known_of_the_memory_is_told(cluster: Make) -> None:
+    c = cluster(pilots=1).call("bad").ready()
+    for _ in range(ALONE_AFTER + 1):
+        library = c.holders("bad")[0]
+        c.report(library.pilot.id, say.Heartbeat((say.LibraryUse(library.id, 7_500_000_000),)))
+        kill_pilots(c, "bad", times=1)
+    assert "used 7.5 GB when it was measured last" in c.ended["bad"].failure.message  # type: ignore[union-attr]

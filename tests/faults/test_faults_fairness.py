@@ -1,0 +1,115 @@
+"""A call can hurt only itself, with real processes: garbage on a socket, dead pilots, and the walltime."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+
+import pytest
+from faults.world import count_lines, note
+
+import stoker
+from stoker import errors
+
+TWO = """
+[provider]
+kind = "local"
+[pilot]
+devices = "cpu:2"
+max_blocks = 2
+init_blocks = 2
+"""
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A site of two pilots with two devices each."""
+    (tmp_path / "two.toml").write_text(TWO)
+    return tmp_path / "two.toml"
+
+
+def test_an_app_that_writes_to_its_sockets_is_poison_and_good_calls_end(world, tmp_path, site):
+    log = str(tmp_path / "log")
+
+    @stoker.app()
+    def scribble():
+        note(log, "bad")
+        for number in range(3, 256):
+            try:
+                if stat.S_ISSOCK(os.fstat(number).st_mode):
+                    os.write(number, b"garbage!")
+            except OSError:
+                continue
+        time.sleep(5)
+
+    @stoker.app()
+    def good(number):
+        return number
+
+    with stoker.load(site, run_dir=str(world.runs)) as session:
+        bad = scribble()
+        rest = [good(number) for number in range(3)]
+        assert [each.result(60) for each in rest] == [0, 1, 2]
+        with pytest.raises(errors.PoisonCallError, match="no message"):
+            bad.result(60)
+        assert session.status().lost_pilots == 0
+    assert count_lines(tmp_path / "log") == {"bad": 2}
+
+
+def test_an_app_that_takes_its_pilots_along_is_poison_and_good_calls_end(world, tmp_path, site):
+    log = str(tmp_path / "log")
+
+    @stoker.app()
+    def murder():
+        note(log, "bad")
+        me = os.getpid()
+        while me > 1:  # the library's ancestors: its zygote, then its agent
+            with open(f"/proc/{me}/cmdline", "rb") as file:
+                if b"stoker.pilot.main" in file.read():
+                    os.kill(me, signal.SIGKILL)
+                    break
+            with open(f"/proc/{me}/stat") as file:
+                me = int(file.read().rpartition(")")[2].split()[1])
+        time.sleep(60)
+
+    @stoker.app()
+    def good(number):
+        time.sleep(0.3)
+        return number
+
+    with stoker.load(site, run_dir=str(world.runs), strategy_period=0.2) as session:
+        bad = murder()
+        rest = [good(number) for number in range(3)]
+        with pytest.raises(errors.PoisonCallError) as caught:
+            bad.result(100)
+        assert [each.result(60) for each in rest] == [0, 1, 2]
+        text = str(caught.value)
+        assert "its pilot or library died 4 times while it ran, the last time with nothing beside it" in text
+        assert session.status().lost_pilots == 4
+    assert count_lines(tmp_path / "log") == {"bad": 4}
+
+
+def test_a_call_longer_than_the_walltime_fails_after_two_tries_and_says_what_to_do(world, site, monkeypatch):
+    monkeypatch.setenv("PBS_WALLTIME", "8")  # each pilot of this machine ends 8 s after its start
+
+    @stoker.app()
+    def long():
+        time.sleep(100)
+
+    @stoker.app()
+    def saves():
+        from stoker.contexts import saved_state
+
+        begun = saved_state(0)
+        for step in range(begun, 15):
+            time.sleep(1.0)
+            stoker.progress(step + 1, 15, state=step + 1)
+        return begun
+
+    with stoker.load(site, run_dir=str(world.runs), strategy_period=0.2):
+        endless, steps = long(), saves()
+        with pytest.raises(errors.CallTimeoutError, match=r"cut off by the 8\.0 s walltime, twice; raise \[provider\]"):
+            endless.result(100)
+        assert steps.result(100) > 0
