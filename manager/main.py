@@ -73,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ports", default=Session().ports, help="where to listen, low-high (default: %(default)s)")
     parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds between a pilot's heartbeats")
     parser.add_argument("--pilot-lease", type=float, default=60.0, help="seconds that a pilot waits for a lost manager")
+    parser.add_argument(
+        "--sync", choices=("auto", "yes", "no"), default="auto", help="sync the journal (auto: detached)"
+    )
     parser.add_argument("--detached", action="store_true", help="go on when clients leave")
     parser.add_argument("--idle", type=float, default=0.0, help="detached: end after so long without clients and calls")
     parser.add_argument("--kept", action="store_true", help="start it again when it dies")
@@ -95,6 +98,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace) -> Server:
         interface=interfaces.resolve(options.interface),
         ports=Session(ports=options.ports).port_range,
         detached=options.detached,
+        sync=options.detached if options.sync == "auto" else options.sync == "yes",
     )
 
 

@@ -58,6 +58,8 @@ def manager_options(sites: Sequence[Site]) -> list[str]:
         here = all(site.provider.kind is ProviderKind.LOCAL for site in sites)
         interface = interfaces.LOOPBACK if here else interfaces.AUTO
     options = ["--interface", interface, "--ports", first.ports]
+    if first.sync is not None:
+        options += ["--sync", "yes" if first.sync else "no"]
     return [*options, "--heartbeat", f"{first.heartbeat_s:g}", "--pilot-lease", f"{first.lease_s:g}"]
 
 

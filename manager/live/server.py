@@ -121,6 +121,7 @@ class Server:
         interface: str = "127.0.0.1",
         ports: tuple[int, int] = PORTS,
         detached: bool = False,
+        sync: bool = False,
     ) -> None:
         self.folder = folder
         self.patience = patience
@@ -139,7 +140,7 @@ class Server:
         back = come_back(folder.journal, session, policies)
         core = back.core
         self.clock = Clock(not_before=core.state.now if core else 0.0)
-        self.journal = Journal(folder.journal, sync=detached, end=back.end)
+        self.journal = Journal(folder.journal, sync=sync, end=back.end)
         self.compaction = Compaction(
             self.journal, snapshot_bytes=back.snapshot_bytes, tail_bytes=back.tail_bytes, now=back.compact,
             tell=lambda text: self._notice(text),

@@ -230,12 +230,17 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `interface` is the name (`ib0`) or the address of the network that compute nodes reach; empty: on this machine alone
     for local pilots, else the one that this host's name leads to.
+
+    `sync`: whether results survive a crash of the manager's host, not only of its process: the manager then waits for
+    its disk before it tells anybody of them, once for many. Left out: a session of `stoker up` does so, a program's own
+    session does not.
     """
 
     heartbeat_s: Duration = msgspec.field(default=Duration(5.0), name="heartbeat")
     lease_s: Duration = msgspec.field(default=Duration(60.0), name="lease")
     interface: str = ""
     ports: Ports = "21000-21999"
+    sync: bool | None = None
 
     def __post_init__(self) -> None:
         refuse_control_characters(self)

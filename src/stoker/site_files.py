@@ -73,7 +73,8 @@ def site_text(site: Site) -> str:
         value = getattr(site, field.name)
         if isinstance(value, msgspec.Struct):
             inner = msgspec.structs.fields(value)
-            settings = [_setting(entry, getattr(value, entry.name)) for entry in inner]
+            given = ((entry, getattr(value, entry.name)) for entry in inner)
+            settings = [_setting(entry, said) for entry, said in given if said is not None]  # None: it is left out
             tables += ["", f"[{field.encode_name}]", *settings]
         elif field.name != "sites":
             lines.append(_setting(field, value))
