@@ -19,7 +19,7 @@ from stoker.manager.cli.surroundings import look
 )
 @click.option("--partition", metavar="NAME", default="", help="Use this partition or queue.")
 def init(*, output: Path, partition: str) -> None:
-    """Find the scheduler, its partitions, accounts and GPUs, and write a site file of ten lines for them.
+    """Find the scheduler, its partitions, accounts and GPUs, and write a site file of a dozen lines for them.
 
     Nothing is submitted and nothing is overwritten. It says what it chose, and why.
     """

@@ -1,4 +1,4 @@
-"""A site file from what was found: ten lines, each with why, and what else there is. Pure."""
+"""A site file from what was found: a dozen lines, each with why, and what else there is. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import msgspec
 
 from stoker.errors import ConfigError
 from stoker.manager.cli.slurm_facts import Partition, Slurm
-from stoker.manager.cli.surroundings import Surroundings
+from stoker.manager.cli.surroundings import Node, Surroundings
 from stoker.site import ProviderKind
 from stoker.units import show_bytes, show_seconds
 
 _WALLTIME_S = 4 * 3600.0
 """What is asked for where a partition allows more: shorter jobs start sooner, and a pilot that ends is replaced."""
 _BLOCKS = 8
+_CORES, _MEMORY_BYTES = 4, 16 * 10**9
+"""What is asked for beside a GPU where nothing is known of the machines."""
+_NO_MEMORY = 64 * 1024**2
+"""Slurm says 1 MiB of nodes of whose memory nobody told it."""
 _COMMENT_AT = 32
 
 
@@ -76,9 +80,12 @@ def _slurm(around: Surroundings, slurm: Slurm, named: str) -> Draft:
         lines.append(_line("gpus", "1", f"per node; there are {each} nodes{alone}"))
         reasons.append("gpus: one a job, of any kind: small jobs find room first")
     else:
-        cores = max(1, chosen.cores // 2)
-        lines.append(f"cores = {cores}".ljust(_COMMENT_AT) + f"# its nodes have {chosen.cores}; no GPUs")
         reasons.append("no GPUs: pilots run on CPU cores")
+    cores, memory = chosen.share
+    known = chosen.memory_bytes > _NO_MEMORY
+    has = f"its nodes have {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
+    lines += _ask(cores, memory, has, gpus=bool(chosen.gpus))
+    reasons.append(_asked(cores, memory, "of the smallest node" if has else ""))
     lines += ["", *_pilot(around), *_session(around, reasons)]
     return Draft(_text(lines), f"Slurm, partition {chosen.name}", tuple(reasons))
 
@@ -104,8 +111,41 @@ def _queue(around: Surroundings, named: str) -> Draft:
         reasons.append(f"queue {queue}: " + ("as you said" if named else "the first that is open"))
     lines.append(_line("walltime", _duration(_WALLTIME_S), "shorter jobs start sooner"))
     lines.append(_line("gpus", "1", "per node; leave it out for CPU cores"))
+    cores, memory, has = _share(around.nodes)
+    lines += _ask(cores, memory, has, gpus=True)
+    reasons.append(_asked(cores, memory, "of the smallest machine with GPUs" if has else ""))
     lines += ["", *_pilot(around), *_session(around, reasons)]
     return Draft(_text(lines), kind, tuple(reasons))
+
+
+def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
+    """Cores and bytes of memory beside one GPU, and what machines have: those with GPUs, where there are some."""
+    able = [node for node in nodes if node.gpus] or list(nodes)
+    if not able:
+        return _CORES, _MEMORY_BYTES, ""
+    cores = min(max(1, node.cores // max(1, node.gpus)) for node in able)
+    memory = min(node.memory_bytes // max(1, node.gpus) for node in able)
+    smallest = min(able, key=lambda node: (node.memory_bytes, node.cores))
+    return cores, memory, f"machines have at least {smallest.cores}, {show_bytes(smallest.memory_bytes)}"
+
+
+def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
+    """The lines that ask for cores and memory: without them a job often gets one core, and little memory."""
+    beside = "beside the GPU" if gpus else "per node"
+    lines = [f"cores = {cores}".ljust(_COMMENT_AT) + f"# {beside}{f'; {has}' if has else ''}"]
+    gigabytes = memory // 10**9
+    if gigabytes or memory > _NO_MEMORY:
+        size = f"{gigabytes} GB" if gigabytes else f"{max(1, memory // 10**6)} MB"
+        lines.append(_line("memory", size, "for loading models, and for their pages of files"))
+    else:
+        lines.append('# memory = "16 GB"'.ljust(_COMMENT_AT) + "# Slurm knows no memory of its nodes")
+    return lines
+
+
+def _asked(cores: int, memory: int, of_what: str) -> str:
+    size = f" and {show_bytes(memory)}" if memory > _NO_MEMORY else ""
+    why = f"one GPU's part {of_what}" if of_what else "what the site has is not known: change them"
+    return f"{cores} cores{size}: {why}"
 
 
 def _local(around: Surroundings) -> Draft:

@@ -11,7 +11,10 @@ import msgspec
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import Said
 
+PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
+_FREE_OF_SYSTEM = 0.9
+"""The part of a node's memory that jobs may have where the system takes the rest."""
 _DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
 
@@ -29,7 +32,11 @@ class Gpus(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A partition. `limit_s`: its longest walltime (0 = none); `memory_bytes` and `cores`: of its smallest node."""
+    """A partition. `limit_s`: its longest walltime (0 = none); `memory_bytes` and `cores`: of its smallest node.
+
+    `gpu_cores`, `gpu_memory_bytes`: what it grants with each GPU by default; `most_memory_bytes`: what a job may have
+    of a node, `core_memory_bytes`: with each core (0 = the partition does not say).
+    """
 
     name: str
     default: bool = False
@@ -40,6 +47,21 @@ class Partition(msgspec.Struct, frozen=True):
     gpus: tuple[Gpus, ...] = ()
     tier: int = 0
     preempt: str = ""
+    gpu_cores: int = 0
+    gpu_memory_bytes: int = 0
+    most_memory_bytes: int = 0
+    core_memory_bytes: int = 0
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """Cores and bytes of memory that fit beside one GPU: its part of the smallest node, as far as the partition
+        allows; without GPUs, of half a node."""
+        gpus = max((each.count for each in self.gpus), default=0)
+        cores = self.gpu_cores or self.cores // (gpus or 2)
+        cores = max(1, cores)
+        memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // (gpus or 2)
+        limits = [self.most_memory_bytes, self.core_memory_bytes * cores]
+        return cores, min([memory, *(limit for limit in limits if limit)])
 
     @property
     def gpu_count(self) -> int:
@@ -71,6 +93,8 @@ def ask(run: Callable[[Sequence[str]], Said]) -> Slurm:
         if said.code:
             return Slurm(version, trouble=said.words)
         partitions = read_partitions(said.out)
+        shown = run(PARTITIONS)
+        partitions = [_with_grants(each, shown.out) for each in partitions] if not shown.code else partitions
         config = run(("scontrol", "show", "config"))
         associations = run(("sacctmgr", "-nP", "show", "assoc", f"user={getpass.getuser()}", "format=account"))
     except BatchTrouble as trouble:
@@ -137,6 +161,20 @@ def read_preempts(text: str) -> bool:
     """Whether `scontrol show config` says that partitions preempt each other."""
     found = re.search(r"^PreemptType\s*=\s*(\S+)", text, re.MULTILINE)
     return found is not None and found[1] not in ("preempt/none", "(null)")
+
+
+def _with_grants(partition: Partition, text: str) -> Partition:
+    """A partition with what `scontrol show partition --oneliner` says that jobs get there."""
+    line = next((line for line in text.splitlines() if f"PartitionName={partition.name} " in f"{line} "), "")
+    found = {name: _number(value) for name, value in re.findall(r"(\w+)=(\d+)\b", line)}
+    per_gpu = found.get("DefMemPerGPU", 0), found.get("DefCpuPerGPU", 0)
+    return msgspec.structs.replace(
+        partition,
+        gpu_memory_bytes=per_gpu[0] * 1024**2,
+        gpu_cores=per_gpu[1],
+        most_memory_bytes=found.get("MaxMemPerNode", 0) * 1024**2,
+        core_memory_bytes=found.get("MaxMemPerCPU", 0) * 1024**2,
+    )
 
 
 def _together(one: Partition, other: Partition) -> Partition:

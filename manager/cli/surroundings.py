@@ -63,6 +63,14 @@ class Scratch(msgspec.Struct, frozen=True):
     shared: bool
 
 
+class Node(msgspec.Struct, frozen=True):
+    """A machine of HTCondor's pool."""
+
+    cores: int
+    memory_bytes: int
+    gpus: int = 0
+
+
 class Surroundings(msgspec.Struct, frozen=True):
     """What was found. `home_shared`: whether the state folder lies on a file system that other hosts see, too."""
 
@@ -78,6 +86,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     home: str = ""
     home_shared: bool = False
     scratch: tuple[Scratch, ...] = ()
+    nodes: tuple[Node, ...] = ()
 
     @property
     def fast_network(self) -> str:
@@ -100,6 +109,7 @@ def look() -> Surroundings:
         others=tuple(other for other, _ in found[1:]),
         slurm=slurm_facts.ask(run) if kind is ProviderKind.SLURM else None,
         queues=tuple(_ask_queues(run, kind)),
+        nodes=tuple(_ask_nodes(run)) if kind is ProviderKind.CONDOR else (),
         networks=interfaces.networks(),
         reached_at=interfaces.resolve(interfaces.AUTO),
         home=str(state_folder()),
@@ -140,6 +150,30 @@ def read_queues(text: str, kind: ProviderKind) -> list[str]:
         return [words[0] for words in lines[1:] if len(words) > 2 and words[2].startswith("Open")]
     # Queue Max Tot Ena Str ..., and a line of dashes
     return [words[0] for words in lines if len(words) > 4 and words[3] == "yes" and words[4] == "yes"]
+
+
+def read_nodes(text: str) -> list[Node]:
+    """Machines, from `condor_status -af` of cores, MiB of memory and GPUs (`undefined` where there is none)."""
+    found = []
+    for line in text.splitlines():
+        words = [word if word.isdecimal() else "0" for word in line.split()]
+        if len(words) == 3 and int(words[0]) and int(words[1]):
+            found.append(Node(int(words[0]), int(words[1]) * 1024**2, int(words[2])))
+    return found
+
+
+_NODES = (
+    "condor_status", "-startd", "-constraint", 'SlotType =!= "Dynamic"',
+    "-af", "TotalSlotCpus", "TotalSlotMemory", "TotalSlotGPUs",
+)  # fmt: skip
+
+
+def _ask_nodes(run: Callable[[Sequence[str]], Said]) -> list[Node]:
+    try:
+        said = run(_NODES)
+    except BatchTrouble:
+        return []
+    return [] if said.code else read_nodes(said.out)
 
 
 def _ask_queues(run: Callable[[Sequence[str]], Said], kind: ProviderKind) -> list[str]:

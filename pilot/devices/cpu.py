@@ -69,7 +69,7 @@ def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("
     limits = [_total(root)]
     for folder in _cgroups(root, "memory"):
         limits += [_number(folder / "memory.max"), _number(folder / "memory.limit_in_bytes")]
-    for granted in (_slurm(environ, "SLURM_MEM_PER_NODE"), _condor(environ, "Memory")):
+    for granted in (_slurm_memory(environ), _condor(environ, "Memory")):
         limits.append(int(granted) * 1024**2)
     return min(limit for limit in limits if limit)
 
@@ -81,6 +81,14 @@ def _slurm(environ: Mapping[str, str], name: str) -> float:
     if not text.isdecimal():
         raise ConfigError(f"{name}={text!r} in the environment is not a number", key=name)
     return int(text)
+
+
+def _slurm_memory(environ: Mapping[str, str]) -> float:
+    """MiB of this node that Slurm has granted to the job, by node, core or GPU; 0 = it does not say, or all of it."""
+    per_core = _slurm(environ, "SLURM_MEM_PER_CPU") * _slurm(environ, "SLURM_CPUS_ON_NODE")
+    per_gpu = _slurm(environ, "SLURM_MEM_PER_GPU") * _slurm(environ, "SLURM_GPUS_ON_NODE")
+    said = (_slurm(environ, "SLURM_MEM_PER_NODE"), per_core, per_gpu)
+    return min((limit for limit in said if limit), default=0)
 
 
 def _condor(environ: Mapping[str, str], name: str) -> float:

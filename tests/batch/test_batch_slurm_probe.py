@@ -44,3 +44,14 @@ def test_a_pilot_that_runs_and_reaches_nobody(make_cluster, world, monkeypatch):
     assert "name the network that they share: [session] interface" in said.stdout
     until(lambda: not [job for job in cluster.queue() if "stoker" in job[1]], what="the probe's job is cancelled")
     until(lambda: world.left() == [], what="nothing left")
+
+
+def test_a_pilot_that_finds_no_gpu_of_those_that_were_asked_for(make_cluster, world):
+    """Slurm has granted one, and no NVML is there to use it by."""
+    make_cluster(Shape(gpus=("a10:1",)))
+    write_site(world.path, provider={"gpus": "1"}, pilot={"devices": "auto"})
+    said = probe(world, [], wait_s=60)
+    assert said.returncode == 1, said.stdout
+    assert "compute nodes reach this host, but" in said.stdout
+    assert "asked for 1 GPU, the pilot found none (NVML missing" in said.stdout
+    until(lambda: world.left() == [], what="nothing left")

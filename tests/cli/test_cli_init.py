@@ -112,10 +112,40 @@ def test_a_site_file_for_slurm_takes_the_idle_gpus() -> None:
     assert (site.provider.kind, site.provider.partition) == (ProviderKind.SLURM, "backfill")
     assert (site.provider.account, site.provider.gpus, site.provider.walltime_s) == ("phys-lab", "1", 4 * 3600)
     assert site.policy.provisioning is ProvisioningName.DEFAULT
-    assert len([line for line in made.text.splitlines() if line and not line.startswith("#")]) <= 10
+    assert len([line for line in made.text.splitlines() if line and not line.startswith("#")]) <= 12
+    assert (site.provider.cores, site.provider.memory_bytes) == (4, 2 * 10**9)  # all of the smallest node, of one GPU
     assert "# also: bio-lab" in made.text
     assert "preemptible, REQUEUE" in made.reasons[0]
     assert '# scratch = "/local/ana"' in made.text
+
+
+GRANTS = """\
+PartitionName=backfill AllowGroups=ALL Default=YES DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED
+PartitionName=main Default=NO JobDefaults=DefCpuPerGPU=2,DefMemPerGPU=8000 DefMemPerCPU=100 MaxMemPerNode=64000
+PartitionName=cpu Default=NO MaxMemPerCPU=1000
+"""
+
+
+def test_cores_and_memory_are_what_the_partition_grants_beside_a_gpu() -> None:
+    slurm = slurm_facts.ask(answering(**{" ".join(slurm_facts.PARTITIONS): Said(0, GRANTS, "")}))
+    backfill, main, cpu = slurm.partitions
+    assert main.share == (2, 8000 * 1024**2)
+    assert cpu.share == (32, 32 * 1000 * 1024**2)  # half a node has more, and a core may not
+    assert backfill.share == (4, int(0.9 * 3000 * 1024**2))
+    site = parse_site(site_draft.draft(around(slurm=slurm), partition="main").text, file="s")
+    assert (site.provider.cores, site.provider.memory_bytes) == (2, 8 * 10**9)
+
+
+def test_htcondor_is_asked_for_one_gpus_part_of_a_machine() -> None:
+    nodes = tuple(surroundings.read_nodes("64 257000 4\n16 64000 undefined\n32 128000 2\n"))
+    assert nodes[1] == surroundings.Node(16, 64000 * 1024**2)
+    made = site_draft.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit", nodes=nodes))
+    site = parse_site(made.text, file="s")
+    assert (site.provider.cores, site.provider.memory_bytes) == (16, 67 * 10**9)
+    unknown = site_draft.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit"))
+    site = parse_site(unknown.text, file="s")
+    assert (site.provider.cores, site.provider.memory_bytes) == (4, 16 * 10**9)
+    assert any("change them" in why for why in unknown.reasons)
 
 
 def test_the_partition_that_is_named_is_taken_or_refused() -> None:

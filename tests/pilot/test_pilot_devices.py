@@ -285,6 +285,12 @@ def test_memory_is_the_smallest_of_all_limits(tmp_path: Path) -> None:
     slurm = {"SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": "2000"}
     assert cpu.memory_bytes(slurm, root=large) == 2000 * 1024**2
     assert cpu.memory_bytes({"SLURM_MEM_PER_NODE": "2000"}, root=large) == 9_000_000 * 1024
+    job = {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "3"}
+    assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "100"}, root=large) == 300 * 1024**2
+    assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "0"}, root=large) == 9_000_000 * 1024  # all of the node
+    by_gpu = {"SLURM_MEM_PER_GPU": "1000", "SLURM_GPUS_ON_NODE": "2"}
+    assert cpu.memory_bytes({**job, **by_gpu}, root=large) == 2000 * 1024**2
+    assert cpu.memory_bytes({**job, "SLURM_MEM_PER_CPU": "100"}, root=two) == 600_000  # the kernel grants less
 
 
 def test_cores_are_the_fewest_of_all_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
