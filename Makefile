@@ -11,10 +11,10 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test soak check bench reproduce format clean
+.PHONY: help install run test soak check bench gpu gpu-kit reproduce format clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 install: $(STAMP) ## make .venv, with Stoker and everything its application and its tests need, at pinned versions
 
@@ -43,6 +43,13 @@ check: $(STAMP) ## format, lint, types and import contracts (the tests are `make
 
 bench: $(STAMP) ## measure the engine against its peers; the numbers go into benchmarks/README.md
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Needs no installation and no network: it runs in .venv if there is one, else in $(PYTHON) with what `make gpu-kit` brought.
+gpu: ## every GPU test and short GPU benchmarks, in under eight minutes; make gpu ARGS=--rehearse needs no GPU
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu/run.py $(ARGS)
+
+gpu-kit: ## wheels for `make gpu` on a machine without a network, into .gpu-kit (64 MiB at most)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu/kit.py $(ARGS)
 
 reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/reproduction/ anew (some minutes)
 	$(BIN)/python -m stoker.manager.study.reproduce $(ARGS)

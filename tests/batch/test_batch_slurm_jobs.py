@@ -24,7 +24,8 @@ def whereabouts(_, meeting=None, number=0):
     if meeting is not None:
         (meeting / str(number)).touch()
         until(lambda: (meeting / str(1 - number)).exists(), what="the other call")
-    pilot = next(process for process in psutil.Process().parents() if "SLURM_JOB_ID" in process.environ())
+    agents = (process for process in psutil.Process().parents() if "stoker.pilot.zygote" not in process.cmdline())
+    pilot = next(process for process in agents if "SLURM_JOB_ID" in process.environ())
     given = {name: value for name, value in pilot.environ().items() if name.startswith(("SLURM", "CUDA"))}
     return {**given, "visible": os.environ["CUDA_VISIBLE_DEVICES"]}
 

@@ -50,7 +50,8 @@ def whereabouts(_, seconds=0.0):
     import psutil
 
     time.sleep(seconds)
-    pilot = next(p for p in psutil.Process().parents() if "_CONDOR_SLOT" in p.environ())
+    agents = [process for process in psutil.Process().parents() if "stoker.pilot.zygote" not in process.cmdline()]
+    pilot = next(process for process in agents if "_CONDOR_SLOT" in process.environ())
     return pilot.environ() | {"cwd": pilot.cwd()}
 
 

@@ -1,0 +1,57 @@
+"""`python benchmarks/gpu/kit.py`: wheels for a machine with GPUs and no network, into `.gpu-kit`.
+
+PyTorch and Transformers must be there already; these are Stoker's other requirements and what its tests need, at the
+versions of constraints.txt. Large ones that such machines have anyway (pyarrow, numpy) are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = (
+    "parsl", "dill", "setproctitle", "sortedcontainers", "tblib", "typeguard", "typing-extensions", "filelock", "pyzmq",
+    "msgspec", "cloudpickle", "psutil", "nvidia-ml-py", "click", "rich", "markdown-it-py", "mdurl", "pygments",
+    "pytest", "pluggy", "iniconfig", "packaging", "pytest-timeout", "pytest-randomly", "hypothesis",
+)  # fmt: skip
+PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux_2_5", "manylinux1")
+MOST_BYTES = 64 << 20
+
+
+def pins() -> dict[str, str]:
+    """Versions by name, from constraints.txt."""
+    text = (ROOT / "constraints.txt").read_text()
+    return {name.lower(): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
+
+
+def main() -> int:
+    """Download, and say how large it is."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--python", default="3.12", help="the Python there [%(default)s]")
+    parser.add_argument("--machine", default="x86_64", help="its processor [%(default)s]")
+    parser.add_argument("--out", type=Path, default=ROOT / ".gpu-kit")
+    asked = parser.parse_args()
+    known = pins()
+    wanted = [f"{name}=={known[name]}" if name in known else name for name in NAMES]
+    platforms = [word for each in PLATFORMS for word in ("--platform", f"{each}_{asked.machine}")]
+    asked.out.mkdir(exist_ok=True)
+    for old in asked.out.glob("*.whl"):
+        old.unlink()
+    code = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
+         "--python-version", asked.python, "--implementation", "cp", *platforms, "-d", str(asked.out), *wanted],
+        check=False,
+    ).returncode  # fmt: skip
+    size = sum(file.stat().st_size for file in asked.out.glob("*.whl"))
+    print(f"{asked.out}: {len(list(asked.out.glob('*.whl')))} wheels for Python {asked.python}, {size / 1e6:.1f} MB")
+    if size > MOST_BYTES:
+        print(f"more than {MOST_BYTES >> 20} MiB: leave something out", file=sys.stderr)
+    return code or int(size > MOST_BYTES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

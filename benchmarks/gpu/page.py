@@ -1,0 +1,35 @@
+"""The record of `make gpu` as a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def render(record: dict[str, Any]) -> str:
+    """Markdown: how each part went, then its numbers."""
+    what = "**A rehearsal: no GPU was used, the numbers say nothing of one.**\n\n" if record["rehearsal"] else ""
+    counts = record["counts"]
+    lines = [
+        f"# GPU run of {record['date']}\n",
+        f"{what}{record['machine']}. Commit {record['commit']}. {record['seconds']:.0f} s in all: "
+        + ", ".join(f"{count} {status}" for status, count in counts.items())
+        + ".\n",
+        "| part | | seconds | |",
+        "|---|---|---:|---|",
+    ]
+    lines += [f"| {it['name']} | {it['status']} | {it['seconds']:.1f} | {_cell(it['why'])} |" for it in record["parts"]]
+    for part in record["parts"]:
+        if part["numbers"]:
+            lines += ["", f"## {part['name']}: {part['title']}", "", "| what | value |", "|---|---:|"]
+            lines += [f"| {_cell(name)} | {_cell(_value(value))} |" for name, value in part["numbers"].items()]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())[:300]
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
