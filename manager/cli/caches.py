@@ -40,8 +40,8 @@ class Kept(msgspec.Struct, frozen=True):
 def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
     """Show what pilots keep on this machine for the next session: files that they fetched, environments.
 
-    It is bounded ([pilot] cache_size), and leaves by itself when nobody has used it for long (cache_age). For a compute
-    node run it there: srun -w n014 stoker caches --clear
+    It is bounded ([pilot] cache_size), and leaves by itself when no program has used it for long (cache_age). For a
+    compute node run it there: srun -w n014 stoker caches --clear
     """
     kept = look(scratch, clear=clear)
     if as_json:

@@ -81,7 +81,7 @@ class SessionKept(_Event, frozen=True, array_like=True, tag="kept"):
 
 
 class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
-    """The shell ends the session: nobody has used it for as long as it was told to wait."""
+    """The shell ends the session: no program has used it for as long as it was told to wait."""
 
     reason: str
 

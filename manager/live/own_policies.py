@@ -128,8 +128,8 @@ def _answers(name: str, made: Any, *, seam: str) -> list[str]:
     slip = misspelt(made)
     if slip is not None:
         raise ConfigError(
-            f"policy {name}: nobody asks for its {slip.name}; did you mean {slip.near}? (a name of your own that is "
-            "near to one of Stoker's begins with an underscore)"
+            f"policy {name}: the manager never asks for its {slip.name}; did you mean {slip.near}? (a name of"
+            " your own that is near to one of Stoker's begins with an underscore)"
         )
     answers = [each for each, asked in SEAMS.items() if hasattr(made, asked[0])]
     for each in answers:

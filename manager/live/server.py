@@ -361,7 +361,7 @@ class Server:
             self._used_at = now
         elif now - self._used_at >= self.patience.idle_s:
             idle = show_seconds(now - self._used_at)
-            self._give(SessionEnded(f"nobody has used it for {idle}"), now, commands)
+            self._give(SessionEnded(f"no program has used it for {idle}"), now, commands)
 
     def _give_up(self, key: str, why: str, now: float, commands: list[Command]) -> None:
         role, _, name = key.partition(" ")

@@ -161,7 +161,9 @@ def session_in(path: Path) -> tuple[Path, str]:
             hello = event.messages[0]
             if isinstance(hello, ClientHello | PilotHello):
                 return path, hello.session
-    raise SessionError(f"the journal {path} does not tell whose it is: nobody has said hello in it")
+    raise SessionError(
+        f"the journal {path} does not say which session it is of: no program or pilot has said hello in it"
+    )
 
 
 # ---- in words

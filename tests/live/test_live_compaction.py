@@ -16,6 +16,7 @@ from live.peers import Manager, Peer, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
+from stoker.manager.cli.sessions import story_of
 from stoker.manager.core import story
 from stoker.manager.core.validate import validate
 from stoker.manager.live import segments
@@ -159,6 +160,9 @@ def test_a_journal_is_compacted_while_its_session_goes_on(
     assert [path for path in folder.path.glob("journal.*") if not segments.snapshots(folder.journal)] == []
     (snapshot,) = [path for _, path in segments.snapshots(folder.journal)]
     assert sum(path.stat().st_size for path in (snapshot, folder.journal)) < 60_000, "what has ended is not kept"
+    _, live, over = story_of(str(folder.path), "3")
+    assert not over
+    assert "compacted" in live.headline, "while it is up too, and no journal is named that does not have it"
 
     manager.kill()
     found = verify(folder.journal, session=session_in(folder.journal)[1], policies=default_policies())

@@ -220,7 +220,7 @@ def test_a_journal_without_checks_replays_with_a_note(tmp_path: Path) -> None:
     found = verify(path, session="test", policies=default_policies())
     assert found.is_old
     assert (found.events, found.checked, found.difference) == (5, 0, None)
-    with pytest.raises(SessionError, match="does not tell whose"):
+    with pytest.raises(SessionError, match="does not say which session"):
         session_in(path)
 
 

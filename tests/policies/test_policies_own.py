@@ -167,9 +167,9 @@ FAULTS = {
     "mine.py:Broken": r"it cannot be made: ValueError: no way",
     "mine.py:Nobody": r"it answers at no seam; a policy has one of place \(dispatch\), wanted \(residency\), "
     r"demand \(provisioning\)",
-    "mine.py:Slipped": r"nobody asks for its worth_lodaing; did you mean worth_loading\? \(a name of your own",
-    "mine.py:SlippedBelow": r"nobody asks for its worth_lodaing; did you mean worth_loading\?",
-    "mine.py:SlippedValue": r"nobody asks for its ask_every_call; did you mean asks_every_call\?",
+    "mine.py:Slipped": r"the manager never asks for its worth_lodaing; did you mean worth_loading\? \(a name",
+    "mine.py:SlippedBelow": r"the manager never asks for its worth_lodaing; did you mean worth_loading\?",
+    "mine.py:SlippedValue": r"the manager never asks for its ask_every_call; did you mean asks_every_call\?",
     "other.py:Never": r"other\.py: no such file",
     "bad.py:Never": r"cannot be imported: SyntaxError: ",
     "no_such_module:Never": r"cannot be imported: ModuleNotFoundError: No module named 'no_such_module'",

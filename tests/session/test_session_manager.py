@@ -222,7 +222,7 @@ def test_a_session_that_nobody_uses_ends(managers: Managers) -> None:
     assert process.wait(30) == 0
     holder = lease.read(lease.lease_file(managers.folder))
     assert holder is not None
-    assert holder.over.startswith("nobody has used it for")
+    assert holder.over.startswith("no program has used it for")
 
 
 def test_a_client_keeps_a_session_from_being_idle(managers: Managers) -> None:

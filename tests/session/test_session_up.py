@@ -309,7 +309,7 @@ def test_a_session_that_is_idle_ends_and_leaves_nothing(world: World) -> None:
     stoker(world, "up", "one.toml", "--idle", "4 s")
     world.empty(limit_s=60)
     status = stoker(world, "status")
-    assert re.search(r"ended at [\d:]+ \(nobody has used it for", status.stdout)
+    assert re.search(r"ended at [\d:]+ \(no program has used it for", status.stdout)
 
 
 def loads(status: Status) -> int:
