@@ -17,6 +17,7 @@ from stoker.manager.core import (
     repair,
     report,
     story,
+    wishes,
 )
 from stoker.manager.core.commands import AskAdvice, EndManager, ToClient
 from stoker.manager.core.events import FromClient
@@ -292,13 +293,20 @@ def _submit(core: Core, client: Client, message: Submit) -> None:
         told = {end.call for end in client.unacked}
         fresh = [spec for spec in message.calls if spec.call not in told]
         message = msgspec.structs.replace(message, calls=fresh)
+    key = (client.number, message.function, message.recipe, options)
+    unhonoured = "" if wrong or key in state.groups else wishes.refusal(options, core.policies.dispatch.honours)
+    if unhonoured:
+        state.refuse("wish that the policy does not honour")
+        failure = Failure(FailureKind.DROPPED, unhonoured)
+        ends = [CallEnd(spec.call, False, b"", 0.0, failure) for spec in message.calls if spec.call not in state.calls]
+        core.results_of(client).extend(ends)
+        return
     if wrong or context is None or function is None:
         state.refuse("submit that names what is not there")
         failure = Failure(FailureKind.CANCELLED, wrong)
         ends = [CallEnd(spec.call, False, b"", 0.0, failure) for spec in message.calls if spec.call not in state.calls]
         core.results_of(client).extend(ends)
         return
-    key = (client.number, message.function, message.recipe, options)
     group = state.groups.get(key)
     if group is None:
         cost = state.costs.get((function.key, context.recipe.key))

@@ -251,6 +251,11 @@ class Dispatch(Rounds, Protocol):
         core when they can no longer be in time. False for a policy that plans with deadlines by itself."""
 
     @property
+    def honours(self) -> frozenset[str]:
+        """The wishes of calls that it takes into account (`stoker.manager.core.wishes.WISHES`); calls with another one
+        are refused."""
+
+    @property
     def asks_every_call(self) -> bool:
         """Whether `place` wants to see calls that arrive while no library of their context has room."""
 

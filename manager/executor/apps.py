@@ -72,11 +72,16 @@ def app(
 
     - `context`: a recipe. The function gets the loaded context as its first argument; callers leave it out.
     - `batch_size`: how many items `stoker.map` puts into one call, unless it is told otherwise.
-    - `timeout`: ends a call that runs longer (`"10 min"`). `deadline`: when a call should be done, from its submission.
-      `late="drop"`: one that cannot make it is dropped; else it runs after the calls that can make theirs.
+    - `timeout`: ends a call that runs longer (`"10 min"`).
+    - `deadline`: when a call should be done, from its submission. Within a priority the nearest comes first, and calls
+      without one come after those with one. `late="drop"`: a call that cannot be in time any more (its deadline has
+      passed, or no call of its function took as little as is left) is dropped; else you are told, and it runs after
+      those that can be in time.
     - `gang`: how many devices run a call together, a number or `(smallest, largest)`: see `stoker.gang()`.
     - `features`: what policies may know of a call, `{"items": 200}`.
-    - `priority`: higher runs first. `variants`: other contexts that can serve its calls, best first.
+    - `priority`: higher runs first. `variants`: other contexts that can serve its calls, best first. `stream`: its
+      results come in pieces. These two need a policy of your own that honours them; what a policy does not honour is
+      refused (docs/options.md).
     - `cache`, `ignore_for_cache`: Parsl's memoization; the context is part of what is remembered.
     - `executors`: labels of Parsl executors (default: every StokerExecutor that is loaded).
 

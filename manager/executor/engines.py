@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stoker.errors import ConfigError
+from stoker.manager.core import wishes
 from stoker.manager.live import interfaces
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.taskvine import planning, refusals
@@ -59,8 +60,16 @@ def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) 
             refusals.refuse_site(site)
 
 
-def check_wants(site: Site, wants: Wants) -> None:
-    """Raise ConfigError if calls that want this cannot be honoured on this site."""
+def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
+    """Raise ConfigError if calls that want this cannot be honoured on this site. `honours`: the wishes that its policy
+    takes into account; None = the session is joined, and its manager refuses the others."""
+    if honours is not None:
+        name = site.policy.dispatch or site.policy.name
+        refused = wishes.refusal(
+            wants.options, honours, policy=name, deadline=wants.deadline_s > 0, features=wants.features
+        )
+        if refused:
+            raise ConfigError(refused)
     if site.engine is Engine.TASKVINE:
         refusals.refuse_call(wants.recipe, wants.options, variants=wants.variants, deadline_s=wants.deadline_s)
 

@@ -40,7 +40,7 @@ from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants, Preparer
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
 from stoker.manager.factory.pilot_command import pilot_command, python_path
-from stoker.manager.live.chosen import check_policies, keep_policies
+from stoker.manager.live.chosen import keep_policies, policies_for
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
 from stoker.manager.protocol.to_manager import EndSession, ReleaseBlock, WantPilots
@@ -91,7 +91,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.sites = (load_site(site),) if provider is not None else load_sites(site)
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
-        check_policies(self.sites)
+        honours = None if session else policies_for(self.sites).dispatch.honours
         self._joins = os.fspath(session)
         batch = len(self.sites) > 1 or not self.site.is_local
         self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
@@ -111,7 +111,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.seen_blocks: set[str] = set()
         self._manager: ManagerProcess | None = None
         self._link: Link | None = None
-        self._preparer = Preparer(lambda wants: engines.check_wants(self.site, wants))
+        self._preparer = Preparer(lambda wants: engines.check_wants(self.site, wants, honours=honours))
         self._call_folder = ""
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None

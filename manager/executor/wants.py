@@ -27,13 +27,13 @@ KEYS = {
     "timeout_s": 'ends a call that runs longer: seconds, or a text such as "10 min"',
     "deadline_s": "when the call should be done, from now: seconds or a text",
     "late": '"run" a call that cannot make its deadline after the calls that can (default), or "drop" it',
-    "latency_s": "how long it may take, once submitted: seconds or a text",
-    "ttft_s": "time to first token: seconds or a text",
-    "tpot_s": "time per output token: seconds or a text",
+    "latency_s": "how long it may take, once submitted: seconds or a text (needs a policy that honours it)",
+    "ttft_s": "time to first token: seconds or a text (needs a policy that honours it)",
+    "tpot_s": "time per output token: seconds or a text (needs a policy that honours it)",
     "features": "what policies may know: {'items': 1, 'input_length': 512, 'expected_output': 64, 'kind': 'long'}",
-    "variants": "recipes of other contexts that can serve the call too, best first",
+    "variants": "recipes of other contexts that can serve the call too, best first (needs a policy that honours it)",
     "gang": "(smallest, largest) number of libraries that run it together",
-    "stream": "whether its progress reports are wanted: True or False",
+    "stream": "True: pieces of its result are wanted as they come (needs a policy that honours it)",
 }
 """Every key of a specification, and what it is."""
 
@@ -74,11 +74,14 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
     if isinstance(variants, Recipe) or not isinstance(variants, Sequence):
         raise _wrong("variants", variants, "a list of recipes")
     variants = tuple(_recipe("variants", variant) for variant in variants)
+    deadline_s, late = _seconds(specification, "deadline_s"), specification.get("late", "run")
+    if _late(late) and not deadline_s:
+        raise _wrong("late", late, "of any use without a deadline: say when the call should be done, too")
     return Wants(
         recipe=recipe or BARE,
         variants=variants,
         features=_features(specification.get("features")),
-        deadline_s=_seconds(specification, "deadline_s"),
+        deadline_s=deadline_s,
         takes_context=takes_context and recipe is not None,
         options=CallOptions(
             priority=_whole(specification, "priority"),
@@ -86,7 +89,7 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
                 latency_s=_seconds(specification, "latency_s"),
                 ttft_s=_seconds(specification, "ttft_s"),
                 tpot_s=_seconds(specification, "tpot_s"),
-                drop_late=_late(specification.get("late", "run")),
+                drop_late=_late(late),
             ),
             stream=_truth(specification, "stream"),
             variants=tuple(RecipeKey(variant.key) for variant in variants),

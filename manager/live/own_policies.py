@@ -31,7 +31,7 @@ from stoker.site import OWN_POLICY, policy_file
 COMMON = ("period_s", "round", "rests", "timer", "advised")
 """What every policy has; `stoker.manager.policies.Quiet` brings it along."""
 SEAMS = {
-    "dispatch": ("place", "pull", "dry", "window", "asks_every_call", "by_deadline"),
+    "dispatch": ("place", "pull", "dry", "window", "asks_every_call", "by_deadline", "honours"),
     "residency": ("wanted", "measured"),
     "provisioning": ("demand", "may_bring"),
 }

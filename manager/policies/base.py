@@ -13,6 +13,7 @@ class Quiet:
 
     period_s: float = 0.0
     by_deadline = False
+    honours: frozenset[str] = frozenset()
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:  # noqa: ARG002
         """Nothing."""

@@ -40,6 +40,7 @@ class HottestFirst(Quiet):
 
     asks_every_call = False
     by_deadline = True
+    honours = frozenset({"priority", "deadline"})
 
     def __init__(
         self, *, prefetch_s: float = 0.02, prefetch_calls: int = 128, frame_s: float = 0.002, busy_per_s: float = 4000.0

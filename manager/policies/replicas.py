@@ -31,6 +31,7 @@ class InRounds(Quiet):
     """Dispatch that gives out nothing between its rounds."""
 
     asks_every_call = False
+    honours = frozenset({"deadline"})
 
     def __init__(self, *, period_s: float) -> None:
         self.period_s = period_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 
 from stoker.contexts.recipe import Awareness
@@ -20,6 +21,7 @@ from stoker.pilot.devices import visible
 from stoker.pilot.library import frames
 from stoker.pilot.library import settings as library_settings
 from stoker.pilot.zygote.messages import Fork
+from stoker.units import show_bytes
 
 log = logging.getLogger("stoker.pilot")
 
@@ -33,6 +35,9 @@ def order(agent: Agent, message: StartLibrary) -> None:
     if number in agent.libraries or number in agent.gone:
         return  # said twice
     kind, reason = FailureKind.CONTEXT, f"the pilot is leaving: {agent.leaving}" if agent.leaving else ""
+    if not reason and (reason := _lacks_disk(agent, message)):
+        kind = FailureKind.PILOT
+        agent.link.post(LibraryNews(library=number, phase=LibraryPhase.FETCHING))  # this context alone does not fit
     try:
         if not reason:
             agent.ledger.reserve(number, devices=message.devices, memory_bytes=message.device_memory_bytes)
@@ -62,6 +67,18 @@ def order(agent: Agent, message: StartLibrary) -> None:
         objects.bring(agent, recipe.objects, lambda pins, lack: _fetched(agent, library, pins, lack))
     else:
         _have_snapshots(agent, library, {ref.name: ref.source for ref in recipe.objects})
+
+
+def _lacks_disk(agent: Agent, message: StartLibrary) -> str:
+    """Why a context's need of disk is not met here; empty if it is, or it has none."""
+    needed = message.recipe.needs.disk_bytes
+    free = shutil.disk_usage(agent.scratch.path).free if needed else 0
+    if free >= needed:
+        return ""
+    return (
+        f"{agent.options.pilot} has {show_bytes(free)} free on its scratch disk, and {message.recipe.name} wants "
+        f"{show_bytes(needed)} (@context(disk=...)); make room there, or give [pilot] scratch another disk"
+    )
 
 
 def _fetched(agent: Agent, library: Library, pins: dict[str, Pin], lack: objects.Lack | None) -> None:

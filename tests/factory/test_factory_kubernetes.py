@@ -32,6 +32,7 @@ def test_a_block_is_a_pod(tmp_path: Path) -> None:
         "pod": ["stoker-k3v9-b7", "registry/stoker:1", "2"],
         "walltime and kind of GPU": [5400, {"nvidia.com/gpu.product": "NVIDIA-A10"}],
         "runs a pilot": True,
+        "namespace": ["lab-of-ana"],
         "found": "b7",
         "waits": ["pending", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."],
         "runs": ["running", "on n1"],

@@ -13,7 +13,7 @@ from fake_manager import FakeManager, recipe
 
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
-from stoker.contexts.recipe import ObjectRef
+from stoker.contexts.recipe import Needs, ObjectRef
 from stoker.errors import SessionError
 from stoker.manager.protocol.calls import FailureKind
 from stoker.manager.protocol.to_manager import CallsReturned
@@ -166,3 +166,11 @@ def test_a_scratch_that_a_node_names(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert base_folder("$NODE_DISK").parent == tmp_path
     with pytest.raises(SessionError, match=r"sets no \$NO_DISK"):
         base_folder("$NO_DISK")
+
+
+def test_a_context_that_wants_more_disk_than_is_free_goes_elsewhere(served: FakeManager) -> None:
+    served.start(recipe(needs=Needs(disk_bytes=1 << 60)))
+    said = blamed(served)
+    assert "free on its scratch disk" in said
+    assert "(@context(disk=...)); make room there, or give [pilot] scratch another disk" in said
+    served.ready(recipe(needs=Needs(disk_bytes=1)), library=2)

@@ -147,6 +147,7 @@ class Variants(HottestFirst):
     """Dispatch, as Arlo's: a call goes to the first of its variants that has a free library, best first."""
 
     asks_every_call = True
+    honours = frozenset({"variants"})
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         for key in (call.group.context.recipe.key, *call.group.options.variants):

@@ -18,6 +18,7 @@ site = Site(
     provider=Provider(
         kind=ProviderKind.KUBERNETES,
         image="registry/stoker:1",
+        namespace="lab-of-ana",
         gpus="NVIDIA-A10:2",
         cores=4,
         walltime_s=Duration(5400.0),
@@ -37,6 +38,7 @@ pod = client.PODS[job]
 said["pod"] = [pod.metadata.name.rpartition(".")[0], container.image, container.resources.limits["nvidia.com/gpu"]]
 said["walltime and kind of GPU"] = [pod.spec.active_deadline_seconds, pod.spec.node_selector]
 said["runs a pilot"] = "stoker.pilot.main" in container.args[1]
+said["namespace"] = sorted(client.NAMESPACES)
 said["found"] = batch.find()[job]
 
 no_room = SimpleNamespace(status="False", message="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")

@@ -15,6 +15,7 @@ class _Model(SimpleNamespace):
     pass
 
 
+NAMESPACES = set()
 V1EnvVar = V1ResourceRequirements = V1Container = V1ContainerPort = V1ObjectMeta = V1PodSpec = V1Pod = _Model
 V1DeleteOptions = V1SecurityContext = V1VolumeMount = V1Volume = V1LocalObjectReference = _Model
 
@@ -22,6 +23,7 @@ V1DeleteOptions = V1SecurityContext = V1VolumeMount = V1Volume = V1LocalObjectRe
 class CoreV1Api:
     def create_namespaced_pod(self, *, namespace, body, _request_timeout):
         self._answer(_request_timeout)
+        NAMESPACES.add(namespace)
         body.spec.node_name = ""
         body.status = SimpleNamespace(phase="Pending", reason="", conditions=[], container_statuses=None)
         PODS[body.metadata.name] = body

@@ -1,0 +1,59 @@
+"""What calls may wish for, and which policies take it into account.
+
+A policy names the wishes that it honours (`Dispatch.honours`). A call with any other wish is refused where it is made,
+or where it comes in: nothing is accepted and ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stoker.manager.protocol.calls import CallOptions, Features
+
+WISHES = {
+    "priority": "a priority",
+    "deadline": "a deadline",
+    "latency_s": "a latency",
+    "ttft_s": "a time to first token",
+    "tpot_s": "a time per output token",
+    "variants": "other contexts that can serve a call (variants)",
+    "stream": "a stream of results",
+    "expected_output": "features with an expected output",
+}
+"""Every wish, and what it is."""
+
+
+def wished(options: CallOptions, *, deadline: bool = False, features: Features | None = None) -> Iterator[str]:
+    """The wishes that calls with these options have. `deadline`: they will have one when they are sent."""
+    objective = options.objective
+    has = {
+        "priority": options.priority != 0,
+        "deadline": deadline or objective.deadline_at > 0,
+        "latency_s": objective.latency_s > 0,
+        "ttft_s": objective.ttft_s > 0,
+        "tpot_s": objective.tpot_s > 0,
+        "variants": bool(options.variants),
+        "stream": options.stream,
+        "expected_output": features is not None and features.expected_output > 0,
+    }
+    yield from (wish for wish, is_there in has.items() if is_there)
+
+
+def refusal(
+    options: CallOptions,
+    honoured: frozenset[str],
+    *,
+    policy: str = "of this session",
+    deadline: bool = False,
+    features: Features | None = None,
+) -> str:
+    """Why calls with these options are refused; empty if the policy honours all that they wish for."""
+    ignored = [wish for wish in wished(options, deadline=deadline, features=features) if wish not in honoured]
+    if not ignored:
+        return ""
+    what = ", ".join(WISHES[wish] for wish in ignored)
+    able = ", ".join(WISHES[wish] for wish in WISHES if wish in honoured) or "no wish of a call"
+    return (
+        f"the policy {policy} does not honour {what} (it honours {able}); leave {', '.join(ignored)} away, or name a "
+        "policy that does ([policy] name)"
+    )
