@@ -54,6 +54,8 @@ from stoker.manager.protocol.wire import why_not
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
 
+KEPT_NOTES = 100
+"""The last so many notes of a pilot are kept, and its first."""
 KEPT_PILOTS = 1000
 """So many pilots that are gone are kept: for their stories, and to tell them should they come back."""
 
@@ -260,6 +262,7 @@ def cut(core: Core, id: PilotId) -> None:
         return
     pilot.state = PilotState.CUT
     pilot.notes.append((core.state.now, "its connection broke"))
+    del pilot.notes[1:-KEPT_NOTES]
     objects.pilot_cut(core, pilot)
     for library in pilot.libraries.values():
         feeding.reclass(core, library)

@@ -35,6 +35,10 @@ Note = tuple[float, str]
 JOURNAL_LOST = "the journal had lost a part: clients, pilots and the factory have said anew what they hold"
 """A notice of the session."""
 
+KEPT_CALL_NOTES = 200
+"""A call keeps so many notes, the first half of them and the last."""
+KEPT_REFUSALS = 200
+"""What is refused is counted by so many kinds; others count together."""
 KEPT_NOTICES = 20
 """The last so many notices of a session are kept."""
 
@@ -126,6 +130,8 @@ class Call(msgspec.Struct, gc=False, eq=False):
         if self.notes is None:
             self.notes = []
         self.notes.append((now, text))
+        if len(self.notes) > KEPT_CALL_NOTES:
+            del self.notes[KEPT_CALL_NOTES // 2]
 
 
 class Loss:
@@ -571,4 +577,6 @@ class State:
 
     def refuse(self, what: str) -> None:
         """Count something that was refused or ignored."""
+        if len(self.refused) >= KEPT_REFUSALS and what not in self.refused:
+            what = "of yet another kind"
         self.refused[what] = self.refused.get(what, 0) + 1

@@ -216,7 +216,7 @@ def is_alive(holder: Holder) -> bool | None:
 def copy_journal(journal: Path) -> None:
     """Go on with a copy of a journal, so that what somebody still appends to the old one is never read."""
     if journal.exists():
-        draft = journal.with_suffix(f".{secrets.token_hex(4)}")
+        draft = journal.with_name(f"{journal.name}.{secrets.token_hex(4)}.draft")
         shutil.copyfile(journal, draft)
         draft.chmod(0o600)
         draft.replace(journal)

@@ -1,0 +1,201 @@
+"""Snapshots of a core: what is saved comes back, what cannot be saved is said, and what is damaged is never guessed."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from core.toy import Toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.manager.core.core import Core
+from stoker.manager.core.seams import Policies
+from stoker.manager.live import journal, pickled, segments, snapshot
+from stoker.manager.live.comeback import come_back
+from stoker.manager.live.compaction import Compaction
+from stoker.manager.live.decisions import check_of
+from stoker.manager.live.past import Past, policies_modules
+from stoker.manager.live.pickled import Unreadable, Unsaveable
+from stoker.manager.live.records import SegmentHead
+from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
+from stoker.manager.protocol.ids import CallId
+
+
+def busy() -> Toy:
+    """A cluster at work: calls wait, run, have ended, and their client has confirmed none."""
+    toy = Toy()
+    toy.context("small", load_s=0.5, memory="2 GB").context("large", load_s=2.0, memory="6 GB")
+    toy.pilot("p0", devices=2)
+    toy.pilot("p1")
+    for context in ("small", "large", "bare"):
+        toy.call(*(f"{context}{n}" for n in range(12)), context=context, run_s=0.4)
+    toy.run(until=toy.now + 4.0)
+    assert toy.ended
+    assert toy.open()
+    return toy
+
+
+HEAD = SegmentHead(2, 10, "mark", "0.1.0")
+
+
+@pytest.fixture(scope="module")
+def toy() -> Toy:
+    return busy()
+
+
+def saved(core: Core, path: Path) -> Path:
+    snapshot.write(path, core, HEAD)
+    return path
+
+
+def test_a_snapshot_names_its_segment_and_what_is_certain(toy: Toy, tmp_path: Path) -> None:
+    path = saved(toy.core, tmp_path / "journal.000002.snapshot")
+    found = snapshot.read(path)
+    assert found.head.segment == HEAD
+    (client,) = found.certain.clients
+    assert [end.call for end in client.ends] == [end.call for end in toy.core.state.clients["ana"].unacked]  # type: ignore[index]
+    assert snapshot.restored(found).state.calls.keys() == toy.core.state.calls.keys()
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0, 0.9999), st.integers(0, 7))
+def test_a_flipped_bit_is_found(tmp_path_factory: pytest.TempPathFactory, where: float, bit: int) -> None:
+    path = tmp_path_factory.mktemp("snapshot") / "journal.000002.snapshot"
+    core = Core("test", default_policies())
+    data = bytearray(saved(core, path).read_bytes())
+    data[int(where * len(data))] ^= 1 << bit
+    path.write_bytes(data)
+    with pytest.raises(Unreadable):
+        snapshot.restored(snapshot.read(path))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0, 0.9999))
+def test_a_snapshot_that_was_cut_off_is_found(tmp_path_factory: pytest.TempPathFactory, keep: float) -> None:
+    path = tmp_path_factory.mktemp("snapshot") / "journal.000002.snapshot"
+    data = saved(Core("test", default_policies()), path).read_bytes()
+    path.write_bytes(data[: int(keep * len(data))])
+    with pytest.raises(Unreadable):
+        snapshot.read(path)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, ("touch /tmp/never",)
+
+
+@pytest.mark.parametrize(
+    "thing", [Evil(), os.system, eval, Path("/"), io.BytesIO(), Policies.__init__, pickle.Unpickler, lambda: 1]
+)
+def test_nothing_but_nouns_and_messages_is_written_or_loaded(thing: object) -> None:
+    with pytest.raises(Unsaveable):
+        pickled.dump([thing], io.BytesIO())
+    try:
+        data = pickle.dumps(thing)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return
+    with pytest.raises(Unreadable):
+        pickled.load(data, {})
+
+
+def test_a_class_with_other_fields_is_not_read(toy: Toy, tmp_path: Path) -> None:
+    found = snapshot.read(saved(toy.core, tmp_path / "journal.000002.snapshot"))
+    layout = {**found.head.layout, "stoker.manager.core.state:Client": ["id", "shoe_size"]}
+    with pytest.raises(Unreadable, match="Client has other fields"):
+        pickled.load(found.core, layout)
+    with pytest.raises(Unreadable, match="no class Janitor"):
+        pickled.load(found.core, {**found.head.layout, "stoker.manager.core.state:Janitor": ["id"]})
+
+
+# ---- journals with snapshots
+
+
+def lived(path: Path, toy: Toy, *, cut_at: int, policies: Policies | None = None) -> journal.Journal:
+    """The journal of what happened in a toy cluster, with a snapshot before event number `cut_at`."""
+    book = journal.Journal(path)
+    core = Core("k3v9", policies or default_policies(), strict=True)
+    core.start()
+    for number, (now, event) in enumerate(toy.past):
+        if number == cut_at:
+            head = book.begin_segment()
+            snapshot.write(segments.snapshot_path(path, head.number), core, head, modules=policies_modules(policies))
+        book.write(now, event)
+        book.decided(check_of(core.handle(event, now)))
+        book.flush()
+    return book
+
+
+def test_a_manager_begins_at_the_newest_snapshot_that_it_can_read(toy: Toy, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    lived(path, toy, cut_at=20).close()
+    shot = segments.snapshot_path(path, 2)
+    whole = shot.read_bytes()
+    past = Past(path, policies=default_policies())
+    assert past.core is not None
+    assert past.events == 20
+
+    shot.write_bytes(whole[:-20])
+    came = come_back(path, "k3v9", default_policies())
+    assert came.core is not None
+    assert came.core.state.calls.keys() == toy.core.state.calls.keys(), "the first segment is still there"
+    assert len([text for text in came.notices if "cannot be read" in text]) == 1
+
+
+def test_where_the_beginning_is_lost_what_is_certain_is_kept(toy: Toy, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    lived(path, toy, cut_at=len(toy.past) - 5).close()
+    segments.kept_path(path, 1).unlink()
+    shot = segments.snapshot_path(path, 2)
+    data = bytearray(shot.read_bytes())
+    size = len(data)
+    found = snapshot.read(shot)
+    at = data.index(found.core[:200]) + 300
+    data[at] ^= 1
+    shot.write_bytes(data)
+    came = come_back(path, "k3v9", default_policies())
+    assert came.core is None
+    unconfirmed = {end.call for end in toy.core.state.clients["ana"].unacked}  # type: ignore[index]
+    assert unconfirmed <= {end.call for end in came.ends} <= {toy.ids[name] for name in toy.ended}
+    assert came.ends
+    assert "does not tell how the session began" in came.notices[0]
+    assert not segments.exists(path)
+    assert [each for each in tmp_path.glob("journal.aside-*") if each.stat().st_size == size]
+
+
+class Lambdas(HottestFirst):
+    """A policy that holds what nobody can save."""
+
+    def __init__(self) -> None:
+        self.rank = lambda call: CallId(call)
+
+
+def test_a_policy_that_cannot_be_saved_is_told_of_once(tmp_path: Path) -> None:
+    policies = Policies(dispatch=Lambdas(), residency=LoadWhereWanted(), provisioning=KeepBlocks())
+    book = journal.Journal(tmp_path / "journal")
+    told: list[str] = []
+    work = Compaction(book, snapshot_bytes=0, tail_bytes=0, now=True, tell=told.append)
+    core = Core("test", policies)
+    for _ in range(2000):
+        work.look(core)
+        if told:
+            break
+    else:
+        while not told:
+            work.look(core)
+    (text,) = told
+    assert "not compacted" in text
+    assert "function" in text
+    assert segments.snapshots(book.path) == []
+    work._now = True
+    work.look(core)
+    assert work.wait_s == float("inf"), "it is not tried again"
+    assert len(segments.segments(book.path)) == 2
+    work.close()
+    book.close()
