@@ -57,11 +57,12 @@ class Certain(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A snapshot's parts. `core` is still bytes: `restored` makes one of it."""
+    """A snapshot's parts. `core` is still bytes, with a checksum that fits or not: `restored` makes one of it."""
 
     head: SnapshotHead
     certain: Certain
     core: bytes
+    is_whole: bool
 
 
 def certain_of(state: State) -> Certain:
@@ -116,8 +117,8 @@ class _Counted:
         return self._file.write(data)
 
 
-def read(path: Path, *, whole: bool = True) -> Snapshot:
-    """A snapshot's parts; `whole`: Unreadable also where the core's checksum is wrong. Raises Unreadable."""
+def read(path: Path) -> Snapshot:
+    """A snapshot's parts. Raises Unreadable where the head is damaged, or what is certain."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -131,11 +132,12 @@ def read(path: Path, *, whole: bool = True) -> Snapshot:
     head = data[start + certain_size + size : start + certain_size + size + head_size]
     if not head or zlib.crc32(head) != head_crc or zlib.crc32(certain) != certain_crc:
         raise Unreadable(f"{path} is damaged")
-    if whole and zlib.crc32(core) != crc:
-        raise Unreadable(f"{path} is damaged")
     try:
         return Snapshot(
-            msgspec.msgpack.decode(head, type=SnapshotHead), msgspec.msgpack.decode(certain, type=Certain), core
+            msgspec.msgpack.decode(head, type=SnapshotHead),
+            msgspec.msgpack.decode(certain, type=Certain),
+            core,
+            is_whole=zlib.crc32(core) == crc,
         )
     except ValueError as error:
         raise Unreadable(f"{path} is of another version: {error}") from error
@@ -143,6 +145,8 @@ def read(path: Path, *, whole: bool = True) -> Snapshot:
 
 def restored(snapshot: Snapshot, *, modules: Iterable[str] = ()) -> Core:
     """The core of a snapshot. Raises Unreadable."""
+    if not snapshot.is_whole:
+        raise Unreadable("the core in it is damaged")
     core = pickled.load(snapshot.core, snapshot.head.layout, modules=modules)
     if not isinstance(core, Core):
         raise Unreadable("the snapshot holds no core")

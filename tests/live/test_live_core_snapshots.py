@@ -83,7 +83,7 @@ def test_a_snapshot_that_was_cut_off_is_found(tmp_path_factory: pytest.TempPathF
     data = saved(Core("test", default_policies()), path).read_bytes()
     path.write_bytes(data[: int(keep * len(data))])
     with pytest.raises(Unreadable):
-        snapshot.read(path)
+        snapshot.restored(snapshot.read(path))
 
 
 class Evil:
@@ -199,3 +199,37 @@ def test_a_policy_that_cannot_be_saved_is_told_of_once(tmp_path: Path) -> None:
     assert len(segments.segments(book.path)) == 2
     work.close()
     book.close()
+
+
+class Idle(LoadWhereWanted):
+    """Loads nothing."""
+
+    def wanted(self, view: object, context: object) -> tuple[()]:  # type: ignore[override]
+        return ()
+
+
+class Raises(LoadWhereWanted):
+    """Fails when it is asked."""
+
+    def wanted(self, view: object, context: object) -> tuple[()]:  # type: ignore[override]
+        raise ZeroDivisionError("of the user's own")
+
+
+def other(residency: LoadWhereWanted) -> Policies:
+    return Policies(dispatch=HottestFirst(), residency=residency, provisioning=KeepBlocks())
+
+
+def test_this_very_version_goes_on_though_it_decides_otherwise(toy: Toy, tmp_path: Path) -> None:
+    lived(tmp_path / "journal", toy, cut_at=-1, policies=other(Idle())).close()
+    came = come_back(tmp_path / "journal", "k3v9", default_policies())
+    assert came.core is not None
+    (notice,) = came.notices
+    assert "a replay decides otherwise" in notice
+
+
+def test_a_journal_that_cannot_be_replayed_does_not_end_the_session(toy: Toy, tmp_path: Path) -> None:
+    lived(tmp_path / "journal", toy, cut_at=-1).close()
+    came = come_back(tmp_path / "journal", "k3v9", other(Raises()))
+    assert came.core is None
+    assert {end.call for end in came.ends} == {toy.ids[name] for name in toy.ended}
+    assert "cannot be replayed (ZeroDivisionError: of the user's own)" in came.notices[0]
