@@ -139,6 +139,8 @@ class Chaos:
                 self._note(step, self._do(step))
         finally:
             self._stage.restore(float("inf"))
+            time.sleep(0.5)
+            self._stage.restore(float("inf"))  # what was undone may have left a last thing to do
 
     def _sleep_until(self, due: float, end: float) -> bool:
         while (now := time.monotonic()) < due:

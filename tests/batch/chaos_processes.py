@@ -82,7 +82,12 @@ class Processes:
             return ""
         seconds = step.between(ALL_FROZEN_S)
         kill(pids, signal.SIGSTOP)
-        self._stage.hold("all frozen", seconds, lambda: kill(pids, signal.SIGCONT))
+
+        def thaw() -> None:
+            kill(pids, signal.SIGCONT)  # `nsenter` stops itself anew when it sees its program stopped
+            self._stage.hold("nsenter", 0.5, lambda: kill(pids, signal.SIGCONT))
+
+        self._stage.hold("all frozen", seconds, thaw)
         return f"{len(pids)} processes for {seconds:.1f} s"
 
     # ---- what runs calls
