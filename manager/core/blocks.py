@@ -350,7 +350,7 @@ def pilot_left(core: Core, pilot: Pilot, *, loss: LossReason | None) -> None:
     core.demand_changed = True
     if not block.pilots and block.phase is BlockPhase.RUNNING:
         block.emptied_at = core.state.now
-        core.set_timer(f"emptied/{block.id}", core.state.now + core.lease_s)
+        core.set_timer(f"emptied/{block.id}", core.state.now + core.state.lease_s)
     _book(block)
     if block.pilots:
         return

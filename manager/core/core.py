@@ -147,7 +147,8 @@ class Core:
                 self._advice(event)
             case ManagerRestarted():
                 pilots.restarted(self)
-            case SessionDefined(sources=sources):
+            case SessionDefined(sources=sources, lease_s=lease_s):
+                self.state.lease_s = lease_s or self.state.lease_s
                 blocks.define(self, sources)
             case FactoryTrouble(reason=reason):
                 self.state.factory_trouble = reason

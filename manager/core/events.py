@@ -71,9 +71,11 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):
-    """Where the session's pilots come from, as its site files say. It comes first, and again after a restart."""
+    """Where the session's pilots come from, as its site files say, and how long they wait for a manager that is gone
+    (0 = unknown). It comes first, and again after a restart."""
 
     sources: tuple[Source, ...] = ()
+    lease_s: float = 0.0
 
 
 class SessionKept(_Event, frozen=True, array_like=True, tag="kept"):

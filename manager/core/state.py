@@ -469,6 +469,8 @@ class State:
         self.session = session
         self.started_at = now
         self.now = now
+        self.lease_s = 60.0
+        """How long pilots wait for a manager that is gone. Decisions rest on it, so it is told by an event."""
         self.clients: dict[ClientId, Client] = {}
         self.clients_by_number: dict[int, Client] = {}
         self.next_client = 0

@@ -462,7 +462,7 @@ class Server:
         sources = tuple(source_of(site, kept=self.core.state.kept) for site in sites)
         if sources or self.core.state.sources:
             commands: list[Command] = []
-            self._give(SessionDefined(sources), now, commands)
+            self._give(SessionDefined(sources, lease_s=self.patience.pilot_lease_s), now, commands)
             self._turn_ends(commands)
 
     # ---- after a restart

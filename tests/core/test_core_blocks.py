@@ -231,6 +231,16 @@ def test_a_block_whose_pilot_comes_back_within_its_lease_stays(cluster: Make) ->
     assert c.status().jobs[0].pilots == ("p1",)
 
 
+def test_how_long_a_block_without_pilots_is_given_is_in_the_journal(cluster: Make) -> None:
+    """The shell tells its core the lease, but a replay has no shell: what decides comes with an event."""
+    c = cluster().sources(FIXED).event(SessionDefined((FIXED,), lease_s=30.0))
+    c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2").forget()
+    c.lose("p1").wait(29.0)
+    assert c.asked() == []
+    c.wait(2.0)
+    assert c.asked() == ["b3"]
+
+
 def test_a_job_that_was_queued_again_is_given_its_time(cluster: Make) -> None:
     c = cluster().sources(FIXED).block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1")
     c.join("p2", block="b2").forget().lose("p1").block("b1", phase=BlockPhase.PENDING, reason="BeginTime").wait(100.0)
