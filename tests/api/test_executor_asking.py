@@ -424,8 +424,8 @@ def test_blocks_that_bring_no_pilot_say_why_once():
         "no pilot could be started on site lab",
         "  block 0, 1: exit code 1",
         "  block 2: lost by the batch system",
-        "  mend what it says (the site file, or what a job finds on its node), and load again",
-        "  the scripts and all that they printed: /runs/submit_scripts",
+        "  mend the site file, or what the job misses on its node, and load again",
+        "  the scripts, and what they printed: /runs/submit_scripts",
     ]
     assert error.log == "/runs/submit_scripts"
 

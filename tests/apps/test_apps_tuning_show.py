@@ -62,7 +62,9 @@ def test_a_waiting_job_says_what_for():
     assert seen(JOB, 1, of=picture(listed())).why == "no pilot has joined yet"
     behind = seen(JOB, 1, of=picture(listed("c-0"), listed()))
     assert (behind.phase, behind.why) == (Phase.QUEUED, "1 job before it")
-    assert "hot devices are busy" in seen(JOB, 1, of=picture(listed(), hot=2)).why
+    assert seen(JOB, 1, of=picture(listed(), hot=2, running=2)).why == "its 2 hot devices are busy"
+    assert seen(JOB, 1, of=picture(listed(), hot=1)).why == "waiting for devices to be assigned", "it is the only job"
+    assert "kept for a job that is due first" in seen(JOB, 1, of=picture(listed(), hot=1, queued=2)).why
     loading = seen(JOB, 1, of=picture(listed(), loading=1))
     assert (loading.phase, loading.why) == (Phase.LOADING, "its model loads on cpu:0")
     assert look(JOB, call=None, picture=None) == JOB
