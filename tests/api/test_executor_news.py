@@ -12,7 +12,7 @@ from rich.console import Console
 
 from stoker.manager.executor import news, progress
 from stoker.manager.executor.news import AGAIN_S, FIRST_S, News
-from stoker.manager.protocol.to_client import ContextStatus, LibraryStatus, PilotStatus, Status
+from stoker.manager.protocol.to_client import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus, Status
 
 PRIORITY = "no pilot has joined yet (block b1: pending: Priority, expected to start in {})"
 RESOURCES = "no pilot has joined yet (block b1: pending: Resources)"
@@ -22,7 +22,8 @@ ALONE = "Pilots cannot reach each other: p1, p2 read from where the files lie, w
 def status(why: str = "", *, pilots: int = 0, **more: object) -> Status:
     """A session in which calls wait, for this reason."""
     context = ContextStatus("k", "llm", 0, 0, 5, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, why)
-    here = tuple(PilotStatus(f"p{n}", f"n{n}", "b1", "here", (), "", 0, 0.0, 0.0) for n in range(pilots))
+    device = DeviceStatus("cpu:0", "cpu", 8_000_000_000, 0, ())
+    here = tuple(PilotStatus(f"p{n}", f"n{n}", "b1", "here", (device,), "", 0, 0.0, 0.0) for n in range(pilots))
     made = Status("k3v9", 0.0, 5, 0, 0, 0, 0.0, 0.0, here, (), (context,), {}, 0, 0, {})
     return msgspec.structs.replace(made, **more)
 

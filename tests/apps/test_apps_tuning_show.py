@@ -43,9 +43,9 @@ def listed(call="c-1", *, state=ListedState.WAITING, since_s=5.0, where=()):
     return ListedCall(call, "tune_prompt", "llm", state, since_s, where)
 
 
-def context(*, hot=0, loading=0, waits_for="no pilot has joined yet"):
+def context(*, hot=0, loading=0, queued=1, running=0, waits_for="no pilot has joined yet"):
     return ContextStatus(
-        key="k", name="llm", hot=hot, loading=loading, queued=1, running=0, loads=0, ended=0, load_s=0.0,
+        key="k", name="llm", hot=hot, loading=loading, queued=queued, running=running, loads=0, ended=0, load_s=0.0,
         load_total_s=0.0, run_s=0.0, run_total_s=0.0, memory_bytes=0, waits_for=waits_for,
     )  # fmt: skip
 
