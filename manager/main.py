@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.kept:
         given = [each for each in (sys.argv[1:] if arguments is None else arguments) if each != "--kept"]
-        return keeper.keep([sys.executable, "-P", "-m", "stoker.manager.main", *given])
+        return keeper.keep([sys.executable, "-P", "-m", "stoker.manager.main", *given], progress=folder.progress)
     descriptors.raise_limit()
     try:
         check_folder(folder)

@@ -2,7 +2,8 @@
 
 The manager is in a process session of its own, so that Ctrl-C at the terminal reaches the program and not its manager.
 If it dies it is started again in the same folder, where it finds its journal; the user sees one line. A manager that
-dies again and again, or before it ever listened, takes the session down with its log's last lines as the reason.
+dies again and again and does nothing meanwhile (`manager.live.restarts`), or that dies before it ever listened, takes
+the session down with its log's last lines as the reason.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,14 +22,11 @@ from zmq import curve_keypair
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.live import interfaces
+from stoker.manager.live.restarts import Restarts, after
 from stoker.manager.protocol.session import KeyPair, SessionFolder
 from stoker.site import ProviderKind, Site
 
 logger = logging.getLogger("stoker")
-
-RESTARTS = 5
-RESTART_WINDOW_S = 60.0
-"""More deaths than this within the window end the session."""
 
 KEPT_SESSIONS = 50
 """So many sessions are known by their ids; the folders of older ones stay, and can be named by path."""
@@ -111,9 +108,9 @@ class ManagerProcess:
         self._folder = folder
         self._on_lost = on_lost
         self._command = [*command, "--session", str(folder.path), *options]
-        self._stopping = False
+        self._stopping = threading.Event()
+        self._restarts = Restarts(folder.progress)
         self._lock = threading.Lock()
-        self._deaths: deque[float] = deque(maxlen=RESTARTS)
         self._process = self._start()
         threading.Thread(target=self._watch, name="stoker-manager-watch", daemon=True).start()
 
@@ -139,7 +136,7 @@ class ManagerProcess:
     def expect_end(self) -> None:
         """Let the manager end: do not start it again."""
         with self._lock:
-            self._stopping = True
+            self._stopping.set()
 
     def end(self, *, grace_s: float) -> None:
         """Wait for the manager to end; after `grace_s` terminate it, and kill it if that does not help."""
@@ -154,6 +151,7 @@ class ManagerProcess:
                 continue
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self._restarts.started()
         with open(self._folder.manager_log, "ab") as log:
             return subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, close_fds=True
@@ -162,19 +160,20 @@ class ManagerProcess:
     def _watch(self) -> None:
         while True:
             code = self._process.wait()
-            if self._stopping or code == 0:  # at 0 the session was ended by somebody else
+            if self._stopping.is_set() or code == 0:  # at 0 the session was ended by somebody else
                 return
             listened = self._folder.file.exists()
-            self._deaths.append(time.monotonic())
-            often = len(self._deaths) == RESTARTS and self._deaths[-1] - self._deaths[0] < RESTART_WINDOW_S
-            if often or not listened:
-                again = " again and again" if often else ""
+            pause_s = self._restarts.died()
+            if pause_s is None or not listened:
+                again = " again and again" if pause_s is None else ""
                 self._on_lost(self._error(f"the manager ended with exit code {code}{again}"))
                 return
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            logger.warning("the manager %s; it is started again with its journal (%s)", how, self._folder.manager_log)
+            log, later = self._folder.manager_log, after(pause_s)
+            logger.warning("the manager %s; it is started again%s with its journal (%s)", how, later, log)
+            self._stopping.wait(pause_s)
             with self._lock:
-                if not self._stopping:
+                if not self._stopping.is_set():
                     self._process = self._start()
 
     def _error(self, what: str) -> SessionError:

@@ -76,6 +76,8 @@ class Attendant:
         jump."""
         if self._is_heard():
             self._quiet_since = None
+            if self._hello_limit_s < math.inf:  # it does its work, however soon it may be killed
+                self._pause_s = PAUSE_S
         elif self._quiet_since is None:
             self._quiet_since = now
         process = self._process

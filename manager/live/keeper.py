@@ -1,7 +1,8 @@
 """Keeps a manager running that no program watches: the parent of a detached session's manager.
 
 A manager that dies is started again, and goes on from its journal. One that ends by itself is not: its session is over,
-or somebody else runs it. A manager that dies again and again is left alone; `stoker attach` tries once more.
+or somebody else runs it. A manager that dies again and again, and does nothing meanwhile, is left alone (`restarts`);
+`stoker attach` tries once more.
 """
 
 from __future__ import annotations
@@ -10,22 +11,23 @@ import logging
 import signal
 import subprocess
 import time
-from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
+
+from stoker.manager.live.restarts import Restarts, after
 
 log = logging.getLogger("stoker.manager")
 
 FAILED = 4
 """The exit status of a manager that cannot go on, and whose journal is whole: a restart goes on from it."""
-RESTARTS = 5
-RESTART_WINDOW_S = 60.0
-"""More deaths than this within the window, and it is left alone."""
+_LOOK_S = 0.1
 
 
-def keep(command: Sequence[str]) -> int:
-    """Run a manager until it ends by itself; its exit status. SIGTERM ends the manager, but not the session."""
-    deaths: deque[float] = deque(maxlen=RESTARTS)
+def keep(command: Sequence[str], *, progress: Path) -> int:
+    """Run a manager until it ends by itself; its exit status. SIGTERM ends the manager, but not the session.
+    `progress`: the file that a manager touches when it has done something."""
+    restarts = Restarts(progress)
     stopped = False
     process: subprocess.Popen[bytes] | None = None
 
@@ -38,14 +40,18 @@ def keep(command: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     while not stopped:
+        restarts.started()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         code = process.wait()
         if code >= 0 and code != FAILED:
             return code
         how = "failed" if code > 0 else f"was killed by signal {-code}"
-        log.warning("the manager %s; it is started again with its journal", how)
-        deaths.append(time.monotonic())
-        if len(deaths) == RESTARTS and deaths[-1] - deaths[0] < RESTART_WINDOW_S:
-            log.critical("the manager dies again and again; `stoker attach` starts it once more")
+        pause_s = restarts.died()
+        if pause_s is None:
+            log.critical("the manager %s, again and again; `stoker attach` starts it once more", how)
             break
+        log.warning("the manager %s; it is started again with its journal%s", how, after(pause_s))
+        until = time.monotonic() + pause_s
+        while not stopped and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_S))
     return 1

@@ -67,6 +67,7 @@ from stoker.manager.live.doors import PORTS, Doors, Role
 from stoker.manager.live.history import History
 from stoker.manager.live.journal import Journal
 from stoker.manager.live.raised import raised
+from stoker.manager.live.restarts import Progress
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol.ids import ClientId, PilotId
 from stoker.manager.protocol.session import SessionFile, SessionFolder
@@ -158,6 +159,7 @@ class Server:
         """What turns decided, and how far the journal must be safe before it is carried out."""
         self._trouble_since = 0.0
         self._carry_out(self.core.start())
+        self._progress = Progress(folder.progress, done=self.core.state.done)
         self._told: dict[str, float] = {}
         """Notices of the session that are in the log."""
         first: list[Command] = []
@@ -207,6 +209,7 @@ class Server:
             self._look_after(now, commands)
             self._log_notices()
             self._turn_ends(commands)
+            self._progress.look(self.core.state.done)
             self.compaction.look(self.core)
         log.info("session over: %s", self._ended)
         return self._ended

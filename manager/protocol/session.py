@@ -70,6 +70,11 @@ class SessionFolder:
         return self.path / "journal"
 
     @property
+    def progress(self) -> Path:
+        """The file that a manager touches once in its life, when the first call has ended (`manager.live.restarts`)."""
+        return self.path / "manager.progress"
+
+    @property
     def manager_log(self) -> Path:
         """The manager's log."""
         return self.path / "manager.log"

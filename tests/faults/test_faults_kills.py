@@ -321,3 +321,23 @@ def test_a_program_that_forks_keeps_its_session(world):
     assert "double was called before a site was loaded" in lines[3]
     assert lines[4] == "8 3"
     assert program.returncode == 0
+
+
+def test_a_manager_that_is_killed_again_and_again_while_calls_end_is_not_given_up(session, world):
+    """Fifteen kills, a second and a half apart: more than five in a minute are too many only if nothing is done."""
+
+    @stoker.app()
+    def work(number):
+        time.sleep(0.05)
+        return number
+
+    results = stoker.map(work, range(900), window=60)
+    got, killed_at, kills = [], time.monotonic(), 0
+    for value in results:
+        got.append(value)
+        if kills < 15 and time.monotonic() - killed_at >= 1.5:
+            kill([world.manager()])
+            killed_at, kills = time.monotonic(), kills + 1
+    assert kills == 15
+    assert got == list(range(900))
+    assert session.status().failed == 0
