@@ -7,7 +7,6 @@ interpreter of its compute nodes needs the first alone.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker import locks
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.state import state_folder
@@ -76,7 +76,7 @@ def _archive(place: Path, name: str, members: Callable[[], list[Member]], on_pro
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (place / f"{name}.lock").open("ab") as turn:
-            fcntl.flock(turn, fcntl.LOCK_EX)
+            locks.wait(turn.fileno())
             facts, path = place / f"{name}.json", place / f"{name}.tar.gz"
             found = _read(facts)
             if found is not None and path.exists():

@@ -15,7 +15,6 @@ knows where it decides otherwise. What a manager decided last before it was kill
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from array import array
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker import locks
 from stoker.errors import SessionError
 from stoker.manager.core.events import Event
 from stoker.manager.live import segments
@@ -270,9 +270,7 @@ def find_end(path: Path) -> End | None:
 def _locked(path: Path) -> int:
     """The file, opened to append to, with the lock that tells other managers to stay away. Raises SessionError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not locks.take(fd):
         os.close(fd)
-        raise SessionError(f"{path.parent} already has a manager; one session has one manager") from None
+        raise SessionError(f"{path.parent} already has a manager; one session has one manager")
     return fd

@@ -33,6 +33,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker import locks
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.manager.protocol.session import SessionFolder
@@ -208,9 +209,9 @@ def is_alive(holder: Holder) -> bool | None:
     """Whether a holder's process lives; None if it is on another machine, where only its silence can tell."""
     if holder.over:
         return False
-    if holder.machine != _machine():
+    if holder.machine != locks.machine():
         return None
-    return _started(holder.pid) == holder.started
+    return locks.started(holder.pid) == holder.started
 
 
 def copy_journal(journal: Path) -> None:
@@ -271,23 +272,8 @@ def _myself() -> Holder:
     pid = os.getpid()
     return Holder(
         host=socket.gethostname(),
-        machine=_machine(),
+        machine=locks.machine(),
         pid=pid,
-        started=_started(pid),
+        started=locks.started(pid),
         token=secrets.token_hex(8),
     )
-
-
-def _machine() -> str:
-    """Two processes that read the same here can look for each other by process id."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-
-
-def _started(pid: int) -> int:
-    """When a process was started, in ticks since boot; 0 if there is none, or what is left of one."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])

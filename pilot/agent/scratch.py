@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from stoker import locks
 from stoker.errors import SessionError
 
 _LOCK = "alive"
@@ -41,7 +41,7 @@ class Scratch:
 
     def __init__(self, base: Path, *, pilot: str) -> None:
         with (base / _LOCK).open("ab") as turn:  # nobody sweeps while a folder is there and its lock is not
-            fcntl.flock(turn, fcntl.LOCK_EX)
+            locks.wait(turn.fileno())
             sweep(base)
             self.path = base / f"pilot-{pilot}"
             self.path.mkdir(mode=0o700)
@@ -49,7 +49,7 @@ class Scratch:
             self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._is = _identity(self.path)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            locks.take(self._lock)
 
     def fault(self) -> str:
         """What has become of the folder; empty while it is there. A batch system may clear it under a living pilot."""
@@ -85,5 +85,5 @@ def sweep(base: Path) -> None:
     """Remove folders of pilots that died without a word."""
     for folder in base.glob("pilot-*"):
         with suppress(OSError), (folder / _LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            if locks.take(lock.fileno()):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -20,7 +20,6 @@ pilot has died stays for an hour, or until its room is needed: who wants the obj
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 import uuid
@@ -30,10 +29,10 @@ from pathlib import Path
 
 import msgspec
 
+from stoker import locks
 from stoker.contexts.recipe import ObjectRef
 from stoker.decoding import UNREADABLE
 from stoker.errors import ContextError
-from stoker.locks import is_locked
 from stoker.pilot.cache import disk
 from stoker.pilot.core.cache import Entry, Shortage, file_name, make_room
 from stoker.units import show_bytes
@@ -168,7 +167,7 @@ class ObjectCache:
         with self._locked():
             coming = self._coming(ref)
             here = [
-                Entry(facts.name, facts.size_bytes, used_at, pinned=bool(is_locked(entry)))
+                Entry(facts.name, facts.size_bytes, used_at, pinned=locks.is_locked(entry) is not False)
                 for entry, facts, used_at in self._list()
             ]
             plan = make_room([*here, *coming], size_bytes=ref.size_bytes, bound_bytes=self._bound)
@@ -218,7 +217,7 @@ class ObjectCache:
     def _locked(self) -> Iterator[None]:
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            locks.wait(descriptor)
             yield
         finally:
             os.close(descriptor)
@@ -231,7 +230,7 @@ class ObjectCache:
             return None
         facts = self._read(entry)
         if facts is not None and disk.look(place) == facts.look:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            locks.wait(descriptor, shared=True)
             now = time.time()
             os.utime(entry, (now, now))
             return Pin(str(place), descriptor)
@@ -244,7 +243,7 @@ class ObjectCache:
         found = []
         for claim in self._drafts.glob("*.lock"):
             facts = self._read(claim)
-            if facts is not None and facts.name != ref.name and is_locked(claim):
+            if facts is not None and facts.name != ref.name and locks.is_locked(claim):
                 found.append(Entry(facts.name, facts.size_bytes, 0.0, pinned=True))
         return found
 
@@ -281,14 +280,15 @@ class ObjectCache:
         """Remove objects that nobody has used for so long."""
         now = time.time()
         for entry, facts, used_at in self._list():
-            if now - used_at >= kept_s and not is_locked(entry):
+            if now - used_at >= kept_s and locks.is_locked(entry) is False:
                 self._remove(*self._place(facts.name))
 
     def _sweep(self, *, kept_s: float) -> None:
         """Remove what crashed pilots left: drafts that nobody brings on, objects and manifests without an entry."""
         for claim in self._drafts.glob("*.lock"):
             with suppress(OSError), claim.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not locks.take(file.fileno()):
+                    continue
                 if time.time() - claim.stat().st_mtime >= kept_s:
                     disk.delete(claim.with_suffix(""))
                     claim.unlink()
@@ -301,11 +301,7 @@ def _wait_for(claim: int, draft: Path) -> bool:
     """Wait for a claim; False when the draft of whoever has it has not grown for `STUCK_S`."""
     grown_at, taken, look_at = time.monotonic(), -1, 0.0
     while True:
-        try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pass
-        else:
+        if locks.take(claim):
             return True
         now = time.monotonic()
         if now >= look_at:

@@ -77,14 +77,14 @@ class Environments:
         entered. Raises StartError.
         """
         used = self._open(f"{name}.used")
-        fcntl.flock(used, fcntl.LOCK_SH)
+        _lock(used, fcntl.LOCK_SH)
         os.set_inheritable(used, True)
         os.utime(used)
         making = self._open(f"{name}.making")
         folder = self._root / name
         try:
             self.expire()
-            fcntl.flock(making, fcntl.LOCK_EX)
+            _lock(making, fcntl.LOCK_EX)
             if not self._is_whole(folder):
                 self._make(folder, room_bytes, get, finish)
         except OSError as error:
@@ -215,3 +215,12 @@ def _size(folder: Path) -> int:
             with suppress(OSError):
                 total += os.lstat(os.path.join(below, file)).st_size
     return total
+
+
+def _lock(descriptor: int, how: int) -> None:
+    """Lock a file; without a lock on a file system that has none, where environments are never removed."""
+    try:
+        fcntl.flock(descriptor, how)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise

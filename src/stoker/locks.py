@@ -1,14 +1,25 @@
-"""Locks of files (flock): taken if they are free, and asked about by somebody who does not want them."""
+"""Locks of files (flock): taken if they are free, and asked about by somebody who does not want them.
+
+Some file systems have none: Lustre that is mounted without `flock`, NFS without its lock daemon. There a lock that one
+process holds for long is a file beside the locked one that names the process (`NAME.holder`), which counts as long as
+that process lives; and what is done under a lock for a moment is done without. Both are weaker, and enough for what the
+locks guard: who runs a session is the business of its lease, and objects are checked by their content.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import secrets
 from pathlib import Path
 
 import msgspec
 
 _SHOWN_CHARACTERS = 80
+
+NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
+"""What a file system without locks answers."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -29,7 +40,20 @@ def take(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return _take_by_name(descriptor)
     return True
+
+
+def wait(descriptor: int, *, shared: bool = False) -> None:
+    """Lock an open file as soon as nobody else has. No-op on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
@@ -44,9 +68,79 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
         return False
     except BlockingIOError:
         return True
-    except OSError:  # a file that is not ours, a file system without locks
-        return None
+    except OSError as error:  # a file that is not ours, a file system without locks
+        return _is_named(file) if error.errno in NO_LOCKS else None
     return False
+
+
+# ---- without locks
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """The process that holds a lock by its name. `inode` is the locked file's: another file of its name is free."""
+
+    machine: str
+    pid: int
+    started: int
+    inode: int
+
+
+def machine() -> str:
+    """Two processes that read the same here can look for each other by process id."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def started(pid: int) -> int:
+    """When a process was started, in ticks since boot; 0 if there is none, or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def _take_by_name(descriptor: int) -> bool:
+    file = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+    me = _Named(machine(), os.getpid(), started(os.getpid()), os.fstat(descriptor).st_ino)
+    there = _read_name(file)
+    if there is not None and there != me and there.inode == me.inode and _lives(there):
+        return False
+    draft = file.with_name(f".{file.name[:200]}.{secrets.token_hex(4)}")
+    try:
+        draft.write_bytes(msgspec.json.encode(me))
+        draft.replace(_name_of(file))
+    except OSError:  # it cannot be written here: nobody else can hold it by name either
+        draft.unlink(missing_ok=True)
+        return True
+    return _read_name(file) == me
+
+
+def _is_named(file: Path) -> bool | None:
+    there = _read_name(file)
+    try:
+        return None if there is None else there.inode == file.stat().st_ino and _lives(there)
+    except OSError:
+        return None
+
+
+def _lives(holder: _Named) -> bool:
+    """True if the process is alive. One on another machine cannot be seen, and does not count."""
+    return holder.machine == machine() and started(holder.pid) == holder.started
+
+
+def _name_of(file: Path) -> Path:
+    return file.with_name(f"{file.name}.holder")
+
+
+def _read_name(file: Path) -> _Named | None:
+    try:
+        return msgspec.json.decode(_name_of(file).read_bytes(), type=_Named)
+    except (OSError, msgspec.DecodeError, ValueError):
+        return None
+
+
+# ---- who holds a lock
 
 
 def holders(file: Path) -> list[Holder]:

@@ -1,0 +1,129 @@
+"""A file system without locks: Lustre that is mounted without `flock`, NFS without its lock daemon."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker import locks
+from stoker.errors import SessionError
+from stoker.manager.live.journal import Journal
+from stoker.pilot.agent.scratch import Scratch
+
+NO_FLOCK = """
+import errno, fcntl
+def flock(descriptor, how):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+fcntl.flock = flock
+"""
+PROGRAM = """
+import os, time
+import stoker
+
+@stoker.context
+def loaded():
+    return os.getpid()
+
+@stoker.app(context=loaded())
+def work(context, number):
+    time.sleep(0.01)
+    return number * number
+
+with stoker.load() as session:
+    print([work(number).result(60) for number in range(5)], flush=True)
+    print(session.status().failed, flush=True)
+"""
+
+
+@pytest.fixture
+def _without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def test_a_program_runs_where_there_are_no_locks(world, tmp_path):
+    patched = tmp_path / "patched"
+    patched.mkdir()
+    (patched / "sitecustomize.py").write_text(NO_FLOCK)
+    program = world.start(PROGRAM, PYTHONPATH=str(patched))
+    out, err = program.communicate(timeout=100)
+    assert out.splitlines() == ["[0, 1, 4, 9, 16]", "0"], err
+
+
+@pytest.mark.usefixtures("_without")
+def test_a_journal_opens_and_a_living_manager_still_keeps_others_away(tmp_path: Path) -> None:
+    Journal(tmp_path / "journal").close()
+    other = _sleeper()
+    try:
+        _name(tmp_path / "journal", other.pid)
+        with pytest.raises(SessionError, match="already has a manager"):
+            Journal(tmp_path / "journal")
+    finally:
+        other.kill()
+        other.wait()
+    Journal(tmp_path / "journal").close()
+
+
+@pytest.mark.usefixtures("_without")
+def test_a_lock_by_name_lasts_as_long_as_its_process(tmp_path: Path) -> None:
+    file = tmp_path / "factory.lock"
+    file.touch()
+    assert locks.is_locked(file) is None, "nobody can tell"
+    other = _sleeper()
+    try:
+        _name(file, other.pid)
+        assert locks.is_locked(file) is True
+        with file.open("rb+") as mine:
+            assert not locks.take(mine.fileno())
+    finally:
+        other.kill()
+        other.wait()
+    assert locks.is_locked(file) is False
+    with file.open("rb+") as mine:
+        assert locks.take(mine.fileno())
+        locks.wait(mine.fileno())
+    assert locks.is_locked(file) is True
+
+
+@pytest.mark.usefixtures("_without")
+def test_a_pilot_finds_the_folders_of_dead_ones_and_leaves_those_of_living_ones(tmp_path: Path) -> None:
+    dead, living = tmp_path / "pilot-dead", tmp_path / "pilot-living"
+    other = _sleeper()
+    for folder in (dead, living):
+        folder.mkdir()
+        (folder / "alive").touch()
+        _name(folder / "alive", other.pid if folder is living else 2**22 - 1)
+    try:
+        Scratch(tmp_path, pilot="new")
+        assert living.exists()
+        assert not dead.exists()
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_what_is_no_lack_of_locks_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def flock(descriptor: object, how: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with (tmp_path / "lock").open("wb") as file, pytest.raises(OSError, match="Input/output"):
+        locks.take(file.fileno())
+
+
+def _sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+
+
+def _name(file: Path, pid: int) -> None:
+    """Have a process hold the lock by its name."""
+    holder = locks._Named(locks.machine(), pid, locks.started(pid) or 1, file.stat().st_ino)
+    locks._name_of(file).write_bytes(msgspec.json.encode(holder))
