@@ -73,7 +73,7 @@ def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> Sess
         write_sites(folder.sites, sites, python_path=python_path())
         prepare(folder, sites)
         engines.prepare(folder, sites, session=name, python_path=python_path(), kept=True)
-        _launch_file(folder).write_bytes(msgspec.json.encode(launch))
+        folder.launch.write_bytes(msgspec.json.encode(launch))
     except OSError as error:
         raise SessionError(f"the session folder {folder.path} cannot be written: {error}") from error
     return folder
@@ -99,7 +99,7 @@ def forget(folder: SessionFolder) -> None:
 
 def is_detached(folder: SessionFolder) -> bool:
     """Whether the session outlives programs."""
-    return _launch_file(folder).exists()
+    return folder.launch.exists()
 
 
 def is_up(folder: SessionFolder) -> bool:
@@ -187,19 +187,15 @@ def python_path() -> str:
     return os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, given)]))
 
 
-def _launch_file(folder: SessionFolder) -> Path:
-    return folder.path / "manager.json"
-
-
 def _read_launch(folder: SessionFolder) -> Launch:
     try:
-        return msgspec.json.decode(_launch_file(folder).read_bytes(), type=Launch)
+        return msgspec.json.decode(folder.launch.read_bytes(), type=Launch)
     except OSError:
         raise SessionError(
             f"the session in {folder.path} belonged to a program and is over with it; `stoker up` starts one that stays"
         ) from None
     except UNREADABLE as error:
-        raise SessionError(f"{_launch_file(folder)} is damaged: {error}") from error
+        raise SessionError(f"{folder.launch} is damaged: {error}") from error
 
 
 def _failed(folder: SessionFolder, what: str) -> SessionError:

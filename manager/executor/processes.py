@@ -21,7 +21,7 @@ from zmq import curve_keypair
 
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
-from stoker.manager.live import interfaces
+from stoker.manager.live import interfaces, lease
 from stoker.manager.live.restarts import Restarts, after
 from stoker.manager.protocol.session import KeyPair, SessionFolder
 from stoker.site import ProviderKind, Site
@@ -29,7 +29,8 @@ from stoker.site import ProviderKind, Site
 logger = logging.getLogger("stoker")
 
 KEPT_SESSIONS = 50
-"""So many sessions are known by their ids; the folders of older ones stay, and can be named by path."""
+"""So many sessions are known by their ids when they are over; the folders of older ones stay, and can be named by path.
+Sessions that live are known however many there are."""
 
 
 def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
@@ -86,12 +87,23 @@ def _link(folder: SessionFolder, links: Path) -> None:
     links.mkdir(mode=0o700, parents=True, exist_ok=True)
     newest_first = sorted(links.iterdir(), key=lambda link: link.lstat().st_mtime, reverse=True)
     for place, old in enumerate(newest_first):
-        if place >= KEPT_SESSIONS or not (old / "session.json").exists():
+        if not (old / "session.json").exists() or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
             old.unlink(missing_ok=True)
     link = links / folder.read().session
     draft = links / f".{link.name}-{secrets.token_hex(4)}"  # others may do the same just now
     draft.symlink_to(folder.path)
     draft.replace(link)
+
+
+def _may_live(folder: SessionFolder) -> bool:
+    """False if a session is over for certain. One of `stoker up` whose manager is gone may be brought back."""
+    try:
+        holder = lease.read(lease.lease_file(folder))
+    except (OSError, SessionError):  # the file system is away
+        return True
+    if holder is not None and holder.over:
+        return False
+    return folder.launch.exists() or (holder is not None and lease.is_alive(holder) is not False)
 
 
 class ManagerProcess:

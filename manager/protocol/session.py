@@ -70,6 +70,11 @@ class SessionFolder:
         return self.path / "journal"
 
     @property
+    def launch(self) -> Path:
+        """How the manager of a session that outlives programs is started."""
+        return self.path / "manager.json"
+
+    @property
     def progress(self) -> Path:
         """The file that a manager touches once in its life, when the first call has ended (`manager.live.restarts`)."""
         return self.path / "manager.progress"

@@ -1,0 +1,57 @@
+"""Sessions are known by their ids: those that are over while there are few of them, those that live for ever."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.contexts.state import state_folder
+from stoker.manager.executor.processes import KEPT_SESSIONS, register
+from stoker.manager.live import lease
+from stoker.manager.protocol.session import SessionFile, SessionFolder
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+
+
+def session(path: Path, name: str, *, over: str = "", up: bool = False, pid: int = 0) -> None:
+    """A session that is registered: over, or held by a process (`pid`), or one of `stoker up` (`up`)."""
+    folder = SessionFolder(path / name)
+    folder.make()
+    folder.write(SessionFile(name, 4, "tcp://127.0.0.1:1", "key"))
+    if over or pid:
+        started = lease.locks.started(pid or os.getpid())
+        holder = lease.Holder("here", lease.locks.machine(), pid or os.getpid(), started, "token", over=over)
+        lease.lease_file(folder).write_bytes(msgspec.json.encode(holder))
+    if up:
+        folder.launch.write_bytes(b"{}")
+    register(folder)
+
+
+def known() -> set[str]:
+    return {link.name for link in (state_folder() / "sessions").iterdir()}
+
+
+def test_a_session_that_lives_is_known_after_any_number_of_others(tmp_path: Path) -> None:
+    session(tmp_path, "runs", pid=os.getpid())
+    session(tmp_path, "up", up=True)
+    session(tmp_path, "down", up=True, over="it was ended")
+    session(tmp_path, "died", pid=2**22 - 1)
+    for number in range(KEPT_SESSIONS + 5):
+        session(tmp_path, f"s{number}", over="its client ended it")
+    assert {"runs", "up"} <= known()
+    assert not {"down", "died", "s0"} & known()
+    assert f"s{KEPT_SESSIONS + 4}" in known()
+    assert len(known()) <= KEPT_SESSIONS + 3
+
+
+def test_a_session_whose_folder_is_gone_is_forgotten(tmp_path: Path) -> None:
+    session(tmp_path, "gone", up=True)
+    SessionFolder(tmp_path / "gone").file.unlink()
+    session(tmp_path, "next", over="done")
+    assert known() == {"next"}
