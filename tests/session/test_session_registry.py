@@ -25,7 +25,7 @@ def session(path: Path, name: str, *, over: str = "", up: bool = False, pid: int
     folder.make()
     folder.write(SessionFile(name, 4, "tcp://127.0.0.1:1", "key"))
     if over or pid:
-        started = lease.locks.started(pid or os.getpid())
+        started = lease.locks.started(pid or os.getpid()) or 1
         holder = lease.Holder("here", lease.locks.machine(), pid or os.getpid(), started, "token", over=over)
         lease.lease_file(folder).write_bytes(msgspec.json.encode(holder))
     if up:
