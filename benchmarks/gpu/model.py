@@ -32,6 +32,11 @@ def config(size_bytes: int) -> LlamaConfig:
     )  # fmt: skip
 
 
+def pickled_of(folder: Path) -> Path:
+    """Where the pickled copy of a model lies."""
+    return folder.with_name(f"{folder.name}-pickled")
+
+
 def build(folder: Path, *, size_bytes: int, device: str) -> int:
     """Write one into `folder`; returns the bytes of its weights."""
     with torch.device("meta"):
@@ -44,4 +49,10 @@ def build(folder: Path, *, size_bytes: int, device: str) -> int:
     model.tie_weights()
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
+    # The same once more as a pickle, which takes long to load: what snapshots are for.
+    pickled = pickled_of(folder)
+    pickled.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(pickled)
+    tokenizer().save_pretrained(pickled)
+    torch.save({name: weights.cpu() for name, weights in model.state_dict().items()}, pickled / "pytorch_model.bin")
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

@@ -162,12 +162,17 @@ def model(answer: Answer, place: Place) -> None:
 
 
 def load(answer: Answer, place: Place) -> None:
-    """Load times and rates, through a session: with a cold cache of objects, and with what the first load has left."""
+    """Load times and rates, through a session: with a cold cache of objects, with what the first load has left, and of
+    a pickled model from its file and from the snapshot that the first load has made."""
+    from benchmarks.gpu.model import pickled_of
+
     size = sum(file.stat().st_size for file in place.model.glob("*.safetensors"))
     if not size:
         return answer.skip("there is no model: the part `model` did not make one")
-    wanted = stoker.app(context=causal_lm(place.model, dtype="bfloat16"))(_loads)
-    for what in ("first", "again"):
+    ways = (("first", place.model), ("again", place.model))
+    ways += (("pickled, first", pickled_of(place.model)), ("from its snapshot", pickled_of(place.model)))
+    for what, source in ways:
+        wanted = stoker.app(context=causal_lm(source, dtype="bfloat16"))(_loads)
         began = time.perf_counter()
         with place.session() as session:
             told = wanted().result(100)
@@ -317,6 +322,11 @@ def _nvml_of(pid: int) -> tuple[int, int]:
     return used.get(pid) or 0, int(info.total) - int(info.free)
 
 
+def _promised(session: Any) -> int:
+    """Bytes of the first device that libraries are promised."""
+    return int(session.status().pilots[0].devices[0].promised_bytes)
+
+
 def memory(answer: Answer, place: Place) -> None:
     """What NVML measures of libraries against what the session promises them, and what CUDA takes by itself."""
     size = 2 * GB
@@ -332,6 +342,10 @@ def memory(answer: Answer, place: Place) -> None:
                 answer[f"{what}: CUDA takes by itself"] = nvml_bytes - told["torch"]
             else:
                 answer[f"{what}: CUDA takes by itself"] = nvml_bytes - size
+            began = time.monotonic()
+            while _promised(session) > 4 * size and time.monotonic() < began + 10.0:
+                time.sleep(0.05)
+            answer[f"{what}: its promise rests on a measurement after, s"] = time.monotonic() - began
         until = time.monotonic() + 10.0
         while time.monotonic() < until:
             status = session.status()
