@@ -52,14 +52,14 @@ class Journal:
     """The writing side. `write` collects, `flush` puts on disk. Raises SessionError where another manager has it.
 
     `end`: where the file is whole to (None: look). `position` counts bytes of this process, `safe` those of them that
-    are as safe as they are to be.
+    are as safe as they are to be, `written` those that a killed process leaves behind.
     """
 
     def __init__(self, path: Path, *, sync: bool = False, end: End | None = None) -> None:
         self.path = path
         self.trouble = ""
         """Why it cannot be written just now; empty while it can."""
-        self.position = self.safe = 0
+        self.position = self.written = self.safe = 0
         self._pending: list[bytes] = []
         self._checks, self._first = array("I"), 0
         self._checked_at = self._now = 0.0
@@ -70,14 +70,19 @@ class Journal:
         self.events = found.events if found is not None else 0
         """Written so far, those of managers before this one included."""
         self.size = found.size if found is not None else 0
-        self._unsynced = b""
-        """What was written since the last sync: to be written again should the next one fail."""
+        self._unsynced: list[bytes] = []
+        """What was written since the last sync, a turn each: to be written again should the next one fail."""
         if self.size:
             os.ftruncate(self._fd, self.size)
         else:
             os.ftruncate(self._fd, 0)
             self._pending = [MAGIC, *encoded(0.0, self.head)]
         self._syncing = Syncing() if sync else None
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether it survives a host's crash."""
+        return self._syncing is not None
 
     @property
     def wake_fd(self) -> int:
@@ -152,10 +157,11 @@ class Journal:
         self._pending.clear()
         self.size += len(data)
         self.trouble = ""
+        self.written = self.position
         if self._syncing is None:
             self.safe = self.position
             return
-        self._unsynced += data
+        self._unsynced.append(data)
         self._look_at_sync()
 
     def _failed(self, error: OSError, *, whole: int) -> None:
@@ -173,15 +179,16 @@ class Journal:
         if done is None:
             return
         if done.error is not None:  # the kernel may have dropped those pages: they are written once more
-            self.size -= len(self._unsynced)
-            self._pending = [self._unsynced, *self._pending]
-            self._unsynced = b""
+            self.size -= sum(map(len, self._unsynced))
+            self.written = self.safe
+            self._pending = self._unsynced + self._pending
+            self._unsynced = []
             self._failed(done.error, whole=self.size)
             return
-        self._unsynced = self._unsynced[done.size :]
+        del self._unsynced[: done.turns]
         self.safe = max(self.safe, done.position)
         if self._unsynced:
-            syncing.begin(self._fd, position=self.position, size=len(self._unsynced))
+            syncing.begin(self._fd, position=self.position, turns=len(self._unsynced))
 
     def settle(self, *, within_s: float = 10.0) -> bool:
         """Wait until all that was written is safe; False if it is not by then."""

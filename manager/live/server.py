@@ -5,7 +5,8 @@ to the journal with one write; then send one frame a peer. Nothing is delayed to
 themselves while a turn is under way.
 
 What a turn decided waits until its events are safe in the journal (`Journal.safe`): at once, or after a sync, or when
-the disk has room again. Meanwhile the loop goes on, and answers questions.
+the disk has room again. Meanwhile the loop goes on, and answers questions. Only calls that pilots are to run do not
+wait for a sync.
 
 Time counts from the epoch, so that times in the journal and in stories mean the same after a restart; it does not jump
 when somebody sets the wall clock (`clock`).
@@ -18,9 +19,10 @@ import heapq
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import msgspec
 
@@ -157,6 +159,8 @@ class Server:
         self.core.heartbeat_s, self.core.lease_s = patience.heartbeat_s, patience.pilot_lease_s
         self._unsaid: deque[tuple[int, list[Command]]] = deque()
         """What turns decided, and how far the journal must be safe before it is carried out."""
+        self._waiting: Counter[PilotId] = Counter()
+        """How many of these messages are for each pilot, acknowledgements not counted."""
         self._trouble_since = 0.0
         self._carry_out(self.core.start())
         self._progress = Progress(folder.progress, done=self.core.state.done)
@@ -381,14 +385,41 @@ class Server:
 
     def _turn_ends(self, commands: list[Command]) -> None:
         """Put what happened on disk, and carry out what is decided on events that are safe there."""
+        self.journal.flush()
+        if self.journal.is_synced:
+            commands = self._hand_out(commands)
         if commands:
             self._unsaid.append((self.journal.position, commands))
-        self.journal.flush()
         if bool(self.journal.trouble) is not bool(self._trouble_since):
             self._tell_of_journal()
         unsaid = self._unsaid
         while unsaid and unsaid[0][0] <= self.journal.safe:
-            self._carry_out(unsaid.popleft()[1])
+            said = unsaid.popleft()[1]
+            for command in said if self._waiting else ():
+                if _keeps_place(command):
+                    self._waiting[command.pilot] -= 1
+            self._carry_out(said)
+            if not unsaid:
+                self._waiting.clear()
+
+    def _hand_out(self, commands: list[Command]) -> list[Command]:
+        """Send pilots the calls that they are to run. That need not wait for a sync: after a crash of this host the
+        pilots say what runs there. Ends, acknowledgements and all else wait; so do calls for a pilot for which
+        something else waits, since they would overtake it. Returns the commands that are left."""
+        is_written = self.journal.position <= self.journal.written
+        now: list[Command] = []
+        later: list[Command] = []
+        for command in commands:
+            if not _keeps_place(command):
+                later.append(command)
+            elif is_written and type(command.message) is to_pilot.RunCalls and not self._waiting[command.pilot]:
+                now.append(command)
+            else:
+                self._waiting[command.pilot] += 1
+                later.append(command)
+        if now:
+            self._carry_out(now)
+        return later
 
     def _tell_of_journal(self) -> None:
         """The journal has become unwritable, or can be written again."""
@@ -489,6 +520,11 @@ class Server:
             state.done,
             len(state.pilots),
         )
+
+
+def _keeps_place(command: Command) -> TypeGuard[ToPilot]:
+    """Whether a command is a message to a pilot that later ones must not overtake."""
+    return type(command) is ToPilot and type(command.message) is not to_pilot.Ack
 
 
 def _only_asks(messages: Sequence[object]) -> bool:

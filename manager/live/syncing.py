@@ -14,10 +14,10 @@ import msgspec
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """A sync that is over: how far the journal is safe, how many bytes that made safe, and what went wrong."""
+    """A sync that is over: how far the journal is safe, how many turns that made safe, and what went wrong."""
 
     position: int
-    size: int
+    turns: int
     error: OSError | None = None
 
 
@@ -34,9 +34,9 @@ class Syncing:
         self._thread = threading.Thread(target=self._work, name="stoker-sync", daemon=True)
         self._thread.start()
 
-    def begin(self, fd: int, *, position: int, size: int) -> None:
+    def begin(self, fd: int, *, position: int, turns: int) -> None:
         """Have a file synced; `done` tells of it. None may be under way."""
-        self._result, self._order = None, (fd, position, size)
+        self._result, self._order = None, (fd, position, turns)
         self._asked.release()
 
     def done(self) -> Synced | None:
@@ -46,7 +46,7 @@ class Syncing:
         if result is None:
             return None
         self._result = Synced(result.position, 0)
-        if result.size or result.error is not None:
+        if result.turns or result.error is not None:
             try:
                 os.eventfd_read(self.wake_fd)
             except BlockingIOError:
@@ -70,11 +70,11 @@ class Syncing:
             self._asked.acquire()
             if self._closed or self._order is None:
                 return
-            fd, position, size = self._order
+            fd, position, turns = self._order
             try:
                 os.fdatasync(fd)
-                result = Synced(position, size)
+                result = Synced(position, turns)
             except OSError as error:
-                result = Synced(0, size, error)
+                result = Synced(0, turns, error)
             self._result = result
             os.eventfd_write(self.wake_fd, 1)

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from live.peers import Peer, until
 
+from stoker.contexts.recipe import BARE
 from stoker.manager.core.events import TimerFired
 from stoker.manager.executor.processes import manager_options
 from stoker.manager.live import journal
-from stoker.manager.protocol import to_client
+from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd, CallSpec
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site_files import load_sites
 
@@ -66,6 +68,31 @@ def test_nothing_is_said_before_it_is_synced_and_one_sync_serves_many_turns(
     client.hear(to_client.ClientWelcome)
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 200)
     assert disk.syncs <= 10, "turns that came while a sync was under way share the next one"
+
+
+def test_calls_go_to_pilots_before_the_sync_and_their_ends_to_nobody(start: Callable[..., Disk], peers: Peers) -> None:
+    disk = start("--detached")
+    disk.go.touch()
+    client, pilot = peers("client"), peers("pilot")
+    client.hear(to_client.ClientWelcome)
+    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+    client.send(say.Submit("f", "bare", [CallSpec(0, b"arguments")]))  # type: ignore[arg-type]
+    library = pilot.hear(to_pilot.StartLibrary).library
+    pilot.send(say.LibraryReady(library, 0.1, 0.2))
+    pilot.hear(to_pilot.RunCalls)
+    pilot.send(say.CallsEnded(library, [CallEnd(0, True, b"result", 0.01)]))  # type: ignore[arg-type]
+    client.hear(to_client.Results)
+    client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)
+    pilot.hear(to_pilot.Ack, where=lambda ack: ack.sequence == pilot.sequence)
+
+    disk.go.unlink()
+    client.send(say.Submit("f", "bare", [CallSpec(1, b"arguments")]))  # type: ignore[arg-type]
+    assert [spec.call for spec in pilot.hear(to_pilot.RunCalls).calls] == [1]
+    pilot.send(say.CallsEnded(library, [CallEnd(1, True, b"result", 0.01)]))  # type: ignore[arg-type]
+    assert client.silent(0.5)
+    assert pilot.silent(5.0), "not even an acknowledgement that waits for no other message"
+    disk.go.touch()
+    assert client.hear(to_client.Results).ends[0].call == 1
 
 
 @pytest.mark.parametrize(
