@@ -32,7 +32,7 @@ FULL = Site(
         walltime_s=Duration(5400.5),
         gpus="a10:2",
         memory_bytes=Size(7_500_000_001),
-        options=("--nice=1", "--comment='é\U0001f600\x7f'"),
+        options=("--nice=1", "--comment='é\U0001f600'"),
         worker_init="module load x\nexport A='b'\t# c",
     ),
     pilot=Pilot(scratch="$TMPDIR", max_blocks=9),
