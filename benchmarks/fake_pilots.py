@@ -27,7 +27,7 @@ from stoker.dealer import Keys, open_socket
 from stoker.manager.protocol import to_pilot, wire
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, RecipeKey
-from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.session import KeyPair, SessionFolder
 from stoker.manager.protocol.to_manager import (
     CallsEnded,
     CallsReturned,
@@ -160,6 +160,8 @@ def main() -> None:
     context: zmq.Context[Any] = zmq.Context()
     context.max_sockets = 3 * asked.pilots + 100
     folder = SessionFolder(asked.session)
+    if not folder.key_file("pilot").exists():  # these pilots are of no block
+        folder.write_key("pilot", KeyPair(*(key.decode() for key in zmq.curve_keypair())))
     pilots = [
         FakePilot(context, folder, f"fake-{number}", devices=asked.devices, ledger=ledger)
         for number in range(asked.pilots)

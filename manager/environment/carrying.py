@@ -10,11 +10,11 @@
     where nodes do not see this machine's files, for a pilot to take this folder for the session's:
         session.json         where the manager is
         seed.address         where the seed is, from which the packages come
-        keys/pilot.json      the pilot's key, and the one of peer transfers; closed to everybody else
-        keys/transfer.json
+        keys/transfer.json   the key of peer transfers; closed to everybody else
         copied               says that this is not the session's own folder
 
-A job without a shared file system has the folder copied into its sandbox, as `session`.
+A job without a shared file system has the folder copied into its sandbox, as `session`, and beside it the key of its
+block.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from stoker.site import Site
 
 CARRIED_AS = "session"
 """What the folder is called in a job's sandbox."""
-_KEYS = ("pilot", "transfer")
+_KEYS = ("transfer",)
 _STARTER = (
     "errors.py",
     "seldom.py",

@@ -39,6 +39,7 @@ from stoker.manager.executor.news import News
 from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants, Preparer
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
+from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
 from stoker.manager.live.chosen import keep_policies, policies_for
 from stoker.manager.protocol.session import SessionFolder
@@ -117,6 +118,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._starting: Future[list[str]] | None = None
         self._draining: dict[str, float] = {}
         self._said_blocks: dict[str, str] = {}
+        self._without_key: set[str] = set()
+        """Blocks that are over, whose key is removed."""
         self._calm = False
         self._stopped = False
         self._pid = os.getpid()
@@ -338,6 +341,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if said != self._said_blocks and self._link is not None and not self._stopped:
             self._said_blocks = said
             ended = tuple(block for block, job in self._status.items() if job.state in TERMINAL_STATES)
+            for block in set(ended) - self._without_key:
+                block_keys.revoke(self._link.folder, block)
+                self._without_key.add(block)
             self._link.tell(WantPilots(said, ended, blocks.most_pilots(self.provider)))
 
     def _finish_draining(self) -> None:
@@ -349,4 +355,5 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     def _get_launch_command(self, block_id: str) -> str:
         """The shell command of a pilot. Nothing secret is in it: the keys lie in the session folder."""
+        block_keys.issue(self.link.folder, block_id)
         return pilot_command(self.site, folder=self.link.folder, block=block_id, python_path=python_path())

@@ -37,7 +37,7 @@ def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=
     """Make a session folder and its keys. Raises SessionError, which says with what to name a place `elsewhere`."""
     try:
         folder.make()
-        for role in ("server", "client", "pilot"):
+        for role in ("server", "client"):
             public, secret = curve_keypair()
             folder.write_key(role, KeyPair(public=public.decode(), secret=secret.decode()))
         folder.write_key("transfer", KeyPair(public="", secret=secrets.token_hex(32)))

@@ -7,7 +7,7 @@ import shutil
 
 from stoker.errors import ConfigError
 from stoker.manager.environment.carrying import carried_folder, starter_files
-from stoker.manager.factory import condor_description
+from stoker.manager.factory import block_keys, condor_description
 from stoker.manager.factory.batch import Batch, SubmissionRefused, job_name
 from stoker.manager.factory.condor import CondorBatch
 from stoker.manager.factory.local import LocalBatch
@@ -39,6 +39,7 @@ def make_batch(site: Site, *, session: str, folder: SessionFolder, python_path: 
     folder.submit.mkdir(mode=0o700, exist_ok=True)
 
     def command(block: BlockId) -> str:
+        block_keys.issue(folder, block)
         starter_files(folder, site)  # what travels with the job says where the manager is now
         return pilot_command(site, folder=folder, block=block, python_path=python_path)
 
@@ -49,7 +50,14 @@ def make_batch(site: Site, *, session: str, folder: SessionFolder, python_path: 
             return SlurmBatch(site, session=session, folder=folder.submit, command=command)
         case ProviderKind.CONDOR:
             files = starter_files(folder, site)
-            return CondorBatch(site, session=session, folder=folder.submit, command=command, files=files)
+            return CondorBatch(
+                site,
+                session=session,
+                folder=folder.submit,
+                command=command,
+                files=files,
+                key=None if site.provider.shared_files else folder.block_key_file,
+            )
         case ProviderKind.LOCAL:
             return LocalBatch(session=session, folder=folder.submit, command=command)
         case ProviderKind.KUBERNETES:
@@ -70,7 +78,8 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
         case ProviderKind.LOCAL | ProviderKind.KUBERNETES:
             return f"{command}\n"
         case ProviderKind.CONDOR:
-            files = [] if site.provider.shared_files else [os.path.relpath(carried_folder(folder, site), folder.submit)]
+            carried = () if site.provider.shared_files else (carried_folder(folder, site), folder.block_key_file(block))
+            files = [os.path.relpath(file, folder.submit) for file in carried]
             return condor_description.render(site, session=session, block=block, command=command, files=files)
         case _:
             from stoker.manager.factory.providers import render

@@ -70,6 +70,7 @@ class CondorBatch:
         folder: Path,
         command: Callable[[BlockId], str],
         files: Sequence[Path] = (),
+        key: Callable[[BlockId], Path] | None = None,
         held_s: float = condor_ads.HELD_S,
     ) -> None:
         self._site = site
@@ -77,6 +78,7 @@ class CondorBatch:
         self._folder = folder
         self._command = command
         self._files = [os.path.relpath(file, folder) for file in files]
+        self._key = key
         self._held_s = held_s
         self._commands = Commands(limit_s=site.provider.command_limit_s, folder=folder)
         self._warned: dict[str, str] = {}
@@ -87,8 +89,10 @@ class CondorBatch:
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
         name = job_name(self._session, block)
-        text = condor_description.describe(self._site, session=self._session, block=block, files=self._files)
         script = condor_description.script(self._site, command=self._command(block))
+        keys = [os.path.relpath(self._key(block), self._folder)] if self._key is not None else []
+        files = [*self._files, *keys]
+        text = condor_description.describe(self._site, session=self._session, block=block, files=files)
         (self._folder / f"{name}.sub").write_text(text, errors="surrogateescape")
         (self._folder / f"{name}.sh").write_text(script, errors="surrogateescape")
         (self._folder / f"{name}.sh").chmod(0o700)

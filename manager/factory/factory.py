@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 
+from stoker.manager.factory import block_keys
 from stoker.manager.factory.batch import JOBS_LEFT, Batch, job_name
 from stoker.manager.factory.keeper import Keeper, News
 from stoker.manager.factory.link import Link
@@ -162,6 +163,8 @@ class Factory:
                 news.append(said)
                 if isinstance(said, BlockNews) and said.source:  # so that the manager can have it cancelled
                     self._owners.setdefault(said.block, said.source)
+                if isinstance(said, BlockNews) and said.phase in (BlockPhase.ENDED, BlockPhase.REFUSED):
+                    block_keys.revoke(self._folder, said.block)
         self._link.tell(news)
 
     def _watch(self) -> None:

@@ -1,25 +1,24 @@
 """The manager's ROUTER socket: who may come in, who said what, who has left.
 
-CURVE keeps everybody out who does not have one of the session's two key pairs, before a byte of theirs is decoded;
-the pair that a peer used is its role (client or pilot) and goes with every frame of its (ZeroMQ's ZAP, RFC 27). The
+CURVE keeps everybody out who does not have one of the session's key pairs, before a byte of theirs is decoded; whose
+pair a peer used (the client's, or a block's) goes with every frame of its (ZeroMQ's ZAP, RFC 27; `admission`). The
 socket's monitor tells which connection broke, so that a killed pilot is noticed at once and not by its silence.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import zmq
-from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from stoker.errors import SessionError
+from stoker.manager.live.admission import KnownKeys, User
 from stoker.manager.live.unproven import UnprovenConnections
-from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.session import IDENTITY_MARK, SessionFolder
 
 log = logging.getLogger("stoker.manager")
 
@@ -39,13 +38,9 @@ PORTS = (21000, 21999)
 """The first and the last port that is tried, unless a site says otherwise."""
 
 
-class Role(enum.Enum):
-    """What a peer proved to be."""
-
-    CLIENT = "client"
-    """It has the session's client key."""
-    PILOT = "pilot"
-    """It has the session's pilot key."""
+def name_of(identity: bytes) -> bytes:
+    """A peer's name. A pilot's identity has a secret behind it, so that nobody else's connection can replace its."""
+    return identity.partition(IDENTITY_MARK)[0]
 
 
 class Doors:
@@ -64,7 +59,11 @@ class Doors:
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
-        self._roles = {z85.decode(folder.read_key(role.value).public): role for role in Role}
+        self._keys = KnownKeys(folder)
+        self._users: dict[str, User] = {}
+        """Users by what ZeroMQ calls them."""
+        self._identities: dict[bytes, bytes] = {}
+        """By name of a peer that was taken: the identity of its connection, where that says more than the name."""
         server = folder.read_key("server")
         self.router = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -128,10 +127,15 @@ class Doors:
         self._late.clear()
         ready = dict(self._poller.poll(0 if late else timeout_ms))
         if len(ready) == 1 and self.router in ready:
-            return late
+            return self._names_of(late)
         left = [*late, *self._left()]
         self._gate()
-        return left
+        return self._names_of(left)
+
+    def _names_of(self, identities: Iterable[bytes]) -> list[bytes]:
+        """The peers whose connections these are; a connection that nobody was taken by is none's."""
+        pairs = [(name_of(identity), identity) for identity in identities]
+        return [name for name, identity in pairs if self._identities.get(name, name) == identity]
 
     def _left(self) -> Iterator[bytes]:
         while self._monitor.poll(0):
@@ -150,8 +154,8 @@ class Doors:
                 del self._fds[peer]
                 yield peer
 
-    def frames(self, most: int = 2000) -> Iterator[tuple[Role, bytes, Any]]:
-        """Waiting frames: role, peer, bytes."""
+    def frames(self, most: int = 2000) -> Iterator[tuple[User, bytes, Any]]:
+        """Waiting frames: whose key it is, the identity of the connection, bytes."""
         router, again = self.router, zmq.Again
         for _ in range(most):
             try:
@@ -162,7 +166,10 @@ class Doors:
                 self.turned_away += 1
                 continue
             peer, body = parts[0].bytes, parts[1]
-            role = Role(body.get("User-Id"))
+            text = str(body.get("User-Id"))
+            user = self._users.get(text)
+            if user is None:
+                user = self._users[text] = User.parse(text)
             fd = body.get(zmq.SRCFD)
             if fd in self._closed:
                 self._late.append(peer)
@@ -170,22 +177,35 @@ class Doors:
                 self._unproven.settled(fd)
                 self._fds[peer] = fd
                 self._by_fd[fd] = peer
-            yield role, peer, body.buffer
+            yield user, peer, body.buffer
 
     def _gate(self) -> None:
         """Answer whoever asks whether a peer may come in (ZAP)."""
         while self._zap.poll(0):
             version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
-            role = self._roles.get(credentials[0]) if mechanism == b"CURVE" and credentials else None
-            if role is None:
+            user = self._keys.user_of(credentials[0]) if mechanism == b"CURVE" and credentials else None
+            if user is None:
                 self._zap.send_multipart([version, request, b"400", b"not a key of the session", b"", b""])
             else:
-                self._zap.send_multipart([version, request, b"200", b"OK", role.value.encode(), b""])
+                self._zap.send_multipart([version, request, b"200", b"OK", str(user).encode(), b""])
+
+    def take(self, name: bytes, identity: bytes) -> None:
+        """What is for this peer goes to the connection of this identity from now on."""
+        if name != identity and self._identities.get(name) != identity:
+            self._identities[name] = identity
+
+    def forget(self, name: bytes) -> None:
+        """This peer is gone for good."""
+        self._identities.pop(name, None)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
-        """Send a frame; False if the peer is not connected."""
+        """Send a frame to a peer, by its name; False if it is not connected."""
+        return self.answer(self._identities.get(peer, peer), frame)
+
+    def answer(self, identity: bytes, frame: bytes) -> bool:
+        """Send a frame to the connection of this identity, whoever it may be; False if there is none."""
         try:
-            self.router.send_multipart([peer, frame], zmq.NOBLOCK)
+            self.router.send_multipart([identity, frame], zmq.NOBLOCK)
         except zmq.ZMQError:
             return False
         return True

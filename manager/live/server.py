@@ -60,12 +60,13 @@ from stoker.manager.core.phases import PilotState
 from stoker.manager.core.refusing import refusal_of
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.acks import CLIENT_ACK_S, PILOT_ACK_S, Acks
+from stoker.manager.live.admission import Role, User, foreign
 from stoker.manager.live.attendants import Attendants, sites_of, source_of
 from stoker.manager.live.clock import Clock
 from stoker.manager.live.comeback import come_back
 from stoker.manager.live.compaction import Compaction
 from stoker.manager.live.decisions import check_of
-from stoker.manager.live.doors import PORTS, Doors, Role
+from stoker.manager.live.doors import PORTS, Doors, name_of
 from stoker.manager.live.history import History
 from stoker.manager.live.journal import Journal
 from stoker.manager.live.raised import raised
@@ -204,8 +205,8 @@ class Server:
             for peer in gone:
                 self._left(peer.decode(), now, commands)
             if self.journal.pending_bytes < FULL_BYTES:
-                for role, peer, data in doors.frames():
-                    self._frame(role, peer, data, now, commands)
+                for user, peer, data in doors.frames():
+                    self._frame(user, peer, data, now, commands)
             else:  # peers are not silent if nobody listens to them
                 time.sleep(FULL_S)
                 self._heard = dict.fromkeys(self._heard, now)
@@ -237,10 +238,10 @@ class Server:
 
     # ---- what comes in
 
-    def _frame(self, role: Role, peer: bytes, data: memoryview, now: float, commands: list[Command]) -> None:
-        state = self.core.state
+    def _frame(self, user: User, peer: bytes, data: memoryview, now: float, commands: list[Command]) -> None:
+        state, role = self.core.state, user.role
         try:
-            name = peer.decode()
+            name = name_of(peer).decode()
             if role is Role.PILOT:
                 frame = self._read_pilot(data)
                 event: FromPilot | FromClient = FromPilot(PilotId(name), frame.sequence, frame.messages)
@@ -252,10 +253,18 @@ class Server:
             if stranger is not None:
                 why = wire.why_not(stranger, session=state.session)
                 refused = to_pilot.PilotRefused(why) if role is Role.PILOT else to_client.ClientRefused(why)
-                self.doors.send(peer, wire.encode([refused]))
+                self.doors.answer(peer, wire.encode([refused]))
             state.refuse(f"{role.value} of another version" if stranger else "frame that is not in the protocol")
             self._refusals.warning(f"{role.value} {peer!r}", f"refused a frame of {role.value} {peer!r}: {error}")
             return
+        if user.block and isinstance(event, FromPilot):
+            why = foreign(state, event.pilot, event.messages, block=user.block)
+            if why:
+                self.doors.answer(peer, wire.encode([to_pilot.PilotRefused(why)]))
+                state.refuse("frame with the key of another block")
+                self._refusals.warning(f"block {user.block}", f"refused a frame: {why}")
+                return
+        self.doors.take(name_of(peer), peer)
         key = f"{role.value} {name}"
         self._heard[key] = now
         if self._absent:
@@ -373,6 +382,7 @@ class Server:
     def _give_up(self, key: str, why: str, now: float, commands: list[Command]) -> None:
         role, _, name = key.partition(" ")
         self._heard.pop(key, None)
+        self.doors.forget(name.encode())
         log.log(logging.WARNING if role == "pilot" else logging.INFO, "%s %s", key, why)
         if not name:
             self._ended = "no client ever came"

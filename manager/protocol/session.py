@@ -2,8 +2,9 @@
 
     <session folder>/            0700
         session.json             address, session id, protocol version, the manager's public key
-        keys/                    0700; one CURVE key pair a role: server, client, pilot (0600);
-                                 `transfer` holds the secret of transfers between pilots, and no key pair
+        keys/                    0700; one CURVE key pair a role: server, client (0600); `transfer` holds the secret of
+                                 transfers between pilots, and no key pair; blocks/ has a key pair for each block's
+                                 pilots, from when it is asked for until it is over
         journal                  every event of the manager, in order; journal.* are its earlier parts and snapshots
         manager.log              and factory.log, seed.log, client.log
         manager.lease            who runs the manager (see `manager.live.lease`), beside manager.lock
@@ -23,6 +24,7 @@ in it holds one link a session, named by its id, newest last.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +33,10 @@ import msgspec
 from stoker.contexts.state import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
+
+IDENTITY_MARK = b"~"
+"""A pilot connects to the manager as `name~secret`: only a peer that knows the secret can replace its connection."""
+_BLOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -109,8 +115,38 @@ class SessionFolder:
         return self.path / "pilots" / pilot
 
     def key_file(self, role: str) -> Path:
-        """The key pair of a role: `server`, `client` or `pilot`."""
+        """The key pair of a role: `server`, `client`; or `pilot`, where pilots of no block are let in."""
         return self.path / "keys" / f"{role}.json"
+
+    @property
+    def block_keys(self) -> Path:
+        """The folder of the blocks' key pairs."""
+        return self.path / "keys" / "blocks"
+
+    def block_key_file(self, block: str) -> Path:
+        """The key pair of a block's pilots. Raises SessionError for what is no block's name."""
+        if not _BLOCK.fullmatch(block):
+            raise SessionError(f"{block!r} is no name of a block")
+        return self.block_keys / f"{block}.json"
+
+    def read_block_key(self, block: str) -> KeyPair:
+        """The key pair of a block's pilots."""
+        return self._read(self.block_key_file(block), KeyPair)
+
+    def write_block_key(self, block: str, pair: KeyPair) -> None:
+        """Write a block's key pair, readable by its owner alone."""
+        self._write(self.block_key_file(block), pair)
+
+    def read_pilot_key(self, block: str) -> KeyPair:
+        """The key pair of a pilot: its block's, which lies beside a folder that was carried; else the session's."""
+        if block:
+            beside = self.path.parent / f"{block}.json"
+            for file in (self.block_key_file(block), *([beside] if self.is_carried else [])):
+                if file.exists():
+                    return self._read(file, KeyPair)
+        if not self.key_file("pilot").exists():
+            raise SessionError(f"{self.path} has no key for pilots of block {block!r}: the block is over, or unknown")
+        return self.read_key("pilot")
 
     def read(self) -> SessionFile:
         """The session's address and identity."""
@@ -143,7 +179,7 @@ class SessionFolder:
             raise SessionError(f"{path} is damaged: {error}") from error
 
     def _write(self, path: Path, content: msgspec.Struct) -> None:
-        draft = path.with_suffix(f".{os.getpid()}")
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(content)))
         draft.replace(path)

@@ -114,7 +114,7 @@ class Agent:
         self.snapshots: set[str] = set()
         """Forms of contexts that the manager was told of (see `snapshots`)."""
         self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path)
-        self.link = ManagerLink(session, pilot=options.pilot)
+        self.link = ManagerLink(session, pilot=options.pilot, block=options.block)
         self.wires = Wires()
         self.search_path = (os.getcwd(),)
         """Where libraries look for modules last: beside the user's program, where the pilot was started there."""

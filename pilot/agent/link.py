@@ -9,6 +9,7 @@ whose end is in one of them still counts as held, or the manager would run it ag
 from __future__ import annotations
 
 import logging
+import secrets
 
 import msgspec
 
@@ -16,7 +17,7 @@ from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.reliable import Outbox
-from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.session import IDENTITY_MARK, SessionFolder
 from stoker.manager.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
@@ -46,7 +47,7 @@ class Before(msgspec.Struct):
 class ManagerLink:
     """The connection (`dealer`), what goes over it, and the outbox."""
 
-    def __init__(self, folder: SessionFolder, *, pilot: str) -> None:
+    def __init__(self, folder: SessionFolder, *, pilot: str, block: str = "") -> None:
         self._folder = folder
         self.session = folder.read()
         self.refused_frames = 0
@@ -54,10 +55,10 @@ class ManagerLink:
         self._batch: list[FromPilot] = []
         self._outbox = Outbox()
         self._decode = wire.to_pilot_decoder()
-        pair = folder.read_key("pilot")
+        pair = folder.read_pilot_key(block)
         self.dealer = Dealer(
             self.session.address,
-            name=pilot,
+            name=f"{pilot}{IDENTITY_MARK.decode()}{secrets.token_hex(8)}",
             keys=Keys(self.session.server_key, pair.public, pair.secret),
             log=log,
         )

@@ -81,7 +81,7 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
         log_file=logs / "factory.log",
         session=str(session.path),
     )
-    link = ManagerLink(session, pilot=pilot)
+    link = ManagerLink(session, pilot=pilot, block=block)
     pool = Pool(engine, link.post, setup=setup)
     try:
         return Loop(link, pool, engine, factory, plan=orders, name=Name(pilot, block, str(logs))).run()

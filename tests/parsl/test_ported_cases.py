@@ -329,7 +329,8 @@ def test_cleanup_with_calls_under_way_ends_everything(load, tmp_path, processes_
 def test_nothing_secret_is_on_a_command_line_or_in_an_environment(load, until):
     executor = load()
     pilot = psutil.Process(my_pilot().result(60))
-    secrets = [executor.folder.read_key(role).secret for role in ("server", "client", "pilot")]
+    keys = [executor.folder.read_key(role) for role in ("server", "client", "transfer")]
+    secrets = [key.secret for key in (*keys, executor.folder.read_block_key("0"))]
     for process in (pilot, psutil.Process(executor._manager.pid)):
         seen = " ".join([*process.cmdline(), *process.environ().values()])
         assert not any(secret in seen for secret in secrets)

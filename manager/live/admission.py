@@ -1,0 +1,123 @@
+"""Whose key a peer has proven: the client's, or that of one block's pilots; and for whom a block's key may speak.
+
+The keys lie in the session's folder. Blocks come and go while the manager runs, so the folder is read again when it has
+changed, and when a key is not known.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from zmq.utils import z85
+
+from stoker.errors import SessionError
+from stoker.manager.core.state import State
+from stoker.manager.protocol.ids import PilotId
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.to_manager import FromPilot, PilotHello
+from stoker.seldom import SeldomLog
+
+log = logging.getLogger("stoker.manager")
+
+_AGAIN_S = 0.2
+"""Unknown keys have the folder read again at most so often."""
+
+
+class Role(enum.Enum):
+    """What a peer proved to be."""
+
+    CLIENT = "client"
+    """It has the session's client key."""
+    PILOT = "pilot"
+    """It has the key of a block, or the session's pilot key where there is one."""
+
+
+class User(msgspec.Struct, frozen=True):
+    """Who has a key. `block`: whose pilots it may speak for; empty: any."""
+
+    role: Role
+    block: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.role.value} {self.block}" if self.block else self.role.value
+
+    @staticmethod
+    def parse(text: str) -> User:
+        """The inverse of `str`."""
+        role, _, block = text.partition(" ")
+        return User(Role(role), block)
+
+
+class KnownKeys:
+    """The public keys that are let in."""
+
+    def __init__(self, folder: SessionFolder) -> None:
+        self._folder = folder
+        client = folder.read_key(Role.CLIENT.value).public
+        self._fixed = {z85.decode(client): User(Role.CLIENT)}
+        self._by_block: dict[str, bytes] = {}
+        self._users: dict[bytes, User] = {}
+        self._seen: tuple[int, int] = (0, 0)
+        self._read_at = 0.0
+        self._lines = SeldomLog(log)
+        self._read()
+
+    def user_of(self, public: bytes) -> User | None:
+        """Whose key this is; None if it is not let in."""
+        if self._changes() != self._seen or (
+            public not in self._users and time.monotonic() - self._read_at >= _AGAIN_S
+        ):
+            self._read()
+        return self._users.get(public)
+
+    def _changes(self) -> tuple[int, int]:
+        return _changed_ns(self._folder.key_file("pilot").parent), _changed_ns(self._folder.block_keys)
+
+    def _read(self) -> None:
+        self._read_at = time.monotonic()
+        self._seen = self._changes()
+        users = dict(self._fixed)
+        if self._folder.key_file(Role.PILOT.value).exists():
+            try:
+                users[z85.decode(self._folder.read_key(Role.PILOT.value).public)] = User(Role.PILOT)
+            except (SessionError, ValueError) as error:
+                self._lines.warning("", f"the session's pilot key cannot be read: {error}")
+        try:
+            blocks = {name.removesuffix(".json") for name in os.listdir(self._folder.block_keys) if _is_key(name)}
+        except OSError:  # no block has been asked for yet
+            blocks = set()
+        for block in self._by_block.keys() - blocks:
+            del self._by_block[block]
+        for block in blocks - self._by_block.keys():
+            try:
+                self._by_block[block] = z85.decode(self._folder.read_block_key(block).public)
+            except (SessionError, ValueError) as error:
+                self._lines.warning(block, f"the key of block {block} cannot be read: {error}")
+        users.update({public: User(Role.PILOT, block) for block, public in self._by_block.items()})
+        self._users = users
+
+
+def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, block: str) -> str:
+    """Why a key of this block may not speak for this pilot; empty: it may."""
+    first = messages[0] if messages else None
+    said = first.block if isinstance(first, PilotHello) else block
+    known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
+    theirs = said if said != block else known.block if known is not None else block
+    return "" if theirs == block else f"pilot {pilot} is of block {theirs or 'none'}; this is the key of block {block}"
+
+
+def _changed_ns(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _is_key(name: str) -> bool:
+    return name.endswith(".json") and not name.startswith(".")

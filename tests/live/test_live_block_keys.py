@@ -1,0 +1,114 @@
+"""A key a block: it lets pilots of its block in and speaks for no other, from when it is issued until it is revoked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import zmq
+from live.peers import Manager, Peer, pilot_hello, until
+
+from stoker.manager.factory import block_keys
+from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.session import SessionFolder
+
+Make = Callable[..., Peer]
+
+
+@pytest.fixture
+def of_block(folder: SessionFolder, manager: Manager, peers: Make) -> Make:
+    """A peer with the key of a block, which says hello as a pilot of `says`."""
+    del manager
+
+    def make(block: str, name: str, *, says: str | None = None, hello: bool = True) -> Peer:
+        block_keys.issue(folder, block)
+        peer = peers("pilot", hello=False, key=folder.read_block_key(block), name=name)
+        if hello:
+            peer.send(pilot_hello(peer.session, block=block if says is None else says), numbered=False)
+        return peer
+
+    return make
+
+
+def known(peers: Make) -> dict[str, str]:
+    """The manager's pilots: name and block."""
+    client = peers("client")
+    client.hear(to_client.ClientWelcome)
+    client.send(say.AskStatus(), numbered=False)
+    return {pilot.pilot: pilot.block for pilot in client.hear(to_client.Status).pilots}
+
+
+def test_keys_are_of_one_block_and_closed_to_others(folder: SessionFolder) -> None:
+    for block in ("b1", "b2"):
+        block_keys.issue(folder, block)
+    first = folder.read_block_key("b1")
+    block_keys.issue(folder, "b1")
+    assert folder.read_block_key("b1") == first
+    assert first != folder.read_block_key("b2")
+    assert folder.block_key_file("b1").stat().st_mode & 0o077 == 0
+    assert folder.block_keys.stat().st_mode & 0o077 == 0
+    with pytest.raises(Exception, match="is no name of a block"):
+        folder.block_key_file("../client")
+
+
+def test_a_key_that_is_issued_while_the_manager_runs_is_let_in(of_block: Make, peers: Make) -> None:
+    for number in range(3):
+        of_block(f"b{number}", f"n{number}~{number:016x}").hear(to_pilot.PilotWelcome)
+    assert known(peers) == {"n0": "b0", "n1": "b1", "n2": "b2"}
+
+
+def test_a_key_speaks_for_no_pilot_of_another_block(of_block: Make, peers: Make, folder: SessionFolder) -> None:
+    victim = of_block("b1", "n1~0123456789abcdef")
+    victim.hear(to_pilot.PilotWelcome)
+    for identity in ("n1~fedcba9876543210", "n1"):
+        thief = of_block("b2", identity, says="b2")
+        assert "pilot n1 is of block b1; this is the key of block b2" in thief.hear(to_pilot.PilotRefused).reason
+        thief.send(say.PilotLeaving("it is mine now"))
+        assert thief.hear(to_pilot.PilotRefused)
+        thief.close()
+    liar = of_block("b2", "n2~0123456789abcdef", says="b1")
+    assert "is of block b1; this is the key of block b2" in liar.hear(to_pilot.PilotRefused).reason
+    assert victim.silent(0.2), "no answer to the thief goes to the victim"
+    victim.send(say.WalltimeNews(3600.0))
+    victim.hear(to_pilot.Ack)
+    assert known(peers) == {"n1": "b1"}
+    assert "with the key of another block" not in folder.manager_log.read_text()
+
+
+def test_a_revoked_key_is_let_in_no_more(of_block: Make, peers: Make, folder: SessionFolder) -> None:
+    of_block("b1", "n1~0123456789abcdef").hear(to_pilot.PilotWelcome)
+    pair = folder.read_block_key("b1")
+    block_keys.revoke(folder, "b1")
+    block_keys.revoke(folder, "b1")
+    late = peers("pilot", hello=False, key=pair, name="n9~0123456789abcdef")
+    watch = late.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    late.send(pilot_hello(late.session, block="b1"), numbered=False)
+    assert late.silent(0.5)
+    watch.close(0)
+    assert known(peers) == {"n1": "b1"}
+
+
+def test_a_manager_that_is_started_again_knows_the_keys_in_use(
+    of_block: Make, peers: Make, manager: Manager, folder: SessionFolder
+) -> None:
+    victim = of_block("b1", "n1~0123456789abcdef")
+    victim.hear(to_pilot.PilotWelcome)
+    manager.kill()
+    manager.start()
+    again = peers("pilot", hello=False, key=folder.read_block_key("b1"), name="n1~0123456789abcdef")
+    again.send(pilot_hello(again.session, block="b1"), numbered=False)
+    again.hear(to_pilot.PilotWelcome)
+    thief = of_block("b2", "n1~fedcba9876543210", says="b2")
+    thief.hear(to_pilot.PilotRefused)
+    until(lambda: known(peers) == {"n1": "b1"}, what="the pilot is known again")
+
+
+def test_a_connection_under_another_secret_does_not_end_the_pilots_own(of_block: Make, peers: Make) -> None:
+    victim = of_block("b1", "n1~0123456789abcdef")
+    victim.hear(to_pilot.PilotWelcome)
+    thief = of_block("b2", "n1~fedcba9876543210", says="b2")
+    thief.hear(to_pilot.PilotRefused)
+    thief.close()
+    assert victim.silent(1.5), "the pilot was not told to say hello again, and was not lost"
+    assert known(peers) == {"n1": "b1"}
