@@ -11,7 +11,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test soak check bench gpu gpu-kit reproduce format clean
+.PHONY: help install run test soak check bench fuzz gpu gpu-kit reproduce format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -50,6 +50,9 @@ gpu: ## every GPU test and short GPU benchmarks, in under eight minutes; make gp
 
 gpu-kit: ## wheels for `make gpu` on a machine without a network, into .gpu-kit (64 MiB at most)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu/kit.py $(ARGS)
+
+fuzz: $(STAMP) ## ten million damaged inputs for every reader of frames and files (ten minutes); make fuzz ARGS="--count 100000"
+	$(BIN)/python -m benchmarks.fuzz $(ARGS)
 
 reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/reproduction/ anew (some minutes)
 	$(BIN)/python -m stoker.manager.study.reproduce $(ARGS)

@@ -47,7 +47,7 @@ class RecordLog:
             try:
                 record = json.loads(line)
                 self._records.setdefault(self.key_of(record), record)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, RecursionError, KeyError, TypeError):
                 raise ConfigError(
                     f"{self.path}: line {number}: is not a result of this run; remove the line, and its result is"
                     " made again",

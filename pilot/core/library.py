@@ -95,7 +95,7 @@ class LibraryState:
     def gone(self, running: Iterable[CallId]) -> Departure:
         """Its process has ended while `running` ran (calls that it does not hold are ignored)."""
         self.state = State.GONE
-        begun = tuple(call for call in running if call in self.held)
+        begun = tuple(call for call in dict.fromkeys(running) if call in self.held)
         left = Departure(running=begun, unstarted=tuple(call for call in self.held if call not in begun))
         self.held.clear()
         return left

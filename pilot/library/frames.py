@@ -92,8 +92,12 @@ class FrameReader:
         return self._view[first : self._start]
 
     def _make_room(self, frame_bytes: int) -> None:
-        if self._start + frame_bytes > len(self._buffer):
-            self._resize(max(_ROOM, frame_bytes))
+        """Have room for more of a frame. The room grows with what has come: a length alone takes no memory."""
+        if self._start + frame_bytes <= len(self._buffer):
+            return
+        here = self._end - self._start
+        if self._end == len(self._buffer) or self._start:
+            self._resize(min(max(_ROOM, frame_bytes), max(_ROOM, 4 * here)))
 
     def _resize(self, size: int) -> None:
         fresh = bytearray(size)

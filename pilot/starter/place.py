@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import os
 import shutil
 import tarfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -173,14 +175,14 @@ class Environments:
 
 def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
     """Unpack an archive; with `missing_only` what is there, to its end, stays as it is. Raises OSError, StartError."""
-    with tarfile.open(archive, "r:gz") as tar:
-        trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
-        try:
+    trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
             tar.extractall(folder, _checked(tar, folder, missing_only=missing_only), **trusted)  # type: ignore[arg-type]
-        except (tarfile.TarError, EOFError, ValueError) as error:
-            with suppress(OSError):
-                archive.unlink()
-            raise StartError(f"the archive {archive} is damaged: {error}; start again to get another one") from error
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError) as error:
+        with suppress(OSError):
+            archive.unlink()
+        raise StartError(f"the archive {archive} is damaged: {error}; start again to get another one") from error
 
 
 def _checked(tar: tarfile.TarFile, folder: Path, *, missing_only: bool) -> Iterator[tarfile.TarInfo]:

@@ -23,6 +23,7 @@ from stoker.apps.prompt_tuning.bank.candidate import Candidate, Key
 from stoker.apps.prompt_tuning.bank.layers import CAPACITY, CLUSTERS, LARGEST_GROUP, Insertion, build
 from stoker.apps.prompt_tuning.bank.medoids import Array
 from stoker.apps.prompt_tuning.bank.store import BankStore, create_bank, locked, open_bank, salvage
+from stoker.decoding import UNREADABLE
 from stoker.errors import StokerError
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class Readings:
         try:
             of = msgspec.msgpack.decode(found.payloads[0], type=_Of) if found.payloads else self._of
             records = [msgspec.msgpack.decode(payload, type=_Reading) for payload in found.payloads[1:]]
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise StokerError(
                 f"{self.path}: holds a record that this version cannot read ({error}); move it away, and prompts are"
                 " read from the model again",

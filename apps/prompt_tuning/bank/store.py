@@ -36,6 +36,7 @@ from stoker.apps.prompt_tuning.bank.candidate import Candidate, Key
 from stoker.apps.prompt_tuning.bank.features import Scale
 from stoker.apps.prompt_tuning.bank.layers import Did, Insertion, Layers
 from stoker.apps.prompt_tuning.bank.medoids import Array
+from stoker.decoding import UNREADABLE
 from stoker.errors import StokerError
 
 FORMAT = 1
@@ -115,7 +116,7 @@ class BankStore:
                 self._take_all(found.payloads)
             else:
                 self._take_insertions(found.payloads)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise self._damaged(f"it holds a record that this version cannot read ({error})") from error
         self._end = found.end
         return self
@@ -199,7 +200,7 @@ def salvage(folder: Path) -> list[Candidate]:
         return []
     found: dict[Key, Candidate] = {}
     for payload in payloads:
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(*UNREADABLE):
             candidate = _of_any.decode(payload).candidate
             found[candidate.key] = candidate
     return list(found.values())

@@ -1,0 +1,80 @@
+"""Damaged inputs for every reader of bytes from outside: only the errors that it declares may come. Seeded, and short;
+`make fuzz` goes on for millions."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `benchmarks` stands there
+
+from benchmarks.fuzz import fuzz, live
+from benchmarks.fuzz_inputs import damage
+from benchmarks.fuzz_targets import Target, targets
+
+COUNT = 500
+SEED = 11
+
+
+def readers() -> list[str]:
+    """The readers by name; their folder is not used for it."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as place:
+        return [target.name for target in targets(Path(place), seed=SEED)]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def by_name(tmp_path: Path) -> dict[str, Target]:
+    return {target.name: target for target in targets(tmp_path, seed=SEED)}
+
+
+@pytest.mark.parametrize("name", readers())
+def test_only_declared_errors_come(name: str, by_name: dict[str, Target]) -> None:
+    reader = by_name[name]
+    for data in reader.right if reader.complete else ():
+        reader.read(data)
+    found: list[dict[str, Any]] = []
+    counts = fuzz([reader], count=COUNT, seed=SEED, found=found.append)
+    assert not found, f"{len(found)} finds, the first: {found[0]['data']}\n{found[0]['wrong']}"
+    inputs, refused, _ = counts[name]
+    assert inputs == COUNT
+    assert refused > 0 or not reader.declared, "no input was damaged enough to be refused"
+
+
+def test_the_cores_of_a_pilot_keep_their_promises() -> None:
+    found: list[dict[str, Any]] = []
+    live(count=150, seed=SEED, found=found.append)
+    assert not found, found[0]
+
+
+def test_a_reader_with_an_undeclared_error_is_found() -> None:
+    def read(data: bytes) -> None:
+        if b"\xff" in data:
+            raise KeyError("not declared")
+
+    found: list[dict[str, Any]] = []
+    fuzz([Target("bad", read=read, declared=(), right=[bytes(20)])], count=500, seed=1, found=found.append)
+    assert found
+    assert "KeyError: 'not declared'" in found[0]["wrong"]
+    with pytest.raises(KeyError):
+        read(bytes.fromhex(found[0]["data"]))
+
+
+def test_damage_is_the_same_for_the_same_seed() -> None:
+    one, other = random.Random(5), random.Random(5)
+    data = bytes(range(100))
+    assert [damage(one, data, [data]) for _ in range(50)] == [damage(other, data, [data]) for _ in range(50)]
