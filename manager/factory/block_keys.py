@@ -16,7 +16,7 @@ def issue(folder: SessionFolder, block: str) -> None:
     """Make a block's key pair, unless it has one. Raises SessionError."""
     file = folder.block_key_file(block)
     try:
-        file.parent.mkdir(mode=0o700, exist_ok=True)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists():
             public, secret = curve_keypair()
             folder.write_block_key(block, KeyPair(public=public.decode(), secret=secret.decode()))

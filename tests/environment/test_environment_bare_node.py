@@ -25,6 +25,7 @@ from fake_manager import FakeManager, recipe
 
 from stoker.manager.environment.carrying import carry, starter_command, starter_files
 from stoker.manager.environment.packing import Packed
+from stoker.manager.factory import block_keys
 from stoker.manager.protocol.to_manager import ObjectsHere
 from stoker.pilot.transfer.client import SEED_FILE
 from stoker.site import Environment, EnvironmentKind, Provider, ProviderKind, Site
@@ -117,6 +118,9 @@ def brought(manager: FakeManager, small: SmallEnvironment, node: Node, *, python
     carry(manager.folder, site, packed)
     for path in starter_files(manager.folder, site):
         shutil.copytree(path, node.folder / path.name, dirs_exist_ok=True)
+    block_keys.issue(manager.folder, "b7")
+    assert not list((node.folder / "session").rglob("pilot.json")), "a node gets the key of its own block alone"
+    shutil.copy(manager.folder.block_key_file("b7"), node.folder)
     options = ["--devices", "cpu:1", "--scratch", str(node.folder), "--block", "b7", "--walltime-s", "600"]
     return starter_command(manager.folder, site, options)
 
