@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import suite_limits
+from hypothesis import settings
 from suite_order import LongestFirst
 
 from stoker.contexts.state import snapshot_folder
@@ -28,8 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
     that make started them: `make test` says so in the environment, and hints are worded by it. They keep what Python
     compiles, also where the environment says otherwise, and so does pytest: hundreds of processes start, and compiling
     the same sources anew was half of what many of them cost. And converting the demo's model takes most of a minute:
-    they share one snapshot, kept from run to run, which begins as the user's.
+    they share one snapshot, kept from run to run, which begins as the user's. A random example has no time limit of its
+    own: on a busy machine it would judge the machine.
     """
+    settings.register_profile("stoker", deadline=None)
+    settings.load_profile("stoker")
     os.environ.pop("MAKELEVEL", None)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False

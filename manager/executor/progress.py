@@ -1,13 +1,14 @@
 """One progress bar for `stoker.map(..., progress=True)`: rate, hot contexts, time left.
 
-On a terminal and in a notebook it is a bar that stands still; on a pipe the same facts come as a line every ten
-seconds.
+Rates are of the last half minute, as in `stoker status`; the last line has that of the whole. On a terminal and in a
+notebook it is a bar that stands still; on a pipe the same facts come as a line every ten seconds.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stoker.manager.executor.notebook import NotebookLine, bar_of, in_notebook
+from stoker.manager.protocol import recent
 from stoker.manager.protocol.to_client import Status
-from stoker.units import show_seconds
+from stoker.units import show_about, show_seconds
 
 Follow = Callable[[int, int | None], None]
 """Gets how many results were taken, of how many (None = not known)."""
@@ -51,6 +53,7 @@ class Bar:
         self._asked = 0.0
         self._hot = ""
         self._done = 0
+        self._counts: recent.Counts = deque()
         self._live: Progress | None = None
         self._task: Any = None
         self._line = NotebookLine() if in_notebook() else None
@@ -71,8 +74,10 @@ class Bar:
 
     def __call__(self, done: int, total: int | None) -> None:  # noqa: ARG002
         """Results taken, of how many."""
-        self._done = done
         now = time.monotonic()
+        if done > self._done:
+            recent.add(self._counts, done - self._done, now=now)
+        self._done = done
         if now - self._drawn >= self._pause_s:
             self._draw(now)
 
@@ -106,14 +111,15 @@ class Bar:
                 loading = sum(context.loading for context in status.contexts)
                 self._hot = f"hot {hot}" + (f" · loading {loading}" if loading else "")
         elapsed = now - self._started
-        rate = f"{self._done / elapsed:,.1f}/s" if elapsed > 0.5 else ""
+        per_s = recent.per_second(self._counts, now=now) if not last else self._done / max(elapsed, 1e-9)
+        rate = f"{per_s:,.1f}/s" if elapsed > 0.5 else ""
         if self._live is not None:
             self._live.update(self._task, completed=self._done, rate=rate, hot=self._hot, refresh=True)
         elif self._line is not None:
             facts = [f"{self._name} {bar_of(self._done, self._total)}", rate, self._hot, show_seconds(elapsed)]
             left = (self._total or 0) - self._done
-            if left > 0 and self._done:
-                facts.append(f"left {show_seconds(left * elapsed / self._done)}")
+            if left > 0 and per_s:
+                facts.append(f"left {show_about(left / per_s)}")
             self._line.show("  ".join(fact for fact in facts if fact))
         else:
             of = "" if self._total is None else f"/{self._total}"
