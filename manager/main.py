@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 from stoker import descriptors
 from stoker.errors import StokerError
@@ -47,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         held.keep(_taken_over)
         if held.from_elsewhere:
             lease.copy_journal(folder.journal)
-        server = _server(folder, options)
+        server = _server(folder, options, sure=held.wait_until_sure)
         try:
             over = server.run()
         finally:
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _server(folder: SessionFolder, options: argparse.Namespace) -> Server:
+def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callable[[], None]) -> Server:
     patience = Patience(
         heartbeat_s=options.heartbeat,
         silence_s=3 * options.heartbeat,
@@ -98,6 +99,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace) -> Server:
         interface=interfaces.resolve(options.interface),
         ports=Session(ports=options.ports).port_range,
         detached=options.detached,
+        sure=sure,
         sync=options.detached if options.sync == "auto" else options.sync == "yes",
     )
 

@@ -10,8 +10,9 @@ changes the file every few seconds, a counter in it, by atomic rename; and whoev
   watcher's own clock. Two watchers may come to that at the same moment: both write, wait, and the one whose name is in
   the file has it.
 - A holder that was only frozen (a suspended login node, a file system that hung) reads the file before it renews it,
-  finds another name there, and stops at once. What it may still write until then goes into a journal that nobody reads:
-  whoever follows a holder on another machine goes on with a copy of its journal.
+  finds another name there, and stops at once. Until it has read its own name again it takes no frame and says nothing
+  (`wait_until_sure`). What it may have been writing goes into a journal that nobody reads: whoever follows a holder on
+  another machine goes on with a copy of its journal.
 
 The lease of a session that is over says so, and is never followed.
 """
@@ -43,6 +44,9 @@ log = logging.getLogger("stoker.manager")
 RENEW_S = 3.0
 PATIENCE_S = 30.0
 """A lease that has not changed for so long, seen from another machine, is up."""
+SURE_S = 15.0
+"""A holder that has not read its own name for so long acts no more until it has: somebody may follow it soon."""
+_LOOK_S = 0.02
 SETTLE_S = 2.0
 """How long one who follows on another machine waits for somebody who does the same."""
 
@@ -76,6 +80,8 @@ class Lease:
         self.follows = follows
         """Who had it before, if that one did not end the session."""
         self._renew_s = renew_s
+        self._sure_at = _clock()
+        """When it was known last that nobody else has it."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._file = -1
@@ -90,6 +96,14 @@ class Lease:
         """Renew it from now on."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
+
+    def wait_until_sure(self) -> None:
+        """Return at once while it is known that nobody else has the lease; else when that is known again."""
+        if _clock() - self._sure_at <= SURE_S:
+            return
+        log.warning("this manager or its file system was frozen: it waits until it knows that the session is its own")
+        while _clock() - self._sure_at > SURE_S and not self._stop.is_set():
+            time.sleep(_LOOK_S)
 
     def release(self, *, over: str = "") -> None:
         """Let go of it; `over`: the session has ended, for this reason, and nobody is to follow."""
@@ -125,9 +139,10 @@ class Lease:
     def _renew_once(self) -> Holder | None:
         """Renew it; returns the holder that has it now, if that is another. Raises OSError, SessionError."""
         try:
-            there = read(self.path)
+            there = self._read()
             if there is not None and there.token != self.holder.token:
                 return there
+            self._sure_at = _clock()
             self.holder = msgspec.structs.replace(self.holder, counter=self.holder.counter + 1)
             self.write()
         except OSError as error:
@@ -135,6 +150,13 @@ class Lease:
                 raise
             self._renew_in_place()
         return None
+
+    def _read(self) -> Holder | None:
+        try:
+            return read(self.path)
+        except SessionError:  # damaged: no other manager wrote that
+            self._sure_at = _clock()
+            raise
 
     def write(self) -> None:
         """Write the lease, and keep the new file open: no descriptor may be left at the next time. Raises OSError."""
@@ -154,6 +176,12 @@ class Lease:
         self.holder = msgspec.structs.replace(self.holder, counter=self.holder.counter + 1)
         os.pwrite(self._file, msgspec.json.encode(self.holder), 0)  # never shorter: only the counter has changed
         os.fsync(self._file)
+        self._sure_at = _clock()
+
+
+def _clock() -> float:
+    """Seconds, those included in which the machine was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def lease_file(folder: SessionFolder) -> Path:

@@ -20,7 +20,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
@@ -126,9 +126,12 @@ class Server:
         ports: tuple[int, int] = PORTS,
         detached: bool = False,
         sync: bool = False,
+        sure: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder = folder
         self.patience = patience
+        self._wait_until_sure = sure
+        """Returns once it is known that no other manager runs the session."""
         self._due: list[tuple[float, str, str]] = []
         self._heard: dict[str, float] = {}
         self._absent: dict[str, float] = {}
@@ -200,6 +203,7 @@ class Server:
         doors = self.doors
         while not self._ended:
             gone = doors.wait(self._wait_ms())
+            self._wait_until_sure()
             commands: list[Command] = []
             now = self.clock.now()
             for peer in gone:
@@ -403,6 +407,7 @@ class Server:
         if bool(self.journal.trouble) is not bool(self._trouble_since):
             self._tell_of_journal()
         unsaid = self._unsaid
+        self._wait_until_sure()  # what was written may have hung
         while unsaid and unsaid[0][0] <= self.journal.safe:
             said = unsaid.popleft()[1]
             for command in said if self._waiting else ():

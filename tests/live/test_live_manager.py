@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 from live.peers import Manager, Peer, key_pair, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
+from stoker.manager.live import lease
 from stoker.manager.live.replay import status_of_ended_session, story_of_ended_session
+from stoker.manager.main import TAKEN_OVER
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallSpec
@@ -253,3 +257,35 @@ def test_a_second_manager_on_the_same_folder_is_refused(manager: Manager, folder
     )  # fmt: skip
     assert second.returncode == 1
     assert "already" in second.stderr
+
+
+def test_a_frozen_manager_that_was_followed_meanwhile_says_nothing_more(
+    client: Peer, pilot: Peer, manager: Manager
+) -> None:
+    """Another login node takes the session over while this one is suspended for longer than its lease lasts."""
+    submit(client, 0)
+    pilot.hear(to_pilot.StartLibrary)
+    assert manager.process is not None
+    manager.process.send_signal(signal.SIGSTOP)
+    pilot.send(say.LibraryReady(1, 0.1, 0.2))  # type: ignore[arg-type]
+    client.send(say.AskStatus(), numbered=False)
+    path = lease.lease_file(manager.folder)
+    other = msgspec.json.encode(lease.Holder("login2", "another machine", 7, 70, "theirs"))
+    time.sleep(lease.SURE_S + 1.0)
+    path.write_bytes(other)
+    client.heard.clear()
+    pilot.heard.clear()
+    manager.process.send_signal(signal.SIGCONT)
+    assert manager.ended() == TAKEN_OVER
+    assert client.silent()
+    assert pilot.silent()
+    assert path.read_bytes() == other
+    assert "its manager is pid 7 on login2" in manager.folder.manager_log.read_text()
+
+
+def test_a_frozen_manager_that_nobody_followed_goes_on(client: Peer, manager: Manager) -> None:
+    assert manager.process is not None
+    manager.process.send_signal(signal.SIGSTOP)
+    time.sleep(lease.SURE_S + 1.0)
+    manager.process.send_signal(signal.SIGCONT)
+    assert status(client).session == "test"

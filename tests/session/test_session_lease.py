@@ -169,3 +169,38 @@ def test_what_an_old_holder_still_writes_is_not_in_the_copy(tmp_path: Path) -> N
     new.close()
     old.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal"]
+
+
+def test_a_holder_that_has_not_read_its_own_name_for_long_waits_until_it_has(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(lease, "_clock", lambda: now[0])
+    held = lease.take(path, **QUICK)
+    held.wait_until_sure()  # returns at once
+    now[0] += lease.SURE_S + 1  # the machine was suspended
+    waits = threading.Thread(target=held.wait_until_sure, daemon=True)
+    waits.start()
+    waits.join(0.2)
+    assert waits.is_alive()
+    held.keep(lambda other: None)
+    waits.join(5)
+    assert not waits.is_alive()
+    held.release()
+
+
+def test_a_holder_that_was_followed_never_becomes_sure_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(lease, "_clock", lambda: now[0])
+    held = lease.take(path, **QUICK)
+    now[0] += lease.SURE_S + 1
+    write(path, ELSEWHERE)
+    lost: list[Holder | None] = []
+    held.keep(lost.append)
+    waits = threading.Thread(target=held.wait_until_sure, daemon=True)
+    waits.start()
+    until(lambda: lost == [ELSEWHERE])
+    waits.join(0.2)
+    assert waits.is_alive()
+    held.release()
+    waits.join(5)
