@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from stoker import descriptors
 from stoker.errors import StokerError
+from stoker.log_files import keep_log
 from stoker.manager.live import interfaces, keeper, lease
 from stoker.manager.live.chosen import chosen_in, policies_of
 from stoker.manager.live.server import Patience, Server, check_folder
@@ -29,9 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     runs the session, 4 could not go on."""
     options = _parser().parse_args(arguments)
     folder = SessionFolder(options.session)
-    logging.basicConfig(
-        filename=folder.manager_log, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
-    )
+    keep_log(folder.manager_log)
     # Ctrl-C in the user's terminal is the client's business: it ends the session in good order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.kept:

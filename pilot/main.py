@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from stoker import descriptors
 from stoker.contexts.state import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
+from stoker.log_files import keep_log
 from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.agent import environment
 from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, Options
@@ -76,9 +77,7 @@ def _make(given: argparse.Namespace) -> Agent:
     session.read()
     pilot = _take_name(session)
     logs = session.pilot(pilot)
-    logging.basicConfig(
-        filename=logs / "pilot.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
-    )
+    keep_log(logs / "pilot.log")
     found = find_devices(given.devices, gpus_asked=given.asked_gpus, limit_s=given.driver_limit)
     devices = found.offered
     base = base_folder(given.scratch)

@@ -108,7 +108,11 @@ def _grow(path: Path, *, follow: bool) -> Iterator[bytes]:
     with path.open("rb") as file:
         while True:
             while data := file.read(1 << 20):
-                yield data
+                yield data.replace(b"\0", b"")  # the middle of a long log is dropped
             if not follow:
                 return
             time.sleep(_FOLLOW_EVERY_S)
+            if path.stat().st_size < file.tell():  # it has begun anew, with its last lines
+                file.close()
+                yield from _grow(path, follow=follow)
+                return

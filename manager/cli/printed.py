@@ -74,7 +74,7 @@ def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -
     try:
         with path.open("rb") as file:
             file.seek(start)
-            console.raw(file.read() if end is None else file.read(end - start))
+            console.raw((file.read() if end is None else file.read(end - start)).replace(b"\0", b""))
     except OSError as error:
         raise SessionError(f"{subject} printed into {path}, which cannot be read here: {error}") from None
 

@@ -319,6 +319,9 @@ class Core:
         if owner == "round":
             self._round(rest)
             return
+        if owner == "gone":
+            clients.gone_long(self, rest)
+            return
         if owner == "walltime":
             walltime.due(self, rest)
             return

@@ -47,8 +47,8 @@ class Client:
     """Somebody who submits calls."""
 
     __slots__ = (
-        "connected", "factory", "first_unacked", "gone", "id", "inbox", "known_ends", "last_call", "number", "observer",
-        "open_calls", "refusals", "unacked", "unnamed",
+        "connected", "factory", "first_unacked", "gone", "gone_at", "id", "inbox", "known_ends", "last_call", "number",
+        "observer", "open_calls", "refusals", "unacked", "unnamed",
     )  # fmt: skip
 
     def __init__(self, id: ClientId, *, number: int, observer: bool) -> None:
@@ -59,6 +59,7 @@ class Client:
         """Whether it is the one that submits blocks."""
         self.connected = True
         self.gone = False
+        self.gone_at = 0.0
         self.inbox = Inbox()
         self.unacked: deque[CallEnd] = deque()
         self.first_unacked = 0

@@ -28,6 +28,7 @@ from stoker.contexts.factory import as_recipe
 from stoker.contexts.loading import is_loaded
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
+from stoker.log_files import BoundedLog
 from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import CallFuture
@@ -271,7 +272,7 @@ def _line(status: Status) -> str:
 
 def _keep_log(path: str) -> logging.Handler:
     """Stoker's own log of this client: everything into the session folder, warnings to the terminal as well."""
-    handler = _LogFile(path, delay=True)
+    handler = BoundedLog(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(logging.INFO)
     logger = logging.getLogger("stoker")
@@ -281,13 +282,6 @@ def _keep_log(path: str) -> logging.Handler:
     if not logging.getLogger().handlers and len(logger.handlers) == 1:
         _to_terminal(logger)
     return handler
-
-
-class _LogFile(logging.FileHandler):
-    """A log that cannot be written (a full disk) is no reason to fill the terminal: that has its own handler."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Nothing."""
 
 
 def _to_terminal(logger: logging.Logger) -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 
 from stoker.errors import StokerError
+from stoker.log_files import keep_log
 from stoker.manager.factory import commands
 from stoker.manager.factory.factory import END_LIMIT_S, Ending, Factory
 from stoker.manager.factory.turn import TURN_LIMIT_S, take_turn, wait_for_commands
@@ -36,12 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     folder = SessionFolder(options.session)
-    logging.basicConfig(
-        filename=folder.path / "factory.log",
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        force=True,
-    )
+    keep_log(folder.path / "factory.log")
     # Ctrl-C in the user's terminal is the client's business. A factory that is told to end leaves all as it is.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.info("a factory begins: pid %d, started by pid %d", os.getpid(), options.parent)

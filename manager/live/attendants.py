@@ -166,7 +166,8 @@ def _last_line(file: Path, *, after: int) -> str:
     """The last line of a log behind so many bytes, without its time; empty if there is none."""
     try:
         with file.open("rb") as data:
-            data.seek(max(after, data.seek(0, 2) - _TAIL_BYTES))
+            size = data.seek(0, 2)
+            data.seek(max(after if after <= size else 0, size - _TAIL_BYTES))  # it may have begun anew
             lines = data.read().decode(errors="replace").split("\n")
     except OSError:
         return ""

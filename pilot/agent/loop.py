@@ -18,6 +18,7 @@ from stoker.manager.protocol.to_manager import PilotLeaving
 from stoker.manager.protocol.to_pilot import Ack
 from stoker.pilot.agent import ending, last_lines, objects, orders, standing, talk, walltime, watch
 from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.logs import LogWatch
 from stoker.pilot.agent.probing import Probing
 from stoker.pilot.zygote.client import Zygote
 
@@ -37,6 +38,7 @@ class Loop:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
+        self._logs = LogWatch(agent)
         self._probing = Probing(agent)
         self._signalled = ""
         self._signalled_at = 0.0
@@ -125,6 +127,7 @@ class Loop:
         if now >= agent.heartbeat_at:
             agent.heartbeat_at = now + agent.heartbeat_s
             link.say(agent.heartbeat())
+            self._logs.look(now)
             objects.look(agent)
             last_lines.tell(agent)
             for zygote in agent.zygotes.idle():

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.errors import ConfigError, StokerError
+from stoker.log_files import keep_log
 from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.taskvine import finding, messages, plan
@@ -56,9 +57,7 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
         running.mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise ConfigError(f"{running} cannot be made: {error}") from error
-    logging.basicConfig(
-        filename=logs / "pilot.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
-    )
+    keep_log(logs / "pilot.log")
     orders = plan.read(session, site=site)
     programs = finding.find()
     password = _password(session)

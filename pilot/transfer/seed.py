@@ -29,6 +29,7 @@ from stoker.contexts.objects import is_object_name, manifest_of
 from stoker.contexts.published import Published
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
+from stoker.log_files import keep_log
 from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.client import SEED_FILE, read_key
@@ -140,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="who starts it (its manager)")
     options = parser.parse_args(arguments)
     session = SessionFolder(options.session)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    keep_log(session.path / "seed.log")
     descriptors.raise_limit()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())

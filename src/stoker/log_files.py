@@ -1,0 +1,114 @@
+"""Logs that do not grow without limit, however long a session lasts.
+
+A log of our own processes (`BoundedLog`) begins anew when it is full: the old file stays beside it as `NAME.1`, and the
+new one begins with the old one's last lines, so that whoever reads the end of a log finds it. A library's log belongs
+to the user's code as well, and stories name places in it by their byte offsets; so the file keeps its length, and its
+middle is given back to the disk (`drop_middle`): it reads as zero bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
+
+LOG_BYTES = 16_000_000
+"""A log of ours begins anew at this size. With the old one it takes twice that at most."""
+_KEPT_BYTES = 65_536
+_LOOK_EVERY = 64
+"""So many lines are written between two looks at the size."""
+
+OUTPUT_BYTES = 64_000_000
+"""The middle of a library's log is dropped when it takes this much of the disk."""
+_HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
+"""What stays of it."""
+_BLOCK = 1 << 20
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+
+
+class BoundedLog(WatchedFileHandler):
+    """Writes a log file of at most `most_bytes`. Several processes may write the same file. A log that cannot be
+    written (a full disk) harms nobody."""
+
+    def __init__(self, path: str | Path, *, most_bytes: int = LOG_BYTES, delay: bool = False) -> None:
+        super().__init__(path, encoding="utf-8", delay=delay, errors="replace")
+        self._most_bytes = most_bytes
+        self._lines = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, in a new file if this one is full."""
+        try:
+            if self._lines % _LOOK_EVERY == 0 and self._is_full():
+                self._begin_anew()
+            self._lines += 1
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing: it is no reason to fill another file, or the terminal."""
+
+    def reopenIfNeeded(self) -> None:
+        """Go on in the file that has the name now; what the process prints goes along."""
+        before = _identity(self.stream.fileno()) if self.stream is not None else None
+        super().reopenIfNeeded()
+        if self.stream is None or before in (None, _identity(self.stream.fileno())):
+            return
+        for output in (1, 2):
+            with contextlib.suppress(OSError):
+                if _identity(output) == before:
+                    os.dup2(self.stream.fileno(), output)
+
+    def _is_full(self) -> bool:
+        self.reopenIfNeeded()
+        return self.stream is not None and os.fstat(self.stream.fileno()).st_size > self._most_bytes
+
+    def _begin_anew(self) -> None:
+        path = Path(self.baseFilename)
+        with path.open("rb") as full:
+            before = os.fstat(full.fileno())
+            full.seek(-min(_KEPT_BYTES, before.st_size), os.SEEK_END)
+            last = full.read().partition(b"\n")[2]
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, before.st_mode & 0o777), "wb") as fresh:
+            fresh.write(last)
+        path.replace(path.with_name(f"{path.name}.1"))
+        draft.replace(path)
+        self.reopenIfNeeded()
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    facts = os.fstat(descriptor)
+    return facts.st_dev, facts.st_ino
+
+
+def keep_log(path: Path) -> None:
+    """Have this process log into a file, with the time of each line."""
+    handler = BoundedLog(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+
+
+def drop_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
+    """Give the middle of a file back to the disk if it takes more than `most_bytes`; its length and its offsets stay.
+    False if nothing was done. Raises OSError, also on a file system that cannot do it."""
+    facts = path.stat()
+    if facts.st_blocks * 512 <= most_bytes:
+        return False
+    start = _HEAD_BYTES
+    length = (facts.st_size - _TAIL_BYTES - start) // _BLOCK * _BLOCK
+    if length <= 0:
+        return False
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+        if libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, start, length):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
+    finally:
+        os.close(descriptor)
+    return True

@@ -1,0 +1,63 @@
+"""Results of a program that left a session which stays are kept for a day; a program that is late is told so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from core.builders import SESSION, Cluster
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.core.clients import KEPT_RESULTS_S, MOST_KEPT_BYTES, SETTLE_S
+from stoker.manager.core.commands import DiscardObject
+from stoker.manager.core.events import ClientGone, SessionKept
+from stoker.manager.protocol import to_client, wire
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.ids import ClientId
+
+Make = Callable[..., Cluster]
+FILE = ObjectRef("result-1", 10, "/session/objects/result-1")
+
+
+def left(cluster: Make, *payloads: bytes | ObjectRef) -> Cluster:
+    """`ana` has left a kept session, with these results unfetched."""
+    c = cluster(pilots=1).event(SessionKept()).client("bob").calls(len(payloads)).ready()
+    for name, payload in enumerate(payloads, 1):
+        c.report("p1", say.CallsEnded(c.library().id, [CallEnd(c.ids[str(name)], True, payload)]))  # type: ignore[arg-type]
+    return c.event(ClientGone(ClientId("ana")))
+
+
+def back(c: Cluster) -> str:
+    """`ana` says hello; why it is refused."""
+    c.forget()
+    c.tell("ana", say.ClientHello(wire.VERSION, SESSION), numbered=False)
+    mail = c.mail.get("ana")
+    return mail[0].reason if mail and isinstance(mail[0], to_client.ClientRefused) else ""
+
+
+def test_they_are_kept_for_a_day(cluster: Make) -> None:
+    c = left(cluster, b"a", b"b").wait(KEPT_RESULTS_S - 10)
+    assert len(c.core.state.clients["ana"].unacked) == 2  # type: ignore[index]
+    assert not back(c)
+
+
+def test_then_they_are_dropped_with_their_files_and_the_program_is_told(cluster: Make) -> None:
+    c = left(cluster, b"a", FILE).wait(KEPT_RESULTS_S + 10)
+    assert not c.core.state.clients["ana"].unacked  # type: ignore[index]
+    assert [each.path for each in c.others if isinstance(each, DiscardObject)] == [FILE.source]
+    assert "its 2 results were dropped after 1 day" in back(c).replace("24 h", "1 day")
+    assert any("did not come back" in line.text for line in c.status("bob").notices)
+
+
+def test_too_many_bytes_are_not_kept(cluster: Make) -> None:
+    c = left(cluster, bytes(MOST_KEPT_BYTES + 1)).wait(SETTLE_S + 1)
+    assert "because they were" in back(c)
+
+
+@pytest.mark.parametrize("returns_after_s", [1.0, SETTLE_S + 1])
+def test_a_program_that_came_back_keeps_its_results(cluster: Make, returns_after_s: float) -> None:
+    c = left(cluster, b"a").wait(returns_after_s)
+    assert not back(c)
+    c.wait(2 * KEPT_RESULTS_S)
+    assert len(c.core.state.clients["ana"].unacked) == 1  # type: ignore[index]

@@ -1,0 +1,107 @@
+"""Logs do not grow without limit, and whoever reads their end reads on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker.log_files import BoundedLog, drop_middle
+
+WRITES = """
+import logging, sys
+from pathlib import Path
+from stoker import log_files
+log_files.LOG_BYTES = 50_000
+handler = log_files.BoundedLog(sys.argv[1], most_bytes=50_000)
+logging.basicConfig(handlers=[handler], level=logging.INFO)
+for number in range(3000):
+    logging.info("line %05d of %s %s", number, sys.argv[2], "x" * 40)
+print("printed at the end", flush=True)
+"""
+
+
+def logger(path: Path, **options: int) -> logging.Logger:
+    made = logging.Logger("test")
+    made.addHandler(BoundedLog(path, **options))
+    return made
+
+
+def test_a_full_log_begins_anew_with_its_last_lines(tmp_path: Path) -> None:
+    path = tmp_path / "manager.log"
+    log = logger(path, most_bytes=200_000)
+    for number in range(20_000):
+        log.info("line %05d", number)
+    lines = path.read_text().splitlines()
+    assert lines[-1] == "line 19999"
+    numbers = [int(line.split()[1]) for line in lines]
+    assert numbers == list(range(numbers[0], 20_000)), "no line is lost, none is cut"
+    assert path.stat().st_size < 210_000
+    assert (tmp_path / "manager.log.1").stat().st_size < 210_000
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_several_processes_write_one_log_and_what_they_print_goes_along(tmp_path: Path) -> None:
+    path = tmp_path / "manager.log"
+    writers = []
+    for name in ("a", "b"):
+        with path.open("ab") as output:
+            writers.append(
+                subprocess.Popen([sys.executable, "-c", WRITES, str(path), name], stdout=output, stderr=output)
+            )
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    text = path.read_text()
+    assert "Traceback" not in text
+    assert "line 02999" in text
+    assert "printed at the end" in text
+    assert path.stat().st_size < 150_000
+
+
+def test_a_log_that_cannot_be_written_harms_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gone" / "manager.log"
+    log = logger(path, delay=True)  # type: ignore[arg-type]
+    log.info("nowhere")
+    assert not capsys.readouterr().err
+
+
+def test_the_middle_of_a_librarys_log_goes_and_offsets_stay(tmp_path: Path) -> None:
+    path = tmp_path / "lib-1.log"
+    with path.open("wb") as file:
+        for number in range(40):
+            file.write(b"%07d\n" % number * 131_072)  # a mebibyte each
+    try:
+        dropped = drop_middle(path, most_bytes=20 << 20)
+    except OSError as error:
+        pytest.skip(f"this file system cannot give back a part of a file: {error}")
+    assert dropped
+    os.sync()
+    assert path.stat().st_size == 40 << 20
+    assert path.stat().st_blocks * 512 <= 20 << 20
+    data = path.read_bytes()
+    assert data.startswith(b"0000000\n")
+    assert data.endswith(b"0000039\n")
+    assert data[30 << 20 : (30 << 20) + 8] == b"0000030\n"
+    assert not drop_middle(path, most_bytes=20 << 20), "nothing is left to drop"
+
+
+def test_stoker_logs_follows_a_log_that_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "manager.log"
+    log = logger(path, most_bytes=100_000)
+    log.info("first")
+    code = "import sys; from pathlib import Path; from stoker.manager.cli.logs import _print_file as show; "
+    code += "show(Path(sys.argv[1]), follow=True)"
+    with subprocess.Popen([sys.executable, "-u", "-c", code, str(path)], stdout=subprocess.PIPE) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == b"first\n"
+        for number in range(4000):
+            log.info("line %05d %s", number, "x" * 30)
+        time.sleep(0.5)
+        log.info("the end")
+        lines = iter(follower.stdout.readline, b"the end\n")
+        assert b"line 03999" in b"".join(lines)
+        follower.kill()
