@@ -15,6 +15,7 @@ from stoker.manager.cli.site_draft import describe
 from stoker.manager.cli.slurm_facts import Partition, Slurm
 from stoker.manager.cli.surroundings import Surroundings, look
 from stoker.manager.executor import detached
+from stoker.manager.factory import pacing
 from stoker.manager.live import interfaces
 from stoker.manager.protocol import show_blocks
 from stoker.manager.protocol.blocks import BlockPhase
@@ -84,6 +85,8 @@ def site_fits(site: Site) -> Iterator[Finding]:
             yield Finding(topic, Level.NEED, f"{topic}: {error}", "mend [session] interface")
     if site.is_local:
         return
+    asks = f"{topic}: a session asks {site.provider.kind.title} for {pacing.in_words(site.provider.poll_s)}"
+    yield Finding(topic, Level.OK, f"{asks} ([provider] poll)")
     around = look()
     if around.kind is not site.provider.kind and site.provider.kind not in around.others:
         here = around.kind.value if around.command else "no batch system"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from typing import Any
 
 from stoker.errors import ConfigError
 from stoker.manager.environment.carrying import carried_folder, starter_files
@@ -11,6 +12,7 @@ from stoker.manager.factory import block_keys, condor_description
 from stoker.manager.factory.batch import Batch, SubmissionRefused, job_name
 from stoker.manager.factory.condor import CondorBatch
 from stoker.manager.factory.local import LocalBatch
+from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.pilot_command import pilot_command
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.session import SessionFolder
@@ -26,7 +28,17 @@ SUBMIT_COMMANDS = {
 """What must be on the PATH of the host that the factory runs on."""
 
 
-def make_batch(site: Site, *, session: str, folder: SessionFolder, python_path: str = "") -> Batch:
+class Shared:
+    """What the sources of one batch system have in common: a budget of requests, and the last listing of all jobs."""
+
+    def __init__(self, *, poll_s: float) -> None:
+        self.pacer = Pacer(poll_s=poll_s)
+        self.listing: Listing[Any] = Listing(fresh_s=self.pacer.listing_s)
+
+
+def make_batch(
+    site: Site, *, session: str, folder: SessionFolder, python_path: str = "", shared: Shared | None = None
+) -> Batch:
     """The batch system that starts a site's pilots. Raises SubmissionRefused if it is not on this host, ConfigError for
     settings that it cannot have."""
     _check(site)
@@ -43,11 +55,15 @@ def make_batch(site: Site, *, session: str, folder: SessionFolder, python_path: 
         starter_files(folder, site)  # what travels with the job says where the manager is now
         return pilot_command(site, folder=folder, block=block, python_path=python_path)
 
+    pacer = shared.pacer if shared is not None else None
+    listing = shared.listing if shared is not None else None
     match kind:
         case ProviderKind.SLURM:
             from stoker.manager.factory.slurm import SlurmBatch
 
-            return SlurmBatch(site, session=session, folder=folder.submit, command=command)
+            return SlurmBatch(
+                site, session=session, folder=folder.submit, command=command, pacer=pacer, listing=listing
+            )
         case ProviderKind.CONDOR:
             files = starter_files(folder, site)
             return CondorBatch(
@@ -57,6 +73,8 @@ def make_batch(site: Site, *, session: str, folder: SessionFolder, python_path: 
                 command=command,
                 files=files,
                 key=None if site.provider.shared_files else folder.block_key_file,
+                pacer=pacer,
+                listing=listing,
             )
         case ProviderKind.LOCAL:
             return LocalBatch(session=session, folder=folder.submit, command=command)
@@ -67,7 +85,7 @@ def make_batch(site: Site, *, session: str, folder: SessionFolder, python_path: 
         case _:
             from stoker.manager.factory.listed import ListedBatch
 
-            return ListedBatch(site, session=session, folder=folder.submit, command=command)
+            return ListedBatch(site, session=session, folder=folder.submit, command=command, pacer=pacer)
 
 
 def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0", python_path: str = "") -> str:

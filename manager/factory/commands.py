@@ -22,6 +22,7 @@ import msgspec
 import psutil
 
 from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.pacing import Pacer
 
 log = logging.getLogger("stoker.factory")
 
@@ -66,7 +67,10 @@ class Said(msgspec.Struct, frozen=True):
 class Commands:
     """Runs the commands of one batch system in one folder. Not for several threads."""
 
-    def __init__(self, *, limit_s: float, folder: Path, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, *, limit_s: float, folder: Path, environ: Mapping[str, str] = os.environ, pacer: Pacer | None = None
+    ) -> None:
+        self._pacer = pacer
         self.limit_s = limit_s
         self.folder = folder
         self._environ = clean_environment(environ)
@@ -77,6 +81,8 @@ class Commands:
         Raises BatchTrouble if it does not end in time, or cannot start.
         """
         name = name or words[0]
+        if self._pacer is not None:
+            self._pacer.take()
         try:
             process = subprocess.Popen(
                 words,

@@ -28,6 +28,7 @@ from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefuse
 from stoker.manager.factory.commands import Commands, Said
 from stoker.manager.factory.condor_ads import Ad, JobStatus
 from stoker.manager.factory.output import last_lines
+from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 from stoker.site import Site
@@ -72,7 +73,10 @@ class CondorBatch:
         files: Sequence[Path] = (),
         key: Callable[[BlockId], Path] | None = None,
         held_s: float = condor_ads.HELD_S,
+        pacer: Pacer | None = None,
+        listing: Listing[dict[str, Ad]] | None = None,
     ) -> None:
+        self._listing = listing or Listing(fresh_s=0.0)
         self._site = site
         self._session = session
         self._folder = folder
@@ -80,7 +84,7 @@ class CondorBatch:
         self._files = [os.path.relpath(file, folder) for file in files]
         self._key = key
         self._held_s = held_s
-        self._commands = Commands(limit_s=site.provider.command_limit_s, folder=folder)
+        self._commands = Commands(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
         self._warned: dict[str, str] = {}
         self._missed: dict[str, int] = {}
         self._has_history = True
@@ -96,7 +100,9 @@ class CondorBatch:
         (self._folder / f"{name}.sub").write_text(text, errors="surrogateescape")
         (self._folder / f"{name}.sh").write_text(script, errors="surrogateescape")
         (self._folder / f"{name}.sh").chmod(0o700)
+        self._listing.forget()
         said = self._commands.run(["condor_submit", "-terse", f"{name}.sub"])
+        self._listing.forget()
         if said.code:
             raise failure(in_short(said))
         found = _ID.search(said.out)
@@ -144,8 +150,12 @@ class CondorBatch:
         }
 
     def _queue(self) -> dict[str, Ad]:
-        """Our jobs that are in the queue, by id."""
-        ours = condor_description.constraint(session=self._session, source=self._site.name)
+        """Our jobs that are in the queue, by id. One command asks for those of all sources of the session."""
+        ads = self._listing.read(self._ask_queue)
+        return {job: ad for job, ad in ads.items() if ad.get(condor_description.SOURCE) == self._site.name}
+
+    def _ask_queue(self) -> dict[str, Ad]:
+        ours = condor_description.of_session(self._session)
         said = self._commands.run(["condor_q", *_JSON, "-constraint", ours])
         if said.code:
             raise BatchTrouble(f"condor_q: {in_short(said)}")
@@ -206,6 +216,8 @@ class CondorBatch:
                 log.warning("condor_rm: %s", in_short(said))
 
     def _rm(self, jobs: Sequence[str], *options: str) -> list[Said]:
+        if jobs:
+            self._listing.forget()
         return [self._commands.run(["condor_rm", *options, *some]) for some in _parts(jobs)]
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from stoker.manager.factory.batch import BatchTrouble, JobLook
-from stoker.manager.factory.condor_description import BLOCK, BY_OWNER, SPOOLING, WALLTIME
+from stoker.manager.factory.condor_description import BLOCK, BY_OWNER, SOURCE, SPOOLING, WALLTIME
 from stoker.manager.protocol.blocks import BlockPhase, LossReason
 from stoker.units import show_bytes, show_seconds
 
@@ -36,7 +36,7 @@ ATTRIBUTES = (
     "LastRemoteHost", "NumJobStarts", "LastRejMatchReason", "LastRejMatchTime", "HoldReason", "HoldReasonCode",
     "HoldReasonSubCode", "LastHoldReason", "LastHoldReasonCode", "LastHoldReasonSubCode", "VacateReason",
     "VacateReasonCode", "VacateReasonSubCode", "RequestMemory", "ResidentSetSize_RAW", "RemoveReason", "ExitCode",
-    "ExitBySignal", "ExitSignal", BLOCK, WALLTIME,
+    "ExitBySignal", "ExitSignal", BLOCK, SOURCE, WALLTIME,
 )  # fmt: skip
 
 HELD_S = 120.0

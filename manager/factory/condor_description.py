@@ -80,9 +80,9 @@ def render(site: Site, *, session: str, block: str, command: str, files: Sequenc
     return f"# {name}.sub, for condor_submit\n{description}\n# {name}.sh, which it names\n{program}"
 
 
-def constraint(*, session: str, source: str) -> str:
-    """What is true of the jobs of a session at a site, and of no others."""
-    return f"{SESSION} == {quoted(session)} && {SOURCE} == {quoted(source)}"
+def of_session(session: str) -> str:
+    """What is true of the jobs of a session, and of no others."""
+    return f"{SESSION} == {quoted(session)}"
 
 
 def quoted(text: str) -> str:

@@ -19,6 +19,7 @@ from functools import partial
 
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.batch import JOBS_LEFT, Batch, job_name
+from stoker.manager.factory.batches import Shared
 from stoker.manager.factory.keeper import Keeper, News
 from stoker.manager.factory.link import Link
 from stoker.manager.factory.worker import Cancel, CancelWaiting, End, Message, Order, Stopped, Sync, Worker
@@ -90,13 +91,26 @@ class Factory:
         self._stopped = False
         self._left: dict[str, tuple[str, ...]] = {}
         session = self._link.session.session
+        kinds = {site.provider.kind for site in sites.values() if not site.is_local}
+        shared = {
+            kind: Shared(poll_s=min(site.provider.poll_s for site in sites.values() if site.provider.kind is kind))
+            for kind in kinds
+        }
         self._workers = {
             name: Worker(
                 Keeper(
                     name,
-                    make=partial(_batch_of, site, session=session, folder=folder, python_path=python_path),
+                    make=partial(
+                        _batch_of,
+                        site,
+                        session=session,
+                        folder=folder,
+                        python_path=python_path,
+                        shared=None if site.is_local else shared[site.provider.kind],
+                    ),
                     owners=self._owners,
                     poll_s=site.provider.poll_s,
+                    pacer=None if site.is_local else shared[site.provider.kind].pacer,
                 ),
                 say=self._hear,
             )
@@ -290,8 +304,8 @@ class Factory:
         return ending
 
 
-def _batch_of(site: Site, *, session: str, folder: SessionFolder, python_path: str) -> Batch:
+def _batch_of(site: Site, *, session: str, folder: SessionFolder, python_path: str, shared: Shared | None) -> Batch:
     """On the site's own thread: Parsl takes seconds to import on a busy node, and nobody else has to wait for it."""
     from stoker.manager.factory.batches import make_batch
 
-    return make_batch(site, session=session, folder=folder, python_path=python_path)
+    return make_batch(site, session=session, folder=folder, python_path=python_path, shared=shared)

@@ -27,6 +27,7 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.manager.factory.batch import Batch, BatchTrouble, JobLook, SubmissionRefused
+from stoker.manager.factory.pacing import FOR_LOOKS, FOR_SUBMISSIONS, Pacer, look_every_s
 from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
@@ -37,6 +38,10 @@ News = BlockNews | SourceTrouble
 
 SOON_S = 1.0
 """After a change the next look comes this soon."""
+_LONGEST_PAUSE = 6.0
+"""A batch system that does not answer, or refuses, is asked again after at most so many polls."""
+_OVERDUE = 6.0
+"""So many polls after it was due a look comes before submissions."""
 SEARCH_EVERY_S = 60.0
 CANCEL_AGAIN_S = 30.0
 EXPECTED_SLACK_S = 60.0
@@ -74,6 +79,7 @@ class Keeper:
         make: Callable[[], Batch],
         owners: Mapping[BlockId, str],
         poll_s: float,
+        pacer: Pacer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -85,6 +91,8 @@ class Keeper:
         self._batch: Batch | None = None
         self._owners = owners
         self._poll_s = poll_s
+        self._pacer = pacer
+        self._hurry_s = SOON_S
         self._clock = clock
         self._over: dict[BlockId, BlockNews] = {}
         """How each block ended: said again to a manager that has lost that."""
@@ -144,8 +152,11 @@ class Keeper:
             return 0.0
         if not self._told or (not self.blocks and self._sure):
             return None
-        due = any(kept.phase is BlockPhase.ASKED or _to_cancel(kept, now) for kept in self.blocks.values())
-        at = self._look_at if self._sure and not due else now
+        at = max(self._look_at, now + self._look_waits_s())
+        if not self._sure or any(_to_cancel(kept, now) for kept in self.blocks.values()):
+            at = now
+        elif any(kept.phase is BlockPhase.ASKED for kept in self.blocks.values()):
+            at = min(at, now + self._submission_waits_s())
         return max(0.0, max(at, self._not_before) - now)
 
     def step(self) -> list[News]:
@@ -167,7 +178,7 @@ class Keeper:
         """Cancel every job of the session on this site and wait until they are gone; the ids of those that are left at
         `until` (on this keeper's clock)."""
         left = {kept.job for kept in self.blocks.values() if kept.job}
-        told_at = float("-inf")
+        told_at, pause_s = float("-inf"), min(SOON_S, self._poll_s)
         while True:
             try:
                 batch = self._batch_system()
@@ -185,7 +196,8 @@ class Keeper:
                     return sorted(left)
             if self._clock() >= until:
                 return sorted(left)
-            time.sleep(min(SOON_S, self._poll_s))
+            time.sleep(max(0.0, min(pause_s, until - self._clock())))
+            pause_s = min(1.5 * pause_s, self._poll_s)
 
     # ---- a step
 
@@ -200,12 +212,24 @@ class Keeper:
                 raise
             self._refuse_all(str(error))
             return
-        if not self._sure or now >= self._search_at:
+        may_look = not self._look_waits_s()
+        if not self._sure or (now >= self._search_at and now >= self._look_at and may_look):
             self._search(batch)
         self._carry_out_cancels(batch)
-        if self._clock() >= self._look_at:
+        if self._clock() >= self._look_at and may_look:
             self._look(batch)
-        self._submit_one(batch)
+        if not self._submission_waits_s():
+            self._submit_one(batch)
+
+    def _look_waits_s(self) -> float:
+        """How long a look has to wait for the budget of requests. One that is long overdue needs only one token."""
+        if self._pacer is None:
+            return 0.0
+        overdue = self._clock() - self._look_at > _OVERDUE * self._poll_s
+        return self._pacer.wait_s(leaving=0.0 if overdue else FOR_LOOKS)
+
+    def _submission_waits_s(self) -> float:
+        return 0.0 if self._pacer is None else self._pacer.wait_s(leaving=FOR_SUBMISSIONS)
 
     def _batch_system(self) -> Batch:
         if self._batch is None:
@@ -256,16 +280,21 @@ class Keeper:
             batch.cancel([kept.job for kept in due])
             for kept in due:
                 kept.cancelled_at = self._clock()
+            self._hurry_s = SOON_S
             self._look_at = min(self._look_at, now + min(SOON_S, self._poll_s))
 
     def _look(self, batch: Batch) -> None:
         jobs = {kept.job: kept for kept in self.blocks.values() if kept.job}
+        began = self._clock()
         if jobs:
             for job, look in batch.look(list(jobs)).items():
                 if job in jobs:
                     self._saw(jobs[job], look)
-        hurry = any(kept.cancel for kept in self.blocks.values())
-        self._look_at = self._clock() + (min(SOON_S, self._poll_s) if hurry else self._poll_s)
+        now = self._clock()
+        every_s = look_every_s(self._poll_s, self._pacer, took_s=now - began)
+        if any(kept.cancel for kept in self.blocks.values()):  # soon, and then less and less soon
+            every_s, self._hurry_s = min(self._hurry_s, every_s), 2 * self._hurry_s
+        self._look_at = now + every_s
 
     def _saw(self, kept: Kept, look: JobLook) -> None:
         kept.cause, kept.advice = look.cause, look.advice
@@ -304,7 +333,8 @@ class Keeper:
 
     def _submitted(self, kept: Kept, job: str) -> None:
         kept.job, kept.phase = job, BlockPhase.PENDING
-        self._look_at = min(self._look_at, self._clock() + min(SOON_S, self._poll_s))
+        if not any(other.phase is BlockPhase.ASKED for other in self.blocks.values()):
+            self._look_at = min(self._look_at, self._clock() + min(SOON_S, self._poll_s))
         self._tell(kept, "")
 
     # ---- what is said
@@ -332,7 +362,7 @@ class Keeper:
     def _troubled(self, text: str) -> None:
         if text:
             self._not_before = self._clock() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, max(self._poll_s, SOON_S))
+            self._pause_s = min(2 * self._pause_s, max(_LONGEST_PAUSE * self._poll_s, SOON_S))
         if text != self.trouble:
             self.trouble = text
             log.warning("source %s: %s", self.name, text or "works again")

@@ -13,6 +13,7 @@ from pathlib import Path
 from stoker.manager.factory.batch import BatchTrouble, JobLook, block_of
 from stoker.manager.factory.listings import LSF_FIELDS, Listed, Read, read_grid_engine, read_lsf, read_pbs
 from stoker.manager.factory.output import last_lines
+from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.submitting import Submitter, is_not_now
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
@@ -24,9 +25,17 @@ _CANCEL = {ProviderKind.PBS: "qdel", ProviderKind.LSF: "bkill", ProviderKind.GRI
 class ListedBatch:
     """A `Batch`. `command` gives the pilot's command of a block; scripts and output lie in `folder`."""
 
-    def __init__(self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str]) -> None:
+    def __init__(
+        self,
+        site: Site,
+        *,
+        session: str,
+        folder: Path,
+        command: Callable[[BlockId], str],
+        pacer: Pacer | None = None,
+    ) -> None:
         self._kind = site.provider.kind
-        self._jobs = Submitter(site, session=session, folder=folder, command=command)
+        self._jobs = Submitter(site, session=session, folder=folder, command=command, pacer=pacer)
 
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""

@@ -22,6 +22,7 @@ import msgspec
 from stoker.manager.factory import slurm_output
 from stoker.manager.factory.batch import BatchTrouble, JobLook, block_of
 from stoker.manager.factory.output import last_lines
+from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.slurm_output import Row
 from stoker.manager.factory.submitting import Submitter
 from stoker.manager.protocol.blocks import BlockPhase, LossReason
@@ -31,6 +32,8 @@ from stoker.site import Site
 _STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}
 _TRIES = 3
 """So many looks at a job that was queued again may pass before its accounting has the reason."""
+_ONE_BY_ONE = 3
+"""How many ends are asked of `scontrol` in one look, one job at a time; the others have their turn later."""
 _AT_ONCE = 100
 """Job ids on one command line."""
 
@@ -38,8 +41,18 @@ _AT_ONCE = 100
 class SlurmBatch:
     """A `Batch`. `command` gives the pilot's command of a block; scripts and output lie in `folder`."""
 
-    def __init__(self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str]) -> None:
-        self._jobs = Submitter(site, session=session, folder=folder, command=command)
+    def __init__(
+        self,
+        site: Site,
+        *,
+        session: str,
+        folder: Path,
+        command: Callable[[BlockId], str],
+        pacer: Pacer | None = None,
+        listing: Listing[dict[str, Row]] | None = None,
+    ) -> None:
+        self._jobs = Submitter(site, session=session, folder=folder, command=command, pacer=pacer)
+        self._listing = listing or Listing(fresh_s=0.0)
         self._accounting = True
         self._cancelled: set[str] = set()
         self._ran: dict[str, str] = {}
@@ -51,17 +64,23 @@ class SlurmBatch:
 
     def submit(self, block: BlockId) -> str:
         """Submit the job of a block; its id. Raises SubmissionRefused, BatchTrouble."""
-        return self._jobs.submit(block)
+        try:
+            return self._jobs.submit(block)
+        finally:
+            self._listing.forget()
 
     def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
         """The present state of these jobs. Raises BatchTrouble."""
         rows = self._squeue()
         now = time.time()
         looks = {}
-        ends = self._ends([job for job in jobs if job not in rows or rows[job].state == "FAILED"])
+        ended = [job for job in jobs if job not in rows or rows[job].state == "FAILED"]
+        ends, asked = self._ends(ended)
         preempted = self._preempted([job for job in jobs if job in rows and rows[job].state == "COMPLETED"])
         for job in jobs:
             row = ends.get(job) or rows.get(job)
+            if row is None and job not in asked:
+                continue
             if row is not None and job in preempted:
                 row = msgspec.structs.replace(row, state="PREEMPTED")
             output = self._output(job, row) if row is None or row.over else []
@@ -121,6 +140,7 @@ class SlurmBatch:
     def cancel(self, jobs: Sequence[str]) -> None:
         """Cancel these jobs. Raises BatchTrouble."""
         self._cancelled.update(jobs)
+        self._listing.forget()
         for start in range(0, len(jobs), _AT_ONCE):
             said = self._jobs.commands.run(["scancel", *jobs[start : start + _AT_ONCE]])
             if said.code and "Invalid job id" not in said.err:
@@ -143,21 +163,26 @@ class SlurmBatch:
         return found
 
     def _squeue(self) -> dict[str, Row]:
+        return self._listing.read(self._ask_squeue)
+
+    def _ask_squeue(self) -> dict[str, Row]:
         words = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={slurm_output.SQUEUE}"]
         said = self._jobs.commands.run(words, more=_STANDARD_TIME)
         if said.code:
             raise BatchTrouble(f"squeue: {said.words}")
         return slurm_output.read_squeue(said.out)
 
-    def _ends(self, jobs: list[str]) -> dict[str, Row]:
-        """How these jobs ended, as far as Slurm still knows."""
+    def _ends(self, jobs: list[str]) -> tuple[dict[str, Row], list[str]]:
+        """How these jobs ended, as far as Slurm still knows, and of which it was asked."""
         found: dict[str, Row] = {}
         if jobs and self._accounting:
             said = self._jobs.commands.run(["sacct", "-X", "-n", "-P", "-o", slurm_output.SACCT, "-j", ",".join(jobs)])
             self._accounting = said.code == 0
             rows = slurm_output.read_sacct(said.out) if said.code == 0 else {}
             found = {job: row for job, row in rows.items() if row.over}  # rows lag behind by up to a second
-        for job in jobs:
+        later = [job for job in jobs if job not in found][_ONE_BY_ONE:]
+        asked = [job for job in jobs if job not in later]
+        for job in asked:
             if job not in found:
                 said = self._jobs.commands.run(["scontrol", "show", "job", "-o", job])
                 row = slurm_output.read_scontrol(said.out) if said.code == 0 else None
@@ -165,7 +190,7 @@ class SlurmBatch:
                     found[job] = row
                 elif said.code and "Invalid job id" not in said.err:
                     raise BatchTrouble(f"scontrol: {said.words}")
-        return found
+        return found, asked
 
     def _output(self, job: str, row: Row | None) -> list[str]:
         name = self._jobs.names.pop(job, "") or (row.name if row else "")

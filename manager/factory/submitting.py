@@ -10,6 +10,7 @@ from parsl.providers.errors import ExecutionProviderException
 
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, job_name
 from stoker.manager.factory.commands import Commands
+from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.providers import Bounded, provider_of
 from stoker.manager.protocol.ids import BlockId
 from stoker.site import Site
@@ -39,10 +40,18 @@ class Submitter:
     `commands` run in `folder`, where scripts and output lie under the jobs' `names`, which are kept by job id.
     """
 
-    def __init__(self, site: Site, *, session: str, folder: Path, command: Callable[[BlockId], str]) -> None:
+    def __init__(
+        self,
+        site: Site,
+        *,
+        session: str,
+        folder: Path,
+        command: Callable[[BlockId], str],
+        pacer: Pacer | None = None,
+    ) -> None:
         self.session = session
         self.folder = folder
-        self.commands = Commands(limit_s=site.provider.command_limit_s, folder=folder)
+        self.commands = Commands(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
         self.names: dict[str, str] = {}
         self._command = command
         self._provider = provider_of(site, shell=self.commands.shell, folder=folder)

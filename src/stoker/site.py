@@ -122,7 +122,8 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `gpus` of a node: `"2"`, or with a type `"a10:2"`. `cores` and `memory` of a node: 0 leaves it to the site.
     `options` go verbatim into the head of the submit script; with Slurm's `--array` a block is the whole array, and
     each of its tasks brings pilots. `worker_init` is shell that runs before the pilot.
-    `command_limit_s`: no command of the batch system may take longer. `poll_s`: how often it is asked for news.
+    `command_limit_s`: no command of the batch system may take longer. `poll_s`: how often it is asked for news,
+    less often where a session asks for much; with 10 s it gets no more than 40 requests at once and 4 a minute.
     `price`: of a device-hour, in any money (0 = not said): `stoker plan` tells what a run would cost.
     """
 

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.config import Site, parse_site
 from stoker.manager.factory.batch import SubmissionRefused
-from stoker.manager.factory.condor_description import constraint, describe, gpu_expression, script
+from stoker.manager.factory.condor_description import describe, gpu_expression, of_session, script
 
 SITE = """
 name = "pool"
@@ -143,12 +143,12 @@ def test_when_a_job_is_removed_by_itself(ad_of: Any, state: str, removed: bool) 
     assert ad.eval("PeriodicRemove") is removed
 
 
-def test_jobs_of_other_sessions_and_sites_are_not_ours(ad_of: Any) -> None:
+def test_jobs_of_other_sessions_are_not_ours(ad_of: Any) -> None:
     import classad
 
-    mine = classad.ExprTree(constraint(session="k3v9", source="pool"))
+    mine = classad.ExprTree(of_session("k3v9"))
     assert mine.eval(ad_of(describe(site(), session="k3v9", block="b7"))) is True
-    assert mine.eval(classad.ClassAd({"StokerSession": "k3v9", "StokerSource": "other"})) is False
+    assert mine.eval(classad.ClassAd({"StokerSession": "zzzz", "StokerSource": "pool"})) is False
     assert mine.eval(classad.ClassAd({"Owner": "ana"})) is classad.Value.Undefined
 
 

@@ -1,0 +1,186 @@
+"""A factory under a strict limiter: 40 requests, and 4 more each minute. Virtual time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from factory.fake_slurm import FakeSlurm
+from factory.toy_batch import Clock, ToyBatch
+
+from stoker.manager.factory import pacing
+from stoker.manager.factory.batch import BatchTrouble, JobLook
+from stoker.manager.factory.batches import Shared
+from stoker.manager.factory.keeper import Keeper
+from stoker.manager.factory.pacing import Listing, Pacer
+from stoker.manager.factory.slurm import SlurmBatch
+from stoker.manager.protocol.blocks import BlockPhase
+from stoker.manager.protocol.ids import BlockId
+from stoker.site import Provider, ProviderKind, Site
+
+HOUR_S = 3600.0
+
+
+class Limiter:
+    """What some sites put before their scheduler."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.tokens, self.at = clock, 40.0, clock.now
+        self.requests, self.refused = 0, 0
+
+    def request(self) -> None:
+        self.tokens = min(40.0, self.tokens + (self.clock.now - self.at) * 4 / 60)
+        self.at = self.clock.now
+        self.requests += 1
+        if self.tokens < 1:
+            self.refused += 1
+            raise BatchTrouble("too many requests")
+        self.tokens -= 1
+
+
+class LimitedBatch(ToyBatch):
+    """A batch system behind a limiter. Its requests count in the pacer, as commands do; sources share a listing."""
+
+    def __init__(self, limiter: Limiter, pacer: Pacer, listing: Listing[bool]) -> None:
+        super().__init__()
+        self.limiter, self.pacer, self.listing = limiter, pacer, listing
+
+    def submit(self, block: BlockId) -> str:
+        self._request()
+        self.listing.forget()
+        return super().submit(block)
+
+    def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
+        self.listing.read(self._request)
+        return super().look(jobs)
+
+    def find(self) -> Mapping[str, BlockId]:
+        self.listing.read(self._request)
+        return super().find()
+
+    def cancel(self, jobs: Sequence[str]) -> None:
+        self._request()
+        self.listing.forget()
+        super().cancel(jobs)
+
+    def _request(self) -> bool:
+        self.pacer.take()
+        self.limiter.request()
+        return True
+
+
+class World:
+    """So many keepers of one batch system, in virtual time."""
+
+    def __init__(self, *, sources: int) -> None:
+        self.clock = Clock()
+        self.limiter = Limiter(self.clock)
+        self.pacer = Pacer(clock=self.clock, sleep=self._sleep)
+        listing: Listing[bool] = Listing(fresh_s=self.pacer.listing_s, clock=self.clock)
+        self.batches = [LimitedBatch(self.limiter, self.pacer, listing) for _ in range(sources)]
+        self.keepers = [
+            Keeper(f"s{n}", make=lambda batch=batch: batch, owners={}, poll_s=10.0, clock=self.clock, pacer=self.pacer)  # type: ignore[misc]
+            for n, batch in enumerate(self.batches)
+        ]
+        for keeper in self.keepers:
+            keeper.sync([])
+
+    def _sleep(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    def run(self, seconds: float) -> None:
+        """Step whoever is due, as their threads do."""
+        until = self.clock.now + seconds
+        turns = 0
+        while self.clock.now < until:
+            due = [(keeper.due_in(), n) for n, keeper in enumerate(self.keepers)]
+            waits = [(wait, n) for wait, n in due if wait is not None]
+            if not waits:
+                self.clock.now = until
+                return
+            wait, n = heapq.nsmallest(1, waits)[0]
+            self.clock.now = min(until, self.clock.now + wait)
+            if self.clock.now < until:
+                self.keepers[n].step()
+            turns += 1
+            assert turns < 100_000, "it never rests"
+
+
+@pytest.mark.parametrize("sources", [1, 3])
+def test_a_hundred_blocks_are_submitted_watched_and_cancelled_without_a_refusal(sources: int) -> None:
+    world = World(sources=sources)
+    blocks = [BlockId(f"b{n}") for n in range(100)]
+    for n, keeper in enumerate(world.keepers):
+        keeper.order(blocks[n::sources])
+    world.run(60.0)
+    assert sum(len(batch.submitted) for batch in world.batches) >= 20, "the first ones at once"
+    world.run(HOUR_S)
+    assert sum(len(batch.submitted) for batch in world.batches) == 100
+    for batch in world.batches:
+        for job in batch.looks:
+            batch.looks[job] = JobLook(BlockPhase.RUNNING)
+    before = world.limiter.requests
+    world.run(3 * HOUR_S)
+    assert world.limiter.requests - before <= 4.0 * 180
+    for batch in world.batches:
+        for job in batch.looks:
+            batch.looks[job] = JobLook(BlockPhase.ENDED, "preempted by Slurm")
+    more = [BlockId(f"b{n}") for n in range(100, 200)]
+    for n, keeper in enumerate(world.keepers):
+        keeper.order(more[n::sources])
+    world.run(HOUR_S)
+    for keeper in world.keepers:
+        keeper.cancel(list(keeper.blocks), "over")
+    world.run(HOUR_S)
+    assert world.limiter.refused == 0
+    assert sum(len(batch.submitted) for batch in world.batches) == 200
+
+
+def test_cancellations_find_a_token_when_submissions_have_taken_theirs() -> None:
+    world = World(sources=1)
+    world.keepers[0].order([BlockId(f"b{n}") for n in range(100)])
+    world.run(120.0)
+    world.keepers[0].cancel([BlockId("b0"), BlockId("b1")], "over")
+    world.run(2.0)
+    assert world.batches[0].cancelled == ["1", "2"], "both with one command"
+    assert world.limiter.refused == 0
+
+
+def test_a_slow_batch_system_is_asked_less_often() -> None:
+    assert pacing.look_every_s(10.0, None, took_s=0.1) == 10.0
+    assert pacing.look_every_s(10.0, None, took_s=8.0) == 32.0
+
+
+def test_doctor_s_figures_are_those_of_the_pacer() -> None:
+    assert pacing.in_words(10.0) == "3.4 requests a minute while its jobs run, 3.8 at most, after the first 36"
+
+
+def test_one_status_command_serves_all_sources_and_a_submission_asks_anew(slurm: FakeSlurm, tmp_path: Path) -> None:
+    shared = Shared(poll_s=10.0)
+    given = {"session": "k3v9", "folder": tmp_path, "pacer": shared.pacer, "listing": shared.listing}
+    sites = [Site(name=name, provider=Provider(kind=ProviderKind.SLURM)) for name in ("one", "two")]
+    one, two = (SlurmBatch(site, command=lambda block: f"echo {block}", **given) for site in sites)  # type: ignore[arg-type]
+    job = one.submit(BlockId("b1"))
+    assert one.look([job])[job].phase is BlockPhase.PENDING
+    two.find()
+    two.look([job])
+    assert len(slurm.asked("squeue")) == 1
+    other = two.submit(BlockId("b2"))
+    assert two.look([other])[other].phase is BlockPhase.PENDING
+    assert len(slurm.asked("squeue")) == 2
+
+
+def test_a_listing_that_failed_is_asked_for_again() -> None:
+    listing: Listing[int] = Listing(fresh_s=5.0)
+
+    def fail() -> int:
+        raise BatchTrouble("away")
+
+    with pytest.raises(BatchTrouble):
+        listing.read(fail)
+    assert listing.read(lambda: 7) == 7
+    assert listing.read(lambda: 8) == 7
+    listing.forget()
+    assert listing.read(lambda: 8) == 8
