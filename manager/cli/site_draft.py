@@ -110,10 +110,15 @@ def _queue(around: Surroundings, named: str) -> Draft:
         lines.append(_line("queue", queue, f"also: {others}" if others else ""))
         reasons.append(f"queue {queue}: " + ("as you said" if named else "the first that is open"))
     lines.append(_line("walltime", _duration(_WALLTIME_S), "shorter jobs start sooner"))
-    lines.append(_line("gpus", "1", "per node; leave it out for CPU cores"))
+    has_gpus = not around.nodes or any(node.gpus for node in around.nodes)
+    if has_gpus:
+        lines.append(_line("gpus", "1", "per node; leave it out for CPU cores"))
+    else:
+        lines.append('# gpus = "1"'.ljust(_COMMENT_AT) + "# no machine of the pool offers a GPU")
+        reasons.append("gpus: no machine of the pool offers any")
     cores, memory, has = _share(around.nodes)
-    lines += _ask(cores, memory, has, gpus=True)
-    reasons.append(_asked(cores, memory, "of the smallest machine with GPUs" if has else ""))
+    lines += _ask(cores, memory, has, gpus=has_gpus)
+    reasons.append(_asked(cores, memory, "of the smallest machine with GPUs" if has and has_gpus else ""))
     lines += ["", *_pilot(around), *_session(around, reasons)]
     return Draft(_text(lines), kind, tuple(reasons))
 

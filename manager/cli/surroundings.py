@@ -101,13 +101,18 @@ def look() -> Surroundings:
         found = [each for each in found if each[0] is not ProviderKind.PBS]
     kind, command = found[0] if found else (ProviderKind.LOCAL, "")
     run = Commands(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run
+    slurm = slurm_facts.ask(run) if kind is ProviderKind.SLURM else None
+    if slurm is not None and slurm.trouble and len(found) > 1:  # installed, not configured: another one may work
+        found = [*found[1:], found[0]]
+        kind, command = found[0]
+        slurm = None
     return Surroundings(
         host=os.uname().nodename,
         user=getpass.getuser(),
         kind=kind,
         command=command,
         others=tuple(other for other, _ in found[1:]),
-        slurm=slurm_facts.ask(run) if kind is ProviderKind.SLURM else None,
+        slurm=slurm,
         queues=tuple(_ask_queues(run, kind)),
         nodes=tuple(_ask_nodes(run)) if kind is ProviderKind.CONDOR else (),
         networks=interfaces.networks(),

@@ -20,7 +20,7 @@ from typing import Any
 
 import parsl
 from parsl.config import Config
-from parsl.dataflow.dflow import DataFlowKernelLoader
+from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
 
 from stoker import __version__
 from stoker.config import Site
@@ -88,12 +88,27 @@ def load(
             raise ConfigError(f"stoker.load: {error}; options go to parsl.config.Config") from None
         try:
             with _explaining_files(run_dir):
-                _current = Session(parsl.load(config), executor)
+                _current = Session(_load_parsl(config), executor)
         except BaseException:  # Ctrl-C too: what was started ends now, not when the manager misses its client
             with _said_when_slow("stoker: the session that was starting is being ended"):
                 _abandon(executor)
             raise
     return _current
+
+
+_RUN_DIR_TRIES = 20
+
+
+def _load_parsl(config: Config) -> DataFlowKernel:
+    """Parsl's `load`. It numbers the runs in a folder by looking and then making, so that two programs that are started
+    together choose the same number; the second one looks again."""
+    for tries_left in reversed(range(_RUN_DIR_TRIES)):
+        try:
+            return parsl.load(config)
+        except FileExistsError as error:
+            if not tries_left or not os.path.basename(str(error.filename)).isdigit():
+                raise
+    raise AssertionError("it returns or raises")
 
 
 @contextlib.contextmanager

@@ -3,8 +3,8 @@ and that pilots cannot reach each other.
 
 A batch system may keep a job for hours, and a program that waits for it would say nothing. So while calls wait, the
 session is looked at now and then. What there is to say is one line: above the bar where there is one, else in the log
-`stoker.news`, whose warnings are shown on stderr. It is said again after a minute, sooner when the reason has changed;
-numbers in it (how long a job waits, when it is expected) are no news.
+`stoker.news`, whose warnings are shown on stderr. A reason is said again after a minute, another one sooner; numbers in
+it (how long a job waits, when it is expected) are no news, nor are reasons that take turns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class News:
         self._alone_at: float | None = None
         """Since when calls wait and no pilot is there."""
         self._said_at = 0.0
-        self._said = ""
+        self._said: dict[str, float] = {}
+        """Why pilots were missing, in the last minute, and when it was said."""
         self._of_peers = ""
         self._load_said_at = -math.inf
         self._load_said = ""
@@ -86,13 +87,14 @@ class News:
             self._tell_of_load(slow, now)
         why = next((context.waits_for for context in status.contexts if context.waits_for), "")
         if able or not why:
-            self._alone_at, self._said = None, ""
+            self._alone_at, self._said = None, {}
             return
         self._alone_at = now if self._alone_at is None else self._alone_at
         reason = _NUMBER.sub("", why)
         spoke_at = self._said_at if self._said else self._alone_at
-        if now - spoke_at >= (AGAIN_S if reason == self._said else FIRST_S):
-            self._said_at, self._said = now, reason
+        self._said = {said: at for said, at in self._said.items() if now - at < AGAIN_S or said == reason}
+        if now - spoke_at >= FIRST_S and now - self._said.get(reason, -math.inf) >= AGAIN_S:
+            self._said_at = self._said[reason] = now
             self._say(f"{why}; more: stoker status {status.session}")
 
     def _tell_of_load(self, library: LibraryStatus, now: float) -> None:

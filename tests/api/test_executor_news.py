@@ -187,3 +187,12 @@ def test_a_program_whose_pilots_do_not_come_says_why_unless_it_was_told_not_to(t
     if lines:
         assert lines[0].startswith("stoker: ")
         assert "stoker status" in lines[0]
+
+
+def test_reasons_that_take_turns_are_each_said_once_a_minute() -> None:
+    desk = Desk()
+    said = []
+    for n in range(30):
+        desk.here = status(PRIORITY.format("1 h") if n % 2 else RESOURCES)
+        said += desk.look(2)
+    assert len(said) == 2

@@ -274,3 +274,39 @@ def test_a_probe_asks_for_one_minute_of_one_block() -> None:
     assert (probe.provider.walltime_s, probe.pilot.max_blocks, probe.pilot.init_blocks) == (60, 1, 1)
     assert probe.policy.provisioning is ProvisioningName.FIXED
     assert msgspec.structs.replace(probe, provider=site.provider, pilot=site.pilot, policy=site.policy) == site
+
+
+def test_an_htcondor_that_works_is_chosen_over_a_slurm_that_is_not_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {
+        "sbatch": "exit 1",
+        "sinfo": 'echo slurm-wlm 22.05.8; [ "$1" = --version ] || exit 1',
+        "condor_submit": "exit 1",
+    }
+    for name, text in answers.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    found = surroundings.look()
+    assert (found.kind, found.others[-1]) == (ProviderKind.CONDOR, ProviderKind.SLURM)
+
+
+@pytest.mark.parametrize(("gpus", "line"), [([0, 0], '# gpus = "1"'), ([0, 4], 'gpus = "1"'), ([], 'gpus = "1"')])
+def test_gpus_are_asked_for_where_the_pool_has_some(gpus: list[int], line: str) -> None:
+    nodes = tuple(surroundings.Node(8, 32 * 10**9, each) for each in gpus)
+    draft = site_draft.draft(around(kind=ProviderKind.CONDOR, command="condor_submit", slurm=None, nodes=nodes))
+    assert next(text for text in draft.text.splitlines() if "gpus =" in text).startswith(line)
+
+
+def test_a_home_that_is_closed_to_others_is_told_where_slot_users_run_jobs(tmp_path: Path) -> None:
+    closed = tmp_path / "home"
+    (closed / "venv" / "bin").mkdir(parents=True)
+    for folder in (*reversed(closed.parents), closed / "venv", closed / "venv" / "bin"):
+        if folder.is_relative_to(tmp_path):
+            folder.chmod(0o755)
+    closed.chmod(0o700)
+    python = closed / "venv" / "bin" / "python"
+    said = [finding.text for finding in cluster._seen_by_slot_users("site pool", python)]
+    assert len(said) <= 1  # a folder above may be closed, too, and is named then
+    assert "is closed to other users; where HTCondor runs jobs as slot users" in said[0]

@@ -94,3 +94,11 @@ def test_the_message_about_a_site_is_what_is_said() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_site('name = "lab"\n\n[pilot]\ndevice = "gpu"\n', file="site.toml")
     assert str(caught.value) == said[1]
+
+
+@pytest.mark.parametrize(("extras", "installs"), [("", '-e "."'), ("test", '-e ".[test]"')])
+def test_make_install_takes_no_extras_too(extras: str, installs: str) -> None:
+    said = subprocess.run(
+        ["make", "-n", "-B", "install", f"EXTRAS={extras}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert installs in said.stdout

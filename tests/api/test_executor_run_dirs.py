@@ -1,0 +1,44 @@
+"""Programs that are started together in one folder each get a run folder of their own."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import parsl
+import pytest
+from parsl.config import Config
+from parsl.dataflow.rundirs import make_rundir
+
+from stoker.manager.executor import loading
+
+
+def test_a_run_folder_that_another_program_has_just_made_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsl's own function makes them; eight at once choose the same numbers."""
+    together = Barrier(8)
+
+    def load(config: Config) -> str:
+        return make_rundir(config.run_dir)
+
+    monkeypatch.setattr(parsl, "load", load)
+
+    def program() -> object:
+        together.wait()
+        return loading._load_parsl(Config(run_dir=str(tmp_path / "runinfo")))
+
+    with ThreadPoolExecutor(8) as pool:
+        made = [future.result() for future in [pool.submit(program) for _ in range(8)]]
+    assert len({os.path.basename(str(path)) for path in made}) == 8
+
+
+def test_another_file_that_exists_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(config: Config) -> None:
+        raise FileExistsError(17, "File exists", "submit")
+
+    monkeypatch.setattr(parsl, "load", load)
+    with pytest.raises(FileExistsError):
+        loading._load_parsl(Config())
