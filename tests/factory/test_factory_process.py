@@ -128,7 +128,9 @@ def test_killed_at_any_moment_nothing_is_submitted_twice(manager: ManagerEnd, sl
     manager.news.clear()
     manager.start_factory()
     manager.hear("b0", PENDING)
-    until(lambda: slurm.jobs()["900"]["state"] == "CANCELLED", what="the end of a job that nobody knows")
+    assert manager.hear("b77", RUNNING).source == "lab", "the manager may have lost it: it is told, and decides"
+    manager.cancel("b77")
+    until(lambda: slurm.jobs()["900"]["state"] == "CANCELLED", what="the end of a job that nobody wants")
     assert [job["name"] for job in slurm.jobs().values() if job["id"] != "900"] == ["stoker-k3v9-b0"]
 
 
