@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import logging
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # `benchmarks` stands there
 
 from benchmarks.fuzz import fuzz, live
 from benchmarks.fuzz_inputs import damage

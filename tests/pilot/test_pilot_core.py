@@ -224,3 +224,10 @@ def test_a_library_without_a_bound_never_retires() -> None:
     library.hold([1])
     library.ended([1])
     assert not library.retires
+
+
+def test_a_call_that_its_marker_names_twice_leaves_a_library_once() -> None:
+    library = LibraryState(1, BARE, ("cpu:0",))
+    library.hold([1, 2])
+    departure = library.gone([1, 1, 9])
+    assert (departure.running, departure.unstarted) == ((1,), (2,))

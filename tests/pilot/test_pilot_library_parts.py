@@ -21,6 +21,7 @@ from stoker.errors import ProtocolError
 from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.pilot.agent import usage
 from stoker.pilot.agent.scratch import Scratch, base_folder, sweep
+from stoker.pilot.library import frames
 from stoker.pilot.library.frames import FrameReader, pack, pack_raw
 from stoker.pilot.library.functions import Functions
 from stoker.pilot.library.marker import Marker, running
@@ -197,3 +198,25 @@ def test_a_log_without_room_costs_what_is_printed_and_not_the_call(tmp_path: Pat
         said = pipe.read()
     assert said == ("None" if disk == "full" else "(0, 100018)")
     assert code == 0
+
+
+def test_a_length_alone_takes_no_memory_and_a_large_frame_comes_whole() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reader = FrameReader(ours)
+        theirs.sendall(frames._HEAD.pack(frames._MARK | frames.MOST_BYTES - 1) + b"few bytes")
+        assert reader.fill(block=False)
+        assert reader.next() is None
+        assert sys.getsizeof(reader._buffer) < 2**20
+    ours, theirs = socket.socketpair()
+    body = os.urandom(5_000_000)
+    with ours, theirs:
+        sender = threading.Thread(target=theirs.sendall, args=(pack_raw(body) + pack_raw(b"next"),))
+        sender.start()
+        reader, found = FrameReader(ours), []
+        while len(found) < 2:
+            assert reader.fill(block=True)
+            while (frame := reader.next()) is not None:
+                found.append(bytes(frame))
+        sender.join()
+        assert found == [body, b"next"]
