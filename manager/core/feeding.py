@@ -94,7 +94,7 @@ def pull(core: Core, library: Library) -> None:
         if library.id not in context.roomy and library.id not in context.idle:
             break
     calls.fed(core, context)
-    if queue.single() is not None or library.held or library.zombies:
+    if library.held or library.zombies or queue.single() is not None:
         return
     library.used_at = state.now
     core.apply(dispatch.dry(state, library), seam="dispatch")
@@ -237,8 +237,13 @@ def ended(core: Core, library: Library, ends: list[CallEnd]) -> None:
     library.served += total
     library.pilot.ended += total
     if total:
+        now = core.state.now
+        second = int(now)
         for counts in (core.state.rate, library.context.rate, library.pilot.rate):
-            recent.add(counts, total, now=core.state.now)
+            if counts and counts[-1][0] == second:  # `recent.add`, without the call
+                counts[-1][1] += total
+            else:
+                recent.add(counts, total, now=now)
     pull(core, library)
 
 

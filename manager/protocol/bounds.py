@@ -87,15 +87,18 @@ def _options(options: CallOptions) -> str:
 
 
 def _specs(specs: Iterable[CallSpec]) -> str:
-    for spec in specs:
-        wrong = ""
-        if spec.features is not None:
-            wrong = _features(spec.features)
-        if type(spec.payload) is ObjectRef:
-            wrong = wrong or _size("size_bytes of its arguments", spec.payload.size_bytes)
-        if wrong or spec.call < 0:
-            return f"call {spec.call}: {wrong or 'a negative id'}"
+    for spec in specs:  # the hot path: nearly all have neither
+        if (spec.features is not None or type(spec.payload) is ObjectRef or spec.call < 0) and (wrong := _spec(spec)):
+            return f"call {spec.call}: {wrong}"
     return ""
+
+
+def _spec(spec: CallSpec) -> str:
+    return _first((
+        _features(spec.features) if spec.features is not None else "",
+        _size("size_bytes of its arguments", spec.payload.size_bytes) if isinstance(spec.payload, ObjectRef) else "",
+        "a negative id" if spec.call < 0 else "",
+    ))  # fmt: skip
 
 
 def _features(features: Features) -> str:
