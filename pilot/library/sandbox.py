@@ -32,8 +32,8 @@ class Ground:
 
     @property
     def is_gone(self) -> bool:
-        """True if it was removed; made again by another hand it is another."""
-        return self._is is not None and _identity(self._folder) != self._is
+        """True if it was removed, also before this was made; made again by another hand it is another."""
+        return self._is is None or _identity(self._folder) != self._is
 
 
 def _identity(folder: str) -> tuple[int, int] | None:
