@@ -60,6 +60,8 @@ def arrive(core: Core, group: Group, specs: list[CallSpec]) -> None:
     context = group.context
     if state.orphans:
         fresh = repair.claim(core, fresh)
+        if not fresh:
+            return
     if group.options.objective.deadline_at and core.policies.dispatch.by_deadline:
         fresh = deadlines.came(core, fresh)
         if not fresh:

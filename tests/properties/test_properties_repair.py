@@ -1,0 +1,209 @@
+"""The manager is replaced by one that knows only the beginning of its journal. Pilots and the client say anew what they
+hold, and every call ends once, whatever else happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from core.desk import SESSION
+from core.toy import Toy, _decode
+from core.toy_pilot import ToyPilot
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from stoker.contexts.recipe import BARE
+from stoker.manager.core.commands import Command, ToClient
+from stoker.manager.core.core import Core
+from stoker.manager.core.events import FromClient, ManagerRestarted
+from stoker.manager.core.validate import validate
+from stoker.manager.protocol import to_client, wire
+from stoker.manager.protocol import to_manager as say
+
+CONTEXTS = ("bare", "a", "b")
+
+
+class Forgetful(Toy):
+    """A toy cluster whose manager may lose the end of its journal."""
+
+    def __init__(self) -> None:
+        self.submits: list[say.Submit] = []
+        self.recipes = [BARE]
+        self.received = 0
+        self.sequence = 0
+        super().__init__()
+
+    # ---- the client: it keeps what it waits for
+
+    def tell(self, *messages: Any, numbered: bool = True) -> Toy:
+        self.submits += [message for message in messages if isinstance(message, say.Submit)]
+        self.recipes += [message.recipe for message in messages if isinstance(message, say.DefineRecipe)]
+        self.sequence = getattr(self, "sequence", 0) + numbered
+        self._carry_out(self.give(FromClient("ana", self.sequence if numbered else 0, list(messages))))
+        return self
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        rest, again = [], False
+        for command in commands:
+            if isinstance(command, ToClient) and isinstance(command.message, to_client.Results):
+                self._results(command.message)
+                continue
+            if isinstance(command, ToClient) and isinstance(command.message, to_client.ClientWelcome):
+                again = command.message.again
+            rest.append(command)
+        super()._carry_out(rest)
+        if again:
+            self.submit_again()
+
+    def _results(self, message: to_client.Results) -> None:
+        assert message.first <= self.received, "results were skipped"
+        for end in message.ends[self.received - message.first :]:
+            self.received += 1
+            self.ended.setdefault(self.names[end.call], end)  # a client hears of an end that comes again, and drops it
+
+    def submit_again(self) -> None:
+        messages: list[Any] = [say.DefineRecipe(recipe) for recipe in {r.key: r for r in self.recipes}.values()]
+        messages.append(say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+        submits, self.submits = self.submits, []
+        for submit in submits:
+            open_calls = [spec for spec in submit.calls if self.names[spec.call] not in self.ended]
+            if open_calls:
+                messages.append(msgspec.structs.replace(submit, calls=open_calls))
+        self.recipes = [BARE]
+        self.tell(*messages, say.Resubmitted())
+
+    # ---- pilots: the hello comes first, and speaks of the state before the frames that follow
+
+    def _connect(self, pilot: ToyPilot) -> None:
+        if not pilot.alive:
+            return
+        self.links[pilot.name] = next(self._links)
+        self.from_pilot(pilot, 0, [before(pilot)])
+        for frame in pilot.outbox.unacked():
+            self.from_pilot(pilot, *_decode(frame))
+
+    # ---- the loss
+
+    def lose(self, keep: float) -> None:
+        """The manager dies, and comes back with this share of its journal."""
+        kept = int(len(self.past) * keep)
+        self.past, self.did = self.past[:kept], self.did[: kept + 1]
+        self.policies = self._make()
+        self.core = Core(SESSION, self.policies, strict=True)
+        self.core.start()
+        for now, event in self.past:
+            self.core.handle(event, now)
+        for key, at in self.core.state.timers.items():
+            self.after(at - self.now, lambda key=key, at=at: self._timer(key, at))  # type: ignore[misc]
+        for name, pilot in self.pilots.items():
+            self.links[name] = 0
+            if pilot.alive:
+                self.after(0.1, lambda pilot=pilot: self._connect(pilot))  # type: ignore[misc]
+            else:
+                self.after(20.0, lambda name=name: self.kill(name))  # type: ignore[misc]
+        self._event(ManagerRestarted())
+        self.after(0.05 if keep > 0.5 else 0.2, self._come_back)
+        validate(self.core.state)
+
+    def _come_back(self) -> None:
+        hello = say.ClientHello(wire.VERSION, SESSION, self.received, acknowledged=self.sequence, number=0)
+        self.tell(hello, numbered=False)
+
+
+def before(pilot: ToyPilot) -> say.PilotHello:
+    """A pilot's hello as its agent makes it: what its unacknowledged frames tell has not happened yet."""
+    hello = pilot.hello()
+    libraries = {facts.library: facts for facts in hello.libraries}
+    for frame in reversed(pilot.outbox.unacked()):
+        for message in reversed(_decode(frame)[1]):
+            match message:
+                case say.CallsEnded(library, ends):
+                    _add(libraries, library, [end.call for end in ends])
+                case say.CallsReturned(library, calls):
+                    _add(libraries, library, calls)
+                case say.LibraryReady(library=library) if library in libraries:
+                    libraries[library] = msgspec.structs.replace(libraries[library], ready=False)
+                case say.LibraryGone(library=library, loading=loading, running=running, unstarted=unstarted):
+                    key, devices = pilot.toy.orders[library]  # type: ignore[attr-defined]
+                    libraries[library] = say.LibraryFacts(library, key, devices, not loading, (*running, *unstarted))
+    recipes = tuple({x.recipe.key: x.recipe for x in pilot.libraries.values()}.values())
+    held = {x.id: x.held_bytes for x in pilot.libraries.values()}
+    facts = tuple(msgspec.structs.replace(f, reserved_bytes=held.get(f.library, 0)) for f in libraries.values())
+    last = max(pilot.toy.orders, default=0)  # type: ignore[attr-defined]
+    return msgspec.structs.replace(
+        hello, libraries=facts, acknowledged=pilot.outbox.acknowledged, recipes=recipes, last_library=last
+    )
+
+
+def _add(libraries: dict[Any, say.LibraryFacts], library: int, calls: Any) -> None:
+    if library in libraries:
+        known = libraries[library]
+        libraries[library] = msgspec.structs.replace(known, calls=tuple(dict.fromkeys((*calls, *known.calls))))
+
+
+class Losing(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.toy = Forgetful()
+        self.toy.orders = {}  # type: ignore[attr-defined]
+        self.toy.context("a", load_s=0.5, memory="3 GB")
+        self.toy.context("b", load_s=0.5, memory="5 GB", slots=3)
+        self.count = 0
+        send = self.toy._to_pilot
+
+        def remember(name: str, message: Any) -> None:
+            if hasattr(message, "recipe"):
+                self.toy.orders[message.library] = message.recipe.key, message.devices  # type: ignore[attr-defined]
+            send(name, message)
+
+        self.toy._to_pilot = remember  # type: ignore[method-assign]
+
+    @rule(context=st.sampled_from(CONTEXTS), count=st.integers(1, 12), run_s=st.sampled_from((0.001, 0.3, 2.0)))
+    def submit(self, context: str, count: int, run_s: float) -> None:
+        names = [f"c{self.count + n + 1}" for n in range(count)]
+        self.count += count
+        if "ana" in self.toy.core.state.clients and self.toy.core.state.clients["ana"].connected:  # type: ignore[index]
+            self.toy.call(*names, context=context, run_s=run_s)
+        else:
+            self.count -= count
+
+    @rule(seconds=st.sampled_from((0.01, 0.3, 1.0, 5.0)))
+    def wait(self, seconds: float) -> None:
+        self.toy.run(until=self.toy.now + seconds)
+
+    @precondition(lambda self: sum(pilot.alive for pilot in self.toy.pilots.values()) < 3)
+    @rule(devices=st.integers(1, 2))
+    def pilot_joins(self, devices: int) -> None:
+        self.toy.pilot(f"p{len(self.toy.pilots)}", devices=devices)
+
+    @precondition(lambda self: self.toy.core.state.pilots)
+    @rule(chance=st.randoms(use_true_random=False), gap=st.sampled_from((0.01, 1.0, 30.0)))
+    def pilot_is_cut(self, chance: Any, gap: float) -> None:
+        name = chance.choice(sorted(self.toy.core.state.pilots))
+        if self.toy.links.get(name):
+            self.toy.cut(name, back_after=gap)
+
+    @precondition(lambda self: self.toy.core.state.pilots)
+    @rule(chance=st.randoms(use_true_random=False))
+    def pilot_dies(self, chance: Any) -> None:
+        self.toy.kill(chance.choice(sorted(self.toy.core.state.pilots)))
+
+    @rule(keep=st.sampled_from((0.0, 0.1, 0.5, 0.8, 0.95, 1.0)))
+    def the_journal_loses_its_end(self, keep: float) -> None:
+        self.toy.lose(keep)
+        self.toy.run(until=self.toy.now + 0.4)
+
+    def teardown(self) -> None:
+        self.toy.run(until=self.toy.now + 60.0)
+        self.toy.pilot("last", devices=2)
+        self.toy.run(limit_s=5000)
+        assert set(self.toy.ended) == set(self.toy.ids)
+        assert all(end.ok for end in self.toy.ended.values())
+        self.toy.check()
+
+
+TestLosing = Losing.TestCase
+TestLosing.settings = settings(
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
