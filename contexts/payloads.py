@@ -17,6 +17,7 @@ import io
 import pickle
 import struct
 import sys
+import threading
 import traceback
 import types
 from typing import Any
@@ -99,6 +100,12 @@ def loads(data: Buffer) -> Any:
         for offset, length, writable in table
     )
     return pickle.loads(body, buffers=buffers)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether somebody has pressed Ctrl-C, who is not to be told of bad bytes. Python raises it in the main thread alone;
+    elsewhere user code did."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def body_of(data: bytes) -> tuple[bytes, int]:
@@ -235,7 +242,9 @@ def dump_exception(error: BaseException) -> bytes:
 def load_exception(data: Buffer) -> BaseException:
     """The exception of `dump_exception`'s bytes: itself, caused by a RemoteTraceback.
 
-    One that could not be pickled there, or can't be rebuilt here, comes as RemoteCallError (`kind`, `traceback`).
+    One that could not be pickled there, or can't be rebuilt or shown here, comes as RemoteCallError (`kind`,
+    `traceback`): Parsl and `traceback` ask every exception for its `repr`, and a future whose exception has none
+    never ends.
     """
     kind, message, text, body = pickle.loads(data)
     error: Any = None
@@ -243,8 +252,12 @@ def load_exception(data: Buffer) -> BaseException:
     if body:
         try:
             error = _saying(message, _rebuild_exception(loads(body)))
-        except Exception as failure:
+            repr(error)
+        except BaseException as failure:  # user code runs here, and may raise SystemExit
+            if is_interrupt(failure):
+                raise
             why = f"it can't be rebuilt here: {type(failure).__name__}: {failure}"
+            error = None
     if not isinstance(error, BaseException):
         error = RemoteCallError(f"{kind}: {message}\n({why})", kind=kind, traceback=text)
     found: BaseException = error

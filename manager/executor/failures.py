@@ -95,7 +95,9 @@ def _open(payload: Payload, end: CallEnd) -> Any:
     data = _bytes(payload, end)
     try:
         return payloads.loads(data)
-    except Exception as error:
+    except BaseException as error:  # what the result's classes do may raise SystemExit, which would end our thread
+        if payloads.is_interrupt(error):
+            raise
         raise SerializationError(
             f"call {show_call(end.call)}: its result cannot be unpickled here: {error!r}; "
             "the modules that define it must be importable in this program too",

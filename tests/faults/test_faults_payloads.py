@@ -121,6 +121,28 @@ class UnopenableHere:
         return _open, (self.home,)
 
 
+class LeavesHere:
+    """Opened anywhere but where it was made, it ends the process that opens it, if that lets it."""
+
+    def __init__(self):
+        self.home = os.getpid()
+
+    def __reduce__(self):
+        return _leave, (self.home,)
+
+
+def _leave(home):
+    if os.getpid() != home:
+        raise SystemExit("not here")
+
+
+class Unshown(Exception):
+    """As one whose `repr` wants an attribute that pickling has lost."""
+
+    def __repr__(self):
+        raise AttributeError("no repr today")
+
+
 class Odd(Exception):
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
@@ -138,9 +160,13 @@ class Stuck(Exception):
 
 
 def raises(kind):
-    raise {"odd": lambda: Odd(1, 2), "locked": Locked, "stuck": Stuck, "socket": lambda: OSError(socket.socket())}[
-        kind
-    ]()
+    raise {
+        "odd": lambda: Odd(1, 2),
+        "locked": Locked,
+        "stuck": Stuck,
+        "socket": lambda: OSError(socket.socket()),
+        "unshown": Unshown,
+    }[kind]()
 
 
 def returns(kind):
@@ -149,6 +175,7 @@ def returns(kind):
         "refuses": Unpicklable,
         "generator": lambda: (number for number in range(3)),
         "here": UnopenableHere,
+        "leaves": LeavesHere,
     }[kind]()
 
 
@@ -172,7 +199,13 @@ def test_arguments_that_cannot_be_opened_there(shared):
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [("lock", "lock"), ("refuses", "this one stays here"), ("generator", "generator"), ("here", "only at home")],
+    [
+        ("lock", "lock"),
+        ("refuses", "this one stays here"),
+        ("generator", "generator"),
+        ("here", "only at home"),
+        ("leaves", "SystemExit"),
+    ],
 )
 def test_results_that_cannot_travel(shared, kind, said):
     app = stoker.app()(returns)
@@ -189,6 +222,7 @@ def test_results_that_cannot_travel(shared, kind, said):
         ("locked", Locked, "locked"),
         ("stuck", errors.RemoteCallError, "Stuck: "),
         ("socket", errors.RemoteCallError, "OSError"),
+        ("unshown", errors.RemoteCallError, "no repr today"),
     ],
 )
 def test_exceptions_that_are_hard_to_pickle(shared, kind, type_, said):
