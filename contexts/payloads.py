@@ -103,8 +103,8 @@ def loads(data: Buffer) -> Any:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether somebody has pressed Ctrl-C, who is not to be told of bad bytes. Python raises it in the main thread alone;
-    elsewhere user code did."""
+    """Whether somebody has pressed Ctrl-C, who is not to be told of bad bytes. Python raises it in the main thread
+    alone; elsewhere user code did."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 

@@ -50,6 +50,7 @@ from stoker.manager.executor.packing import name_of, pack_arguments
 from stoker.manager.executor.progress import Bar, Follow
 from stoker.manager.executor.rows import rows_of
 from stoker.manager.executor.wants import Wants
+from stoker.manager.protocol.bounds import MOST_NUMBER
 from stoker.manager.protocol.calls import CallEnd, Payload
 from stoker.manager.protocol.ids import CallId
 
@@ -87,6 +88,7 @@ def map(
     for name, number in (("batch_size", size), ("window", window)):
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ConfigError(f"stoker.map: {name}: {number!r} is not a whole number of at least 1")
+    size = min(size, MOST_NUMBER) if size is not None else None
     if not callable(function):
         raise ConfigError(f"stoker.map: {function!r} is not a function; write stoker.map(function, items)")
     rows = rows_of(items)

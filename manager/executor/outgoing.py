@@ -159,9 +159,8 @@ class Outgoing:
         if self.received > self._said:
             messages.append(to_manager.Received(self.received))
             self._said = self.received
-        sequence = self._outbox.next()
-        frame = wire.encode(messages, sequence=sequence)
-        self._outbox.keep(sequence, frame)
+        frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # raises before the number is taken
+        self._outbox.keep(self._outbox.next(), frame)
         return frame
 
     def _next_batch(self) -> list[Any]:

@@ -109,7 +109,7 @@ def name_of(function: Callable[..., Any]) -> str:
     """What people call a function: `verify`, `Checker.check`, `<lambda>`."""
     inner = getattr(function, "func", function) if not hasattr(function, "__name__") else function
     name = getattr(inner, "__qualname__", None) or getattr(inner, "__name__", None) or type(function).__name__
-    return str(name).replace("<locals>.", "")
+    return str(name).replace("<locals>.", "").encode("utf-8", "replace").decode()
 
 
 def _pickle_function(function: Callable[..., Any], *, takes_context: bool) -> FunctionBlob:

@@ -19,6 +19,7 @@ from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.manager.executor.outgoing import Job
 from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of
+from stoker.manager.executor.sendable import check_job
 from stoker.manager.executor.wants import Wants, read_parsl_spec, read_wants
 
 SPECIFICATION = "parsl_resource_specification"
@@ -52,12 +53,13 @@ class Prepared:
         self._jobs: dict[Any, tuple[Any, Job]] = {}
         self._spec_place = _place_of_parsl_spec(bare(function))
         self._told: set[str] = set()
+        self._sendable: set[str] = set()
         self._captures = _is_users(bare(function))
 
     def job(self, function: Callable[..., Any], wants: Wants, *, folder: str) -> Job:
         """The job of calls that want this. One Job object for each Wants object, so that its calls travel together.
 
-        Raises what the executor's check raises.
+        Raises what the executor's check raises, and ConfigError for what cannot be sent.
         """
         plain = bare(function)
         self._tell_of_context(wants.recipe)
@@ -73,6 +75,7 @@ class Prepared:
             options=wants.options_now(folder=folder),
             variants=wants.variants,
         )
+        check_job(job, wants.features, name=self.name, known=self._sendable)
         if not wants.deadline_s:
             if len(self._jobs) > 256:
                 self._jobs.clear()

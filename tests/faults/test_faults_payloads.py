@@ -10,6 +10,7 @@ import threading
 import time
 
 import numpy as np
+import parsl
 import pytest
 from faults.world import kill, until
 
@@ -413,3 +414,33 @@ def test_many_results_at_once_survive_a_killed_manager(shared, shared_world):
         if len(seen) == 50:
             kill([shared_world.manager()])
     assert sorted(seen) == list(range(600))
+
+
+def named(name):
+    def function(number=1):
+        return number
+
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"priority": 10**30}, "priority is 1000"),
+        ({"gang": (1, 10**30)}, "gang is"),
+        ({"features": {"items": "many"}}, "items is 'many'"),
+        ({"features": {"kind": "\ud800"}}, "kind is"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_sent_is_named_where_it_is_asked_for_and_stops_no_later_call(shared, asked, said):
+    app = parsl.python_app(lambda value, parsl_resource_specification={}: value)  # Parsl's way
+    with pytest.raises(errors.ConfigError, match=said):
+        app(1, parsl_resource_specification=asked).result(60)
+    assert app(2).result(60) == 2
+
+
+def test_a_name_that_is_no_text_and_a_batch_without_bounds(shared):
+    assert stoker.app()(named("a\ud800\nb"))(3).result(60) == 3
+    assert list(stoker.map(named("\ud800"), [1, 2], batch_size=10**30)) == [[1, 2]]

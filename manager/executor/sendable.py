@@ -1,0 +1,53 @@
+"""Whether what a call says can be said to the manager: found out where the call is written, before anything is sent.
+
+A message is encoded long after the call was submitted, together with others', so a value that has no place in the
+protocol (a number of a hundred digits, a folder whose name is no text) must never come that far.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker.errors import ConfigError, ProtocolError
+from stoker.manager.executor.outgoing import Job
+from stoker.manager.protocol import to_manager, wire
+from stoker.manager.protocol.bounds import wrong_with
+from stoker.manager.protocol.calls import CallSpec, Features
+from stoker.manager.protocol.ids import CallId, RecipeKey
+
+_decode = wire.from_client()
+
+
+def check_job(job: Job, features: Features | None, *, name: str, known: set[str]) -> None:
+    """Raises ConfigError, naming what is wrong, where calls of this job can't be sent.
+
+    `name` is the function's; `known` holds the keys of recipes that have been looked at.
+    """
+    messages: list[msgspec.Struct] = [
+        *(to_manager.DefineRecipe(recipe) for recipe in (job.recipe, *job.variants) if recipe.key not in known),
+        to_manager.DefineFunction(job.function.key, job.function.name, b""),
+        to_manager.Submit(
+            job.function.key, RecipeKey(job.recipe.key), [CallSpec(CallId(0), b"", features)], job.options
+        ),
+    ]
+    for message in messages:
+        try:
+            wrong = wrong_with(_decode(wire.encode([message])).messages[0])
+        except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
+            wrong = f"{_what(message)}: {error}"
+        if wrong:
+            raise ConfigError(f"{name} can't be called as it is asked for: {wrong}")
+    known.update(recipe.key for recipe in (job.recipe, *job.variants))
+
+
+def _what(message: msgspec.Struct) -> str:
+    """The smallest part of a message that cannot be sent, with its value."""
+    for field in msgspec.structs.fields(message):
+        value = getattr(message, field.name)
+        try:
+            msgspec.convert(msgspec.msgpack.decode(msgspec.msgpack.encode(value)), field.type)
+        except (UnicodeEncodeError, OverflowError, TypeError, ValueError):
+            parts = value if isinstance(value, list | tuple) else (value,)
+            deeper = (_what(part) for part in parts if isinstance(part, msgspec.Struct))
+            return next(filter(None, deeper), f"{field.name} is {value!r:.80}")
+    return ""
