@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from batch.chaos import Stage, Step, Way
@@ -59,6 +60,8 @@ class Disks:
             "scratch is gone": Way(50, self._remove_scratch),
             "read-only cache": Way(150, self._protect_cache),
             "cut object": Way(200, self._cut_object),
+            "lost tail": Way(40, lambda step: self._spoil_journal(step, _cut)),
+            "damaged journal": Way(30, lambda step: self._spoil_journal(step, _flip)),
         }
 
     def scratch(self, node: str) -> Path:
@@ -129,24 +132,42 @@ class Disks:
             os.truncate(place, place.stat().st_size // 2)
         return str(place.relative_to(self._stage.world.scratch))
 
+    def _spoil_journal(self, step: Step, spoil: Callable[[Path, Step], str]) -> str:
+        """The manager's host crashes, and its journal comes back without its end, or with a wrong byte."""
+        managers, keepers = self._stage.victims.managers(), [pid for _, pid in self._stage.victims.keepers()]
+        if not managers or not self._processes.may_kill_manager() or not self._stage.is_free("all frozen"):
+            return ""
+        [(_, manager), *_] = managers
+        kill(keepers, signal.SIGSTOP)
+        try:
+            kill([manager])
+            until(lambda: not is_alive(manager), why="the manager is dead")
+            self._processes.manager_was_killed()
+            written = [path for path in self._stage.session.glob("journal*") if _SEGMENT.fullmatch(path.name)]
+            return spoil(max(written, key=lambda path: path.stat().st_mtime_ns), step)
+        finally:
+            kill(keepers, signal.SIGCONT)
 
-def lose_tail(stage: Stage, processes: Processes, journals: Sequence[Path], *, bytes_lost: int) -> str:
-    """The manager's host crashes: its journal comes back without its end. Empty if there was no manager to kill."""
-    managers, keepers = stage.victims.managers(), [pid for _, pid in stage.victims.keepers()]
-    if not managers or not processes.may_kill_manager():
-        return ""
-    [(_, manager), *_] = managers
-    kill(keepers, signal.SIGSTOP)
-    try:
-        kill([manager])
-        until(lambda: not is_alive(manager), why="the manager is dead")
-        processes.manager_was_killed()
-        newest = max(journals, key=lambda path: path.stat().st_mtime_ns)
-        size = newest.stat().st_size
-        os.truncate(newest, max(0, size - bytes_lost))
-    finally:
-        kill(keepers, signal.SIGCONT)
-    return f"{min(size, bytes_lost)} of {size} bytes"
+
+_SEGMENT = re.compile(r"journal(\.\d+)?")
+
+
+def _cut(journal: Path, step: Step) -> str:
+    size = journal.stat().st_size
+    lost = int(step.between((1, 20_000)))
+    os.truncate(journal, max(0, size - lost))
+    return f"{journal.name}: {min(size, lost)} of {size} bytes"
+
+
+def _flip(journal: Path, step: Step) -> str:
+    size = journal.stat().st_size
+    at = int(step.between((0.5, 1.0)) * (size - 1))
+    with journal.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 0x10]))
+    return f"{journal.name}: byte {at} of {size}"
 
 
 def _remount(disk: Path, options: str) -> bool:

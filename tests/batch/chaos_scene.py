@@ -150,6 +150,14 @@ class Scene:
         found: dict[str, Any] = json.loads(said.stdout)["status"] if said.returncode == 0 else {"error": said.stderr}
         return found
 
+    def replayed(self) -> str:
+        """How a replay of the journal decides otherwise than the managers did; empty if it does not."""
+        said = self.stoker("replay", self.session, "--json")
+        if said.returncode and not said.stdout.startswith("{"):
+            return f"stoker replay: {said.stdout}{said.stderr}"[:2000]
+        found = json.loads(said.stdout)["replayed"]["difference"]
+        return json.dumps(found)[:2000] if found else ""
+
     def end(self) -> list[str]:
         """End the session; what is left of it."""
         left = []

@@ -163,7 +163,7 @@ class Soak:
             watch.evidence(self.folder / "failure")
         record["programs"] = scene.found()
         facts = scene.status().items()
-        record["status"] = {key: fact for key, fact in facts if isinstance(fact, int | float | str) or key == "trouble"}
+        record["status"] = {key: fact for key, fact in facts if not isinstance(fact, list) or key == "notices"}
         ran = Ran(scene.ran)
         ran.look()
         record["begun"], record["calls_begun"] = ran.begun(), len(ran.names())
@@ -171,6 +171,7 @@ class Soak:
         record["processes"] = watch.summary()
         record["grown"] = watch.grown()
         record["left"] = scene.end()
+        record["replay"] = scene.replayed()
         if record["left"] and "error" not in record:
             watch.evidence(self.folder / "left")
         self._count(chaos)
@@ -194,7 +195,9 @@ class Soak:
         results = sum(sum(programs[name]["results"].values()) for name in PROGRAMS) if whole else 0
         record["results"] = self.before.get("results", 0) + results
         bad = [record["lost"], record["twice"], record["many_wrong"], record["many_failed"], len(record["left"])]
-        record["ok"] = whole and "error" not in record and not any(bad) and not record.get("grown")
+        reports = [notice for notice in record.get("status", {}).get("notices", ()) if "please report" in str(notice)]
+        bad += [len(record.get("grown", ())), len(record.get("replay", "")), len(reports)]
+        record["ok"] = whole and "error" not in record and not any(bad)
 
     def write(self) -> None:
         """Write the record."""
@@ -211,7 +214,7 @@ def told(record: dict[str, Any]) -> list[str]:
         ", ".join(f"{record[figure]} {figure.removeprefix('many_')}" for figure in figures)
         + f", {len(record['left'])} left behind; longest stall {stall.get('seconds', 0)} s ({stall.get('of', 'none')})",
     ]
-    lines += [f"  {record[key]}" for key in ("error", "stopped") if key in record]
+    lines += [f"  {record[key]}" for key in ("error", "stopped", "replay") if record.get(key)]
     return (
         lines + [f"  left: {each}" for each in record["left"][:20]] + [f"  grown: {x}" for x in record.get("grown", ())]
     )
