@@ -14,6 +14,7 @@ how many results of which kind there are; and at the end `NAME.json`, what came 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 import random
@@ -193,29 +194,50 @@ def steps(seven: int, number: int) -> int:
     return total
 
 
+def take(peer: socket.socket, count: int) -> bytes:
+    """So many bytes of the other rank. Raises OSError."""
+    heard = b""
+    while len(heard) < count:
+        more = peer.recv(count - len(heard))
+        if not more:
+            raise ConnectionError("the other side has hung up")
+        heard += more
+    return heard
+
+
+def greet(place: Any) -> socket.socket:
+    """The other rank, which has proved that it knows the gang's key; strangers knock there too. Raises OSError."""
+    if place.rank:
+        host, _, port = place.rendezvous.rpartition(":")
+        peer = socket.create_connection((host, int(port)), timeout=30)
+        peer.sendall(hmac.digest(place.key, b"rank 1", "sha256"))
+        return peer
+    until = time.monotonic() + 30
+    place.listener.settimeout(30)
+    while time.monotonic() < until:
+        peer = place.listener.accept()[0]
+        peer.settimeout(2)
+        try:
+            if hmac.compare_digest(take(peer, 32), hmac.digest(place.key, b"rank 1", "sha256")):
+                peer.settimeout(30)
+                return peer
+        except OSError:
+            pass
+        peer.close()
+    raise TimeoutError("the other rank has not come")
+
+
 @stoker.app(context=nothing(), gang=(2, 2))
 def gang(seven: int, number: int) -> int:
     from stoker.errors import GangBroken
 
     place = stoker.gang()
     note(f"{name}-gang-{number}-{place.rank}", "begins")
+    own = number + place.rank
     try:
-        if place.rank == 0:
-            place.listener.settimeout(30)
-            peer = place.listener.accept()[0]
-        else:
-            host, _, port = place.rendezvous.rpartition(":")
-            peer = socket.create_connection((host, int(port)), timeout=30)
-        with peer:
-            peer.settimeout(30)
-            own = number + place.rank
+        with greet(place) as peer:
             peer.sendall(own.to_bytes(8, "little"))
-            heard = b""
-            while len(heard) < 8:
-                more = peer.recv(8 - len(heard))
-                if not more:
-                    raise GangBroken("the other rank has hung up")
-                heard += more
+            heard = take(peer, 8)
     except OSError as error:
         raise GangBroken(f"rank {place.rank} lost the other: {error}") from error
     note(f"{name}-gang-{number}-{place.rank}", "ends")
