@@ -98,7 +98,10 @@ class FakePilot:
         libraries = tuple(
             LibraryFacts(number, *self.facts[number], True, tuple(held)) for number, held in self.held.items()
         )
-        hello = PilotHello(wire.VERSION, self.session, self.name, 1, self.devices, libraries=libraries)
+        hello = PilotHello(
+            wire.VERSION, self.session, self.name, 1, self.devices, libraries=libraries,
+            acknowledged=min(self.unacked, default=self.sequence + 1) - 1,
+        )  # fmt: skip
         self.socket.send(wire.encode([hello]))
         for frame in self.unacked.values():
             self.socket.send(frame)
@@ -135,7 +138,8 @@ class FakePilot:
                 self.unacked = {number: frame for number, frame in self.unacked.items() if number > sequence}
             case to_pilot.Exit() | to_pilot.PilotRefused():
                 self.over = True
-            case to_pilot.HelloAgain():
+            case to_pilot.HelloAgain(acknowledged=sequence):
+                self.unacked = {number: frame for number, frame in self.unacked.items() if number > sequence}
                 self.greet()
             case _:
                 pass

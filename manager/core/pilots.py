@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 KEPT_NOTES = 100
 """The last so many notes of a pilot are kept, and its first."""
+MOST_HELLOS = 4
+"""A pilot is asked so often in a row for a newer hello."""
 KEPT_PILOTS = 1000
 """So many pilots that are gone are kept: for their stories, and to tell them should they come back."""
 
@@ -77,6 +79,9 @@ def frame(core: Core, event: FromPilot) -> None:
             _refuse(core, event.pilot, _NOT_BACK)
         return
     if pilot is None:
+        return
+    if pilot.hellos_asked and event.sequence:
+        state.refuse("frame of a pilot before the hello that it was asked for")
         return
     if not pilot.inbox.accept(event.sequence):
         state.refuse("repeated or early frame of a pilot")
@@ -215,6 +220,13 @@ def _hello(core: Core, id: PilotId, message: PilotHello) -> Pilot | None:
         state.refuse("pilot that is not wanted")
         _refuse(core, id, wrong)
         return None
+    known = pilot or gone
+    if known is not None and _is_stale(known, message):
+        known.hellos_asked += 1
+        core.out.append(ToPilot(id, to_pilot.HelloAgain(known.inbox.last)))
+        return None
+    if known is not None:
+        known.hellos_asked = 0
     if gone is not None:
         pilot = rejoin.rejoin(core, gone, message)
     elif pilot is None:
@@ -242,6 +254,13 @@ def _hello(core: Core, id: PilotId, message: PilotHello) -> Pilot | None:
     _faults(core, pilot, message.faults, lost=lost)
     _supply(core, pilot)
     return pilot
+
+
+def _is_stale(pilot: Pilot, message: PilotHello) -> bool:
+    """True if a hello speaks of the time before frames that were taken, because their acknowledgement has not reached
+    the pilot. It is older than the manager's books then: a library that has ended would seem to live, and a call that
+    was given back to run. The frames are not taken twice, so nothing would put that right."""
+    return pilot.hellos_asked < MOST_HELLOS and not pilot.inbox.has_hole and message.acknowledged < pilot.inbox.last
 
 
 def _supply(core: Core, pilot: Pilot) -> None:

@@ -412,9 +412,9 @@ class Pilot:
     """An agent on a node."""
 
     __slots__ = (
-        "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "host", "id", "inbox", "kept", "lacks",
-        "lasts_s", "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "rate", "refused_frames", "released",
-        "reserved", "source", "state", "troubles", "unfit", "used_at", "was",
+        "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "hellos_asked", "host", "id", "inbox", "kept",
+        "lacks", "lasts_s", "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "rate", "refused_frames",
+        "released", "reserved", "source", "state", "troubles", "unfit", "used_at", "was",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -427,6 +427,8 @@ class Pilot:
         self.devices: dict[DeviceId, Device] = {}
         self.libraries: dict[LibraryId, Library] = {}
         self.inbox = Inbox()
+        self.hellos_asked = 0
+        """How often it was asked for a newer hello since its last good one. Until then its frames are not taken."""
         self.used_at = now
         """When it came, or its last library that is gone had gone."""
         self.unfit: dict[str, Note] = {}

@@ -24,7 +24,10 @@ class PilotWelcome(_Message, frozen=True, tag="welcome"):
 
 
 class HelloAgain(_Message, frozen=True, tag="hello-again"):
-    """The manager had given the pilot up and hears of it again: it should say hello with all that it holds."""
+    """The pilot should say hello with all that it holds: the manager had given it up and hears of it again, or its last
+    hello spoke of the time before frames that the manager has taken. Frames up to `acknowledged` are taken."""
+
+    acknowledged: int = 0
 
 
 class PilotRefused(_Message, frozen=True, tag="refused"):

@@ -69,7 +69,8 @@ def handle(agent: Agent, message: ToPilot) -> None:
             objects.again(agent)
             for here in agent.told_snapshots if again else ():
                 agent.link.post(here)
-        case HelloAgain():
+        case HelloAgain(acknowledged=acknowledged):
+            agent.link.acked(acknowledged)
             agent.link.flush()
             agent.link.greet(agent.hello())
         case FetchObject():

@@ -120,7 +120,8 @@ class Loop:
                     self._heartbeat_s, self._lease_s = max(0.1, heartbeat_s), lease_s
                     self._welcomed_at = time.monotonic()
                     self._heartbeat_at = 0.0
-                case HelloAgain():
+                case HelloAgain(acknowledged=acknowledged):
+                    self._link.acked(acknowledged)
                     self._greet()
                 case PilotRefused(reason=reason):
                     self._leave(f"the manager refused this pilot: {reason}", within_s=0.0, code=3)

@@ -131,8 +131,9 @@ class Cluster(Desk):
         self.mail.pop(pilot, None)
         return self.event(PilotLost(pilot, "silent for 15 s"))  # type: ignore[arg-type]
 
-    def come_back(self, pilot: str, **libraries: tuple[str, ...]) -> Cluster:
-        """A pilot reconnects with these libraries (`lib1=("c1",)`), all ready."""
+    def come_back(self, pilot: str, *, acknowledged: int | None = None, **libraries: tuple[str, ...]) -> Cluster:
+        """A pilot reconnects with these libraries (`lib1=("c1",)`), all ready, and speaks of the time after its frame
+        number `acknowledged` (None: of now)."""
         facts = []
         for name, calls in libraries.items():
             library = self._library_of(pilot, int(name.removeprefix("lib")))
@@ -143,8 +144,17 @@ class Cluster(Desk):
                 )
             )  # fmt: skip
         old = self._facts[pilot]
-        hello = say.PilotHello(old.protocol, old.session, old.host, old.pid, old.devices, libraries=tuple(facts))
+        hello = say.PilotHello(
+            old.protocol, old.session, old.host, old.pid, old.devices, libraries=tuple(facts),
+            acknowledged=self.taken(pilot) if acknowledged is None else acknowledged,
+        )  # fmt: skip
         return self.report(pilot, hello, numbered=False)
+
+    def taken(self, pilot: str) -> int:
+        """How many frames of a pilot the manager has taken."""
+        state = self.core.state
+        known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)  # type: ignore[call-overload]
+        return known.inbox.last if known is not None else 0
 
     def _library_of(self, pilot: str, id: int) -> Library:
         gone = self.core.state.gone_pilots.get(pilot)  # type: ignore[call-overload]

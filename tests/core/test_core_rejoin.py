@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+import pytest
 from core.builders import Cluster, recipe
 
+from stoker.manager.core import pilots
+from stoker.manager.core.events import FromPilot
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot
@@ -137,3 +141,53 @@ def test_no_context_is_loaded_where_it_would_not_be_ready_in_time(cluster: Make)
 
 def _end(c: Cluster, name: str) -> say.CallEnd:
     return say.CallEnd(c.ids[name], True, name.encode(), 1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_hello_from_before_the_end_of_a_library_does_not_bring_it_back(cluster: Make, given_up: bool) -> None:
+    """The frame that told its end was taken, and the acknowledgement was lost with the connection."""
+    c = cluster(pilots=1).call("c1").ready()
+    library = c.library()
+    before = c.taken("p1")
+    c.report("p1", say.LibraryGone(library.id, None, False, (c.ids["c1"],)))
+    c.cut("p1").forget()
+    if given_up:
+        c.lose("p1")
+    hello = c._facts["p1"]
+    facts = say.LibraryFacts(
+        library.id, library.context.recipe.key, tuple(d.id for d in library.devices), True, (c.ids["c1"],)
+    )
+    stale = msgspec.structs.replace(hello, libraries=(facts,), acknowledged=before)
+    c.report("p1", stale, numbered=False)
+    assert c.hears("p1", to_pilot.HelloAgain).acknowledged == c.taken("p1") == before + 1
+    assert c.waiting() == ["c1"]
+
+    c.event(FromPilot("p1", before + 2, [say.LibraryNews(library.id, say.LibraryPhase.LOADING)]))  # type: ignore[arg-type]
+    assert c.taken("p1") == before + 1, "no frame is taken before the hello"
+    c.come_back("p1")
+    assert c.pilot().state is PilotState.HERE
+    c.ready()
+    assert c.held() == ["c1"]
+    assert c.library().id != library.id
+
+
+def test_a_hello_from_before_a_call_was_given_back_does_not_hold_it(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1").ready()
+    library = c.library()
+    before = c.taken("p1")
+    c.report("p1", say.CallsReturned(library.id, (c.ids["c1"],), refused="lib-1 is about to end"))
+    c.cut("p1").forget()
+    c.come_back("p1", acknowledged=before, **{f"lib{library.id}": ("c1",)})
+    assert c.hears("p1", to_pilot.HelloAgain).acknowledged == before + 1
+    c.come_back("p1", **{f"lib{library.id}": ()})
+    c.hears("p1", to_pilot.PilotWelcome)
+    assert c.waiting() == ["c1"], "the library does not have it"
+
+
+def test_a_pilot_whose_hellos_never_get_newer_is_taken_as_it_is(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1").ready().end("c1").cut("p1").forget()
+    for _ in range(pilots.MOST_HELLOS):
+        c.come_back("p1", acknowledged=0, lib1=())
+        c.hears("p1", to_pilot.HelloAgain)
+    c.come_back("p1", acknowledged=0, lib1=())
+    c.hears("p1", to_pilot.PilotWelcome)

@@ -161,9 +161,13 @@ class Toy(Desk):
     def _connect(self, pilot: ToyPilot) -> None:
         if pilot.alive:
             self.links[pilot.name] = next(self._links)
-            for frame in pilot.outbox.unacked():
-                self.from_pilot(pilot, *_decode(frame))
-            self.from_pilot(pilot, 0, [pilot.hello()])
+            self.greet(pilot)
+
+    def greet(self, pilot: ToyPilot) -> None:
+        """A pilot sends again what was not acknowledged, and then a hello that speaks of the time after it."""
+        for frame in pilot.outbox.unacked():
+            self.from_pilot(pilot, *_decode(frame))
+        self.from_pilot(pilot, 0, [pilot.hello()])
 
     def from_pilot(self, pilot: ToyPilot, sequence: int, messages: list[Any]) -> None:
         link, event = self.links.get(pilot.name), FromPilot(pilot.name, sequence, messages)  # type: ignore[arg-type]

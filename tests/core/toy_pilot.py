@@ -99,6 +99,9 @@ class ToyPilot:
                 self.leave()
             case to_pilot.Ack(sequence):
                 self.outbox.acked(sequence)
+            case to_pilot.HelloAgain(acknowledged):
+                self.outbox.acked(acknowledged)
+                self.toy.greet(self)
             case to_pilot.PilotWelcome():
                 pass
             case to_pilot.PilotRefused():
@@ -118,6 +121,7 @@ class ToyPilot:
                 say.LibraryFacts(x.id, x.recipe.key, x.devices, x.ready, (*x.running, *x.waiting))  # type: ignore[arg-type]
                 for x in self.libraries.values()
             ),
+            acknowledged=self.outbox.acknowledged,
         )  # fmt: skip
 
     # ---- libraries

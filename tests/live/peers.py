@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
 from stoker.dealer import Keys, open_socket
@@ -60,7 +61,10 @@ class Peer:
         self._read = wire.to_pilot_decoder() if role == "pilot" else wire.to_client_decoder()
         self.sequence = 0
 
-    def send(self, *messages: Any, numbered: bool = True) -> bytes:
+    def send(self, *messages: Any, numbered: bool = True, as_it_is: bool = False) -> bytes:
+        """Send a frame. A pilot's hello speaks of the time after all frames before it, unless it is sent `as_it_is`."""
+        if isinstance(messages[0], say.PilotHello) and not as_it_is:
+            messages = (msgspec.structs.replace(messages[0], acknowledged=self.sequence), *messages[1:])
         if numbered:
             self.sequence += 1
         frame = wire.encode(list(messages), sequence=self.sequence if numbered else 0)

@@ -106,6 +106,9 @@ class Work:
                 self.ended.append((self.pilot.sequence, frame, []))
             elif isinstance(message, to_pilot.Ack):
                 self.ended = [each for each in self.ended if each[0] > message.sequence]
+            elif isinstance(message, to_pilot.HelloAgain):
+                self.ended = [each for each in self.ended if each[0] > message.acknowledged]
+                self.greet()
         if self.held and not self.hold:
             ends = [CallEnd(call, True, b"result %d" % call, 0.01) for call in self.held]  # type: ignore[arg-type]
             frame = self.pilot.send(say.CallsEnded(self.library, ends))  # type: ignore[arg-type]
@@ -137,9 +140,15 @@ class Work:
         self.client.send(say.ClientHello(wire.VERSION, self.client.session, self.received), numbered=False)
         for frame in self.frames:
             self.client.socket.send(frame)
+        self.greet()
+
+    def greet(self) -> None:
+        """The pilot says hello, and then what was not acknowledged."""
         calls = [call for _, _, ended in self.ended for call in ended] + self.held
         facts = say.LibraryFacts(self.library, "bare", ("cpu:0",), True, tuple(calls))  # type: ignore[arg-type]
-        self.pilot.send(pilot_hello(self.pilot.session, libraries=(facts,)), numbered=False)
+        acknowledged = self.ended[0][0] - 1 if self.ended else self.pilot.sequence
+        hello = pilot_hello(self.pilot.session, libraries=(facts,), acknowledged=acknowledged)
+        self.pilot.send(hello, numbered=False, as_it_is=True)
         for _, frame, _ in self.ended:
             self.pilot.socket.send(frame)
 
