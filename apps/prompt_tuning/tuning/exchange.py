@@ -220,7 +220,8 @@ def _roll_call(store: Any, *, rank: int, size: int, where: str, job: str, limit_
         store.set(f"here/{rank}", mine)
         store.wait([f"here/{each}" for each in range(size)], datetime.timedelta(seconds=max(0.1, limit_s)))
         theirs = [bytes(store.get(f"here/{each}")).decode() for each in range(size)]
-        store.set(f"read/{rank}", "")
+        with contextlib.suppress(RuntimeError):  # rank 0 may leave before it has answered this
+            store.set(f"read/{rank}", "")
     except RuntimeError as error:
         raise ExchangeError(
             f"rank {rank} of {size} waited {show_seconds(limit_s)} at {where}: {_absent(store, size=size)}; {again}",
