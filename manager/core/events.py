@@ -107,7 +107,7 @@ class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
 
 
 class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
-    """The shell has something to tell the people of this session, such as a journal that was damaged: `status` shows
+    """The shell has something to tell the users of the session, such as a journal that was damaged: `status` shows
     it."""
 
     text: str

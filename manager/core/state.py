@@ -20,6 +20,7 @@ from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.queue import Queue
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.transfers import Transfers
+from stoker.manager.core.trials import Trial
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec, Failure
 from stoker.manager.protocol.ids import BlockId, CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
@@ -133,90 +134,6 @@ class Call(msgspec.Struct, gc=False, eq=False):
         self.notes.append((now, text))
         if len(self.notes) > KEPT_CALL_NOTES:
             del self.notes[KEPT_CALL_NOTES // 2]
-
-
-class Loss:
-    """A pilot or library that was lost while a call may have run there (see `suspects`)."""
-
-    __slots__ = ("alone", "at", "failure", "library", "memory_bytes", "pilot", "ran_s")
-
-    def __init__(
-        self,
-        at: float,
-        pilot: Pilot,
-        library: LibraryId,
-        ran_s: float,
-        alone: bool,
-        failure: Failure | None,
-        memory_bytes: int,
-    ) -> None:
-        self.at = at
-        self.pilot = pilot
-        self.library = library
-        self.ran_s = ran_s
-        self.alone = alone
-        """Whether nothing else can have been the cause: nothing else ran on the pilot."""
-        self.failure = failure
-        """How the library died, where its pilot lives."""
-        self.memory_bytes = memory_bytes
-        """What the library used when it was measured last."""
-
-    @property
-    def counts(self) -> bool:
-        """True unless the pilot is back, or went for another reason."""
-        return self.failure is not None or (self.pilot.loss is not None and not self.pilot.loss.explained)
-
-    @property
-    def is_settled(self) -> bool:
-        """True if no better reason can come any more."""
-        return self.failure is not None or self.pilot.loss_settled
-
-
-class Cut:
-    """A call that ran when the walltime of its pilot was over."""
-
-    __slots__ = ("library", "log", "pilot", "ran_s", "walltime_s", "whole")
-
-    def __init__(
-        self,
-        ran_s: float,
-        walltime_s: float,
-        whole: bool,
-        pilot: PilotId,
-        library: LibraryId,
-        log: str,
-    ) -> None:
-        self.ran_s = ran_s
-        self.walltime_s = walltime_s
-        self.whole = whole
-        """Whether no pilot could have given it much more time."""
-        self.pilot = pilot
-        self.library = library
-        self.log = log
-
-
-class Trial:
-    """What a call has lost that is not done yet (see `suspects`)."""
-
-    __slots__ = ("cuts", "losses", "pilot", "saved")
-
-    def __init__(self) -> None:
-        self.losses: list[Loss] = []
-        self.cuts: list[Cut] = []
-        self.saved = b""
-        """What it had saved of its progress when the last of these happened."""
-        self.pilot: Pilot | None = None
-        """The pilot that is reserved for it."""
-
-    @property
-    def counted(self) -> list[Loss]:
-        """Losses that count against the call."""
-        return [loss for loss in self.losses if loss.counts]
-
-    @property
-    def longest_s(self) -> float:
-        """The longest that it ran before it was cut off."""
-        return max((cut.ran_s for cut in self.cuts), default=0.0)
 
 
 class Gang:

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING
 
 from stoker.manager.core import calls, feeding, libraries, losses
 from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.core.state import Call, Context, Cut, Library, Loss, Pilot, State, Trial
+from stoker.manager.core.state import Call, Context, Library, Pilot, State
+from stoker.manager.core.trials import Cut, Loss, Trial
 from stoker.manager.core.walltime import CAUTION, has_time
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import Failure, FailureKind

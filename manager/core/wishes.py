@@ -43,7 +43,7 @@ def refusal(
     options: CallOptions,
     honoured: frozenset[str],
     *,
-    policy: str = "of this session",
+    policy: str = "of the session",
     deadline: bool = False,
     features: Features | None = None,
 ) -> str:
