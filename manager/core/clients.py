@@ -307,6 +307,9 @@ def _recipe(core: Core, message: DefineRecipe) -> None:
 def _submit(core: Core, client: Client, message: Submit) -> None:
     state, options = core.state, message.options
     context, function = state.contexts.get(message.recipe), state.functions.get(message.function)
+    if (context is None or function is None) and (client.inbox.has_hole or client.unnamed is not None):
+        state.refuse("calls whose context or function was defined in a part of the journal that is lost")
+        return  # the client says all of it again
     wrong = ""
     if client.observer:
         wrong = "an observer submits nothing"

@@ -43,6 +43,8 @@ class Scene:
         chaos_clocks.install(small.packages, self.clocks, (HEAD, *cluster.shape.nodes))
         self._python = small.python
         self._path = chaos_scheduler.wrap(world.path / "bin", self.mood)
+        for machine in cluster.machines.values():  # shared memory of its own, in which only the session leaves anything
+            subprocess.run(machine.inside("mount", "-t", "tmpfs", "shm", "/dev/shm"), check=True)
         self.session = self._up()
         self.folder = disk / "session"
         # Objects of clients lie on a disk of their own: that one is never full.
@@ -169,6 +171,11 @@ class Scene:
             until(lambda: not self.world.processes(), limit_s=30, what="no process left")
         except Exception:
             left += self.world.left(folders=False)
+        for name, machine in self.cluster.machines.items():
+            listed = subprocess.run(
+                machine.inside("ls", "/dev/shm"), capture_output=True, text=True, check=False
+            ).stdout
+            left += [f"{name}: /dev/shm/{each}" for each in listed.split()]
         for place in self.world.scratch.glob("*/stoker-*"):
             sweep(place)  # as the next pilot there would: one that was killed could not do it
             left += map(str, place.glob("pilot-*"))

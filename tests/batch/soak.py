@@ -11,7 +11,6 @@ and adds to its figures. STOKER_SOAK_SEED (or `--seed`) does the same again, as 
 from __future__ import annotations
 
 import argparse
-import glob
 import json
 import os
 import secrets
@@ -47,24 +46,6 @@ FIRST_S = 180.0
 """Until the first results there are pilots to come, with their environment."""
 
 
-def _unused_shared_memory(before: set[str], *, limit_s: float = 20.0) -> list[str]:
-    """Shared memory that has come since and that no process uses. Other tests make some meanwhile, and let it go."""
-    until = time.monotonic() + limit_s
-    while True:
-        there = set(os.listdir("/dev/shm")) - before
-        used = {name for maps in glob.glob("/proc/[0-9]*/maps") for name in there if _names(maps, name)}
-        if there <= used or time.monotonic() > until:
-            return sorted(there - used)
-        time.sleep(0.5)
-
-
-def _names(maps: str, name: str) -> bool:
-    try:
-        return f"/dev/shm/{name}" in Path(maps).read_text()
-    except OSError:  # it has ended
-        return False
-
-
 class Soak:
     """One run. `record` is what is known of it, at any moment."""
 
@@ -86,7 +67,6 @@ class Soak:
 
     def run(self, *, seconds: float = float("inf"), faults: int | None = None) -> dict[str, Any]:
         """Disturb a session, and look what came of it; the record. Raises nothing that has to do with the session."""
-        shared_memory = set(os.listdir("/dev/shm"))
         environ = dict(os.environ)
         place = Path(tempfile.mkdtemp(prefix="soak-", dir="/tmp"))  # paths of sockets are short
         world = World(place / "world")
@@ -102,7 +82,6 @@ class Soak:
             os.environ.clear()
             os.environ.update(environ)
             shutil.rmtree(place, ignore_errors=True)
-        self.record["left"].extend(f"/dev/shm/{name}" for name in _unused_shared_memory(shared_memory))
         self._judge()
         self.write()
         return self.record

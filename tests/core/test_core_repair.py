@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from core.builders import SESSION, Cluster, cluster, devices, recipe
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.core.commands import DiscardObject
-from stoker.manager.core.events import ManagerRestarted, SessionDefined
+from stoker.manager.core.events import ManagerRestarted, RecordsLost, SessionDefined
 from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.core.state import JOURNAL_LOST
 from stoker.manager.protocol import to_client, to_pilot, wire
@@ -77,6 +78,22 @@ def test_a_client_whose_frames_are_lost_submits_again_and_nothing_is_cancelled()
     assert c.core.state.clients["bob"].open_calls == 2  # type: ignore[index]
     assert JOURNAL_LOST in c.core.state.notices
     c.check()
+
+
+@pytest.mark.parametrize("lost", ["recipe", "function"])
+def test_calls_whose_definitions_are_in_a_hole_of_the_journal_are_submitted_again(cluster: Make, lost: str) -> None:
+    """The record with a definition is damaged, the one with the calls is whole: they must not end for that."""
+    c = cluster(pilots=1)
+    c.event(RecordsLost(100, "its checksum is wrong"))
+    recipe_key, function = ("new", "f") if lost == "recipe" else ("bare", "new")
+    known = (say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code of f"))  # type: ignore[arg-type]
+    spec = CallSpec(5, b"arguments")  # type: ignore[arg-type]
+    c.tell("ana", *known, say.Submit(function, recipe_key, [spec], CallOptions()))  # type: ignore[arg-type]
+    assert not c.ended
+    c.event(ManagerRestarted())
+    sent = c._frames["ana"]
+    c.tell("ana", say.ClientHello(wire.VERSION, SESSION, acknowledged=sent, number=0), numbered=False)
+    assert c.hears("ana", to_client.ClientWelcome).again, "it is asked to say everything again"
 
 
 def test_a_client_keeps_its_number_and_the_next_one_gets_another() -> None:
