@@ -146,6 +146,7 @@ def serve(machine: Machine) -> None:
 def main() -> None:
     """Be a machine."""
     lock, logs, commands = sys.argv[1:]
+    os.umask(0o022)  # as a machine's daemons have it
     fcntl.flock(os.open(lock, os.O_RDONLY), fcntl.LOCK_SH)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -90,9 +90,10 @@ class Place:
         return self.run / "munge.sock"
 
     def make(self) -> None:
-        """Make the folders and the lock."""
+        """Make the folders and the lock. munged wants folders that everybody can reach, whatever the umask here."""
         for folder in (self.conf.parent, self.logs, self.run, self.root / "state", self.root / "dev"):
             folder.mkdir()
+            folder.chmod(0o755)
         self.lock.touch()
 
 
