@@ -17,7 +17,11 @@ from typing import Any
 
 from stoker.contexts import payloads
 from stoker.contexts.ranks import ALONE, Gang, SeatHook
-from stoker.errors import StokerError
+from stoker.errors import SerializationError, StokerError
+from stoker.units import show_bytes
+
+MOST_STATE_BYTES = 16_000_000
+"""No checkpoint is larger: it travels whole in a frame, of which a manager takes 64 MB, and lies in the journal."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
 """Takes `done, total, metric, state` (state is pickled, empty if none); answers whether the call is to be evicted."""
@@ -109,17 +113,23 @@ def load_variable_from_serverless(name: str) -> Any:
 def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = None) -> None:
     """Say how far the running call is: `done` of `total` steps (0 = unknown), a metric, and a checkpoint.
 
-    `state` is anything that can be pickled, or a function without arguments that makes it; a call that is asked to
-    make room ends here, and goes on elsewhere with `saved_state()`. A call that may end before it has done all items of
-    its `features` should say how far it is: else it is taken to have done them, and its pace is learned from that. One
-    that says it should do so once more at its end: its last report is taken for all that it did. Outside of a call
-    this does nothing.
+    `state` is anything that can be pickled (16 MB at most), or a function without arguments that makes it; a call that
+    is asked to make room ends here, and goes on elsewhere with `saved_state()`. A call that may end before it has done
+    all items of its `features` should say how far it is: else it is taken to have done them, and its pace is learned
+    from that. One that says it should do so once more at its end: its last report is taken for all that it did. Outside
+    of a call this does nothing.
     """
     scope = _current()
     if scope is None or scope.hook is None:
         return
     made = state() if callable(state) else state
     packed = b"" if made is None else payloads.dumps(made, what="checkpoint")
+    if len(packed) > MOST_STATE_BYTES:
+        raise SerializationError(
+            f"the checkpoint of {show_bytes(len(packed))} is too large: at most {show_bytes(MOST_STATE_BYTES)} travel "
+            "with a report; write it to a file that other pilots see too, and give its name as the state",
+            what="checkpoint",
+        )
     if scope.hook(float(done), float(total), float(metric), packed):
         raise Evicted(packed)
 

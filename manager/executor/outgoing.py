@@ -176,14 +176,21 @@ class Outgoing:
                 messages.append(entry)
                 if type(entry) is to_manager.WantPilots:
                     self._blocks = entry
+                size += _size_of(entry)
                 job = None
                 continue
             if entry[1].call not in self._wanted:  # cancelled before it left
                 continue
             if entry[0] is not job:
+                definitions = self._definitions(entry[0])
+                if definitions:  # they may be large: each takes its turn as any message
+                    queue.appendleft(entry)
+                    queue.extendleft(reversed(definitions))
+                    self._taken -= len(definitions) + 1
+                    job = None
+                    continue
                 job = entry[0]
                 specs = []
-                self._define(job, messages)
                 messages.append(to_manager.Submit(job.function.key, RecipeKey(job.recipe.key), specs, job.options))
             specs.append(entry[1])
             self._sent[entry[1].call] = Sent(job, entry[1])
@@ -192,7 +199,9 @@ class Outgoing:
             size += len(payload) if type(payload) is bytes else 0
         return messages
 
-    def _define(self, job: Job, messages: list[Any]) -> None:
+    def _definitions(self, job: Job) -> list[Any]:
+        """What the manager has to be told before calls of this job, and was not told yet."""
+        messages: list[Any] = []
         for recipe in (job.recipe, *job.variants):
             if recipe.key not in self._known:
                 self._known.add(recipe.key)
@@ -202,3 +211,11 @@ class Outgoing:
         if function.key not in self._known:
             self._known.add(function.key)
             messages.append(to_manager.DefineFunction(function.key, function.name, function.blob))
+        return messages
+
+
+def _size_of(message: Any) -> int:
+    """About how many bytes a definition has; other messages are small."""
+    if type(message) is to_manager.DefineFunction:
+        return len(message.blob)
+    return len(message.recipe.loader) if type(message) is to_manager.DefineRecipe else 0

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.errors import ConfigError, ProtocolError
+from stoker.errors import ConfigError, ProtocolError, SerializationError
 from stoker.manager.executor.outgoing import Job
 from stoker.manager.protocol import to_manager, wire
-from stoker.manager.protocol.bounds import wrong_with
+from stoker.manager.protocol.bounds import MOST_DEFINED_BYTES, wrong_with
 from stoker.manager.protocol.calls import CallSpec, Features
 from stoker.manager.protocol.ids import CallId, RecipeKey
+from stoker.units import show_bytes
 
 _decode = wire.from_client()
 
 
 def check_job(job: Job, features: Features | None, *, name: str, known: set[str]) -> None:
-    """Raises ConfigError, naming what is wrong, where calls of this job can't be sent.
+    """Raises ConfigError or SerializationError, naming what is wrong, where calls of this job can't be sent.
 
     `name` is the function's; `known` holds the keys of recipes that have been looked at.
     """
+    _check_size(len(job.function.blob), f"{name} and what it uses of its surroundings", what="function")
     messages: list[msgspec.Struct] = [
         *(to_manager.DefineRecipe(recipe) for recipe in (job.recipe, *job.variants) if recipe.key not in known),
         to_manager.DefineFunction(job.function.key, job.function.name, b""),
@@ -32,12 +34,24 @@ def check_job(job: Job, features: Features | None, *, name: str, known: set[str]
     ]
     for message in messages:
         try:
-            wrong = wrong_with(_decode(wire.encode([message])).messages[0])
+            data = wire.encode([message])
+            wrong = wrong_with(_decode(data).messages[0])
         except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
             wrong = f"{_what(message)}: {error}"
         if wrong:
             raise ConfigError(f"{name} can't be called as it is asked for: {wrong}")
+        if isinstance(message, to_manager.DefineRecipe):
+            _check_size(len(data), f"context {message.recipe.name}, its loader and its arguments", what="context")
     known.update(recipe.key for recipe in (job.recipe, *job.variants))
+
+
+def _check_size(size: int, whose: str, *, what: str) -> None:
+    if size > MOST_DEFINED_BYTES:
+        raise SerializationError(
+            f"{whose} take {show_bytes(size)}, and at most {show_bytes(MOST_DEFINED_BYTES)} travel with a {what}: pass "
+            "large values as arguments of the call, or read them in a context's loader from a file (its files=...)",
+            what=what,
+        )
 
 
 def _what(message: msgspec.Struct) -> str:

@@ -19,6 +19,8 @@ MOST_S = 1e10
 MOST_BYTES = 1 << 60
 MOST_NUMBER = 1 << 40
 """No library, block or call has a higher number among its kind; no peer sends more frames."""
+MOST_DEFINED_BYTES = 32_000_000
+"""No function, and no recipe, is larger: each travels whole in a frame, of which a manager takes 64 MB."""
 MOST_AT_ONCE = 100_000
 """No library has more slots, no context more devices, no gang more members."""
 

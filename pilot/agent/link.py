@@ -31,6 +31,9 @@ from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.pilot")
 
+FRAME_BYTES = 16_000_000
+"""Messages that are larger together travel in several frames."""
+
 
 class Before(msgspec.Struct):
     """What the manager does not know yet of what has happened: what its unacknowledged frames say.
@@ -82,10 +85,18 @@ class ManagerLink:
         """Send this turn's frame, or keep it until there is a connection."""
         if not self._batch:
             return
-        sequence = self._outbox.next()
-        frame = wire.encode(self._batch, sequence=sequence)
-        self._batch = []
-        self._outbox.keep(sequence, frame)
+        batch, self._batch = self._batch, []
+        self._send(batch)
+
+    def _send(self, batch: list[FromPilot]) -> None:
+        """Number, keep and send messages: in one frame, or in several where the manager would refuse one so large."""
+        frame = wire.encode(batch, sequence=self._outbox.sequence + 1)
+        if len(frame) > FRAME_BYTES and len(batch) > 1:
+            half = len(batch) // 2
+            self._send(batch[:half])
+            self._send(batch[half:])
+            return
+        self._outbox.keep(self._outbox.next(), frame)
         if self.dealer.connected:
             self.dealer.send(frame)
 

@@ -44,6 +44,7 @@ from stoker.pilot.library.sandbox import Ground, Sandbox
 from stoker.pilot.library.settings import Settings
 
 _SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
+_TEXT_MOST = 40_000
 NO_CALL = -1
 """In place of a call's id, which counts from 0: none runs."""
 _now = time.perf_counter
@@ -302,5 +303,7 @@ def _map(path: str) -> memoryview:
 
 
 def clean(text: str) -> str:
-    """Text that every peer can read: odd characters of user code must not break a frame."""
+    """Text that every peer can read: odd characters of user code must not break a frame, nor megabytes of them."""
+    if len(text) > _TEXT_MOST:
+        text = f"{text[: _TEXT_MOST // 2]} … {len(text) - _TEXT_MOST:,} characters … {text[-_TEXT_MOST // 2 :]}"
     return text.encode("utf-8", "replace").decode()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.executor.outgoing import Job, Outgoing
+from stoker.manager.live.doors import FRAME_LIMIT_BYTES
 from stoker.manager.protocol import to_manager, wire
 from stoker.manager.protocol.calls import CallOptions, CallSpec
 from stoker.manager.protocol.ids import CallId, FunctionKey
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
+LARGE = 20_000_000
 JOB = Job(FunctionBlob(FunctionKey("f"), "f", b"code"), BARE, CallOptions())
 
 
@@ -34,3 +36,20 @@ def test_more_than_a_frame_holds_leaves_in_several() -> None:
     out = Outgoing(range(10_000), describe=lambda _: [])  # type: ignore[arg-type]
     out.queue.extend((JOB, CallSpec(CallId(n), b"")) for n in range(4500))
     assert [len(calls_of(frame)) for frame in out.frames(0.0)] == [2000, 2000, 500]
+
+
+def test_large_functions_leave_one_by_one_in_frames_that_a_manager_takes() -> None:
+    jobs = [Job(FunctionBlob(FunctionKey(f"f{n}"), "f", bytes(LARGE)), BARE, CallOptions()) for n in range(5)]
+    out = Outgoing(range(100), describe=lambda _: [])  # type: ignore[arg-type]
+    out.queue.extend((jobs[n % 5], CallSpec(CallId(n), b"")) for n in range(10))
+    frames = list(out.frames(0.0))
+    assert max(map(len, frames)) < FRAME_LIMIT_BYTES
+    assert [call for frame in frames for call in calls_of(frame)] == list(range(10))
+    defined: set[str] = set()
+    for frame in frames:
+        for message in wire.from_client()(frame).messages:
+            if isinstance(message, to_manager.DefineFunction):
+                assert message.key not in defined
+                defined.add(message.key)
+            if isinstance(message, to_manager.Submit):
+                assert message.function in defined

@@ -444,3 +444,37 @@ def test_what_cannot_be_sent_is_named_where_it_is_asked_for_and_stops_no_later_c
 def test_a_name_that_is_no_text_and_a_batch_without_bounds(shared):
     assert stoker.app()(named("a\ud800\nb"))(3).result(60) == 3
     assert list(stoker.map(named("\ud800"), [1, 2], batch_size=10**30)) == [[1, 2]]
+
+
+@stoker.context()
+def says_much(size):
+    raise ValueError("much " * size)
+
+
+def test_a_loader_that_raises_a_very_long_message_stops_no_later_call(shared):
+    with pytest.raises(errors.ContextError, match="ValueError: much much") as caught:
+        stoker.app(context=says_much(20_000_000))(lambda nothing: nothing)().result(60)
+    assert len(str(caught.value)) < 200_000
+    assert stoker.app()(lambda: 1)().result(60) == 1
+
+
+@stoker.context()
+def long_list(data):
+    return len(data)
+
+
+def test_what_is_too_large_for_a_frame_is_refused_and_stops_no_later_call(shared):
+    data = bytes(100_000_000)
+    with pytest.raises(errors.SerializationError, match="100 MB, and at most .* travel with a function"):
+        stoker.app()(lambda: len(data))().result(60)
+    with pytest.raises(errors.SerializationError, match="100 MB, and at most .* travel with a context"):
+        stoker.app(context=long_list(data))(lambda length: length)().result(60)
+
+    @stoker.app()
+    def report(size):
+        stoker.progress(1, 2, state=bytes(size))
+        return size
+
+    with pytest.raises(errors.SerializationError, match="checkpoint of 100 MB is too large"):
+        report(100_000_000).result(60)
+    assert report(15_000_000).result(60) == 15_000_000
