@@ -465,9 +465,9 @@ def long_list(data):
 
 def test_what_is_too_large_for_a_frame_is_refused_and_stops_no_later_call(shared):
     data = bytes(100_000_000)
-    with pytest.raises(errors.SerializationError, match="100 MB, and at most .* travel with a function"):
+    with pytest.raises(errors.SerializationError, match=r"100 MB, and at most .* travel with a function"):
         stoker.app()(lambda: len(data))().result(60)
-    with pytest.raises(errors.SerializationError, match="100 MB, and at most .* travel with a context"):
+    with pytest.raises(errors.SerializationError, match=r"100 MB, and at most .* travel with a context"):
         stoker.app(context=long_list(data))(lambda length: length)().result(60)
 
     @stoker.app()
