@@ -81,12 +81,12 @@ def engine_of(folder: SessionFolder) -> Engine:
 
 def local_provider(site: Site) -> LocalProvider:
     """Parsl's provider for pilots that are processes of this machine."""
-    from parsl.providers import LocalProvider
+    from stoker.manager.executor.local_provider import QuotedLocalProvider
 
     pilot = site.pilot
     if site.engine is Engine.TASKVINE:
-        return LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1)
-    return LocalProvider(
+        return QuotedLocalProvider(init_blocks=1, min_blocks=1, max_blocks=1)
+    return QuotedLocalProvider(
         init_blocks=pilot.init_blocks,
         min_blocks=max(pilot.min_blocks, min(1, pilot.init_blocks)),
         max_blocks=pilot.max_blocks,

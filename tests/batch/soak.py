@@ -161,6 +161,9 @@ class Soak:
         record["programs"] = scene.found()
         facts = scene.status().items()
         record["status"] = {key: fact for key, fact in facts if not isinstance(fact, list) or key == "notices"}
+        told = json.dumps([record["status"].get("notices"), record["programs"]])
+        if "error" not in record and ("please report" in told or '"wrong": ["' in told or '"failed": ["' in told):
+            watch.evidence(self.folder / "failure")
         ran = Ran(scene.ran)
         ran.look()
         record["begun"], record["calls_begun"] = ran.begun(), len(ran.names())

@@ -100,3 +100,10 @@ def test_a_pilot_that_cannot_start_ends_the_session_with_its_reason(world, tmp_p
         with pytest.raises(Exception, match="scratch") as caught:
             one().result(60)
     assert str(tmp_path / "file") in str(caught.value)
+
+
+@pytest.mark.parametrize("folder", ["My Projects", "it's $HOME", "runs;#1"])
+def test_a_run_folder_may_have_any_name(world, folder):
+    with stoker.load(run_dir=str(world.path / folder), strategy_period=0.2) as session:
+        assert stoker.app()(abs)(-3).result(60) == 3
+        assert len(session.status().pilots) == 1
