@@ -330,11 +330,16 @@ class LoadWhereWanted(Quiet):
         return len(able) >= context.recipe.needs.devices
 
     def _unfit_everywhere(self, view: View, context: Context) -> Failure | None:
-        """What is wrong with the pilots, if that is so with each that could hold the context, and no other comes."""
+        """What is wrong with the pilots, if that is so with each that could hold the context, and no other comes.
+
+        A pilot that is cut off may come back. So may those of a block that has lost its pilots, or it is replaced.
+        """
         waited = view.now - context.starved_since if context.starved_since is not None else 0.0
-        if waited < self.patience_s or any(source.coming for source in view.sources.values()):
+        emptied = any(block.emptied_at is not None and not block.leaving for block in view.blocks.values())
+        if waited < self.patience_s or emptied or any(source.coming for source in view.sources.values()):
             return None
-        able = [p for p in view.pilots.values() if p.state is PilotState.HERE and self._is_able(context, p)]
+        there = (PilotState.HERE, PilotState.CUT)
+        able = [p for p in view.pilots.values() if p.state in there and self._is_able(context, p)]
         reasons = [unfit(pilot, context.recipe.key, view.now) for pilot in able]
         if not reasons or not all(reasons):
             return None

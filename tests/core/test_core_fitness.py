@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from core.builders import Cluster, recipe
 
 from stoker.manager.core import fitness
@@ -86,6 +87,22 @@ def test_while_another_block_may_bring_one_its_calls_wait(cluster: Make) -> None
     c.wait(200)
     assert c.ended == {}
     c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
+    assert c.lives_on("a") == ["p2"]
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_while_a_pilot_that_was_cut_off_may_come_back_calls_wait(cluster: Make, given_up: bool) -> None:
+    """The soak found it: the disk of the one pilot that was here was full for seconds, and the others were away."""
+    c = cluster().sources(Source("mine", Rule.FIXED, first=2, most=2)).define(recipe("a"))
+    c.block("b1", "b2", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b2")
+    c.cut("p2")
+    if given_up:
+        c.lose("p2")
+    c.call("1", context="a")
+    run_out(c, "p1")
+    c.wait(25)
+    assert c.ended == {}
+    c.come_back("p2").wait(1)
     assert c.lives_on("a") == ["p2"]
 
 
