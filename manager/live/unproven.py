@@ -14,6 +14,7 @@ import logging
 import socket
 
 from stoker import descriptors
+from stoker.errors import SessionError
 from stoker.seldom import SeldomLog
 from stoker.unproven_places import UnprovenPlaces
 
@@ -28,10 +29,18 @@ Peer = tuple[str, int]
 
 
 class UnprovenConnections:
-    """The connections of one listening socket that have proven nothing yet, by descriptor."""
+    """The connections of one listening socket that have proven nothing yet, by descriptor.
+
+    Raises SessionError where this process may open too few files to have any.
+    """
 
     def __init__(self) -> None:
         limit = descriptors.limit()
+        if limit < KEPT_FREE + _LEAST:  # every connection would be cut, and every program and pilot wait for ever
+            raise SessionError(
+                f"a process may open {limit} files here (ulimit -n), and the manager needs at least "
+                f"{KEPT_FREE + _LEAST}, and one for each pilot and program; raise it, for example: ulimit -n 1024"
+            )
         self.places: UnprovenPlaces[int] = UnprovenPlaces(most=max(_LEAST, min(_MOST, (limit - KEPT_FREE) // 2)))
         self._ceiling = limit - KEPT_FREE
         self._peers: dict[int, Peer] = {}

@@ -242,3 +242,18 @@ def test_a_lease_is_renewed_when_no_descriptor_is_left(tmp_path: Path) -> None:
     finally:
         holder.kill()
         holder.communicate()
+
+
+def test_a_manager_that_may_open_too_few_files_says_so_and_cuts_nobody() -> None:
+    program = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+from stoker.errors import SessionError
+from stoker.manager.live.unproven import UnprovenConnections
+try:
+    UnprovenConnections()
+except SessionError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert "may open 64 files here (ulimit -n)" in done.stdout, done.stderr
