@@ -8,7 +8,8 @@ import sys
 from stoker.pilot.library.main import serve
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    number = int(sys.argv.pop())  # a user's function that looks for its program's arguments must not find it
+    serve(number)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

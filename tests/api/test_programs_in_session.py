@@ -631,3 +631,13 @@ def test_results_are_not_kept(session, until):
 
     until(gone)
     assert session.executor.outstanding() == 0
+
+
+def test_a_function_that_asks_for_its_programs_arguments_is_not_given_those_of_a_pilot(session):
+    @stoker.app()
+    def second_argument():
+        import sys
+
+        return sys.argv[1:]
+
+    assert second_argument().result(60) == []
