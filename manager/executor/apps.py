@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, overload
 
 from parsl.app.errors import wrap_error
@@ -95,6 +95,10 @@ def app(
         raise ConfigError(f"@stoker.app decorates a function, and takes its options by name; it got {function!r:.80}")
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
         raise ConfigError(f"batch_size: {batch_size!r} is not a whole number of at least 1")
+    ignore_for_cache = _names("ignore_for_cache", ignore_for_cache)
+    executors = _names("executors", None if executors == "all" else executors)
+    if executors == []:
+        raise ConfigError("executors: an empty list: no executor could run a call; leave it out for all that there are")
     recipe = None if context is None else as_recipe(context)
     given: dict[str, Any] = {"context": recipe, "timeout_s": timeout, "deadline_s": deadline, "variants": variants}
     given |= {"late": late, "gang": gang, "features": features}
@@ -114,6 +118,16 @@ def app(
         )
 
     return decorate if function is None else decorate(function)
+
+
+def _names(option: str, value: Any) -> list[str] | None:
+    """Names that an option was given; a text is one of them, and not its letters."""
+    if value is None:
+        return None
+    names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{option}: {value!r:.80} is not a list of names")
+    return names
 
 
 _HERE = {"timeout_s": "timeout", "deadline_s": "deadline"}

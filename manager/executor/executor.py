@@ -36,6 +36,7 @@ from stoker.manager.executor import blocks, detached, engines, garbage
 from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.news import News
+from stoker.manager.executor.options import check_options
 from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants, Preparer
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
@@ -89,6 +90,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             raise ConfigError(
                 "session= joins a session, which has its own sites: leave out site= and provider=, or session="
             )
+        check_options(label=label, session=session, working_dir=working_dir, drain_s=drain_s, provider=provider)
         self.sites = (load_site(site),) if provider is not None else load_sites(site)
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)

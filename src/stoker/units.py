@@ -30,6 +30,8 @@ def parse_bytes(text: str | int | float) -> int:
     if isinstance(text, int | float) and not isinstance(text, bool):
         if text < 0:
             raise UnitError(f"{text} is not a size: it is negative")
+        if not math.isfinite(text):
+            raise UnitError(f"{text} is not a size: write a number of bytes")
         return int(text)
     found = _NUMBER.fullmatch(str(text).rstrip())
     if found and not found[2] and float(found[1]):
@@ -66,6 +68,8 @@ def parse_seconds(text: str | int | float) -> float:
     if isinstance(text, int | float) and not isinstance(text, bool):
         if text < 0:
             raise UnitError(f"{text} is not a duration: it is negative")
+        if math.isnan(text):
+            raise UnitError(f"{text} is not a duration: write a number of seconds")
         return float(text)
     rest, total = str(text).rstrip(), 0.0
     while rest:
