@@ -32,12 +32,21 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
+_PROBE_S = 300.0
+
+
 @click.command(short_help="Check this machine and site files; say what to do.")
 @click.argument("sites", nargs=-1, metavar="[SITE]...", type=click.Path(path_type=Path))
 @click.option("--probe", is_flag=True, help="Submit a one-minute pilot to each SITE: do compute nodes reach this host?")
-@click.option("--wait", "wait_s", metavar="S", default=300.0, help="Wait this many seconds for a probe's pilot. [300]")
+@click.option(
+    "--wait",
+    "wait_s",
+    metavar="S",
+    type=click.FloatRange(min=0),
+    help="Wait this many seconds for a probe's pilot. [300]",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-def doctor(*, sites: tuple[Path, ...], probe: bool, wait_s: float, as_json: bool) -> None:
+def doctor(*, sites: tuple[Path, ...], probe: bool, wait_s: float | None, as_json: bool) -> None:
     """Check this machine: what is here, what is missing, and how to mend it. The exit code is 1 if something is missing
     that Stoker needs.
 
@@ -45,6 +54,9 @@ def doctor(*, sites: tuple[Path, ...], probe: bool, wait_s: float, as_json: bool
     """
     if probe and not sites:
         raise click.UsageError("--probe wants a site file to take the job from: stoker doctor site.toml --probe")
+    if wait_s is not None and not probe:
+        raise click.UsageError("--wait is for --probe: stoker doctor site.toml --probe --wait 600")
+    wait_s = _PROBE_S if wait_s is None else wait_s
     wanted = detached.collect(sites) if sites else ()
     checks: list[Check] = [*CHECKS, *(functools.partial(cluster.site_fits, site) for site in wanted)]
     if probe:

@@ -22,7 +22,14 @@ _SILENT_S = 2.0
 
 
 @click.command(short_help="End a session, and say what is left of it.")
-@click.option("--wait", "wait_s", metavar="S", default=60.0, help="Seconds to wait until all is gone. [60]")
+@click.option(
+    "--wait",
+    "wait_s",
+    metavar="S",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    help="Seconds to wait until all is gone. [60]",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @sessions.takes_session(default=sessions.UP)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
@@ -49,14 +56,14 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def end(folder: SessionFolder) -> Status | None:
-    """Tell the session to end. How it was before, None if nobody could tell. One whose manager died is started again
-    for that: it knows which jobs there are. Raises SessionError."""
+def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
+    """Tell the session to end, and why. How it was before, None if nobody could tell. One whose manager died is started
+    again for that: it knows which jobs there are. Raises SessionError."""
     for _ in range(2):
         try:
             with Observer(folder) as observer:
                 status = observer.status()
-                observer.end("stoker down")
+                observer.end(reason)
             return status
         except SessionEndedError:
             if detached.over(folder) or not detached.is_detached(folder):

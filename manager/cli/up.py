@@ -79,14 +79,15 @@ def _refused(
 ) -> NoReturn:
     """End a session that has come up in vain, and say why."""
     why = first_blocks.story(folder)
-    down.end(folder)
+    words = f"{_who_refused(why, sites)} refused the first job: {why.partition('refused: ')[2] or why}"
+    down.end(folder, reason=words.partition("\n")[0])
     remains = down.wait_until_gone(folder, status, wait_s=_END_S, waiting=console.note)
     if as_json:
         console.json({"session": status.session, "folder": str(folder.path), "refused": why, "left": remains})
         raise click.exceptions.Exit(1)
     again = " ".join(["stoker up", *map(str, files)])
     lines = [
-        f"{_who_refused(why, sites)} refused the first job: {why.partition('refused: ')[2] or why}",
+        words,
         f"session {status.session} has ended again; mend the site file and try again",
         f"what would be submitted, and what the batch system says to it: {again} --dry-run",
         f"what was tried: stoker logs factory {status.session}; to stay up and go on trying: {again} --no-wait",

@@ -123,6 +123,7 @@ def test_a_site_that_slurm_refuses_says_why_and_stays_only_where_that_was_asked_
     assert re.search(r"^Slurm refused the first job: .*invalid partition", said.stderr, re.I)
     assert "stoker up lab.toml --dry-run" in said.stderr
     assert "no session is up" in stoker(world, "down").stderr
+    assert re.search(r"^session \w+ ended at \S+ \(Slurm refused the first job: .+\)", stoker(world, "status").stdout)
     world.empty()
     stays = stoker(world, "up", "lab.toml", "--no-wait")
     assert stays.returncode == 0, stays.stderr

@@ -333,3 +333,11 @@ if __name__ == "__main__":
 """.replace("RUNS", str(tmp_path / "runs"))
     ran = run_program(tmp_path, text)
     assert ran.stdout.strip() == "('helper', 11) [('helper', 12)]", ran.stderr
+
+
+def test_a_time_to_wait_is_refused_where_nothing_waits_and_below_zero(stoker: Stoker) -> None:
+    said = stoker("doctor", "--wait", "3")
+    assert (said.exit_code, "--wait is for --probe" in said.output) == (2, True)
+    for command in ("doctor", "down"):
+        said = stoker(command, "--wait", "-1")
+        assert (said.exit_code, "-1.0 is not in the range x>=0" in said.output) == (2, True)
