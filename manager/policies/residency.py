@@ -293,8 +293,8 @@ class LoadWhereWanted(Quiet):
             wants = call.group.options.gang[0]
             text = (
                 f"a gang of {wants} can run nowhere: at most {most:g} libraries of context {context.recipe.name} fit on"
-                " the devices that there are and that may come; ask for fewer (@app(gang=...)), or for more devices in "
-                "the site file ([provider] max_blocks, nodes)"
+                " the devices that there are and that may come; ask for fewer (@app(gang=...), or the count of "
+                "session.warm), or for more devices in the site file ([pilot] max_blocks, [provider] nodes)"
             )
             plan.append(FailCall(call.id, Failure(FailureKind.NO_DEVICE, text)))
         return plan

@@ -129,7 +129,7 @@ def _words(
     if wanted:
         got = f", not {_TYPES.get(wanted[3], wanted[3])}" if wanted[3] else ""
         bound = wanted[2].replace(">=", "of at least").replace("<=", "of at most") if wanted[2] else ""
-        types = " or ".join(_TYPES.get(each, each) for each in wanted[1].split(" | "))
+        types = " or ".join(_TYPES.get(each, each) for each in wanted[1].split(" | ") if each != "null")
         return _Said(last, key, f"{key} must be {types}{bound}{got}")
     return _Said(last, key, f"{key}: {problem}")
 

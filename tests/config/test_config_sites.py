@@ -108,6 +108,7 @@ FAULTS = {
     "[provider]\nkind = 3": "line 2: [provider] kind must be text in quotes, not a whole number",
     '[pilot]\ndevices = "cpu:0"': 'line 2: [pilot] devices: write "auto", "gpu", "cpu", or "cpu:N" with N from 1 to'
     " 9999",
+    '[session]\nsync = "yes"': "line 2: [session] sync must be true or false, not text in quotes",
     '[pilot]\ndevices = ["cpu"]': "line 2: [pilot] devices must be text in quotes, not a list",
     "[pilot]\nmax_blocks = 0": "line 2: [pilot] max_blocks must be a whole number of at least 1",
     '[pilot]\nmax_blocks = "two"': "line 2: [pilot] max_blocks must be a whole number, not text in quotes",

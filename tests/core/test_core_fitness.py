@@ -8,6 +8,7 @@ import pytest
 from core.builders import Cluster, recipe
 
 from stoker.manager.core import fitness
+from stoker.manager.protocol import to_client
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
 from stoker.manager.protocol.calls import Failure, FailureKind
@@ -77,6 +78,9 @@ def test_when_every_pilot_is_unfit_calls_fail_with_the_sentence_and_the_next_cal
     )
     c.call("2", context="a").ready().end("2")
     assert c.ended["2"].ok
+    c.tell("ana", say.AskCalls(1, None), numbered=False)
+    listed = c.hears("ana", to_client.Calls).calls[0]
+    assert listed.error.endswith("can hold context a: a on p1: the disk is full; make room there")
 
 
 def test_while_another_block_may_bring_one_its_calls_wait(cluster: Make) -> None:

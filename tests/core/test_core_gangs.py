@@ -438,6 +438,7 @@ def test_a_gang_that_fits_nowhere_fails_at_once_and_names_what_there_is(cluster:
     assert failure is not None
     assert failure.kind is FailureKind.NO_DEVICE
     assert "a gang of 4 can run nowhere: at most 2 libraries of context" in failure.message
+    assert "or the count of session.warm), or for more devices" in failure.message
     assert set(made.ended) == {"gang"}, "what may still come could give the other one its devices"
 
 
