@@ -78,7 +78,8 @@ def map(
 
     `function` is an app or a plain function. With `batch_size=n` it gets lists of up to n items, and there is one
     result a list. Results come in the order of the items; `ordered=False`: each as soon as it is there. `items` may be
-    endless: at most `window` calls (default 2,000) are in flight; futures among them are waited for. The items of a
+    endless: they are taken ahead, at most `window` calls (default 2,000) are in flight; futures among them are waited
+    for. An input that waits for results of this very map needs `window=1`. The items of a
     data frame (pandas, polars) or an Arrow table are its rows, each a dict by column name. `progress=True` shows a
     bar; a callable gets `(done, total)` in items, total None if `items` has no length. To leave the loop cancels what
     is left. Raises SessionError before a site is loaded, ConfigError for an option that cannot be meant, and what a
@@ -245,7 +246,8 @@ class Stream(Iterator[Any]):
         while True:
             if self._arrived:
                 self._collect()
-            self._fill()
+            if self._window > 1 or self._next not in self._ready:  # one at a time: a result before the next item
+                self._fill()
             if self._next in self._ready:
                 end = self._ready.pop(self._next)
                 self._next += 1

@@ -261,6 +261,18 @@ def test_map_raises_what_its_input_raises_after_the_results_before(session):
         next(results)
 
 
+def test_an_input_may_wait_for_results_one_at_a_time(session):
+    seen = [1]
+
+    def doubled():
+        while seen[-1] < 8:
+            yield seen[-1]
+
+    for result in stoker.map(lambda x: 2 * x, doubled(), window=1):
+        seen += [result]
+    assert seen == [1, 2, 4, 8]
+
+
 def test_map_tells_a_callback_how_far_it_is(session):
     said = []
     assert sum(stoker.map(abs, [1, 2, 3], progress=lambda done, total: said.append((done, total)))) == 6
