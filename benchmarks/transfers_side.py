@@ -30,6 +30,7 @@ from stoker.manager.cli.ask import Observer
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Job
 from stoker.manager.executor.processes import make_folder
+from stoker.manager.factory import block_keys
 from stoker.manager.protocol import show_status
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallProgress
 from stoker.manager.protocol.ids import CallId, FunctionKey
@@ -148,11 +149,14 @@ def _start_pilot(
 ) -> Path:
     """A pilot on its host, with a copy of what a job brings there. Returns its session folder."""
     home = place / f"host-{number}"
-    (home / "keys").mkdir(parents=True)
-    for name in ("session.json", SEED_FILE, "keys/pilot.json", "keys/transfer.json"):
+    block = f"b{number}"
+    block_keys.issue(folder, block)
+    (home / "keys" / "blocks").mkdir(parents=True)
+    for name in ("session.json", SEED_FILE, f"keys/blocks/{block}.json", "keys/transfer.json"):
         shutil.copy(folder.path / name, home / name)
     (home / "copied").touch()
     options = ["--session", str(home), "--scratch", str(home / "scratch"), "--devices", "cpu:1"]
+    options += ["--block", block]
     hidden = f"mount --bind '{home / 'keys'}' '{place / 'files'}' && exec \"$@\""  # it sees nothing of the client's
     on_host = network.command(number, "sh", "-c", hidden, "sh")
     started.append(_start(place, f"pilot-{number}", "stoker.pilot.main", *options, before=on_host))

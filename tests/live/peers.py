@@ -127,7 +127,7 @@ class Manager:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(5)
 
-    def ended(self, *, seconds: float = 15.0) -> int:
+    def ended(self, *, seconds: float = 60.0) -> int:
         assert self.process is not None
         return self.process.wait(seconds)
 

@@ -58,7 +58,7 @@ def test_several_processes_write_one_log_and_what_they_print_goes_along(tmp_path
     text = path.read_text()
     assert "Traceback" not in text
     assert "line 02999" in text
-    assert "printed at the end" in text
+    assert "printed at the end" in text + path.with_name("manager.log.1").read_text()  # the other may begin a new file
     assert path.stat().st_size < 150_000
 
 

@@ -151,7 +151,7 @@ FAULTS = {
     " mean 'default'? (one of your own: \"module:Class\" or \"path.py:Class\")",
     ('name = "small"\n', 'name = "small"\npolicies = ["a.py:B", "b/a.py:B"]\n'): "line 2: policies: a.py:B stands there"
     " twice",
-    ('name = "small"\n', 'name = "small\n'): "line 1: not TOML: Illegal character '\\n'",
+    ('name = "small"\n', 'name = "small\n'): "line 1: not TOML: a closing quote is missing",
     ('kind = "a10"', 'kind = "a100"'): "line 16: [world.sources.new] kind = 'a100' is no device of this world; did you"
     " mean a10?",
     ('"new"', '"old"'): "line 21: [world.sources.old] name = 'old': another source is called so too",

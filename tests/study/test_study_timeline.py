@@ -96,7 +96,8 @@ def test_a_call_that_was_evicted_frees_its_row() -> None:
 
 def test_every_member_of_a_gang_is_drawn_on_its_own_row() -> None:
     small = world(source([(0.0, 4), (30.0, 2)], init_blocks=4), model(), delays=replace(NOW, progress_s=Duration(2.5)))
-    run, _ = simulate(small, [Arrival(0.0, "llm", items=60, gang=(4, 4)), Arrival(0.0, "llm", items=80, gang=(2, 2))])
+    first, second = Arrival(0.0, "llm", items=60, gang=(4, 4)), Arrival(12.0, "llm", items=80, gang=(2, 2))
+    run, _ = simulate(small, [first, second], until_s=200.0)
     rows = slices_by_row(timeline(run.log))
     assert all(ended <= began for slices in rows.values() for (_, ended, _), (began, _, _) in pairwise(slices))
     drawn = sorted((began, ended, name) for slices in rows.values() for began, ended, name in slices if "call" in name)

@@ -76,23 +76,23 @@ def test_what_a_call_wants_is_refused(specification, said):
     recipe = context(load)()
     wants = read_wants({"context": recipe, **specification})
     with pytest.raises(ConfigError) as caught:
-        engines.check_wants(Site(engine=Engine.TASKVINE), wants)
+        engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
     assert said in str(caught.value)
     assert caught.value.key == said.partition(":")[0]
-    engines.check_wants(Site(), wants)  # our own engine can
+    engines.check_wants(Site(), wants, honours=None)  # our own engine can
 
 
 def test_several_refusals_name_every_setting():
     recipe = context(slots=2)(load)()
     wants = read_wants({"context": recipe, "gang": 2, "variants": [recipe]})
     with pytest.raises(ConfigError, match=r"slots = 2: .*; also gang = \(2, 2\), variants"):
-        engines.check_wants(Site(engine=Engine.TASKVINE), wants)
+        engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
 
 
 def test_priority_memory_and_a_timeout_are_honoured():
     recipe = context(memory="1 GB", devices=2, load_limit="1 min")(load)()
     wants = read_wants({"context": recipe, "priority": 3, "timeout_s": "1 min"})
-    engines.check_wants(Site(engine=Engine.TASKVINE), wants)
+    engines.check_wants(Site(engine=Engine.TASKVINE), wants, honours=None)
 
 
 def test_without_taskvine_the_command_that_installs_it_is_told(monkeypatch):
