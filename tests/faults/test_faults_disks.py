@@ -12,6 +12,8 @@ import pytest
 from faults.world import until
 
 import stoker
+from stoker.manager.factory import block_keys
+from stoker.manager.protocol.session import SessionFolder
 
 
 def _can_mount() -> bool:
@@ -39,7 +41,9 @@ def test_a_node_with_a_small_disk_costs_no_call_and_is_told(session, tmp_path):
         return context + number
 
     mount = 'mount -t tmpfs -o size=4m none "$0"; exec "$@"'
+    block_keys.issue(SessionFolder(session.folder), "small")
     pilot = [sys.executable, "-m", "stoker.pilot.main", "--session", str(session.folder), "--devices", "cpu:1"]
+    pilot += ["--block", "small"]
     with subprocess.Popen(["unshare", "--mount", "sh", "-c", mount, str(disk), *pilot, "--scratch", str(disk)]):
         until(lambda: len(session.status().pilots) == 2, why="both pilots")
         futures = [wait(number) for number in range(8)]

@@ -47,7 +47,7 @@ def submit(client: Peer, call: int, function: str = "good") -> bytes:
 
 
 def ended_by(manager: Manager, client: Peer, frame: bytes) -> int:
-    """The manager's exit code. The frame goes again as long as it lives: one that is sent while a connection is made may
+    """The manager's exit code. The frame goes again as long as it lives: what is sent while a connection is made may
     be lost with it."""
     for _ in range(20):
         try:
