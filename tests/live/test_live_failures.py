@@ -93,8 +93,9 @@ def test_a_message_that_makes_the_core_raise_costs_its_calls_and_nothing_else(fa
 
 
 def test_a_client_whose_messages_make_it_raise_again_and_again_is_refused(failing: Manager, peers: Peers) -> None:
-    client, other = peers("client"), peers("client")
-    client.hear(to_client.ClientWelcome)
+    client = peers("client")
+    client.hear(to_client.ClientWelcome)  # it is the first: the numbers of its calls say so
+    other = peers("client")
     client.send(say.DefineRecipe(BARE), say.DefineFunction("boom", "boom", b""))  # type: ignore[arg-type]
     for number in range(3):
         assert ended_by(failing, client, submit(client, number, "boom")) == keeper.FAILED
