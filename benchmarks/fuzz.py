@@ -32,7 +32,7 @@ _MEMORY_BYTES = 3 << 30
 _EVERY_S = 20.0
 _FOUND_MOST = 20
 _LIFE_EVERY = 400
-"""One life of a core for so many inputs: a life is some hundred events."""
+"""Inputs for each core that is made anew: one core takes some hundred events."""
 
 
 def fuzz(

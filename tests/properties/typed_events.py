@@ -104,7 +104,7 @@ class Fuzzer:
             case inspect.NoneType():
                 return None
             case _:
-                raise NotImplementedError(f"no random value of {kind}")
+                raise TypeError(f"a message has a field of type {kind}: add a case that makes random values of it")
 
     def _int(self, name: str) -> int:
         state, chance = self.core.state, self.chance

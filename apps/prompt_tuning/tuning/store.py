@@ -53,7 +53,7 @@ class Values(Protocol):
         """True if all are there, at the latest then."""
 
     def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
-        """Set the value if it is the expected one (or there is none and none is expected); returns what is there."""
+        """Set the value if it equals `expected` (empty: if there is no value); returns the value after that."""
 
     def delete(self, name: str) -> bool:
         """Remove a value; False if there was none."""
@@ -95,7 +95,7 @@ class LocalValues:
             return self._changed.wait_for(lambda: all(name in self._values for name in names), wait_s)
 
     def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
-        """Set the value if it is the expected one (or there is none and none is expected); returns what is there."""
+        """Set the value if it equals `expected` (empty: if there is no value); returns the value after that."""
         with self._changed:
             there = self._values.get(name)
             if there == expected or (there is None and not expected):
@@ -150,7 +150,7 @@ class RemoteValues:
                 return bool(answer.get("found"))
 
     def compare_set(self, name: str, expected: bytes, desired: bytes) -> bytes:
-        """Set the value if it is the expected one (or there is none and none is expected); returns what is there."""
+        """Set the value if it equals `expected` (empty: if there is no value); returns the value after that."""
         return self._ask({"op": "compare-set", "name": name, "expected": len(expected)}, expected + desired)[1]
 
     def delete(self, name: str) -> bool:
