@@ -3,8 +3,8 @@
 They meet at a store that rank 0 serves at the rendezvous, to ranks that prove the gang's key (`store`). Each says
 there which job it has come for, so that ranks of two gangs that were given one address part with an error and not
 with wrong sums. A rank that waits in vain says which ranks did not come. Then they form a process group of
-torch.distributed: Gloo on CPUs, NCCL on GPUs (PromptTuner §5.1 has Memcached between function instances; a ring of direct connections
-moves the same sums without a server).
+torch.distributed: Gloo on CPUs, NCCL on GPUs (PromptTuner §5.1 has Memcached between function instances; a ring of
+direct connections moves the same sums without a server).
 
 The group is an object and not the process's default group. A library serves one gang call after another, so nothing may
 be left behind in the process, and two calls of two slots must not find each other's.
