@@ -101,7 +101,8 @@ _RUN_DIR_TRIES = 20
 
 def _load_parsl(config: Config) -> DataFlowKernel:
     """Parsl's `load`. It numbers the runs in a folder by looking and then making, so that two programs that are started
-    together choose the same number; the second one looks again."""
+    together choose the same number; the second one looks again. The folder of the runs it makes in the same way."""
+    os.makedirs(config.run_dir, exist_ok=True)
     for tries_left in reversed(range(_RUN_DIR_TRIES)):
         try:
             return parsl.load(config)

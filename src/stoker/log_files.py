@@ -37,6 +37,7 @@ class BoundedLog(WatchedFileHandler):
         super().__init__(path, encoding="utf-8", delay=delay, errors="replace")
         self._most_bytes = most_bytes
         self._lines = 0
+        self._take_output_along()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, in a new file if this one is full."""
@@ -55,11 +56,19 @@ class BoundedLog(WatchedFileHandler):
         """Go on in the file that has the name now; what the process prints goes along."""
         before = _identity(self.stream.fileno()) if self.stream is not None else None
         super().reopenIfNeeded()
-        if self.stream is None or before in (None, _identity(self.stream.fileno())):
+        if before is not None:
+            self._take_output_along(before)
+
+    def _take_output_along(self, before: tuple[int, int] | None = None) -> None:
+        """Let the process print into the log's new file if it prints into an older one: into `before`, or into the one
+        that it was started with, which may have been full before this handler opened the log."""
+        if self.stream is None:
             return
+        now = _identity(self.stream.fileno())
         for output in (1, 2):
             with contextlib.suppress(OSError):
-                if _identity(output) == before:
+                printed = _identity(output)
+                if printed != now and (printed == before or _had_name(output, Path(self.baseFilename))):
                     os.dup2(self.stream.fileno(), output)
 
     def _is_full(self) -> bool:
@@ -78,6 +87,13 @@ class BoundedLog(WatchedFileHandler):
         path.replace(path.with_name(f"{path.name}.1"))
         draft.replace(path)
         self.reopenIfNeeded()
+
+
+def _had_name(descriptor: int, log: Path) -> bool:
+    """Whether an open file has been the log: the kernel names it as the old file beside it, or as deleted."""
+    target = os.readlink(f"/proc/self/fd/{descriptor}")
+    name = str(log.parent.resolve() / log.name)
+    return target in (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -35,10 +35,27 @@ def test_a_run_folder_that_another_program_has_just_made_is_no_error(
     assert len({os.path.basename(str(path)) for path in made}) == 8
 
 
-def test_another_file_that_exists_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_the_runs_may_appear_while_parsl_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsl looks for the folder and then makes it; here it appears between the two."""
+    folder, looked = tmp_path / "runinfo", os.path.exists
+
+    def look(path: object) -> bool:
+        found = looked(path)  # type: ignore[arg-type]
+        if path == str(folder):
+            folder.mkdir(exist_ok=True)
+        return found
+
+    monkeypatch.setattr(os.path, "exists", look)
+    monkeypatch.setattr(parsl, "load", lambda config: make_rundir(config.run_dir))
+    assert loading._load_parsl(Config(run_dir=str(folder))) == str(folder / "000")
+
+
+def test_another_file_that_exists_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(config: Config) -> None:
         raise FileExistsError(17, "File exists", "submit")
 
     monkeypatch.setattr(parsl, "load", load)
     with pytest.raises(FileExistsError):
-        loading._load_parsl(Config())
+        loading._load_parsl(Config(run_dir=str(tmp_path)))

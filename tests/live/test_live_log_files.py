@@ -62,6 +62,28 @@ def test_several_processes_write_one_log_and_what_they_print_goes_along(tmp_path
     assert path.stat().st_size < 150_000
 
 
+def test_a_process_whose_output_was_full_before_it_opened_the_log_prints_into_the_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "manager.log"
+    late = """
+import sys
+from stoker import log_files
+input()
+handler = log_files.BoundedLog(sys.argv[1])
+print("printed late", flush=True)
+"""
+    with path.open("ab") as output:
+        writer = subprocess.Popen(
+            [sys.executable, "-c", late, str(path)], stdin=subprocess.PIPE, stdout=output, stderr=output, text=True
+        )
+    full = logger(path, most_bytes=1000)
+    for number in range(200):
+        full.info("line %05d %s", number, "x" * 40)
+    assert path.with_name("manager.log.1").exists()
+    writer.communicate("go\n", timeout=60)
+    assert writer.returncode == 0
+    assert path.read_text().splitlines()[-1] == "printed late"
+
+
 def test_a_log_that_cannot_be_written_harms_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gone" / "manager.log"
     log = logger(path, delay=True)  # type: ignore[arg-type]
