@@ -1,10 +1,16 @@
-"""Random events for the pilot's pure parts: what they declare is raised and changes nothing, and their books add up."""
+"""Random events for the pure parts of the manager and of the pilot.
+
+The manager's core takes every event of the right types; the pilot's parts raise what they declare, have then changed
+nothing, and their books add up.
+"""
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 
+from benchmarks import fuzz_manager
 from stoker.contexts.recipe import BARE
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
 from stoker.pilot.core.health import Answer, DeviceHealth
@@ -20,6 +26,7 @@ _SIZES = (-1, 0, 1, 10, 50, 99, 100, 101, 2**63)
 def lives() -> dict[str, Callable[[random.Random], None]]:
     """Each gets chance, and lives through `EVENTS` random events. Raises AssertionError when a promise is broken."""
     return {
+        "manager core: every message": functools.partial(fuzz_manager.live, events=EVENTS),
         "pilot core: ledger": _ledger,
         "pilot core: library": _library,
         "pilot core: turns": _turns,

@@ -1,4 +1,4 @@
-"""No event of the right types makes the manager's core raise, whatever its values (see `typed_events`).
+"""No event of the right types makes the manager's core raise, whatever its values (see `benchmarks.fuzz_manager`).
 
 `STOKER_FUZZ_EVENTS=1000000 pytest tests/properties/test_properties_typed_events.py` gives it so many.
 """
@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import os
+import random
 
 import pytest
-from properties.typed_events import fuzz
+
+from benchmarks import fuzz_manager
 
 SEEDS = 8
 EVENTS = max(300, int(os.environ.get("STOKER_FUZZ_EVENTS", "0")) // SEEDS)
@@ -19,4 +21,5 @@ A_SESSION = 2000
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_core_takes_every_event(seed: int) -> None:
     for number, start in enumerate(range(0, EVENTS, A_SESSION)):
-        fuzz(seed + SEEDS * number, events=min(A_SESSION, EVENTS - start))
+        chance = random.Random(seed + SEEDS * number)
+        fuzz_manager.live(chance, events=min(A_SESSION, EVENTS - start))

@@ -1,6 +1,6 @@
 """Random events of the right types, with values of any kind: the manager's core takes each of them without raising.
 
-`fuzz(seed, events=1000)` gives one core so many events. Most peers and numbers in them are those that the core knows,
+`live(chance, events=1000)` gives one core so many events. Most peers and numbers in them are those that the core knows,
 so that the events reach deep; the others are what a stranger might send: zero, negative, huge, no number at all.
 """
 
@@ -134,8 +134,8 @@ _OF_PILOT = inspect.type_info(say.FromPilot)
 class Session:
     """A core and the peers that send it random events."""
 
-    def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
         self.core = Core(SESSION, default_policies())
         self.fuzzer = Fuzzer(self.chance, self.core)
         self.now = 0.0
@@ -235,9 +235,10 @@ class Session:
                     self.give(TimerFired(due[0]))
 
 
-def fuzz(seed: int, *, events: int = 1000, validate_every: int = 50) -> None:
-    """Give a core random events. Raises what the core raises, with the seed and the number of the event."""
-    session = Session(seed)
+def live(chance: random.Random, *, events: int, validate_every: int = 50) -> None:
+    """Give a core so many random events; a session that ends is followed by another one. Raises what the core raises,
+    with a note of the event."""
+    session = Session(chance)
     for number in range(events):
         event = session.step()
         try:
@@ -246,7 +247,7 @@ def fuzz(seed: int, *, events: int = 1000, validate_every: int = 50) -> None:
                 validate(session.core.state)
         except Exception as error:
             said = [cell.cell_contents for cell in event.__closure__ or ()]
-            error.add_note(f"fuzz({seed}): event {number}, {str(said)[:1500]}")
+            error.add_note(f"event {number}: {str(said)[:1500]}")
             raise
         if session.core.state.ending:
-            return
+            session = Session(chance)
