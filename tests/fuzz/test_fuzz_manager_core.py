@@ -1,6 +1,6 @@
 """No event of the right types makes the manager's core raise, whatever its values (see `benchmarks.fuzz_manager`).
 
-`STOKER_FUZZ_EVENTS=1000000 pytest tests/properties/test_properties_typed_events.py` gives it so many.
+`STOKER_FUZZ_EVENTS=1000000 pytest tests/fuzz/test_fuzz_manager_core.py` gives it so many.
 """
 
 from __future__ import annotations
