@@ -69,6 +69,6 @@ def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
         running=sum(context.running for context in mine),
         loads=sum(context.loads for context in mine),
         load_total_s=sum(context.load_total_s for context in mine),
-        calls=sum(context.ended for context in mine),
+        calls=sum(context.served for context in mine),
         waits_for=next((context.waits_for for context in mine if context.waits_for), ""),
     )

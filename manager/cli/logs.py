@@ -38,6 +38,11 @@ def logs(*, what: str, follow: bool, session: str) -> None:
             raise click.UsageError("--follow needs a log to follow: stoker logs manager -f")
         _list(folder)
     elif is_call(what):
+        if follow:
+            raise click.UsageError(
+                f"--follow cannot follow a call: follow the library that runs it (stoker explain {what} names it),"
+                " as in: stoker logs lib-3 -f"
+            )
         printed.show_call(session, what)
     elif _BLOCK.fullmatch(what) and not follow:
         printed.show_block(session, what, [file for file in files(folder) if file.name.partition(".")[0] == what])

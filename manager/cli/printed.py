@@ -16,7 +16,9 @@ from stoker.manager.protocol.to_client import Story
 
 _PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d+)")
 _LIBRARY_LOG = re.compile(r"its library's log is (?P<path>/.*)")
-_NO_CONTEXT = "ended without a result (context)"
+_NO_RESULT = "ended without a result"
+_NO_CONTEXT = f"{_NO_RESULT} (context)"
+_NEVER_SENT = "it was sent to no library"
 
 
 class LogFile(msgspec.Struct, frozen=True):
@@ -34,7 +36,7 @@ def show_call(session: str, call: str) -> None:
 
     Raises SessionError for a call that is not there, or a log that cannot be read here.
     """
-    _, story, _ = story_of(session, call)
+    _, story, over = story_of(session, call)
     if not story.found:
         raise SessionError(f"{story.subject}: {story.headline}")
     texts = [line.text for line in story.lines]
@@ -48,9 +50,28 @@ def show_call(session: str, call: str) -> None:
         console.note(f"{story.subject} did not run: its context could not be loaded; this is {log}, where that failed")
         _show(story.subject, log)
         return
-    libraries = died(texts)
-    look = f"; the library that it ran in died: stoker logs {libraries[-1]}" if libraries else ""
-    console.note(f"{story.subject} printed nothing that was kept apart ({story.headline}){look}")
+    console.note(nothing_kept(story, over=over))
+
+
+def nothing_kept(story: Story, *, over: str = "") -> str:
+    """What to say of a call of which no output is kept: what it waits for, or where to look. `over`: that its session
+    has ended, in words."""
+    call, texts, libraries = story.subject, [line.text for line in story.lines], ", ".join(story.runs_in)
+    if over and (story.waits_for or libraries):
+        kept = f"; what it may have printed: stoker logs {story.runs_in[0]}" if libraries else ""
+        return f"{call} had not ended when its session did ({over}){kept}"
+    later = f"what it prints can be read when it has ended: stoker logs {call}"
+    if story.waits_for:
+        where = f" in {libraries}" if libraries else ""
+        return f"{call} waits{where}: {story.waits_for}\n{later}"
+    if libraries:
+        return f"{call} runs in {libraries}; {later}\nuntil then: stoker logs {story.runs_in[0]} -f"
+    if _NEVER_SENT in texts:
+        why = next((text for text in texts if text.startswith(_NO_RESULT)), "")
+        return f"{call} never ran, so it printed nothing{f': it {why}' if why else ''}"
+    dead = died(texts)
+    look = f"; the library that it ran in died: stoker logs {dead[-1]}" if dead else ""
+    return f"{call} printed nothing that was kept apart ({story.headline}){look}"
 
 
 def printed(texts: list[str]) -> list[tuple[Path, int, int]]:

@@ -19,6 +19,7 @@ from stoker.manager.executor import detached
 from stoker.manager.live import segments
 from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol import to_client
+from stoker.manager.protocol.ids import show_block
 from stoker.manager.protocol.listed import ListedState
 from stoker.manager.protocol.session import SessionFolder, find_session
 
@@ -152,6 +153,7 @@ def names_in(status: to_client.Status) -> list[str]:
         *(context.name for context in status.contexts if context.key != BARE.key),
         *(f"lib-{library.library}" for library in status.libraries),
         *(job.block for job in status.jobs),
+        *(show_block(block) for block in status.blocks),
     ]
 
 

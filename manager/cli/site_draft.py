@@ -138,17 +138,20 @@ def _ask(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
     """The lines that ask for cores and memory: without them a job often gets one core, and little memory."""
     beside = "beside the GPU" if gpus else "per node"
     lines = [f"cores = {cores}".ljust(_COMMENT_AT) + f"# {beside}{f'; {has}' if has else ''}"]
-    gigabytes = memory // 10**9
-    if gigabytes or memory > _NO_MEMORY:
-        size = f"{gigabytes} GB" if gigabytes else f"{max(1, memory // 10**6)} MB"
-        lines.append(_line("memory", size, "for loading models, and for their pages of files"))
+    if memory > _NO_MEMORY:
+        lines.append(_line("memory", _written(memory), "for loading models, and for their pages of files"))
     else:
         lines.append('# memory = "16 GB"'.ljust(_COMMENT_AT) + "# Slurm knows no memory of its nodes")
     return lines
 
 
+def _written(memory: int) -> str:
+    """Memory as the file asks for it: whole units, since a node rarely grants its last bytes."""
+    return f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
+
+
 def _asked(cores: int, memory: int, of_what: str) -> str:
-    size = f" and {show_bytes(memory)}" if memory > _NO_MEMORY else ""
+    size = f" and {_written(memory)}" if memory > _NO_MEMORY else ""
     why = f"one GPU's part {of_what}" if of_what else "what the site has is not known: change them"
     return f"{cores} cores{size}: {why}"
 

@@ -235,6 +235,7 @@ def ended(core: Core, library: Library, ends: list[CallEnd]) -> None:
         if library.pilot.reserved is not None:
             suspects.pilot_is_free(core, library.pilot)
     library.served += total
+    library.context.served += total
     library.pilot.ended += total
     if total:
         now = core.state.now

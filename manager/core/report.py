@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.core import blocks, fitness, losses, object_report, outlook
+from stoker.manager.core import blocks, fitness, losses, object_report, outlook, own_blocks
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import Context, Device, Library, Pilot, State
 from stoker.manager.core.story import waits_for
@@ -29,7 +29,7 @@ def status(state: State) -> to_client.Status:
         pilots=tuple(_pilot(state, p) for p in state.pilots.values()),
         libraries=tuple(_library(state, x) for x in state.libraries.values()),
         contexts=tuple(_context(state, x) for x in state.contexts.values()),
-        blocks=dict(state.said_blocks),
+        blocks=own_blocks.standing(state),
         lost_pilots=state.lost_pilots,
         rerun_calls=state.rerun_calls,
         refused=refused,
@@ -128,4 +128,5 @@ def _context(state: State, context: Context) -> to_client.ContextStatus:
         arguments=context.recipe.arguments,
         rate=recent.per_second(context.rate, now=state.now),
         left_s=outlook.of_context(state, context),
+        served=context.served,
     )

@@ -179,7 +179,7 @@ class Context:
         "advice", "apart_lacks", "ask_at", "asked_at", "backlogged", "cut_after_s", "cut_loads", "ended", "failed_on",
         "filling", "idle", "last_failure", "libraries", "load_failures", "load_s", "load_total_s", "loads",
         "lost_loads", "paces", "queue", "rate", "recipe", "resident_bytes", "roomy", "run_s", "run_total_s", "runs",
-        "starved_since",
+        "served", "starved_since",
     )  # fmt: skip
 
     def __init__(self, recipe: Recipe, *, by_deadline: bool = False) -> None:
@@ -221,6 +221,9 @@ class Context:
         self.load_total_s = 0.0
         self.resident_bytes = 0
         self.ended = 0
+        """Its calls that ended, also those that were cancelled before they ran."""
+        self.served = 0
+        """Calls that its libraries ran to their end; a gang's call counts once for each library."""
         self.rate: Counts = deque()
         """Its calls that ended in each of the last seconds."""
         self.runs = 0

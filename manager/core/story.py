@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.core import fitness, object_report, outlook, suspects
+from stoker.manager.core import fitness, object_report, outlook, own_blocks, suspects
 from stoker.manager.core.blocks import failing, in_words
 from stoker.manager.core.calls import place_of
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.sources import Block
-from stoker.manager.core.state import Call, Context, Library, Note, Pilot, State
+from stoker.manager.core.state import Call, Context, Gang, Library, Note, Pilot, State
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockPhase
-from stoker.manager.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_call, show_library
+from stoker.manager.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_block, show_call, show_library
 from stoker.units import show_about, show_bytes, show_seconds
 
 IN_JOURNAL = "ended; its story is in the journal"
@@ -40,7 +40,8 @@ def tell(state: State, subject: str) -> to_client.Story:
         return _by_beginning(state, subject)
     call = state.calls.get(id) or state.failed.get(id)
     if call is not None:
-        return _with_payload(_story(show_call(id), _of_call(state, call)), call)
+        story = _with_payload(_story(show_call(id), _of_call(state, call)), call)
+        return msgspec.structs.replace(story, waits_for=_why_not_running(state, call), runs_in=_runs_in(call))
     client = state.clients_by_number.get(id >> CLIENT_SHIFT)
     if client is not None and id <= client.last_call:
         return to_client.Story(show_call(id), False, IN_JOURNAL, ())
@@ -59,6 +60,9 @@ def _by_name(state: State, subject: str) -> _Told | None:
     block = state.blocks.get(BlockId(subject)) or state.past_blocks.get(BlockId(subject))
     if block is not None:
         return _of_block(state, block)
+    told = own_blocks.tell(state, subject)
+    if told is not None:
+        return told
     if subject.startswith("lib-"):
         for libraries in (state.libraries, state.gone_libraries):
             library = next((x for x in libraries.values() if show_library(x.id) == subject), None)
@@ -107,10 +111,8 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
         notes.append((state.now, expected))
     if call.state is CallState.WAITING:
         since = show_seconds(state.now - call.submitted_at)
-        before = next((n for n, other in enumerate(context.queue) if other is call), 0)
-        apart = suspects.why_apart(state, call)
-        behind = f"behind {_calls(before)} of the same context; " if before else ""
-        notes.append((state.now, f"waits for {since}: {apart or behind + waits_for(state, context)}"))
+        before, apart = _before(call), suspects.why_apart(state, call)
+        notes.append((state.now, f"waits for {since}: {_why_not_running(state, call)}"))
         starts_in_s = 0.0 if apart else outlook.start_in_s(state, context, before)
         if starts_in_s and not expected:
             notes.append((state.now, f"is expected to start in about {show_about(starts_in_s)}"))
@@ -121,8 +123,7 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
             notes.append((call.sent_at, f"sent to {place_of(call.holder)}"))
         ahead = _ahead(call)
         if ahead:
-            are = "call is" if ahead == 1 else "calls are"
-            notes.append((state.now, f"{ahead} {are} before it in that library"))
+            notes.append((state.now, _why_not_running(state, call)))
             return f"{what}  sent {since} ago, {ahead} before it", notes
         report = state.reports.get(call.id)
         done = f", {report.done:g} of {report.total:g} done" if report is not None and report.total else ""
@@ -130,6 +131,28 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
     if not call.sent_at:
         notes.append((call.submitted_at, "it was sent to no library"))
     return f"{what}  ended", notes
+
+
+def _why_not_running(state: State, call: Call) -> str:
+    """What a call waits for, in its context's queue or behind others in its library; empty if it runs or has ended."""
+    if call.state is CallState.WAITING:
+        before = _before(call)
+        behind = f"behind {_calls(before)} of the same context; " if before else ""
+        return suspects.why_apart(state, call) or behind + waits_for(state, call.group.context)
+    ahead = _ahead(call) if call.state is CallState.HELD else 0
+    return f"{ahead} {'call is' if ahead == 1 else 'calls are'} before it in that library" if ahead else ""
+
+
+def _before(call: Call) -> int:
+    """How many calls are before a waiting one in its context's queue."""
+    return next((n for n, other in enumerate(call.group.context.queue) if other is call), 0)
+
+
+def _runs_in(call: Call) -> tuple[str, ...]:
+    """The libraries that have a call, or each member of its gang."""
+    holder = call.holder if call.state is CallState.HELD else None
+    members = holder.members if isinstance(holder, Gang) else (holder,)
+    return tuple(show_library(library.id) for library in members if library is not None)
 
 
 def _expected(state: State, call: Call) -> str:
@@ -198,7 +221,7 @@ def waits_for(state: State, context: Context) -> str:
 
 def _blocks(state: State) -> str:
     """What has become of blocks that should bring pilots."""
-    said = [f"block {block}: {what}" for block, what in state.said_blocks.items()]
+    said = [f"block {show_block(block)}: {what}" for block, what in own_blocks.standing(state).items()]
     said += [f"block {block.id}: {in_words(state.now, block)}" for block in state.blocks.values()]
     for name, source in state.sources.items():
         said += [f"{name}: {text}" for text in (source.trouble, failing(source)) if text]

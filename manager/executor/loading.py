@@ -258,7 +258,7 @@ class Session:
             return f"<code>{html.escape(repr(self))}</code>"
         rows = "".join(
             f"<tr><td>{html.escape(context.title)}</td><td>{context.hot} hot, {context.loading} loading</td>"
-            f"<td>{context.running} running, {context.queued} queued</td><td>{context.ended} done</td></tr>"
+            f"<td>{context.running} running, {context.queued} queued</td><td>{context.ended} ended</td></tr>"
             for context in status.contexts
         )
         head = f"stoker {__version__} · site {self.executor.site.name} · session {self.id} · {_line(status)}"

@@ -43,3 +43,8 @@ def parse_call(text: str) -> CallId:
 def show_library(library: int) -> str:
     """`lib-12`."""
     return f"lib-{library}"
+
+
+def show_block(block: str) -> str:
+    """A block as people write it: `b3`; Parsl numbers those of its own providers without the letter."""
+    return f"b{block}" if block.isdecimal() else block

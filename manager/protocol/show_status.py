@@ -8,6 +8,7 @@ from datetime import datetime
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.protocol import show_blocks
+from stoker.manager.protocol.ids import show_block
 from stoker.manager.protocol.to_client import (
     ContextStatus,
     DeviceStatus,
@@ -99,7 +100,7 @@ def _pilots(status: Status, *, over: bool) -> str:
         by_state.setdefault(pilot.state, []).append(pilot)
     parts = [f"{len(pilots)} {state}{_kinds(pilots)}" for state, pilots in sorted(by_state.items())]
     joined = {pilot.block for pilot in status.pilots}
-    parts += [f"block {block}: {what}" for block, what in status.blocks.items() if block not in joined]
+    parts += [f"block {show_block(block)}: {what}" for block, what in status.blocks.items() if block not in joined]
     parts += show_blocks.coming(status.jobs)
     if status.ended_blocks:
         parts.append(", ".join(show_blocks.ended(status.ended_blocks)))
@@ -168,12 +169,22 @@ def _facts(context: ContextStatus) -> Iterator[str]:
         yield f"{show_bytes(context.memory_bytes)} each"
     if context.loads:
         yield f"{context.loads} load{'s' * (context.loads != 1)} of {show_seconds(context.load_s)}"
-        used = round(context.ended / context.loads)
-        yield "used once a load" if used == 1 else f"used {used:,} times a load"
+        if context.served or not context.running:
+            yield _use(context)
     if context.queued:
         yield f"{context.queued:,} queued"
     if context.last_failure:
         yield f"could not be loaded: {context.last_failure}"
+
+
+def _use(context: ContextStatus) -> str:
+    """`used 612 times a load`: calls that ran, for each load. A cancelled call that never ran used nothing."""
+    if not context.served:
+        return "not used yet"
+    used = context.served / context.loads
+    if used < 0.95:
+        return f"used {used:.1f} times a load"
+    return "used once a load" if round(used) == 1 else f"used {round(used):,} times a load"
 
 
 def _losses(status: Status) -> str:

@@ -144,7 +144,8 @@ class ObjectStatus(msgspec.Struct, frozen=True):
 
 class ContextStatus(msgspec.Struct, frozen=True):
     """One context: how many libraries hold it or load it, what it cost, how often it was reused. `last_failure` is why
-    it could not be loaded the last time, if it has not been since. `ended` counts every call that ended, however.
+    it could not be loaded the last time, if it has not been since. `ended` counts every call that ended, however;
+    `served` those that its libraries ran to their end, a gang's call once for each library.
 
     `arguments` are its loader's, in short. `rate`: calls that ended a second, over the last half minute; `left_s`:
     seconds until its open calls are done (as in Status)."""
@@ -167,6 +168,7 @@ class ContextStatus(msgspec.Struct, frozen=True):
     arguments: str = ""
     rate: float = 0.0
     left_s: float = 0.0
+    served: int = 0
 
     @property
     def title(self) -> str:
@@ -229,7 +231,8 @@ class Status(_Message, frozen=True, tag="status"):
 class Story(_Message, frozen=True, tag="story"):
     """Why a call, pilot, library or context is where it is. `found` is False for an unknown subject.
 
-    Of a call: `payload` are its pickled arguments, where they are few, and `arguments` what the asker reads in them."""
+    Of a call: `payload` are its pickled arguments, where they are few, and `arguments` what the asker reads in them.
+    `waits_for`: why it has not begun to run, in words, while that is so; `runs_in`: the libraries that have it now."""
 
     subject: str
     found: bool
@@ -237,6 +240,8 @@ class Story(_Message, frozen=True, tag="story"):
     lines: tuple[StoryLine, ...]
     payload: bytes = b""
     arguments: str = ""
+    waits_for: str = ""
+    runs_in: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """As `stoker explain` shows it."""

@@ -114,6 +114,7 @@ def test_a_site_file_for_slurm_takes_the_idle_gpus() -> None:
     assert site.policy.provisioning is ProvisioningName.DEFAULT
     assert len([line for line in made.text.splitlines() if line and not line.startswith("#")]) <= 12
     assert (site.provider.cores, site.provider.memory_bytes) == (4, 2 * 10**9)  # all of the smallest node, of one GPU
+    assert any("4 cores and 2 GB" in why for why in made.reasons), "what is said is what is written"
     assert "# also: bio-lab" in made.text
     assert "preemptible, REQUEUE" in made.reasons[0]
     assert '# scratch = "/local/ana"' in made.text

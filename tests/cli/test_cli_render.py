@@ -31,8 +31,9 @@ NOTHING = Status(
     contexts=(), blocks={}, lost_pilots=0, rerun_calls=0, refused={},
 )  # fmt: skip
 LLM = ContextStatus(
-    key="7f3a" * 8, name="llm-7f3a", hot=1, loading=1, queued=51_200, running=2, loads=4, ended=2448, load_s=9.1,
+    key="7f3a" * 8, name="llm-7f3a", hot=1, loading=1, queued=51_200, running=2, loads=4, ended=9_999, load_s=9.1,
     load_total_s=36.4, run_s=0.2, run_total_s=500, memory_bytes=7_100_000_000, waits_for="the hot library is busy",
+    served=2448,
 )  # fmt: skip
 NODE = PilotStatus(
     pilot="n014-ab12", host="n014", block="0", state="here", folder="/tmp/x", ended=240, rate=2.9, ends_in_s=3840,
@@ -94,7 +95,7 @@ def test_a_busy_session_says_all_of_it() -> None:
         "session k3v9 · up 2 h 14 min · 10,412 calls done, 3 failed, 128 running, 51,200 queued"
         " · 38.2 calls/s · done in about 22 min",
         "",
-        "  pilots    1 here (2 a10) · block 1: pending: Priority",
+        "  pilots    1 here (2 a10) · block b1: pending: Priority",
         "  contexts  llm-7f3a   1 hot, 1 loading   7.1 GB each   4 loads of 9.1 s   used 612 times a load"
         "   51,200 queued",
         "  losses    9 pilots, 61 calls run again, 0 results lost",

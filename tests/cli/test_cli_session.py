@@ -297,6 +297,9 @@ def test_logs_lists_and_follows(stoker: Stoker, manager: Manager, tmp_path: Path
     missing = stoker("logs", "managr")
     assert "did you mean manager?" in str(missing.exception)
     assert stoker("logs", "-f").exit_code == 2
+    of_call = stoker("logs", "c-1", "-f")
+    assert of_call.exit_code == 2, of_call.output
+    assert "--follow cannot follow a call" in of_call.output
     grown = manager.folder.pilot("n1") / "pilot.log"
     grown.parent.mkdir()
     grown.write_text("one\n")

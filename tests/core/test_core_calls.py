@@ -8,7 +8,7 @@ import pytest
 from core.builders import DIED, Cluster, recipe
 
 from stoker.manager.core.seams import PolicyError, SendGang, Unload
-from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol import show_status, to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, Objective
 from stoker.manager.protocol.ids import make_call_id
@@ -209,6 +209,15 @@ def test_cancelling_a_waiting_call_ends_it_at_once(cluster: Make) -> None:
     c.nothing_else_was_said()
     c.end("1").end("3")
     assert c.core.state.calls == {}
+
+
+def test_a_call_that_was_cancelled_before_it_ran_has_not_used_the_loaded_context(cluster: Make) -> None:
+    c = cluster(pilots=1).call("c1").ready().end("c1").calls(4)
+    c.tell("ana", say.Cancel(tuple(c.ids[name] for name in ("3", "4", "5"))))
+    c.end("2")
+    [context] = c.status().contexts
+    assert (context.loads, context.ended, context.served) == (1, 5, 2)
+    assert any("used 2 times a load" in line for line in show_status.render(c.status()))
 
 
 def test_a_running_call_that_is_cancelled_keeps_its_slot_until_the_pilot_says_so(cluster: Make) -> None:

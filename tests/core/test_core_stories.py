@@ -8,6 +8,8 @@ from collections.abc import Callable
 import msgspec
 from core.builders import BROKEN, Cluster, devices, recipe
 
+from stoker.manager.cli.printed import nothing_kept
+from stoker.manager.core import report
 from stoker.manager.protocol import show_story
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, Source
@@ -22,6 +24,50 @@ def test_without_pilots_a_call_waits_for_one_and_the_blocks_say_why(cluster: Mak
     assert "waits for 48 s: no pilot has joined yet (no block was submitted)" in c.story("c-1")
     c.tell("ana", say.WantPilots({"b1": "pending: Priority"}))
     assert "no pilot has joined yet (block b1: pending: Priority)" in c.story("c-1")
+
+
+def test_a_block_of_the_program_itself_is_called_b0_and_is_not_pending_once_its_pilot_is_here(
+    cluster: Make,
+) -> None:
+    c = cluster().call("c1")
+    c.tell("ana", say.WantPilots({"0": "pending", "1": "failed: exit code 1"}))
+    assert "block that the program started itself: pending, no pilot has come from it" in c.story("b0")
+    c.join("p1", block="0")
+    assert "running, pilots p1" in c.story("b0")
+    assert not c.the_story("b7").found
+    assert c.status().blocks == {"0": "running", "1": "failed: exit code 1"}
+    c.tell("ana", say.EndSession("done"))
+    assert report.status(c.core.state).blocks == {"0": "ended with the session", "1": "failed: exit code 1"}
+
+
+def test_a_block_from_which_no_pilot_came_in_the_session_ended_before_one_did(cluster: Make) -> None:
+    c = cluster().call("c1")
+    c.tell("ana", say.WantPilots({"0": "pending"}), say.EndSession("done"))
+    assert report.status(c.core.state).blocks == {"0": "ended before a pilot came"}
+
+
+def test_the_logs_of_a_call_that_has_not_ended_say_what_it_waits_for_and_where_to_look(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").hot(run_s=100.0, load_s=100.0).calls(2)
+    waits = nothing_kept(c.the_story("c-3"))
+    assert waits == (
+        "c-3 waits: its 1 hot library is busy\nwhat it prints can be read when it has ended: stoker logs c-3"
+    )
+    assert nothing_kept(c.the_story("c-2")).splitlines() == [
+        "c-2 runs in lib-1; what it prints can be read when it has ended: stoker logs c-2",
+        "until then: stoker logs lib-1 -f",
+    ]
+    assert nothing_kept(c.the_story("c-3"), over="session k3v9 ended at 09:24:20") == (
+        "c-3 had not ended when its session did (session k3v9 ended at 09:24:20)"
+    )
+    c.tell("ana", say.Cancel([c.ids["3"]]))  # type: ignore[list-item]
+    assert nothing_kept(c.the_story("c-3")).startswith(
+        "c-3 never ran, so it printed nothing: it ended without a result"
+    )
+
+
+def test_the_logs_of_a_call_behind_others_in_its_library_say_so(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(5)
+    assert nothing_kept(c.the_story("c-5")).startswith("c-5 waits in lib-1: 3 calls are before it in that library\n")
 
 
 def test_a_pilot_that_is_cut_off_is_said_to_be(cluster: Make) -> None:

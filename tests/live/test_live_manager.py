@@ -244,7 +244,7 @@ def test_a_queued_call_says_what_it_waits_for(client: Peer) -> None:
     client.send(say.AskStory("c-0"), numbered=False)
     story: Any = client.hear(to_client.Story)
     assert "waiting" in story.headline
-    assert "no pilot has joined yet (block 0: pending: Priority)" in story.lines[-1].text
+    assert "no pilot has joined yet (block b0: pending: Priority)" in story.lines[-1].text
 
 
 def test_a_second_manager_on_the_same_folder_is_refused(manager: Manager, folder: SessionFolder) -> None:
