@@ -25,7 +25,7 @@ from stoker.manager.core.events import FromClient
 from stoker.manager.core.phases import CallState, PilotState
 from stoker.manager.core.state import JOURNAL_LOST, Client, Context, Cost, Group
 from stoker.manager.protocol import bounds, to_client, to_manager
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
 from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId, RecipeKey
 from stoker.manager.protocol.to_manager import (
     AskCalls,
@@ -223,9 +223,10 @@ def _had(core: Core, client: Client, received: int, *, is_new: bool) -> bool:
 
 def _received(client: Client, total: int) -> None:
     unacked = client.unacked
-    while unacked and client.first_unacked < total:
+    count = min(total - client.first_unacked, len(unacked))
+    for _ in range(count):
         unacked.popleft()
-        client.first_unacked += 1
+    client.first_unacked += max(0, count)
 
 
 def gone(core: Core, id: ClientId) -> None:
@@ -304,6 +305,12 @@ def _recipe(core: Core, message: DefineRecipe) -> None:
         core.out.append(AskAdvice(RecipeKey(recipe.key)))
 
 
+def _are_of(client: Client, specs: list[CallSpec]) -> bool:
+    """Whether all these calls carry the client's number."""
+    ids = [spec.call for spec in specs]
+    return not ids or min(ids) >> CLIENT_SHIFT == max(ids) >> CLIENT_SHIFT == client.number
+
+
 def _submit(core: Core, client: Client, message: Submit) -> None:
     state, options = core.state, message.options
     context, function = state.contexts.get(message.recipe), state.functions.get(message.function)
@@ -319,7 +326,7 @@ def _submit(core: Core, client: Client, message: Submit) -> None:
         wrong = f"context {message.recipe} was not defined"
     elif function is None:
         wrong = f"function {message.function} was not defined"
-    elif any(spec.call >> CLIENT_SHIFT != client.number for spec in message.calls):
+    elif not _are_of(client, message.calls):
         wrong = f"calls of client {client.number} carry another client's number"
     else:
         wrong = bounds.wrong_with(message)

@@ -214,20 +214,21 @@ class Queue:
             if call is None or call.group is not group:
                 break
             self._drop_first(level, call)
+            call.ticket = NOT_QUEUED
             taken.append(call)
         if not level.back:
-            fresh = level.fresh
-            while fresh and len(taken) < limit:
-                call = fresh[0]
+            fresh, room = level.fresh, limit - len(taken)
+            while fresh and room > 0:  # the hot path
+                call = fresh.popleft()
                 if call.ticket:
                     self._ghosts -= 1
                 elif call.group is group:
+                    call.ticket = NOT_QUEUED
                     taken.append(call)
+                    room -= 1
                 else:
+                    fresh.appendleft(call)
                     break
-                fresh.popleft()
-        for call in taken:
-            call.ticket = NOT_QUEUED
         self.count -= len(taken)
         if self.timed:
             self.timed -= sum(map(self._is_timed, taken))

@@ -491,7 +491,9 @@ class State:
         """Devices of pilots that can be given work."""
         for pilot in self.pilots.values():
             if pilot.state is PilotState.HERE and pilot.reserved is None:
-                yield from (device for device in pilot.devices.values() if not device.fault)
+                for device in pilot.devices.values():  # a generator of its own for each pilot would cost more
+                    if not device.fault:
+                        yield device
 
     def notice(self, text: str) -> None:
         """Keep a sentence for `stoker status`. The same sentence is kept once, with the time of the last time."""

@@ -154,8 +154,9 @@ def _ready(m: say.LibraryReady) -> str:
 
 
 def _ended(m: say.CallsEnded) -> str:
-    for end in m.ends:
-        if not 0.0 <= end.run_s <= MOST_S or (type(end.payload) is ObjectRef and end.payload.size_bytes < 0):
+    most_s = MOST_S
+    for end in m.ends:  # the hot path too
+        if not 0.0 <= end.run_s <= most_s or (type(end.payload) is ObjectRef and end.payload.size_bytes < 0):
             return _end(end)
     return ""
 
