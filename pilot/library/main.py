@@ -32,6 +32,7 @@ from stoker.pilot.library.runner import Runner, clean, leave_child
 from stoker.pilot.library.sandbox import Ground, Sandbox
 from stoker.pilot.library.server import Server
 from stoker.pilot.library.settings import Settings
+from stoker.pilot.library.soundness import Soundness
 
 _TAIL_LINES = 20
 _LEAST_ROOM_BYTES = 64 << 10
@@ -74,10 +75,14 @@ def serve(number: int) -> None:
     sandbox.restore()
     gc.collect()
     gc.freeze()  # the context lives as long as the process: the collector need not look at it again
+    if slots > 1:
+        ThreadTail(settings.log)  # from now on Python's streams are those that calls print to
+    soundness = Soundness()
     server = Server(
         sock,
         context=context,
         calls_allowed=order.recipe.calls_per_library,
+        soundness=soundness,
         host=settings.host,
         gang_key=settings.gang_key,
     )
@@ -95,6 +100,8 @@ def serve(number: int) -> None:
             context=context,
             report=server.report,
             meetings=server.meetings,
+            soundness=soundness,
+            leave=server.leave,
         )
         os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
         return runner
@@ -132,6 +139,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
     try:
         with hub:
             context = load_context(order.recipe, order.objects)
+            os.close(os.dup(2))  # OSError if the loader has left no descriptor free
         if os.getpid() != pid:
             leave_child(None)
     except BaseException as error:  # sys.exit in a loader too

@@ -10,6 +10,7 @@ A log whose disk is full loses what is printed. It costs no call.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -25,11 +26,13 @@ class LogTail:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._end = os.fstat(1).st_size
+        facts = os.fstat(1)
+        self._end = facts.st_size
+        self._is = (facts.st_dev, facts.st_ino)
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout = _stream(1)
+            sys.stdout = stream_to(1)
         if isinstance(sys.stderr, io.TextIOWrapper):
-            sys.stderr = _stream(2)
+            sys.stderr = stream_to(2)
 
     def begin(self) -> None:
         """A call begins."""
@@ -38,8 +41,12 @@ class LogTail:
         """What was printed since the last time."""
         _flush(sys.stdout)
         _flush(sys.stderr)
-        size = os.fstat(1).st_size
-        if size == self._end:
+        try:
+            facts = os.fstat(1)
+        except OSError:  # a call has closed it
+            return None
+        size = facts.st_size
+        if size == self._end or (facts.st_dev, facts.st_ino) != self._is:
             return None
         start, self._end = self._end, size
         return Printed(path=self._path, start=start, end=size) if size > start else None
@@ -68,12 +75,14 @@ class ThreadTail:
         if not data:
             return None
         with self._lock:
-            start = os.fstat(1).st_size
             rest = memoryview(data)
             try:
+                start = os.fstat(1).st_size
                 while rest:
                     rest = rest[os.write(1, rest) :]
             except OSError as error:
+                if error.errno == errno.EBADF:  # a call has closed it
+                    return None
                 if not takes_no_writes(error):
                     raise
         written = len(data) - len(rest)
@@ -96,7 +105,7 @@ class _LogFile(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _stream(descriptor: int) -> io.TextIOWrapper:
+def stream_to(descriptor: int) -> io.TextIOWrapper:
     """A stream to the log. A library that is killed leaves its last lines; odd characters never fail a call."""
     file = io.BufferedWriter(_LogFile(descriptor, "wb", closefd=False))
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
@@ -120,6 +129,10 @@ class _Router(io.TextIOBase):
     def fileno(self) -> int:
         """The log file's."""
         return self._stream.fileno()
+
+    def close(self) -> None:
+        """Stay open: other threads print to it."""
+        self.flush()
 
     def writable(self) -> bool:
         """Always."""

@@ -42,6 +42,7 @@ from stoker.pilot.library.meetings import Meetings
 from stoker.pilot.library.printing import LogTail, ThreadTail
 from stoker.pilot.library.sandbox import Ground, Sandbox
 from stoker.pilot.library.settings import Settings
+from stoker.pilot.library.soundness import Fault, Soundness, out_of_descriptors
 
 _SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
 _TEXT_MOST = 40_000
@@ -60,7 +61,8 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Runner:
-    """One slot. `report` takes a call's progress and answers nothing; `context` is what calls may be given."""
+    """One slot. `report` takes a call's progress and answers nothing; `context` is what calls may be given; `leave`
+    ends the library for a fault that `soundness` finds."""
 
     def __init__(
         self,
@@ -73,6 +75,8 @@ class Runner:
         context: Any,
         report: Callable[[CallProgress], None],
         meetings: Meetings | None = None,
+        soundness: Soundness | None = None,
+        leave: Callable[[Fault], NoReturn] | None = None,
     ) -> None:
         self._settings = settings
         self._slot = slot
@@ -82,6 +86,8 @@ class Runner:
         self._context = context
         self._report = report
         self._meetings = meetings
+        self._soundness = soundness
+        self._leave = leave
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
         self._pid = os.getpid()
@@ -108,7 +114,9 @@ class Runner:
         started = _now()
         payload: Payload = b""
         failure: Failure | None = None
-        ok = False
+        ok = lacked_descriptors = False
+        if self._soundness is not None:
+            self._soundness.unchecked += 1
         try:
             if work.run.options.folder:
                 self._sandbox.visit(work.run.options.folder)
@@ -130,12 +138,12 @@ class Runner:
                 payload = self._pack(call, result)
                 ok = True
             except _NotMoved as error:
-                failure = error.failure
+                failure, lacked_descriptors = error.failure, out_of_descriptors(error)
             # A large result must not live until the next call has run.
             del result, args, kwargs
         except _NotMoved as error:
             self.ended_at = ended = _now()
-            failure = error.failure
+            failure, lacked_descriptors = error.failure, out_of_descriptors(error)
         except ambient.Evicted as evicted:
             self.ended_at = _now()
             self._finish()
@@ -147,15 +155,25 @@ class Runner:
             if isinstance(error, GangBroken) and work.run.gang is not None:
                 failure = self._failure(str(error), kind=FailureKind.GANG)
             else:
+                lacked_descriptors = out_of_descriptors(error)
                 payload = self._pack_error(call, error)
         if self.forked:
             _leave_fork()
-        if not ok and self._ground.is_gone:
-            os._exit(frames.FOLDER_GONE)  # the agent has every call of this library run elsewhere
+        if not ok:
+            self._leave_if_not_at_fault(lacked_descriptors=lacked_descriptors)
         printed = self._finish()
         run_s = ended - started
         work.function.took(run_s)
         return CallEnd(call, ok, payload, run_s, failure, printed)
+
+    def _leave_if_not_at_fault(self, *, lacked_descriptors: bool) -> None:
+        """End the library if a failed call may owe it to the pilot or to an earlier call: it then runs elsewhere."""
+        if self._ground.is_gone:
+            os._exit(frames.FOLDER_GONE)  # the agent has every call of this library run elsewhere
+        if self._soundness is not None and self._leave is not None and self._soundness.unchecked > 1:
+            fault = self._soundness.fault()
+            if fault is not None and (lacked_descriptors or fault.code != frames.NO_DESCRIPTORS):
+                self._leave(fault)
 
     def _seat(self, call: CallId, place: GangPlace) -> SeatHook | None:
         meetings = self._meetings

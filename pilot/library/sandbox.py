@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import time
 from contextlib import suppress
 
 _LONG_AGO_NS = 1_000_000_000
@@ -86,6 +87,8 @@ class Sandbox:
                         os.unlink(entry.path)
         except OSError:
             shutil.rmtree(self.path, ignore_errors=True)
+            with suppress(OSError):  # what resists (no descriptor is free, another user's file) is put aside
+                os.rename(self.path, f"{self.path}-{time.monotonic_ns()}")
             os.makedirs(self.path, mode=0o700, exist_ok=True)
         os.chdir(self.path)
         os.utime(".", ns=(_LONG_AGO_NS, _LONG_AGO_NS))

@@ -37,6 +37,7 @@ from stoker.pilot.library import frames
 from stoker.pilot.library.functions import Functions
 from stoker.pilot.library.meetings import Meetings
 from stoker.pilot.library.runner import NO_CALL, Runner, Work
+from stoker.pilot.library.soundness import EVERY_S, Fault, Soundness
 
 _PATIENCE_S = 0.001
 """How long an end may wait for company, and how long the library is deaf between short calls."""
@@ -59,11 +60,13 @@ class Server:
         *,
         context: Any,
         calls_allowed: int,
+        soundness: Soundness,
         host: str = "127.0.0.1",
         gang_key: bytes = b"",
     ) -> None:
         self._sock = sock
         self._context = context
+        self._soundness = soundness
         self._allowed = calls_allowed
         self._reader = frames.FrameReader(sock)
         self._decode = wire.to_library_decoder()
@@ -100,22 +103,27 @@ class Server:
         self._runners = [runner]
         self._idle = idle
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
-        take, run, ends = self._queue.take, runner.run, self._ends
+        take, run, ends, soundness = self._queue.take, runner.run, self._ends, self._soundness
         read_at = 0.0
         while not self._over():
             entry = take()
             if entry is None:
                 self._idle()
                 self._send_waiting()
+                if runner.ended_at - soundness.checked_at > EVERY_S:
+                    self._leave_if_unfit()
                 self._receive(block=True)
                 read_at = _now()
                 continue
+            work = entry[1]
+            mean_s = work.function.mean_s
+            if not 0.0 < mean_s < EVERY_S or max(runner.ended_at, read_at) - soundness.checked_at > EVERY_S:
+                self._leave_if_unfit()
             runner.begun += 1  # before looking whether the attendant sleeps: it looks in the opposite order
             if self._parked:
                 self._parked = False
                 self._bell.set()
-            work = entry[1]
-            if ends and not 0.0 < work.function.mean_s < _SLOW_S:
+            if ends and not 0.0 < mean_s < _SLOW_S:
                 self._send_waiting()
             self._note(run(work), runner)
             now = runner.ended_at
@@ -144,11 +152,13 @@ class Server:
                             return
                         work_came.wait()
                 work = entry[1]
+                self._leave_if_unfit()
                 self._note(runner.run(work), runner)
                 del entry, work
                 if not len(self._queue):
                     idle(slot)
                 self._send_waiting()
+                self._leave_if_unfit()
                 if self._over():
                     with work_came:
                         work_came.notify_all()
@@ -181,6 +191,21 @@ class Server:
         if not self._ends:
             self._oldest_end = runner.ended_at
         self._ends.append(outcome)
+
+    def _leave_if_unfit(self) -> None:
+        """End the library if calls have left it unfit for more. Between calls: then none that it holds has begun."""
+        soundness = self._soundness
+        if soundness.unchecked and all(each.call == NO_CALL for each in self._runners):
+            fault = soundness.look(_now())
+            if fault is not None:
+                self._idle()
+                self.leave(fault)
+
+    def leave(self, fault: Fault) -> NoReturn:
+        """End the process, because calls have left it unfit for more: those that it holds run elsewhere."""
+        self._send_waiting()
+        os.write(2, f"the library ends: {fault.text}\n".encode())
+        os._exit(fault.code)
 
     # ---- talking
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import socket
 import subprocess
 import sys
@@ -131,6 +132,23 @@ def test_a_sandbox_clears_what_resists(sandbox: Sandbox, tmp_path: Path) -> None
     sandbox.restore()
     assert os.listdir(".") == []
     assert (outside / "precious").exists()
+
+
+def test_a_sandbox_is_empty_again_though_no_descriptor_is_free(sandbox: Sandbox) -> None:
+    os.makedirs("sub/deeper")
+    Path("sub/file").write_text("left")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        sandbox.restore()
+        there = os.path.exists("sub")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not there
+    assert os.getcwd() == sandbox.path
+    assert os.listdir(".") == []
 
 
 def test_the_marker_tells_what_runs(tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""What a call has changed in its process, which the calls after it share.
+
+User code can change what belongs to the whole process and forget to change it back: it leaves files open, lowers a
+limit, closes standard output, clears `sys.modules`. The next call would fail of that, or go wrong without a word,
+although it has done nothing. So the library compares its process with what it was when its context had been loaded:
+before a call that is not known to be short, after a failed call, and otherwise every 5 ms, also when it has nothing to
+run.
+
+What can be put back is put back. What cannot makes the library unfit: it ends itself with an exit code of its own, and
+the calls that it has not begun run elsewhere. What the loader itself has left is the library's normal state.
+
+Not looked at: environment variables, `sys.path`, settings and random states of other modules, replaced functions. They
+may be meant to stay.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import gc
+import operator
+import os
+import resource
+import signal
+import sys
+import threading
+from contextlib import suppress
+from typing import NamedTuple
+
+from stoker import descriptors
+from stoker.pilot.library import frames
+from stoker.pilot.library.printing import stream_to
+
+EVERY_S = 0.005
+"""How long short calls may follow each other without a look."""
+_MARGIN = 64
+"""A process with fewer free descriptors has run out of them: the next call may need some."""
+_LIMITS = {
+    f"RLIMIT_{name}": getattr(resource, f"RLIMIT_{name}")
+    for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
+}
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGALRM, signal.SIGHUP)
+_MODULES = ("sys", "builtins", "os", "pickle", "stoker.contexts.ambient")
+
+
+class Fault(NamedTuple):
+    """Why a library can run no more calls, and the exit code that says so."""
+
+    code: int
+    text: str
+
+
+class Soundness:
+    """The process as it was when its context had been loaded."""
+
+    def __init__(self) -> None:
+        callables = {name: here for name, here in vars(builtins).items() if callable(here)}
+        self._names, self._callables = tuple(callables), tuple(callables.values())
+        self._modules = {name: sys.modules.get(name) for name in _MODULES}
+        self._limits = {which: resource.getrlimit(which) for which in _LIMITS.values()}
+        self._handlers = {which: signal.getsignal(which) for which in _SIGNALS}
+        self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+        self._recursion = sys.getrecursionlimit()
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
+        self._has_timer = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+        self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
+        lowest = _lowest_free()
+        free = descriptors.limit() - lowest if lowest is not None else 0
+        self._margin = min(_MARGIN, free // 4)
+        self._had_descriptors = free > 8
+        """False if the loader has used them up: another library of this context could do no better."""
+        if self._had_descriptors:
+            self._outputs = {number: (os.dup(number), _identity(number)) for number in (1, 2) if _identity(number)}
+        self.unchecked = 0
+        """Calls that have begun since the process was last found sound."""
+        self.checked_at = 0.0
+        """When that was, on `time.perf_counter`."""
+
+    def look(self, now: float) -> Fault | None:
+        """Put back what calls changed, and say what cannot be put back. Only while no call runs."""
+        self._put_back()
+        fault = self.fault()
+        if fault is None:
+            self.unchecked, self.checked_at = 0, now
+        return fault
+
+    def fault(self) -> Fault | None:
+        """What cannot be put back; None if the process is sound."""
+        modules = sys.modules
+        for name, module in self._modules.items():
+            if modules.get(name) is not module:
+                return Fault(frames.RUINED, f"a call in it removed or replaced sys.modules[{name!r}]")
+        for name, which in _LIMITS.items():
+            soft, _ = self._limits[which]
+            if _is_lower(resource.getrlimit(which)[0], soft) and not _may_raise(which, soft):
+                return Fault(frames.RUINED, f"a call in it lowered {name} for good")
+        return self._lack_of_descriptors()
+
+    def _lack_of_descriptors(self) -> Fault | None:
+        if not self._had_descriptors or self._has_room():
+            return None
+        gc.collect()  # exceptions and closures that refer to each other keep files open
+        if self._has_room():
+            return None
+        most = descriptors.limit()
+        return Fault(frames.NO_DESCRIPTORS, f"calls in it left files open; it may have {most:,}: close them (`with`)")
+
+    def _has_room(self) -> bool:
+        lowest = _lowest_free()
+        return lowest is not None and lowest < descriptors.limit() - self._margin
+
+    def _put_back(self) -> None:
+        os.umask(self._umask)
+        if not self._has_timer:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for which, (soft, hard) in self._limits.items():
+            if _is_lower(resource.getrlimit(which)[0], soft):
+                _raise_limit(which, soft, hard)
+        here = vars(builtins)
+        if not all(map(operator.is_, map(here.get, self._names), self._callables)):
+            here.update(
+                (name, was)
+                for name, was in zip(self._names, self._callables, strict=True)
+                if not callable(here.get(name))
+            )
+        for number, (kept, was) in self._outputs.items():
+            if _identity(number) != was and _identity(kept) == was:
+                os.dup2(kept, number)
+        for name, stream in tuple(self._streams.items()):
+            if getattr(stream, "closed", False):
+                stream = self._streams[name] = stream_to(1 if name == "stdout" else 2)
+            if getattr(sys, name, None) is not stream:
+                setattr(sys, name, stream)
+        if sys.getrecursionlimit() < self._recursion:
+            sys.setrecursionlimit(self._recursion)
+        if threading.current_thread() is threading.main_thread():
+            for sign, handler in self._handlers.items():
+                now = signal.getsignal(sign)
+                ours = sign == signal.SIGTERM or now in (signal.SIG_DFL, signal.SIG_IGN)
+                if ours and handler is not None and now is not handler and now != handler:
+                    signal.signal(sign, handler)
+
+
+def out_of_descriptors(error: BaseException | None) -> bool:
+    """True if an exception, or one that led to it, is the refusal to open one file more."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _lowest_free() -> int | None:
+    """The lowest number that no file of this process has; None if there is none."""
+    try:
+        number = os.dup(2)
+    except OSError as error:
+        return None if error.errno == errno.EMFILE else 0
+    os.close(number)
+    return number
+
+
+def _identity(number: int) -> tuple[int, int] | None:
+    try:
+        facts = os.fstat(number)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
+
+
+def _is_lower(now: int, was: int) -> bool:
+    return now != was and now != resource.RLIM_INFINITY and (was == resource.RLIM_INFINITY or now < was)
+
+
+def _may_raise(which: int, soft: int) -> bool:
+    """True if the hard limit still allows this soft limit."""
+    return not _is_lower(resource.getrlimit(which)[1], soft)
+
+
+def _raise_limit(which: int, soft: int, hard: int) -> None:
+    for most in (hard, resource.getrlimit(which)[1]):  # the hard limit can be raised by root alone
+        with suppress(OSError, ValueError):
+            resource.setrlimit(which, (soft, most))
+            return

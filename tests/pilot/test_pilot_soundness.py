@@ -1,0 +1,285 @@
+"""What a call leaves behind in its library's process costs no later call: it is put back, or the library ends."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_manager import FakeManager, recipe
+
+from stoker.manager.protocol.calls import FailureKind
+
+
+def _limited() -> None:
+    """A loader in whose process few files may be open."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def _leak(count: int, *, takes_s: float = 0.01) -> None:
+    for _ in range(count):
+        os.dup(0)
+    time.sleep(takes_s)
+
+
+def _leak_all() -> None:
+    while True:
+        os.dup(0)
+
+
+def _leak_all_in_silence() -> None:
+    try:
+        _leak_all()
+    except OSError:
+        pass
+
+
+def _open_one() -> bool:
+    with open("/dev/null") as file:
+        return file.readable()
+
+
+def _pid() -> int:
+    return os.getpid()
+
+
+def _keep_files() -> None:
+    """Files that only the collector closes."""
+    files: list[Any] = [open("/dev/null") for _ in range(10)]  # noqa: SIM115
+    files.append(files)
+
+
+def test_a_library_that_leaks_descriptors_ends_before_a_call_fails_of_it(served: FakeManager) -> None:
+    served.ready(recipe(_limited))
+    for library in range(1, 4):
+        calls = served.run(_leak, [(5,)] * 60, library=library)
+        left = served.gone(library)
+        assert left.failure is not None
+        assert left.failure.kind is FailureKind.DIED
+        assert "file descriptors" in left.failure.message
+        assert "it may have 128" in left.failure.tail
+        assert left.running == ()
+        served.until(lambda calls=calls, left=left: {*served.ends(), *left.unstarted} >= set(calls))
+        assert all(end.ok for end in served.ends().values())
+        assert left.unstarted
+        if library < 3:
+            served.ready(recipe(_limited), library=library + 1)
+
+
+def test_a_call_that_takes_all_descriptors_keeps_its_exception_and_the_next_runs_elsewhere(served: FakeManager) -> None:
+    served.ready(recipe(_limited))
+    good, bad, after = (served.run(call, [()])[0] for call in (_open_one, _leak_all, _open_one))
+    left = served.gone()
+    (error,) = served.results([bad])
+    assert isinstance(error, OSError)
+    assert "Too many open files" in str(error)
+    assert served.results([good]) == [True]
+    assert left.running == ()
+    assert left.unstarted in ((after,), ())
+    served.ready(recipe(_limited), library=2)
+    assert served.results(served.run(_open_one, [()], library=2)) == [True]
+
+
+def test_a_call_that_fails_of_what_short_calls_before_it_left_open_is_tried_elsewhere(served: FakeManager) -> None:
+    """Short calls share a look at the process: one of them took the last descriptor just before this one."""
+    served.ready(recipe(_limited))
+    served.results(served.run(_open_or_leak, [(False,)] * 50))
+    calls = served.run(_open_or_leak, [(False,)] * 3 + [(True,), (False,), (False,)])
+    left = served.gone()
+    served.until(lambda: {*served.ends(), *left.running, *left.unstarted} >= set(calls))
+    assert left.failure is not None
+    assert "file descriptors" in left.failure.message
+    assert all(end.ok for end in served.ends().values())
+
+
+def _open_or_leak(leak: bool) -> None:
+    if leak:
+        _leak_all_in_silence()
+    else:
+        os.close(os.open("/dev/null", os.O_RDONLY))
+
+
+def test_files_in_rings_of_references_do_not_end_a_library(served: FakeManager) -> None:
+    served.ready(recipe(_limited))
+    first = served.results(served.run(_pid, [()]))
+    served.results(served.run(_keep_files, [()] * 40))
+    assert served.results(served.run(_pid, [()])) == first
+
+
+def test_a_loader_that_leaves_hardly_any_descriptors_is_not_loaded_again_and_again(served: FakeManager) -> None:
+    def load() -> None:
+        _limited()
+        _leak_all_in_silence()
+        os.closerange(124, 128)
+
+    served.ready(recipe(load))
+    first = served.results(served.run(_pid, [()]))
+    (error,) = served.results(served.run(_leak_all, [()]))
+    assert isinstance(error, OSError)
+    (error,) = served.results(served.run(_open_one, [()]))
+    assert isinstance(error, OSError)
+    assert served.results(served.run(_pid, [()])) == first
+
+
+def test_a_loader_that_leaves_no_descriptor_says_so(served: FakeManager) -> None:
+    def load() -> None:
+        _limited()
+        _leak_all_in_silence()
+
+    served.start(recipe(load))
+    left = served.gone()
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.CONTEXT
+    assert "Too many open files" in left.failure.message
+
+
+def test_a_sibling_slot_is_not_disturbed_by_a_leak(served: FakeManager) -> None:
+    served.ready(recipe(_limited, slots=2))
+    (slow,) = served.run(time.sleep, [(1.0,)])
+    leaks = served.run(_leak, [(30,)] * 3)
+    left = served.gone()
+    assert slow in served.ends() or left.running == (slow,)
+    assert all(end.ok for end in served.ends().values())
+    assert {*served.ends(), *left.running, *left.unstarted} == {slow, *leaks}
+
+
+# ---- the interpreter
+
+
+def _clear_modules() -> None:
+    sys.modules.clear()
+
+
+def test_a_call_that_empties_the_modules_costs_no_other(served: FakeManager) -> None:
+    served.ready(recipe())
+    calls = served.run(_clear_modules, [()])
+    left = served.gone()
+    assert served.results(calls) == [None]
+    assert left.running == ()
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.DIED
+    assert "sys.modules" in left.failure.message
+    assert "removed or replaced sys.modules['sys']" in left.failure.tail
+    served.ready(recipe(), library=2)
+    assert served.results(served.run(len, [("four",)], library=2)) == [4]
+
+
+def _close_output() -> None:
+    os.close(1)
+    os.close(2)
+
+
+def _redirect_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _close_stdout() -> None:
+    sys.stdout.close()
+
+
+def _lose_stdout() -> None:
+    sys.stdout = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("harm", [_close_output, _redirect_output, _close_stdout, _lose_stdout])
+def test_output_that_a_call_closed_is_back_for_the_next(
+    served: FakeManager, harm: Callable[[], None], slots: int
+) -> None:
+    def say() -> int:
+        print("hello from the next call")
+        return os.getpid()
+
+    served.ready(recipe(slots=slots))
+    before = served.results(served.run(_pid, [()]))
+    assert served.results(served.run(harm, [()])) == [None]
+    (call,) = served.run(say, [()])
+    assert served.results([call]) == before
+    printed = served.ends()[call].printed
+    assert printed is not None
+    with open(printed.path, "rb") as log:
+        log.seek(printed.start)
+        assert log.read(printed.end - printed.start) == b"hello from the next call\n"
+
+
+def _remove_builtin() -> None:
+    import builtins
+
+    del builtins.open  # type: ignore[attr-defined]
+
+
+def _spoil_builtin() -> None:
+    import builtins
+
+    builtins.open = None  # type: ignore[assignment]
+
+
+def _mask() -> None:
+    os.umask(0o777)
+
+
+def _lower_files() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def _lower_file_size() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def _lower_recursion() -> None:
+    sys.setrecursionlimit(60)
+
+
+def _set_alarm() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+
+
+def _ignore_children() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+def _default_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        _remove_builtin,
+        _spoil_builtin,
+        _mask,
+        _lower_files,
+        _lower_file_size,
+        _lower_recursion,
+        _set_alarm,
+        _ignore_children,
+        _default_sigterm,
+    ],
+)
+def test_what_a_call_changed_in_its_process_is_put_back(served: FakeManager, harm: Callable[[], None]) -> None:
+    def work() -> tuple[int, bool, str, int, int]:
+        import subprocess
+
+        def deep(count: int) -> int:
+            return deep(count - 1) + 1 if count else 0
+
+        with open("file", "w") as file:
+            file.write("x" * 100)
+        with open("file") as file:
+            size = len(file.read())
+        time.sleep(0.3)  # an alarm would end the process now
+        ended = subprocess.run(["sh", "-c", "exit 3"], check=False).returncode
+        mode = oct(os.stat("file").st_mode)
+        return size, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, mode, ended, deep(200)
+
+    served.ready(recipe())
+    (pid,) = served.results(served.run(_pid, [()]))
+    (before,) = served.results(served.run(work, [()]))
+    assert served.results(served.run(harm, [()])) == [None]
+    assert served.results(served.run(work, [()])) == [before]
+    assert served.results(served.run(_pid, [()])) == [pid]
