@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stoker.manager.core import deadlines, feeding, repair, suspects
 from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.core.seams import PolicyError
-from stoker.manager.core.state import Call, Context, Gang, Group, Library
+from stoker.manager.core.state import Call, Context, Gang, Group, Library, State
 from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
 from stoker.manager.protocol.ids import show_library
 
@@ -262,6 +262,15 @@ def forget(core: Core, call: Call) -> None:
         withdraw(core, call, running=False)
     _close(core, call)
     core.changed("calls", call.id)
+
+
+def forget_failure(state: State, outcome: CallEnd) -> None:
+    """A call that had ended before ran once more and failed: it counts as done, and not as failed."""
+    state.failed.pop(outcome.call, None)
+    if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
+        state.cancelled -= 1
+    else:
+        state.failures -= 1
 
 
 def _close(core: Core, call: Call) -> None:

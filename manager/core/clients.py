@@ -176,7 +176,7 @@ def _hello(core: Core, id: ClientId, message: ClientHello) -> Client | None:
         client.inbox.last = message.acknowledged
     client.connected, client.gone = True, False
     core.tell(client, to_client.ClientWelcome(state.session, client.number, again=client.unnamed is not None))
-    if client.unacked:
+    if client.unacked and client.unnamed is None:
         core.tell(client, to_client.Results(client.first_unacked, list(client.unacked)))
     if client.factory:
         blocks.factory_came(core, client)

@@ -308,7 +308,7 @@ class Core:
                 continue
             first = client.first_unacked + len(client.unacked)
             client.unacked.extend(ends)
-            if client.connected:
+            if client.connected and client.unnamed is None:
                 self.tell(client, to_client.Results(first, ends))
 
     # ---- timers, rounds, advice

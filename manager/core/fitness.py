@@ -1,8 +1,11 @@
 """Pilots that cannot hold a context, through no fault of the context: their disk is full, or does not take writes.
 
 Counting such a load against the recipe would give up a sound one because of one bad node. So the pilot is left alone,
-for that context where an object of it did not fit, for all where nothing could be written at all, until `AGAIN_S` has
-gone by (somebody may have made room) or a load works there. Nobody else needs to know: others take over.
+for that context where an object of it did not fit, for all where nothing could be written at all, until it is time to
+try again or a load works there. Others take over meanwhile.
+
+Many disks are full for seconds only: another job writes, and cleans up. So the first try comes soon, and further ones
+come ever later (`AGAIN_S`). Calls whose only pilots are unfit wait for the first two tries.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from stoker.manager.core.state import Library, Pilot, State
 from stoker.manager.protocol.calls import Failure
 from stoker.manager.protocol.to_manager import LibraryPhase
 
-AGAIN_S = 300.0
-"""A pilot that was found unfit is tried again after so long."""
+AGAIN_S = (5.0, 20.0, 80.0, 300.0)
+"""A pilot that was found unfit is tried again after so long; the last of these counts for all further tries."""
+LASTING_TIMES = 3
+"""A pilot that was found unfit so often in a row is not expected to become fit soon."""
 
 EVERY = ""
 """In place of a recipe's key: every context."""
@@ -23,14 +28,18 @@ def blame(state: State, library: Library, failure: Failure, *, loading: bool) ->
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING
     what = "anything" if everything else context.recipe.name
-    pilot.unfit[EVERY if everything else context.recipe.key] = state.now + AGAIN_S, failure.message
+    key = EVERY if everything else context.recipe.key
+    times = pilot.unfit_times.get(key, 0)
+    pilot.unfit_times[key] = times + 1
+    pilot.unfit[key] = state.now + AGAIN_S[min(times, len(AGAIN_S) - 1)], failure.message
     pilot.notes.append((state.now, f"cannot hold {what}: {failure.message}"))
 
 
 def forgive(pilot: Pilot, key: str) -> None:
     """A context has loaded there, or is to be tried there again."""
-    pilot.unfit.pop(EVERY, None)
-    pilot.unfit.pop(key, None)
+    for about in (EVERY, key):
+        pilot.unfit.pop(about, None)
+        pilot.unfit_times.pop(about, None)
 
 
 def unfit(pilot: Pilot, key: str, now: float) -> str:
@@ -40,6 +49,11 @@ def unfit(pilot: Pilot, key: str, now: float) -> str:
         if now < until:
             return why
     return ""
+
+
+def is_lasting(pilot: Pilot, key: str) -> bool:
+    """True if a pilot was found unfit for a context several times in a row: calls need not wait for the next try."""
+    return sum(pilot.unfit_times.get(about, 0) for about in (EVERY, key)) >= LASTING_TIMES
 
 
 def troubles(state: State) -> dict[str, str]:

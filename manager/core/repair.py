@@ -5,7 +5,8 @@ less than it has acknowledged, and its peers do not keep what was acknowledged. 
 (`reliable`), and each peer says anew what it holds:
 
 - A *client* is asked to submit again every call that it waits for (`ClientWelcome.again`). A call that the manager
-  knows already stays as it is. One that the client does not name has had its end: it is forgotten.
+  knows already stays as it is. One that the client does not name has had its end: it is forgotten. If it ran again
+  meanwhile and failed (the file of its arguments is gone by then), that failure does not count.
 - A *pilot*'s hello lists its libraries with their recipes and calls. A library that the manager does not know is
   adopted. A call that it does not know is an *orphan*: it keeps its place in the library, and goes on there when its
   client submits it again. If it ends before that, its end is kept for the client.
@@ -17,6 +18,7 @@ next one (`leave_gaps`).
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from stoker.manager.core import blocks, calls, feeding, libraries
@@ -26,6 +28,7 @@ from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import JOURNAL_LOST, Call, Client, Context, Library, Orphan, Pilot, State
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, LibraryId, RecipeKey
+from stoker.manager.protocol.to_client import Results
 from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
 
 if TYPE_CHECKING:
@@ -48,9 +51,11 @@ def leave_gaps(state: State) -> None:
 
 
 def ask_again(core: Core, client: Client) -> None:
-    """Note which calls of a client are open; those that it does not submit again are over."""
+    """Note which calls of a client are open or have ended since: it has the results of those that it does not submit
+    again. Until then it is told of no end."""
     core.state.notice(JOURNAL_LOST)
     client.unnamed = {id for id, call in core.state.calls.items() if call.group.client is client}
+    client.unnamed.update(end.call for end in client.unacked)
 
 
 def resubmitted(core: Core, client: Client) -> None:
@@ -64,7 +69,8 @@ def resubmitted(core: Core, client: Client) -> None:
         call = state.calls.get(id)
         if call is not None:
             calls.forget(core, call)
-            state.forgotten[id] = None
+        state.forgotten[id] = None
+    _tell_of_ends(core, client, unnamed)
     while len(state.forgotten) > KEPT_FORGOTTEN:
         del state.forgotten[next(iter(state.forgotten))]
     for id, orphan in list(state.orphans.items()):
@@ -72,6 +78,16 @@ def resubmitted(core: Core, client: Client) -> None:
             del state.orphans[id]
             state.forgotten[id] = None
             _drop(core, orphan.library, CallId(id), running=False)
+
+
+def _tell_of_ends(core: Core, client: Client, unnamed: set[int]) -> None:
+    """Tell a client of the ends that had to wait until it had said which calls it waits for."""
+    for end in client.unacked:
+        if end.call in unnamed and end.failure is not None:
+            calls.forget_failure(core.state, end)
+    client.unacked = deque(end for end in client.unacked if end.call not in unnamed)
+    if client.unacked and client.connected:
+        core.tell(client, Results(client.first_unacked, list(client.unacked)))
 
 
 # ---- orphans

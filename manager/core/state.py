@@ -69,7 +69,8 @@ class Client:
         self.known_ends: int | None = None
         """From a restart of the manager to the client's next hello: how many ends the journal knew of."""
         self.unnamed: set[int] | None = None
-        """While the client submits its calls again: its open calls that it has not named yet."""
+        """While the client submits its calls again: those that it has not named yet, of its calls that are open or have
+        ended since the manager came back. It is told of no end meanwhile."""
         self.last_call = -1
         """The highest id among its calls."""
         self.open_calls = 0
@@ -334,7 +335,7 @@ class Pilot:
     __slots__ = (
         "block", "cache_bytes", "devices", "ended", "ends_at", "folder", "hellos_asked", "host", "id", "inbox", "kept",
         "lacks", "lasts_s", "libraries", "loss", "loss_settled", "lost_at", "notes", "pid", "rate", "refused_frames",
-        "released", "reserved", "source", "state", "troubles", "unfit", "used_at", "was",
+        "released", "reserved", "source", "state", "troubles", "unfit", "unfit_times", "used_at", "was",
     )  # fmt: skip
 
     def __init__(self, id: PilotId, *, host: str, pid: int, block: str, folder: str, now: float) -> None:
@@ -353,6 +354,8 @@ class Pilot:
         """When it came, or its last library that is gone had gone."""
         self.unfit: dict[str, Note] = {}
         """Until when it cannot hold a context, by recipe key, and why (see `fitness`)."""
+        self.unfit_times: dict[str, int] = {}
+        """How often in a row it was found so, by the same keys."""
         self.source = ""
         """The source of its block, if that is known."""
         self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = None

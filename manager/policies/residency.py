@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-from stoker.manager.core.fitness import unfit
+from stoker.manager.core.fitness import is_lasting, unfit
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View
 from stoker.manager.core.state import Context, Device, Library, Pilot
@@ -332,6 +332,7 @@ class LoadWhereWanted(Quiet):
     def _unfit_everywhere(self, view: View, context: Context) -> Failure | None:
         """What is wrong with the pilots, if that is so with each that could hold the context, and no other comes.
 
+        A disk may be full for seconds: each of them was tried several times by then.
         A pilot that is cut off may come back. So may those of a block that has lost its pilots, or it is replaced.
         """
         waited = view.now - context.starved_since if context.starved_since is not None else 0.0
@@ -341,7 +342,7 @@ class LoadWhereWanted(Quiet):
         there = (PilotState.HERE, PilotState.CUT)
         able = [p for p in view.pilots.values() if p.state in there and self._is_able(context, p)]
         reasons = [unfit(pilot, context.recipe.key, view.now) for pilot in able]
-        if not reasons or not all(reasons):
+        if not reasons or not all(reasons) or not all(is_lasting(pilot, context.recipe.key) for pilot in able):
             return None
         said = [f"none of the pilots that are here can hold context {context.recipe.name}:", *dict.fromkeys(reasons)]
         if len(said) > _SHOWN_LINES:

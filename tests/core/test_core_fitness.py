@@ -32,7 +32,7 @@ def test_full_disks_do_not_count_against_the_recipe(cluster: Make) -> None:
     c = cluster(pilots=4).define(recipe("a")).calls(4, context="a")
     for pilot in ("p1", "p2", "p3"):
         run_out(c, pilot)
-    c.wait(60)
+    c.wait(4)
     assert c.ended == {}
     assert c.lives_on("a") == ["p4"]
     c.ready()
@@ -66,9 +66,11 @@ def test_it_is_told_with_what_to_do(cluster: Make) -> None:
 
 def test_when_every_pilot_is_unfit_calls_fail_with_the_sentence_and_the_next_call_tries_again(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("1", context="a")
-    run_out(c, "p1")
-    run_out(c, "p2")
-    assert c.ended == {}
+    for seconds in (0, 5, 20):
+        c.wait(seconds)
+        run_out(c, "p1")
+        run_out(c, "p2")
+        assert c.ended == {}
     c.wait(12)
     failure = c.ended["1"].failure
     assert failure is not None
@@ -87,8 +89,9 @@ def test_while_another_block_may_bring_one_its_calls_wait(cluster: Make) -> None
     c = cluster().sources(Source("mine", Rule.FIXED, first=2, most=2)).define(recipe("a"))
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").block("b2", phase=BlockPhase.PENDING)
     c.call("1", context="a")
-    run_out(c, "p1")
-    c.wait(200)
+    for again_s in (5, 20, 50):
+        run_out(c, "p1")
+        c.wait(again_s)
     assert c.ended == {}
     c.block("b2", phase=BlockPhase.RUNNING).join("p2", block="b2")
     assert c.lives_on("a") == ["p2"]
@@ -103,22 +106,56 @@ def test_while_a_pilot_that_was_cut_off_may_come_back_calls_wait(cluster: Make, 
     if given_up:
         c.lose("p2")
     c.call("1", context="a")
-    run_out(c, "p1")
-    c.wait(25)
+    for again_s in (5, 20, 25):
+        run_out(c, "p1")
+        c.wait(again_s)
     assert c.ended == {}
     c.come_back("p2").wait(1)
     assert c.lives_on("a") == ["p2"]
 
 
-def test_a_pilot_is_tried_again_after_a_while(cluster: Make) -> None:
-    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready().join("p2").calls(8, context="a")
-    run_out(c, "p2")
-    c.wait(fitness.AGAIN_S - 10)
+def test_a_disk_that_is_full_for_seconds_fails_no_call_whose_only_pilot_it_is(cluster: Make) -> None:
+    """The soak found it: one pilot was here, and its disk was full for three seconds."""
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a")
+    run_out(c, "p1")
+    c.wait(6)
+    run_out(c, "p1")
+    c.wait(15)
+    assert c.ended == {}
+    c.wait(6)
     assert c.lives_on("a") == ["p1"]
-    assert c.status().trouble
-    c.wait(12)
-    assert c.lives_on("a") == ["p1", "p2"]
-    assert not c.status().trouble
+    c.ready().end("1")
+    assert c.ended["1"].ok
+
+
+def test_pilots_that_became_unfit_at_different_times_are_each_tried_again_before_calls_fail(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready().join("p2").calls(8, context="a")
+    for seconds in (0, 6, 21):
+        c.wait(seconds)
+        run_out(c, "p2")
+    c.ready().end("1")
+    library = next(iter(c.context("a").libraries.values()))
+    c.die(library, failure=full("p1"))
+    c.wait(4)
+    assert c.ended.keys() == {"1"}
+    c.wait(2)
+    assert c.lives_on("a") == ["p1"]
+
+
+def test_a_pilot_is_tried_again_after_a_while_and_each_time_later(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready().join("p2").calls(8, context="a")
+    for again_s in (*fitness.AGAIN_S, fitness.AGAIN_S[-1]):
+        run_out(c, "p2")
+        c.wait(again_s - 2)
+        assert c.lives_on("a") == ["p1"]
+        assert c.status().trouble
+        c.wait(4)
+        assert c.lives_on("a") == ["p1", "p2"]
+        assert not c.status().trouble
+    c.ready()
+    c.die(c.library("p2", "a"), failure=full("p2"))
+    c.wait(fitness.AGAIN_S[0] + 2)
+    assert c.lives_on("a") == ["p1", "p2"], "it has worked there meanwhile: the first try comes soon again"
 
 
 def test_a_library_that_ends_for_its_pilots_lack_is_no_call_s_fault(cluster: Make) -> None:

@@ -16,7 +16,7 @@ from stoker.manager.core.state import JOURNAL_LOST
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
-from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
 from stoker.manager.protocol.ids import BlockId
 
 Make = Callable[..., Cluster]
@@ -134,6 +134,47 @@ def test_calls_that_the_client_does_not_name_again_have_ended(cluster: Make) -> 
     assert "repeated call" not in c.refused
     assert not c.ended, "nothing is told of calls whose results the client has"
     assert c.core.state.done == 2
+
+
+@pytest.mark.parametrize("when", ["before the hello", "after the hello"])
+def test_a_call_whose_result_the_client_has_may_fail_when_it_runs_again_and_that_does_not_count(
+    cluster: Make, when: str
+) -> None:
+    """The journal lost its end, so it runs again; the file of its arguments is gone."""
+    c = cluster(pilots=1).calls(2).ready()
+    c.event(ManagerRestarted()).come_back("p1", lib1=()).forget()
+    library = next(iter(c.core.state.libraries.values()))
+    c._received["ana"] = 1
+    hello = say.ClientHello(wire.VERSION, SESSION, received=1, acknowledged=50, number=0)
+    c._frames["ana"] = 50
+    if when == "after the hello":
+        c.tell("ana", hello, numbered=False)
+    gone = Failure(FailureKind.SERIALIZATION, "its arguments cannot be read: No such file or directory")
+    c.report("p1", say.CallsEnded(library.id, [CallEnd(c.ids["1"], False, b"", 0.0, gone)]))  # type: ignore[arg-type]
+    if when == "before the hello":
+        c.tell("ana", hello, numbered=False)
+    assert c.hears("ana", to_client.ClientWelcome).again
+    c.tell("ana", say.Submit("f", "bare", [c.the_call("2").spec]), say.Resubmitted())  # type: ignore[arg-type]
+    assert (c.status().failed, c.status().done, c.core.state.failed) == (0, 1, {})
+    assert not c.ended, "it is not told of a call for which it does not wait"
+    c.end("2")
+    assert c.ended.keys() == {"2"}, "the numbers of results mean the same to both"
+
+
+def test_a_call_that_fails_while_its_client_submits_again_fails_once(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(1).ready()
+    c.event(ManagerRestarted()).come_back("p1", lib1=()).forget()
+    library = next(iter(c.core.state.libraries.values()))
+    c._frames["ana"] = 50
+    c.tell("ana", say.ClientHello(wire.VERSION, SESSION, acknowledged=50, number=0), numbered=False)
+    assert c.hears("ana", to_client.ClientWelcome).again
+    spec = c.the_call("1").spec
+    failure = Failure(FailureKind.TIMEOUT, "it ran too long")
+    c.report("p1", say.CallsEnded(library.id, [CallEnd(spec.call, False, b"", 0.0, failure)]))
+    assert not c.ended
+    c.tell("ana", say.Submit("f", "bare", [spec]), say.Resubmitted())  # type: ignore[arg-type]
+    assert c.ended["1"].failure == failure
+    assert (c.status().failed, c.core.state.calls) == (1, {})
 
 
 def test_ends_that_the_client_has_and_the_manager_lost_are_not_told_and_later_ones_are(cluster: Make) -> None:
