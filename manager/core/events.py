@@ -97,7 +97,10 @@ class AdviceArrived(_Event, frozen=True, array_like=True, tag="advice"):
 
 
 class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
-    """The manager came back from its journal: every pilot and client is cut until it says hello."""
+    """The manager came back from its journal: every pilot and client is cut until it says hello. `lost`: so many bytes
+    of the journal were damaged (see `Past.lost`). What it decides from here on rests on what it knows without them."""
+
+    lost: int = 0
 
 
 class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):

@@ -2,7 +2,7 @@
 whole.
 
 - A damaged record with whole ones behind it costs what it said: the core goes on with a hole (`RecordsLost`), and every
-  peer is asked anew. A copy of the damaged file stays beside the journal.
+  peer is asked anew. The damaged file stays beside the journal by another name, and nothing more is written to it.
 - Where the beginning cannot be read, or another version of Stoker decides otherwise than the one that wrote the
 journal,
   the manager does not guess: it puts all files aside and begins anew with the ends that clients have not confirmed. Its
@@ -14,6 +14,7 @@ The commands that read a journal never change it; this does.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ import msgspec
 
 from stoker import __version__
 from stoker.manager.core.core import Core
-from stoker.manager.core.events import FromPilot, ManagerRestarted, RecordsLost
+from stoker.manager.core.events import FromPilot, ManagerRestarted
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import segments
 from stoker.manager.live.decisions import check_of
@@ -39,7 +40,7 @@ log = logging.getLogger("stoker.manager")
 class CameBack(msgspec.Struct):
     """What a manager begins with. `core`: None where there was no journal, or it was put aside. `end`: where the
     journal goes on. `ends`: those that a new core is to know. `notices`: what people should be told. `compact`: write a
-    snapshot soon."""
+    snapshot soon. `lost`: bytes of the journal that were damaged."""
 
     core: Core | None = None
     end: End | None = None
@@ -48,6 +49,7 @@ class CameBack(msgspec.Struct):
     snapshot_bytes: int = 0
     tail_bytes: int = 0
     compact: bool = False
+    lost: int = 0
 
 
 class _DecidesOtherwise(Exception):
@@ -70,6 +72,7 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
     except _DecidesOtherwise as error:
         return _begin_anew(past, str(error))
     head = past.head or segments.new_head()
+    notices += _keep_damaged(past)
     if journal.exists():
         end = End(head, past.events, past.whole)
     else:  # a manager was killed between an old segment and a new one
@@ -81,10 +84,11 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
     return CameBack(
         core,
         end,
-        notices=notices + _keep_damaged(past),
+        notices=notices,
         snapshot_bytes=past.snapshot_bytes,
         tail_bytes=past.bytes_read,
         compact=bool(past.damage) or head.stoker != __version__,
+        lost=past.lost,
     )
 
 
@@ -93,10 +97,9 @@ def _replayed(past: Past, session: str, policies: Policies, notices: list[str]) 
     very version is to blame people are told; the manager goes on with what it decides now."""
     core = past.core
     made: dict[int, int] = {}
-    sure = True
     for now, record in past.records():
         if isinstance(record, Decided):
-            if sure and not notices:
+            if past.is_comparable and not notices:
                 notices += _compare(past, record, made)
             made.clear()
             continue
@@ -111,10 +114,7 @@ def _replayed(past: Past, session: str, policies: Policies, notices: list[str]) 
             raise _DecidesOtherwise(
                 f"event {number:,} of the journal cannot be replayed ({type(error).__name__}: {error})"
             ) from error
-        if isinstance(record, RecordsLost):
-            sure = False  # decisions rested on what is lost, until a manager came back without it
-        elif isinstance(record, ManagerRestarted):
-            sure = True
+        if isinstance(record, ManagerRestarted):
             made.clear()
         if len(made) < MOST_CHECKS:
             made[number] = check
@@ -138,24 +138,43 @@ def _compare(past: Past, record: Decided, made: dict[int, int]) -> list[str]:
 
 
 def _keep_damaged(past: Past) -> list[str]:
-    """Keep a copy of each damaged file; what to tell people."""
+    """Keep each damaged file, and begin another segment behind it; what to tell people."""
     notices = []
     for place in past.damage:
         damage, path = place.damage, place.path
         if damage.cut:
             log.info("%s: the last %d bytes are a record that was not written to its end", path, damage.length)
             continue
-        copy = past.journal.with_name(f"{past.journal.name}.damaged-{past.head_number(path):06d}-{damage.at}")
+        kept = past.journal.with_name(f"{past.journal.name}.damaged-{past.head_number(path):06d}-{damage.at}")
         text = f"{show_bytes(damage.length)} of the journal were damaged and are lost ({damage.why})"
-        if not copy.exists():
-            try:
-                shutil.copyfile(path, copy)
-                copy.chmod(0o600)
-            except OSError as error:
-                log.warning("no copy of the damaged journal %s can be kept: %s", path, error)
-            notices.append(f"{text}; the damaged file is kept as {copy.name}")
+        if not kept.exists():
+            why = _keep(path, kept)
+            ending = f"could not be kept: {why}" if why else f"is kept as {kept.name}"
+            notices.append(f"{text}; the damaged file {ending}")
         log.error("%s, at byte %d: %s", path, damage.at, notices[-1] if notices else text)
+    if past.head is not None and any(place.path == past.journal and not place.damage.cut for place in past.damage):
+        os.truncate(past.journal, past.whole)
+        past.journal.rename(segments.kept_path(past.journal, past.head.number))
+        segments.sync_folder(past.journal.parent)
     return notices
+
+
+def _keep(path: Path, name: Path) -> str:
+    """Give a file another name; where the file system has no hard links, copy it. Why that cannot be, or nothing."""
+    try:
+        name.hardlink_to(path)
+        return ""
+    except OSError as error:
+        log.info("%s gets no second name (%s): it is copied", path, error.strerror)
+    draft = name.with_name(f"{name.name}.draft")
+    try:
+        shutil.copyfile(path, draft)
+        draft.chmod(0o600)
+        draft.replace(name)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        return error.strerror or str(error)
+    return ""
 
 
 def _begin_anew(past: Past, why: str) -> CameBack:

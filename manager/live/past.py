@@ -12,7 +12,7 @@ import msgspec
 
 from stoker.errors import SessionError
 from stoker.manager.core.core import Core
-from stoker.manager.core.events import Event, RecordsLost
+from stoker.manager.core.events import Event, ManagerRestarted, RecordsLost
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import segments, snapshot
 from stoker.manager.live.pickled import Unreadable
@@ -32,7 +32,9 @@ class Past:
 
     `core`: as the snapshot has it, None where the journal begins with the session. `since`: when the snapshot was made
     (0: nothing is missing). `events`: the number of the next event. `unreadable`: snapshots that could not be read, and
-    why. `certain`: what the newest of them says for certain all the same.
+    why. `certain`: what the newest of them says for certain all the same. `lost`: bytes that were damaged so far; a
+    part that is missing counts as one at least. `is_comparable`: False between damage and the first manager that came
+    back without what it cost: what was decided there rested on what is lost, so a replay may decide otherwise.
     """
 
     def __init__(self, journal: Path, *, watch: frozenset[int] = frozenset(), policies: Policies | None = None) -> None:
@@ -49,6 +51,8 @@ class Past:
         self.whole = 0
         self.bytes_read = 0
         """Of all segments that were read."""
+        self.lost = 0
+        self.is_comparable = True
         if not segments.exists(journal):
             raise SessionError(f"no journal at {journal}: No such file or directory")
         self._segments = segments.segments(journal)
@@ -90,8 +94,8 @@ class Past:
             return
 
     def records(self) -> Iterator[tuple[float, Event | Decided]]:
-        """The events since then, and what was decided about them. Damage with whole records behind it is an event:
-        `RecordsLost`. Raises SessionError where the journal's beginning is missing."""
+        """The events since then, and what was decided about them. Damage is an event: `RecordsLost`; a last record that
+        was not written to its end is none. Raises SessionError where the journal's beginning is missing."""
         if not self.is_whole:
             why = "; ".join(self.unreadable.values()) or "the snapshot that belongs before it is not there"
             raise SessionError(f"{self.journal} does not tell how the session began: {why}")
@@ -107,11 +111,11 @@ class Past:
         last = segment is self._segments[-1]
         self.head, self.whole = segment.head, 0
         if segment.head.mark:  # one of before there were segments, or with a damaged head, does not know
-            self.events = max(self.events, segment.head.first)
+            self.events = segment.head.first
         for end, at, record in scan(segment.path):
             if isinstance(record, Damage):
                 self.damage.append(Place(segment.path, record))
-                if record.tail and last:
+                if record.cut and last:
                     return
                 yield now, self._event(RecordsLost(record.length, record.why))
             elif isinstance(record, SegmentHead):
@@ -126,6 +130,11 @@ class Past:
 
     def _event(self, event: Event) -> Event:
         self.events += 1
+        if isinstance(event, RecordsLost):
+            self.lost += max(1, event.bytes)
+            self.is_comparable = False
+        elif isinstance(event, ManagerRestarted):  # a later damage may have hit what this manager still had
+            self.is_comparable = event.lost >= self.lost
         return event
 
 

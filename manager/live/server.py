@@ -174,7 +174,7 @@ class Server:
         if back.ends:
             self._give(EndsKept(back.ends), now, first)
         if before is not None:  # whatever is left of its journal
-            self._come_back(now)
+            self._come_back(now, lost=back.lost)
         if detached and not self.core.state.kept:
             self._give(SessionKept(), now, first)
         if not detached and not self.core.state.clients_by_number:
@@ -516,7 +516,7 @@ class Server:
 
     # ---- after a restart
 
-    def _come_back(self, now: float) -> None:
+    def _come_back(self, now: float, *, lost: int) -> None:
         commands: list[Command] = []
         state = self.core.state
         for key, at in state.timers.items():
@@ -527,7 +527,7 @@ class Server:
         for client in state.clients.values():
             if not client.gone:
                 self._absent[f"client {client.id}"] = now + self.patience.restart_s
-        self._give(ManagerRestarted(), now, commands)
+        self._give(ManagerRestarted(lost), now, commands)
         self._turn_ends(commands)
         log.warning(
             "came back from the journal: %d calls open, %d done, %d pilots",

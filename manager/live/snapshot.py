@@ -130,7 +130,7 @@ def read(path: Path) -> Snapshot:
     certain = data[start : start + certain_size]
     core = data[start + certain_size : start + certain_size + size]
     head = data[start + certain_size + size : start + certain_size + size + head_size]
-    if not head or zlib.crc32(head) != head_crc or zlib.crc32(certain) != certain_crc:
+    if len(head) != head_size or zlib.crc32(head) != head_crc or zlib.crc32(certain) != certain_crc:
         raise Unreadable(f"{path} is damaged")
     try:
         return Snapshot(

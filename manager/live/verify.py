@@ -82,12 +82,11 @@ def verify(
     made: dict[int, _Made] = {}
     events = checked = restarts = lost = 0
     began = last = past.since
-    is_sure = True
     found: Difference | None = None
     records = past.records()
     for now, record in records:
         if isinstance(record, Decided):
-            if is_sure:
+            if past.is_comparable:
                 found, here = _compare(record, made, began)
                 checked += here
             made.clear()
@@ -108,10 +107,8 @@ def verify(
             then = "as it did not" if _was_decided(number, records) else "as it did"
             text = f"{where}: the policy raises {type(error).__name__}, {then} when the session lived"
             raise SessionError("\n".join([text, *lines]), session=session, event=number) from error
-        if isinstance(record, RecordsLost):  # what was decided rested on them, until a manager came back without them
-            is_sure, lost = False, lost + 1
-        elif isinstance(record, ManagerRestarted):
-            is_sure = True
+        lost += isinstance(record, RecordsLost)
+        if isinstance(record, ManagerRestarted):
             made.clear()
         if len(made) < MOST_CHECKS:
             made[number] = _Made(check_of(commands), now, record, commands)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import zlib
 from pathlib import Path
@@ -11,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.core.events import Event, FromClient, Noticed, RecordsLost, TimerFired
-from stoker.manager.live import journal
+from stoker.manager.core.core import Core
+from stoker.manager.core.events import Event, FromClient, ManagerRestarted, Noticed, RecordsLost, TimerFired
+from stoker.manager.live import comeback, journal
 from stoker.manager.live.comeback import come_back
+from stoker.manager.live.decisions import check_of
 from stoker.manager.live.past import Past
 from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, scan
+from stoker.manager.live.verify import verify
 from stoker.manager.policies import default_policies
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import wire
@@ -107,6 +111,24 @@ def test_a_record_that_cannot_be_decoded_is_damage(tmp_path: Path, body: bytes) 
     assert [record.length for _, _, record in scan(path) if isinstance(record, Damage)] == [HEAD.size + len(body)]
 
 
+def damaged(folder: Path) -> Path:
+    """A journal with a damaged record in its middle."""
+    path = folder / "journal"
+    written(path)
+    data = bytearray(path.read_bytes())
+    data[bounds(path)[5][0] + 12] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def no_links(*_: object) -> None:
+    raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+
 def test_damage_is_told_and_its_file_kept(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
@@ -122,6 +144,127 @@ def test_damage_is_told_and_its_file_kept(tmp_path: Path) -> None:
     assert copy.name in notice
     assert copy.read_bytes() == damaged
     assert come_back(path, "test", default_policies()).notices == [], "it is told once"
+
+
+def test_a_damaged_file_is_kept_though_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy would need room: the soak found one of no bytes."""
+    path = damaged(tmp_path)
+    before = path.read_bytes()
+    monkeypatch.setattr(comeback.shutil, "copyfile", no_room)
+    came = come_back(path, "test", default_policies())
+    journal.Journal(path, end=came.end).close()
+    (kept,) = tmp_path.glob("journal.damaged-*")
+    assert kept.read_bytes() == before, "nothing more is written to it"
+    assert [kept.name in notice for notice in came.notices] == [True]
+
+
+def test_where_a_damaged_file_cannot_be_kept_the_notice_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = damaged(tmp_path)
+    monkeypatch.setattr(Path, "hardlink_to", no_links)
+    with monkeypatch.context() as full:
+        full.setattr(comeback.shutil, "copyfile", no_room)
+        (notice,) = come_back(path, "test", default_policies()).notices
+    assert notice.endswith("the damaged file could not be kept: No space left on device")
+    assert not list(tmp_path.glob("journal.damaged-*")), "no half of it"
+    (notice,) = come_back(path, "test", default_policies()).notices
+    (kept,) = tmp_path.glob("journal.damaged-*")
+    assert notice.endswith(f"is kept as {kept.name}"), "it is tried again by the next manager"
+
+
+def test_a_file_that_is_damaged_and_cut_off_replays_the_same_ever_after(tmp_path: Path) -> None:
+    """What was cut off was never decided on: the next manager must not take it for a hole."""
+    path = damaged(tmp_path)
+    path.write_bytes(path.read_bytes()[:-5])
+    for _ in range(3):
+        came = come_back(path, "test", default_policies())
+        assert came.core is not None
+        assert came.core.state.refused == {"damaged records of the journal": 1}
+        book = journal.Journal(path, end=came.end)
+        book.write(100.0, Noticed("later"))
+        book.close()
+
+
+def test_a_damaged_end_that_was_not_cut_off_is_a_hole(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    came = come_back(path, "test", default_policies())
+    assert came.lost > 0
+    assert [list(Past(path).records())[-1][1].__class__, len(came.notices)] == [RecordsLost, 1]
+
+
+class Managed:
+    """A journal with what its managers decided, as they write it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.core = Core("test", default_policies())
+        self.core.start()
+        self.book = journal.Journal(path)
+        self.now = 0.0
+
+    def give(self, event: Event, *, wrong: bool = False) -> None:
+        self.now += 1.0
+        self.book.write(self.now, event)
+        self.book.decided(check_of(self.core.handle(event, self.now)) + wrong)
+        self.book.flush()
+
+    def hello(self, client: str, *, wrong: bool = False) -> None:
+        self.give(FromClient(client, 0, [say.ClientHello(wire.VERSION, "test")]), wrong=wrong)  # type: ignore[arg-type]
+
+    def damage(self, word: bytes) -> None:
+        """The first record with this word is damaged."""
+        with self.path.open("r+b") as file:
+            at = file.read().index(word)
+            file.seek(at)
+            file.write(b"?")
+
+    def restart(self) -> list[str]:
+        """Another manager comes back from the journal; what it tells people."""
+        self.book.close()
+        came = come_back(self.path, "test", default_policies())
+        assert came.core is not None
+        self.core, self.book = came.core, journal.Journal(self.path, end=came.end)
+        self.give(ManagerRestarted(came.lost))
+        return came.notices
+
+
+def test_decisions_of_a_manager_that_still_had_a_record_are_not_held_against_the_loss_of_it(tmp_path: Path) -> None:
+    """The soak found it: a manager came back, later a record from before that was damaged."""
+    path = tmp_path / "journal"
+    live = Managed(path)
+    live.hello("ana")
+    live.hello("bob")
+    assert live.restart() == []
+    live.hello("carl")
+    live.damage(b"client-hello")
+    (notice,) = live.restart()
+    assert "damaged" in notice
+    live.hello("dora")
+    assert live.restart() == [], "what was decided without the record is compared again"
+    assert verify(path, session="test", policies=default_policies()).difference is None
+    live.hello("emil", wrong=True)
+    (notice,) = live.restart()
+    assert "a replay decides otherwise" in notice
+
+
+def test_checks_that_are_damaged_do_not_shift_the_numbers_of_events(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    live = Managed(path)
+    live.hello("ana")
+    live.hello("bob")
+    assert live.restart() == []
+    live.hello("carl")
+    live.damage(b"decided")
+    (notice,) = live.restart()
+    assert "damaged" in notice
+    live.hello("dora")
+    assert live.restart() == []
+    assert verify(path, session="test", policies=default_policies()).difference is None
 
 
 def test_a_cut_record_is_no_damage_that_people_are_told_of(tmp_path: Path) -> None:
