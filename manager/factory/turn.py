@@ -8,9 +8,9 @@ Two locks (flock) in the session folder see to that; both end with the processes
   longer than any end that a factory may make, is stopped or stuck, and is of no use to the manager that we serve. It is
   killed: a factory can be, at any moment.
 - `commands.lock` is inherited by every command of a batch system, so that it is held while one runs, also when its
-  factory is long dead. A submission that is on its way must be seen, not repeated. It is waited for as long as a
-  command may take; one that runs on after that is left alone (it may be stuck in a dead file system): a job that it
-  still brings about is found by its name later.
+  factory is long dead. A submission that is on its way must be seen, not repeated. It is waited for until it has run
+  for as long as a command may take, and is killed then, as its own factory would have done. One that does not end even
+  so (it may be stuck in a dead file system) is left alone: a job that it brings about is found by its name later.
 
 Both waits say at once what they wait for, for how long at most, and in the end what came of it.
 """
@@ -73,22 +73,36 @@ def wait_for_commands(file: Path, *, limit_s: float) -> None:
     """Wait until no command of a factory that was killed runs any more; from now on ours hold the lock."""
     descriptor = _open(file)
     if not locks.take(descriptor):
-        began = time.monotonic()
+        who, limit = locks.holders(file), show_seconds(limit_s)
+        age_s = min((_age_s(each.pid) for each in who), default=0.0)
         log.info(
-            "a command of the factory before this one still runs, %s: waiting for it to end, for %s at most",
+            "a command of the factory before this one still runs, %s: waiting until it ends or has run for %s",
             _who(file),
-            show_seconds(limit_s),
+            limit,
         )
-        if not _wait(descriptor, limit_s=limit_s):
-            log.warning(
-                "that command has not ended within %s, %s: not waited for any longer",
-                show_seconds(limit_s),
-                _who(file),
-            )
+        began = time.monotonic()
+        if not _wait(descriptor, limit_s=max(0.0, limit_s - age_s)) and not _end(descriptor, file, limit=limit):
             os.close(descriptor)
             return
         log.info("that command has ended, after %s", show_seconds(time.monotonic() - began))
     commands.inherit(descriptor)
+
+
+def _end(descriptor: int, file: Path, *, limit: str) -> bool:
+    """End commands that have run for too long, as their own factory would have. False if they do not end."""
+    for holder in locks.holders(file):
+        log.warning("%s has run for longer than %s: it is killed", holder, limit)
+        commands.kill_tree(holder.pid)
+    if _wait(descriptor, limit_s=_AFTER_KILL_S):
+        return True
+    log.warning("that command does not end, %s: not waited for any longer", _who(file))
+    return False
+
+
+def _age_s(pid: int) -> float:
+    """How long a process has run; 0 if it has ended."""
+    started_s = locks.started(pid) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s if started_s else 0.0
 
 
 def _open(file: Path) -> int:

@@ -47,6 +47,7 @@ class Scratch:
             self.path.mkdir(mode=0o700)
             # While it is open, its inode's number is not given to a folder that somebody makes in its place.
             self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            locks.take(self._pinned)  # in case somebody removes the file with the other lock
             self._is = _identity(self.path)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             locks.take(self._lock)
@@ -72,6 +73,7 @@ class Scratch:
     def remove(self) -> None:
         """Remove all of it."""
         shutil.rmtree(self.path, ignore_errors=True)
+        locks.forget(self.path)
         os.close(self._lock)
         os.close(self._pinned)
 
@@ -82,8 +84,18 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def sweep(base: Path) -> None:
-    """Remove folders of pilots that died without a word."""
+    """Remove folders of pilots that died without a word.
+
+    One has no lock file if its pilot found no room for it, or was killed while it removed the folder."""
     for folder in base.glob("pilot-*"):
-        with suppress(OSError), (folder / _LOCK).open("rb") as lock:
-            if locks.take(lock.fileno()):
-                shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            try:
+                lock = os.open(folder / _LOCK, os.O_RDONLY)
+            except FileNotFoundError:
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                if locks.take(lock):
+                    shutil.rmtree(folder, ignore_errors=True)
+                    locks.forget(folder)
+            finally:
+                os.close(lock)

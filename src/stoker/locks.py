@@ -47,6 +47,11 @@ def take(descriptor: int) -> bool:
     return True
 
 
+def forget(file: Path) -> None:
+    """A file or folder that was locked is removed: remove what names its holder, on a file system without locks."""
+    _name_of(file).unlink(missing_ok=True)
+
+
 def wait(descriptor: int, *, shared: bool = False) -> None:
     """Lock an open file as soon as nobody else has. No-op on a file system without locks."""
     try:

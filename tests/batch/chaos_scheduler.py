@@ -23,7 +23,7 @@ WRAPPER = """#!/bin/sh
 mood=$(cat '{mood}' 2>/dev/null)
 case "$mood" in
   fail) echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1 ;;
-  hang) exec sleep 600 ;;
+  hang) exec sleep 60 ;;
   late) sleep 2 ;;
   mute) exit 1 ;;
   lies) PATH='{path}' '{real}' "$@" >/dev/null 2>&1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from factory.manager_end import ManagerEnd
 from live.peers import until
 
 from stoker.manager.factory import factory as factory_module
+from stoker.manager.factory import turn
 from stoker.manager.factory.factory import Ending, Factory
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockPhase, KnownBlock
@@ -111,7 +114,7 @@ def test_an_orphan_from_its_first_moment_leaves_when_it_finds_a_manager(manager:
     assert manager.hellos == []
 
 
-def test_a_command_that_outlives_its_factory_is_named_and_not_waited_for_for_ever(
+def test_a_command_that_outlives_its_factory_is_named_and_ended_when_it_has_taken_too_long(
     manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm
 ) -> None:
     first = manager.start_factory()
@@ -121,11 +124,29 @@ def test_a_command_that_outlives_its_factory_is_named_and_not_waited_for_for_eve
     os.kill(first.pid, signal.SIGKILL)
     first.wait(10)
     manager.start_factory()
-    said(folder, "a command of the factory before", f"pid {hanging} (", "sbatch", "for 4.0 s at most")
-    said(folder, "has not ended within 4.0 s", "not waited for any longer")
+    said(folder, "a command of the factory before", f"pid {hanging} (", "sbatch", "until it ends or has run for 4.0 s")
+    said(folder, f"pid {hanging} (", "has run for longer than 4.0 s: it is killed")
+    said(folder, "that command has ended")
     slurm.fault("sbatch")
     manager.tell(to_client.KnownBlocks(ASKED))
     manager.hear("b0", BlockPhase.PENDING)
+
+
+def test_factories_that_are_killed_one_after_the_other_do_not_begin_to_wait_anew(tmp_path: Path) -> None:
+    """The soak found it: each waited for half a minute, and was killed before that was over."""
+    file = tmp_path / "commands.lock"
+    with file.open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = subprocess.Popen(["sleep", "100"], pass_fds=[lock.fileno()], start_new_session=True)
+    try:
+        time.sleep(1.2)
+        began = time.monotonic()
+        turn.wait_for_commands(file, limit_s=1.0)
+        assert time.monotonic() - began < 0.9
+        assert command.wait(10) == -signal.SIGKILL
+    finally:
+        command.kill()
+        command.wait()
 
 
 # ---- in this process, with shorter limits

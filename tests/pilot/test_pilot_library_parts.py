@@ -174,6 +174,19 @@ def test_scratch_folders_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_
     assert not list(base.glob("pilot-*"))
 
 
+def test_a_scratch_folder_without_its_lock_file_is_swept_unless_its_pilot_lives(tmp_path: Path) -> None:
+    """A full disk had no room for the file, or a pilot was killed while it removed its folder."""
+    base = base_folder(str(tmp_path))
+    here = Scratch(base, pilot="here")
+    (here.path / "alive").unlink()
+    (base / "pilot-empty").mkdir()
+    (base / "pilot-half" / "lib-1").mkdir(parents=True)
+    sweep(base)
+    assert [folder.name for folder in base.glob("pilot-*")] == ["pilot-here"]
+    here.remove()
+    assert not list(base.glob("pilot-*"))
+
+
 def test_the_tail_of_a_log_is_text(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"\n".join(b"line %d \xff" % n for n in range(5000)))
