@@ -48,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         if held.from_elsewhere:
             lease.copy_journal(folder.journal)
         server = _server(folder, options, sure=held.wait_until_sure)
+        held.renewed = server.write_address_again
         try:
             over = server.run()
         finally:
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "--sync", choices=("auto", "yes", "no"), default="auto", help="sync the journal (auto: detached)"
     )
     parser.add_argument("--detached", action="store_true", help="go on when clients leave")
+    parser.add_argument("--parent", type=int, default=0, help="the program that starts it: no client comes without it")
     parser.add_argument("--idle", type=float, default=0.0, help="detached: end after so long without clients and calls")
     parser.add_argument("--kept", action="store_true", help="start it again when it dies")
     return parser
@@ -98,6 +100,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callabl
         interface=interfaces.resolve(options.interface),
         ports=Session(ports=options.ports).port_range,
         detached=options.detached,
+        parent=options.parent,
         sure=sure,
         sync=options.detached if options.sync == "auto" else options.sync == "yes",
     )

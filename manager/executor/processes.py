@@ -9,6 +9,7 @@ the session down with its log's last lines as the reason.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import subprocess
 import sys
@@ -119,7 +120,7 @@ class ManagerProcess:
     ) -> None:
         self._folder = folder
         self._on_lost = on_lost
-        self._command = [*command, "--session", str(folder.path), *options]
+        self._command = [*command, "--session", str(folder.path), "--parent", str(os.getpid()), *options]
         self._stopping = threading.Event()
         self._restarts = Restarts(folder.progress)
         self._lock = threading.Lock()

@@ -51,7 +51,8 @@ SETTLE_S = 2.0
 """How long one who follows on another machine waits for somebody who does the same."""
 
 
-_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
+"""Without a descriptor, or without room on the disk, the lease is renewed in the file that is there."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -85,7 +86,9 @@ class Lease:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._file = -1
-        """The lease's file, open: by it the lease is renewed when no descriptor is left."""
+        """The lease's file, open: by it the lease is renewed when no descriptor is left, or the disk is full."""
+        self.renewed: Callable[[], None] = lambda: None
+        """Called after each renewal, on the lease's thread. It may raise OSError."""
 
     @property
     def from_elsewhere(self) -> bool:
@@ -146,9 +149,10 @@ class Lease:
             self.holder = msgspec.structs.replace(self.holder, counter=self.holder.counter + 1)
             self.write()
         except OSError as error:
-            if error.errno not in _NO_DESCRIPTOR or self._file < 0:
+            if error.errno not in _NO_NEW_FILE or self._file < 0:
                 raise
             self._renew_in_place()
+        self.renewed()
         return None
 
     def _read(self) -> Holder | None:
@@ -172,7 +176,7 @@ class Lease:
             # Another holder wrote a lease of its own: to read it takes a descriptor, and this one is of no more use.
             os.close(self._file)
             self._file = -1
-            raise OSError(errno.EMFILE, "another file is there, and no descriptor is left to read it")
+            raise OSError(errno.EMFILE, "another file is there, and none can be opened or written")
         self.holder = msgspec.structs.replace(self.holder, counter=self.holder.counter + 1)
         os.pwrite(self._file, msgspec.json.encode(self.holder), 0)  # never shorter: only the counter has changed
         os.fsync(self._file)
@@ -292,6 +296,8 @@ def _write(path: Path, holder: Holder) -> int:
         draft.replace(path)
     except BaseException:
         os.close(file)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise
     return file
 

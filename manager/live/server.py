@@ -18,6 +18,7 @@ import gc
 import heapq
 import logging
 import math
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -125,6 +126,7 @@ class Server:
         interface: str = "127.0.0.1",
         ports: tuple[int, int] = PORTS,
         detached: bool = False,
+        parent: int = 0,
         sync: bool = False,
         sure: Callable[[], None] = lambda: None,
     ) -> None:
@@ -132,6 +134,8 @@ class Server:
         self.patience = patience
         self._wait_until_sure = sure
         """Returns once it is known that no other manager runs the session."""
+        self._parent = parent
+        """The process id of the program that started this one; 0 = not known."""
         self._due: list[tuple[float, str, str]] = []
         self._heard: dict[str, float] = {}
         self._absent: dict[str, float] = {}
@@ -182,16 +186,22 @@ class Server:
         for text in back.notices:
             self._give(Noticed(text), now, first)
         self._turn_ends(first)
-        self._say_where(before.created_at if before else now)
+        self._address = SessionFile(
+            session, wire.VERSION, self.doors.address, folder.read_key("server").public,
+            created_at=before.created_at if before else now,
+        )  # fmt: skip
+        folder.write(self._address)
         log.info("session %s listens on %s", session, self.doors.address)
         self._factory_trouble = self.core.state.factory_trouble
         """What the core was told of a factory that does not come."""
         self._define_session(now)
 
-    def _say_where(self, created_at: float) -> None:
-        """Write `session.json`: pilots and clients whose manager is away look there for where it is now."""
-        key, session = self.folder.read_key("server").public, self.core.state.session
-        self.folder.write(SessionFile(session, wire.VERSION, self.doors.address, key, created_at=created_at))
+    def write_address_again(self) -> None:
+        """Write `session.json` anew if somebody has removed it: programs and pilots find the session by it. On any
+        thread. Raises OSError."""
+        if not self.folder.file.exists():
+            self.folder.write(self._address)
+            log.warning("%s was removed; it is written again", self.folder.file)
 
     def run(self) -> str:
         """Serve until the session is over; returns why."""
@@ -353,6 +363,8 @@ class Server:
             at, key, _ = heapq.heappop(due)
             if timers.get(key) == at:
                 self._give(TimerFired(key), now, commands)
+        if "client " in self._absent and self._parent and os.getppid() != self._parent:
+            self._absent["client "] = now  # it never joined, and its process has ended
         for key, until in list(self._absent.items()):
             if until <= now:
                 del self._absent[key]

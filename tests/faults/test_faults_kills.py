@@ -341,3 +341,18 @@ def test_a_manager_that_is_killed_again_and_again_while_calls_end_is_not_given_u
     assert kills == 15
     assert got == list(range(900))
     assert session.status().failed == 0
+
+
+def test_a_program_that_is_killed_before_it_joins_leaves_nothing(world):
+    """Its manager listens by then, and its first block may have been submitted."""
+    program = world.start(
+        f"""
+import os, signal
+import stoker
+from stoker.manager.executor.link import Link
+Link.wait_joined = lambda self, timeout_s: os.kill(os.getpid(), signal.SIGKILL)
+stoker.load(run_dir={str(world.runs)!r})
+"""
+    )
+    assert program.wait(30) == -signal.SIGKILL
+    world.empty(limit_s=20)

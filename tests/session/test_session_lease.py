@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -204,3 +205,43 @@ def test_a_holder_that_was_followed_never_becomes_sure_again(path: Path, monkeyp
     assert waits.is_alive()
     held.release()
     waits.join(5)
+
+
+FULL = """
+import errno, os, sys, time
+from pathlib import Path
+from stoker.manager.live import lease
+path = Path(sys.argv[1], "manager.lease")
+held = lease.take(path, renew_s=0.05)
+fill = os.open(path.with_name("fill"), os.O_WRONLY | os.O_CREAT)
+for size in (1 << 16, 1):  # the last page, too
+    try:
+        while True:
+            os.write(fill, bytes(size))
+    except OSError as error:
+        assert error.errno == errno.ENOSPC, error
+held.renewed = lambda: print(lease.read(path).counter, flush=True)
+held.keep(lambda other: print("lost", flush=True))
+time.sleep(600)
+"""
+
+
+def _can_mount() -> bool:
+    if os.geteuid() or shutil.which("unshare") is None:
+        return False
+    mount = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return not subprocess.run(mount, capture_output=True).returncode
+
+
+@pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
+def test_a_lease_is_renewed_on_a_full_disk(tmp_path: Path) -> None:
+    """A watcher on another machine would take the session over 30 s after the disk became full."""
+    mount = 'mount -t tmpfs -o size=1m none "$0"; exec "$@"'
+    holder = ["unshare", "--mount", "sh", "-c", mount, str(tmp_path), sys.executable, "-c", FULL, str(tmp_path)]
+    with subprocess.Popen(holder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            counters = [int(process.stdout.readline()) for _ in range(3)]
+            assert counters == sorted(set(counters))
+        finally:
+            process.kill()

@@ -71,6 +71,49 @@ def managers(folder: SessionFolder) -> Iterator[Managers]:
         process.wait(10)
 
 
+def test_an_address_that_was_removed_is_written_again_while_the_session_lives(managers: Managers) -> None:
+    process = managers.start()
+    before = managers.folder.read()
+    managers.folder.file.unlink()
+    lease.lease_file(managers.folder).unlink()
+    until(lambda: managers.folder.file.exists() and lease.lease_file(managers.folder).exists(), limit_s=20)
+    assert managers.folder.read() == before
+    assert "session.json was removed; it is written again" in managers.folder.manager_log.read_text()
+    link = Link(managers.folder)
+    try:
+        link.wait_joined(20)
+    finally:
+        link.close()
+    assert process.poll() is None
+
+
+STARTS = """
+import os, subprocess, sys, time
+command = [sys.executable, "-m", "stoker.manager.main", "--session", sys.argv[1], "--parent", str(os.getpid())]
+print(subprocess.Popen(command).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_manager_whose_program_dies_before_it_joins_ends_soon(folder: SessionFolder) -> None:
+    """With a program that only takes long to join it waits for two minutes."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS, str(folder.path)], stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        manager = psutil.Process(int(program.stdout.readline()))
+        try:
+            until(folder.file.exists, limit_s=20)
+            with pytest.raises(psutil.TimeoutExpired):
+                manager.wait(6)
+            program.kill()
+            manager.wait(10)
+        finally:
+            if manager.is_running():
+                manager.kill()
+            program.kill()
+
+
 def test_a_second_manager_does_not_start(managers: Managers) -> None:
     first = managers.start()
     second = subprocess.run(
