@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import (
     blocks,
     call_list,
@@ -20,7 +19,7 @@ from stoker.manager.core import (
     story,
     wishes,
 )
-from stoker.manager.core.commands import AskAdvice, DiscardObject, EndManager, ToClient
+from stoker.manager.core.commands import AskAdvice, EndManager, ToClient
 from stoker.manager.core.events import FromClient
 from stoker.manager.core.phases import CallState, PilotState
 from stoker.manager.core.state import JOURNAL_LOST, Client, Context, Cost, Group
@@ -47,18 +46,10 @@ from stoker.manager.protocol.to_manager import (
 )
 from stoker.manager.protocol.to_pilot import Exit, FunctionBlob
 from stoker.manager.protocol.wire import why_not
-from stoker.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from stoker.manager.core.core import Core
 
-
-KEPT_RESULTS_S = 86_400.0
-"""A session that outlives programs keeps the results of one that is gone for a day,"""
-MOST_KEPT_BYTES = 64_000_000
-"""and no more bytes of them than this; files of large results are not counted."""
-SETTLE_S = 60.0
-"""The size is looked at so long after the client was given up, when the ends of its calls are there."""
 
 MOST_CLIENTS = 1 << 20
 """A client's number is the high part of its calls' ids, which must fit 63 bits."""
@@ -101,8 +92,10 @@ def _message(core: Core, client: Client, message: to_manager.FromClient) -> None
             _received(client, total)
         case DefineFunction(key=key):
             state.functions.setdefault(key, FunctionBlob(key, message.name, message.blob))
+            client.defined.add(key)
         case DefineRecipe():
             _recipe(core, message)
+            client.defined.add(message.recipe.key)
         case Cancel(calls=ids):
             for id in ids:
                 call = state.calls.get(id)
@@ -227,47 +220,6 @@ def _received(client: Client, total: int) -> None:
     for _ in range(count):
         unacked.popleft()
     client.first_unacked += max(0, count)
-
-
-def gone(core: Core, id: ClientId) -> None:
-    """A client did not come back: its calls end, and the session that nobody else uses ends with it. Should it come
-    back after all, it finds how its calls ended."""
-    state = core.state
-    client = state.clients.get(id)
-    if client is None or client.gone:
-        return
-    client.gone, client.connected, client.gone_at = True, False, state.now
-    if client.observer:
-        del state.clients[id]
-        return
-    if state.kept:
-        core.set_timer(f"gone/{id}", state.now + SETTLE_S)
-    if client.open_calls:
-        for call in [call for call in state.calls.values() if call.group.client is client]:
-            calls.cancel(core, call, reason="its client is gone", running=True)
-    if not state.kept and all(other.gone or other.observer for other in state.clients.values()):
-        end_session(core, "its client is gone")
-
-
-def gone_long(core: Core, id: str) -> None:
-    """A client may have been gone for long: drop the results that it has not fetched."""
-    state = core.state
-    client = state.clients.get(ClientId(id))
-    if client is None or not client.gone or not client.unacked:
-        return
-    size = sum(len(end.payload) for end in client.unacked if isinstance(end.payload, bytes))
-    away_s = state.now - client.gone_at
-    if away_s < KEPT_RESULTS_S and size <= MOST_KEPT_BYTES:
-        core.set_timer(f"gone/{id}", client.gone_at + KEPT_RESULTS_S)
-        return
-    for end in client.unacked:
-        if isinstance(end.payload, ObjectRef):
-            core.out.append(DiscardObject(end.payload.source))
-    why = f"after {show_seconds(away_s)}" if away_s >= KEPT_RESULTS_S else f"because they were {show_bytes(size)}"
-    state.notice(f"{len(client.unacked)} results of a program that left and did not come back were dropped {why}")
-    state.banned[id] = f"this program was gone for too long: its {len(client.unacked)} results were dropped {why}"
-    client.first_unacked += len(client.unacked)
-    client.unacked.clear()
 
 
 def end_session(core: Core, reason: str) -> None:

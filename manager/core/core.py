@@ -21,6 +21,7 @@ from stoker.manager.core import (
     blocks,
     clients,
     deadlines,
+    departures,
     feeding,
     forecasts,
     holes,
@@ -140,7 +141,7 @@ class Core:
             case PilotLost():
                 pilots.lost(self, event.pilot, event.reason)
             case ClientGone():
-                clients.gone(self, event.client)
+                departures.gone(self, event.client)
             case TimerFired():
                 self._timer(event.key)
             case AdviceArrived():
@@ -320,7 +321,7 @@ class Core:
             self._round(rest)
             return
         if owner == "gone":
-            clients.gone_long(self, rest)
+            departures.gone_long(self, rest)
             return
         if owner == "walltime":
             walltime.due(self, rest)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import pilots
+from stoker.manager.core import departures, pilots
 from stoker.manager.core.events import ClientGone, Event, EventRefused, FromClient, FromPilot, PilotLost, TimerFired
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import CallId, ClientId, PilotId
@@ -23,7 +23,6 @@ ROUND_PAUSE_S = 60.0
 """A policy that raised in its round has its next one so much later."""
 MOST_OF_ONE = 3
 """A client whose events were refused so often is refused itself."""
-KEPT_BANNED = 1000
 
 
 def refusal_of(event: Event, reason: str) -> EventRefused:
@@ -79,7 +78,4 @@ def _client(core: Core, event: EventRefused) -> None:
 
 
 def _ban(core: Core, event: EventRefused) -> None:
-    banned = core.state.banned
-    banned[event.name] = f"the manager failed on what you said: {event.reason}"
-    if len(banned) > KEPT_BANNED:
-        del banned[next(iter(banned))]
+    departures.ban(core.state, event.name, f"the manager failed on what you said: {event.reason}")

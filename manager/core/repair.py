@@ -95,8 +95,11 @@ def _tell_of_ends(core: Core, client: Client, unnamed: set[int]) -> None:
 
 def is_unheard_of(state: State, id: int) -> bool:
     """Whether a call that is not open was never submitted, as far as this manager knows."""
-    client = state.clients_by_number.get(id >> CLIENT_SHIFT)
-    return client is None or client.unnamed is not None or id > client.last_call
+    number = id >> CLIENT_SHIFT
+    client = state.clients_by_number.get(number)
+    if client is None:
+        return number not in state.departed
+    return client.unnamed is not None or id > client.last_call
 
 
 def take_orphan(core: Core, library: Library, id: CallId) -> None:

@@ -48,8 +48,8 @@ class Client:
     """Somebody who submits calls."""
 
     __slots__ = (
-        "connected", "factory", "first_unacked", "gone", "gone_at", "id", "inbox", "known_ends", "last_call", "number",
-        "observer", "open_calls", "refusals", "unacked", "unnamed",
+        "connected", "defined", "factory", "first_unacked", "gone", "gone_at", "id", "inbox", "known_ends", "last_call",
+        "number", "observer", "open_calls", "refusals", "unacked", "unnamed",
     )  # fmt: skip
 
     def __init__(self, id: ClientId, *, number: int, observer: bool) -> None:
@@ -64,6 +64,8 @@ class Client:
         self.inbox = Inbox()
         self.unacked: deque[CallEnd] = deque()
         self.first_unacked = 0
+        self.defined: set[str] = set()
+        """Keys of the functions and recipes that it has defined."""
         self.refusals = 0
         """How many of its events made the core raise."""
         self.known_ends: int | None = None
@@ -400,6 +402,8 @@ class State:
         self.clients: dict[ClientId, Client] = {}
         self.clients_by_number: dict[int, Client] = {}
         self.next_client = 0
+        self.departed: dict[int, None] = {}
+        """Numbers of clients that were gone for so long that the rest of them is forgotten."""
         self.functions: dict[FunctionKey, FunctionBlob] = {}
         self.groups: dict[object, Group] = {}
         self.costs: dict[tuple[str, str], Cost] = {}

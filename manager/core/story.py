@@ -42,8 +42,9 @@ def tell(state: State, subject: str) -> to_client.Story:
     if call is not None:
         story = _with_payload(_story(show_call(id), _of_call(state, call)), call)
         return msgspec.structs.replace(story, waits_for=_why_not_running(state, call), runs_in=_runs_in(call))
-    client = state.clients_by_number.get(id >> CLIENT_SHIFT)
-    if client is not None and id <= client.last_call:
+    number = id >> CLIENT_SHIFT
+    client = state.clients_by_number.get(number)
+    if number in state.departed or (client is not None and id <= client.last_call):
         return to_client.Story(show_call(id), False, IN_JOURNAL, ())
     return to_client.Story(show_call(id), False, "no such call in the session", ())
 

@@ -1,0 +1,164 @@
+"""Programs that leave: their calls end, and a session that stays forgets in time what only they had.
+
+A program that was cut off may come back, so its results are kept for a day, and so is everything that it has defined.
+After that the session keeps what is in use: functions and contexts that a client who is not forgotten has defined, that
+a call is open of, or that a library holds.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.core import calls, clients, heartbeats
+from stoker.manager.core.commands import DiscardObject
+from stoker.manager.core.state import Client, Context, State
+from stoker.manager.protocol.ids import ClientId
+from stoker.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from stoker.manager.core.core import Core
+
+KEPT_S = 86_400.0
+"""A session that outlives programs keeps the results of one that is gone for a day,"""
+MOST_KEPT_BYTES = 64_000_000
+"""and no more bytes of them than this; files of large results are not counted."""
+SETTLE_S = 60.0
+"""The size is looked at so long after the client was given up, when the ends of its calls are there."""
+KEPT_BANNED = 1000
+"""So many programs that must not come back are remembered."""
+KEPT_NUMBERS = 10_000
+"""Of so many clients it is remembered that they have been there: nobody else submits their calls again."""
+
+
+def gone(core: Core, id: ClientId) -> None:
+    """A client did not come back: its calls end, and the session that nobody else uses ends with it. Should it come
+    back after all, it finds how its calls ended."""
+    state = core.state
+    client = state.clients.get(id)
+    if client is None or client.gone:
+        return
+    client.gone, client.connected, client.gone_at = True, False, state.now
+    if client.observer:
+        del state.clients[id]
+        return
+    if state.kept:
+        core.set_timer(f"gone/{id}", state.now + SETTLE_S)
+    if client.open_calls:
+        for call in [call for call in state.calls.values() if call.group.client is client]:
+            calls.cancel(core, call, reason="its client is gone", running=True)
+    if not state.kept and all(other.gone or other.observer for other in state.clients.values()):
+        clients.end_session(core, "its client is gone")
+
+
+def gone_long(core: Core, id: str) -> None:
+    """A client may have been gone for long: drop the results that it has not fetched, and after a day all of it. What
+    is still in use then is looked at once a day."""
+    state = core.state
+    client = state.clients.get(ClientId(id))
+    if client is None:
+        _forget_unused(core, id)
+        return
+    if not client.gone:
+        return
+    size = sum(len(end.payload) for end in client.unacked if isinstance(end.payload, bytes))
+    away_s = state.now - client.gone_at
+    is_over = away_s >= KEPT_S
+    if client.unacked and (is_over or size > MOST_KEPT_BYTES):
+        why = f"after {show_seconds(away_s)}" if is_over else f"because they were {show_bytes(size)}"
+        _drop_results(core, client, why)
+    if is_over:
+        _forget(core, client)
+    else:
+        core.set_timer(f"gone/{id}", client.gone_at + KEPT_S)
+
+
+def ban(state: State, name: str, why: str) -> None:
+    """A peer that must not come back is told why when it tries."""
+    state.banned[name] = why
+    if len(state.banned) > KEPT_BANNED:
+        del state.banned[next(iter(state.banned))]
+
+
+def _drop_results(core: Core, client: Client, why: str) -> None:
+    for end in client.unacked:
+        if isinstance(end.payload, ObjectRef):
+            core.out.append(DiscardObject(end.payload.source))
+    count = len(client.unacked)
+    core.state.notice(f"{count} results of a program that left and did not come back were dropped {why}")
+    ban(core.state, client.id, f"this program was gone for too long: its {count} results were dropped {why}")
+    client.first_unacked += count
+    client.unacked.clear()
+
+
+def _forget(core: Core, client: Client) -> None:
+    state = core.state
+    if client.id not in state.banned:
+        ban(
+            state, client.id, "this program was gone for too long: the session has forgotten it; start the program anew"
+        )
+    del state.clients[client.id], state.clients_by_number[client.number]
+    state.most_pilots.pop(client.id, None)
+    state.departed[client.number] = None
+    if len(state.departed) > KEPT_NUMBERS:
+        del state.departed[next(iter(state.departed))]
+    heartbeats.record_runs(core)
+    _forget_unused(core, client.id)
+
+
+def _forget_unused(core: Core, id: str) -> None:
+    """Forget functions and contexts that are defined by no client and in no use, and what is known of them alone.
+    `id`: the client whose timer looks again if some are in use."""
+    state = core.state
+    for key, group in list(state.groups.items()):
+        if not group.open_calls and state.clients.get(group.client.id) is not group.client:
+            del state.groups[key]
+    for pilot in state.gone_pilots.values():
+        if state.now - pilot.lost_at >= KEPT_S:
+            pilot.kept = None
+    defined = set[str]().union(*(client.defined for client in state.clients.values()))
+    functions = defined.union(group.function.key for group in state.groups.values())
+    contexts = defined.union(
+        *((group.context.recipe.key, *group.options.variants) for group in state.groups.values()),
+        (context.recipe.key for context in state.contexts.values() if context.libraries or context.queue.count),
+        (
+            library.context.recipe.key
+            for gone in state.gone_pilots.values()
+            for library, *_ in (gone.kept or {}).values()
+        ),
+    )
+    state.functions = {key: function for key, function in state.functions.items() if key in functions}
+    dropped = [context for key, context in state.contexts.items() if key not in contexts]
+    for context in dropped:
+        _forget_context(core, context)
+    state.costs = {
+        (function, recipe): cost
+        for (function, recipe), cost in state.costs.items()
+        if function in state.functions and recipe in state.contexts
+    }
+    if dropped:
+        _forget_objects(state)
+    for context in state.contexts.values():
+        for name in [name for name in context.failed_on if name not in state.pilots]:
+            del context.failed_on[name]
+    if not defined.issuperset(chain(state.functions, state.contexts)):
+        core.set_timer(f"gone/{id}", state.now + KEPT_S)
+
+
+def _forget_context(core: Core, context: Context) -> None:
+    state, key = core.state, context.recipe.key
+    del state.contexts[key]
+    core.dirty.pop(context, None)
+    core.returned.pop(context, None)
+    for about in [about for about in state.transfers.snapshots if about[0] == key]:
+        del state.transfers.snapshots[about]
+
+
+def _forget_objects(state: State) -> None:
+    transfers = state.transfers
+    named = {ref.name for context in state.contexts.values() for ref in context.recipe.objects}
+    named.update(each.object.name for forms in transfers.snapshots.values() for each in forms.values())
+    for name, object in list(transfers.objects.items()):
+        if name not in named and not object.holders and not object.fetches and name not in transfers.needy:
+            del transfers.objects[name]
