@@ -6,12 +6,15 @@ environments. All sessions of a user share it, it is bounded, and what nobody ha
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 
 import click
 import msgspec
 
+from stoker.errors import ConfigError
 from stoker.manager.cli import console
 from stoker.manager.cli.prune import size_bytes
 from stoker.pilot.agent.scratch import base_folder
@@ -52,6 +55,13 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
 
 def look(scratch: str = "", *, clear: bool = False) -> Kept:
     """What is there, after what nobody uses was removed if it is to be. Raises StokerError."""
+    place = Path(os.path.expandvars(scratch)).expanduser()
+    if scratch and not place.is_dir() and not str(place).startswith("$"):
+        raise ConfigError(
+            f"--scratch: there is no folder {place} on {socket.gethostname()}; name the folder that [pilot] scratch of"
+            " the site file names, or leave --scratch out",
+            key="scratch",
+        )
     base = base_folder(scratch)
     before = size_bytes(base)
     kept_s = 0.0 if clear else float("inf")

@@ -90,6 +90,7 @@ def local_provider(site: Site) -> LocalProvider:
         init_blocks=pilot.init_blocks,
         min_blocks=max(pilot.min_blocks, min(1, pilot.init_blocks)),
         max_blocks=pilot.max_blocks,
+        worker_init=site.provider.worker_init,
     )
 
 

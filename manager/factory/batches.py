@@ -11,12 +11,12 @@ from stoker.manager.environment.carrying import carried_folder, starter_files
 from stoker.manager.factory import block_keys, condor_description
 from stoker.manager.factory.batch import Batch, SubmissionRefused, job_name
 from stoker.manager.factory.condor import CondorBatch
-from stoker.manager.factory.local import LocalBatch
+from stoker.manager.factory.local import LocalBatch, started_by_shell
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.pilot_command import pilot_command
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.session import SessionFolder
-from stoker.site import ProviderKind, Site
+from stoker.site import Engine, ProviderKind, Site
 
 SUBMIT_COMMANDS = {
     ProviderKind.SLURM: "sbatch",
@@ -77,7 +77,8 @@ def make_batch(
                 listing=listing,
             )
         case ProviderKind.LOCAL:
-            return LocalBatch(session=session, folder=folder.submit, command=command)
+            init = local_init(site)
+            return LocalBatch(session=session, folder=folder.submit, command=command, worker_init=init)
         case ProviderKind.KUBERNETES:
             from stoker.manager.factory.kubernetes import KubernetesBatch
 
@@ -93,7 +94,10 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
     _check(site)
     command = pilot_command(site, folder=folder, block=block, python_path=python_path)
     match _kind(site):
-        case ProviderKind.LOCAL | ProviderKind.KUBERNETES:
+        case ProviderKind.LOCAL:
+            init = local_init(site)
+            return f"{started_by_shell(init, command) if init else command}\n"
+        case ProviderKind.KUBERNETES:
             return f"{command}\n"
         case ProviderKind.CONDOR:
             carried = () if site.provider.shared_files else (carried_folder(folder, site), folder.block_key_file(block))
@@ -103,6 +107,11 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
             from stoker.manager.factory.providers import render
 
             return render(site, job=job_name(session, block), command=command)
+
+
+def local_init(site: Site) -> str:
+    """Shell that runs before a pilot of this machine. TaskVine runs it before its workers, which are elsewhere."""
+    return site.provider.worker_init if site.engine is Engine.STOKER else ""
 
 
 def _kind(site: Site) -> ProviderKind:

@@ -22,13 +22,20 @@ from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 
 
-class LocalBatch:
-    """A `Batch`. `command` gives the pilot's command of a block; output lies in `folder`, inside the session's."""
+def started_by_shell(worker_init: str, command: str) -> str:
+    """The shell text that starts a pilot of this machine: it becomes the pilot, so that their process id is one."""
+    return f"{worker_init}\nexec {command}" if worker_init else f"exec {command}"
 
-    def __init__(self, *, session: str, folder: Path, command: Callable[[BlockId], str]) -> None:
+
+class LocalBatch:
+    """A `Batch`. `command` gives the pilot's command of a block; output lies in `folder`, inside the session's.
+    `worker_init`: shell that runs before the pilot."""
+
+    def __init__(self, *, session: str, folder: Path, command: Callable[[BlockId], str], worker_init: str = "") -> None:
         self._session = session
         self._folder = folder
         self._command = command
+        self._worker_init = worker_init
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         self._blocks: dict[str, BlockId] = {}
 
@@ -37,7 +44,7 @@ class LocalBatch:
         name = job_name(self._session, block)
         with (self._folder / f"{name}.out").open("ab") as out, (self._folder / f"{name}.err").open("ab") as err:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", f"exec {self._command(block)}"],
+                ["/bin/bash", "-c", started_by_shell(self._worker_init, self._command(block))],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -71,8 +71,10 @@ from typing import Any, get_args
 import msgspec
 
 from stoker.config_errors import explain, parse_toml
+from stoker.config_lines import line_of
 from stoker.errors import ConfigError, UnitError
 from stoker.site import Duration, Engine, Pilot, Policy, Provider, ProviderKind, Session, Site, Size, absolute_policy
+from stoker.site_effects import refuse_in_vain, stands_in_vain
 from stoker.units import parse_bytes, parse_seconds, without_unit
 
 __all__ = [
@@ -90,10 +92,13 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
     if site is None:
         return Site.default()
     if isinstance(site, Site):
+        refuse_in_vain(site)
         return site
     if not isinstance(site, str | os.PathLike):
         raise ConfigError(f"{site!r} is no site: give the path of a site file, or nothing for this machine")
     path = site_file(site)
+    if not os.fspath(site):
+        raise ConfigError("site: '' names no site file; leave it out for this machine, or write a file's path")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -124,7 +129,7 @@ def parse_site(text: str, *, file: str) -> Site:
     data = parse_toml(text, file=file)
     _read_numbers(data)
     try:
-        return msgspec.convert(data, type=Site, dec_hook=read_unit)
+        site = msgspec.convert(data, type=Site, dec_hook=read_unit)
     except msgspec.ValidationError as error:
         fault = explain(str(error), text=text, root=Site, shapes=_SHAPES)
         raise ConfigError(
@@ -132,6 +137,12 @@ def parse_site(text: str, *, file: str) -> Site:
         ) from None
     except (RecursionError, OverflowError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}", file=file) from None
+    vain = stands_in_vain(site, data)
+    if vain is not None:
+        path, problem = vain
+        line = line_of(path, text)
+        raise ConfigError(f"{file}: line {line}: {problem}", file=file, line=line, key=path[1])
+    return site
 
 
 def _read_numbers(data: dict[str, Any]) -> None:

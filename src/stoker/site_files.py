@@ -16,6 +16,7 @@ from msgspec.structs import FieldInfo
 from stoker.config import load_site, site_file
 from stoker.errors import ConfigError
 from stoker.site import Duration, Site
+from stoker.site_effects import without_effect
 
 PYTHON_PATH = "python-path"
 """Beside the copies: folders that pilots import from beyond their environment, as in PYTHONPATH."""
@@ -31,7 +32,7 @@ def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site,
     todo: list[str | os.PathLike[str] | Site | None] = [site]
     while todo:
         given = todo.pop(0)
-        base = Path.cwd()
+        base, file = Path.cwd(), None
         if isinstance(given, str | os.PathLike):
             file = site_file(given).resolve()
             if file in seen:
@@ -42,8 +43,22 @@ def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site,
         if loaded.name in found:
             raise ConfigError(f"two sites of the session are called {loaded.name}; rename one of them", key="name")
         found[loaded.name] = loaded
-        todo += [base / Path(other).expanduser() for other in loaded.sites]
+        others = [base / Path(other).expanduser() for other in loaded.sites]
+        _refuse_repeated(loaded, others, file=file)
+        todo += others
     return tuple(found.values())
+
+
+def _refuse_repeated(site: Site, others: Iterable[Path], *, file: Path | None) -> None:
+    """Raise ConfigError if a site names itself, or another one twice."""
+    named: set[Path] = set()
+    for written, other in zip(site.sites, others, strict=True):
+        path = site_file(other).resolve()
+        if path == file:
+            raise ConfigError(f"{file}: sites names {written!r}, which is this very file; take it out", key="sites")
+        if path in named:
+            raise ConfigError(f"{file or site.name}: sites names {written!r} twice; take one out", key="sites")
+        named.add(path)
 
 
 def write_sites(folder: Path, sites: Iterable[Site], *, python_path: str = "") -> None:
@@ -67,13 +82,17 @@ def read_python_path(folder: Path) -> str:
 
 
 def site_text(site: Site) -> str:
-    """A site as the text of a site file. `sites` is left out: those are files of their own."""
-    lines, tables = [], []
+    """A site as the text of a site file, without what has no effect, and without `sites`: those are files of their own."""
+    lines, tables, vain = [], [], without_effect(site)
     for field in msgspec.structs.fields(site):
         value = getattr(site, field.name)
         if isinstance(value, msgspec.Struct):
             inner = msgspec.structs.fields(value)
-            given = ((entry, getattr(value, entry.name)) for entry in inner)
+            given = (
+                (entry, getattr(value, entry.name))
+                for entry in inner
+                if (field.encode_name, entry.encode_name) not in vain
+            )
             settings = [_setting(entry, said) for entry, said in given if said is not None]  # None: it is left out
             tables += ["", f"[{field.encode_name}]", *settings]
         elif field.name != "sites":

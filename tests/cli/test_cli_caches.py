@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from stoker.contexts.objects import object_of
+from stoker.errors import ConfigError
 from stoker.manager.cli.caches import stays
 from stoker.manager.cli.main import cli
 from stoker.pilot.cache import Bringing, ObjectCache, Pin, snapshot_names
@@ -48,6 +49,13 @@ def test_nothing_is_there_at_first(scratch: Path) -> None:
     assert str(scratch) in said()
     assert json.loads(said("--json"))["bytes"] == 0
     assert list(scratch.iterdir()) == [], "to look leaves nothing"
+
+
+def test_a_scratch_folder_that_is_not_there_is_refused_and_not_made(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(cli, ["caches", "--scratch", str(tmp_path / "nope")])
+    assert isinstance(ran.exception, ConfigError)
+    assert "--scratch: there is no folder" in str(ran.exception)
+    assert not (tmp_path / "nope").exists()
 
 
 def test_what_pilots_use_stays_and_the_rest_goes_when_it_is_told_to(scratch: Path) -> None:

@@ -80,3 +80,16 @@ def test_pilots_of_other_sessions_are_none_of_ours(place: Place, tmp_path: Path)
     assert not place.batch().find()
     batch.cancel([job])
     until(lambda: not batch.find(), what="its end", seconds=30)
+
+
+def test_worker_init_runs_before_a_local_pilot_which_keeps_the_process_id_of_the_job(
+    place: Place,
+) -> None:
+    place.program = "import os, sys; sys.exit(f'{os.getpid()} of {os.environ[chr(83)]}')"
+    init = "source /dev/null\nexport S='two words'"
+    batch = LocalBatch(session="k3v9", folder=place.folder / "submit", command=place.command, worker_init=init)
+    job = batch.submit(B0)
+    look = until(
+        lambda: (looked := batch.look([job])[job]).phase is BlockPhase.ENDED and looked, what="the end", seconds=30
+    )
+    assert look.reason == f"exit code 1: {job} of two words"

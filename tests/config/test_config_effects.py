@@ -1,0 +1,80 @@
+"""A setting that would change nothing where it stands is refused; so is a site that names itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.config import load_site, parse_site
+from stoker.errors import ConfigError
+from stoker.manager.factory.batches import dry_run
+from stoker.manager.protocol.session import SessionFolder
+from stoker.site import Duration, Policy, Provider, ProviderKind, Site
+from stoker.site_files import load_sites, read_sites, write_sites
+
+VAIN = {
+    '[provider]\nwalltime = "2 h"': "line 2: [provider] walltime has no effect: a pilot on this machine lasts",
+    '[provider]\nkind = "local"\nwalltime = "1 h"': "line 3: [provider] walltime has no effect",
+    '[provider]\ncommand_limit = "5 s"': "line 2: [provider] command_limit has no effect: no batch system is asked",
+    '[policy]\nfinish_within = "5 min"': "line 2: [policy] finish_within has no effect: it is the aim of provisioning",
+    '[provider]\nkind = "pbs"\n[policy]\nfinish_within = "10 min"': "line 4: [policy] finish_within has no effect",
+    "[policy]\nkeep_pending = 4": 'line 2: [policy] keep_pending has no effect: it belongs to provisioning = "opport',
+    '[provider]\nkind = "pbs"\n[policy]\nprovisioning = "demand"\nkeep_pending = 2': "line 5: [policy] keep_pending",
+    '[pilot]\nprobe = "never"\nprobe_every = "1 min"': "line 3: [pilot] probe_every has no effect: nothing is probed",
+}
+
+
+@pytest.mark.parametrize("text", VAIN, ids=lambda text: text.rpartition("\n")[2] + f" {len(text)}")
+def test_a_setting_without_effect_is_refused_with_its_line_and_what_to_do(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_site(text, file="site.toml")
+    assert str(caught.value).startswith(f"site.toml: {VAIN[text]}")
+    assert "leave" in str(caught.value)
+
+
+EFFECTIVE = (
+    '[provider]\nkind = "slurm"\nwalltime = "2 h"\ncommand_limit = "5 s"\n[policy]\nkeep_pending = 4',
+    '[policy]\nprovisioning = "demand"\nfinish_within = "5 min"',
+    '[policy]\nprovisioning = "opportunistic"\nkeep_pending = 4',
+    '[pilot]\nprobe = "/opt/probe"\nprobe_every = "1 min"',
+    '[provider]\nworker_init = "module load cuda"\nprice = 0.1\npoll = "1 s"',
+)
+
+
+@pytest.mark.parametrize("text", EFFECTIVE)
+def test_where_it_has_an_effect_it_stands(text: str, tmp_path: Path) -> None:
+    site = parse_site(f'name = "a"\n{text}', file="site.toml")
+    write_sites(tmp_path, [site])
+    assert read_sites(tmp_path)["a"] == site
+
+
+def test_a_site_of_a_program_is_held_to_the_same() -> None:
+    with pytest.raises(ConfigError, match=r"site local: \[provider\] walltime_s has no effect"):
+        load_site(Site(provider=Provider(walltime_s=Duration(7200))))
+    with pytest.raises(ConfigError, match=r"\[policy\] finish_within_s has no effect"):
+        load_site(Site(policy=Policy(finish_within_s=Duration(60))))
+    assert load_site(Site(provider=Provider(kind=ProviderKind.SLURM, walltime_s=Duration(7200))))
+
+
+def test_a_site_that_names_itself_or_another_twice_is_refused(tmp_path: Path) -> None:
+    site, other = tmp_path / "lab.toml", tmp_path / "other.toml"
+    other.write_text('name = "other"\nsites = ["lab.toml"]\n')
+    site.write_text('name = "lab"\nsites = ["../' + tmp_path.name + '/lab.toml"]\n')
+    with pytest.raises(ConfigError, match=r"lab\.toml: sites names .*, which is this very file; take it out"):
+        load_sites(site)
+    site.write_text('name = "lab"\nsites = ["other.toml", "./other.toml"]\n')
+    with pytest.raises(ConfigError, match=r"sites names './other.toml' twice"):
+        load_sites(site)
+    site.write_text('name = "lab"\nsites = ["other.toml"]\n')
+    assert [each.name for each in load_sites(site)] == ["lab", "other"], "two that name each other are one session"
+
+
+def test_an_empty_name_is_no_site() -> None:
+    with pytest.raises(ConfigError, match="site: '' names no site file; leave it out for this machine"):
+        load_site("")
+
+
+def test_what_runs_before_a_local_pilot_stands_in_the_dry_run(tmp_path: Path) -> None:
+    site = parse_site('[provider]\nworker_init = "module load cuda"', file="s")
+    assert dry_run(site, session="k", folder=SessionFolder(tmp_path)).startswith("module load cuda\nexec ")
