@@ -82,7 +82,7 @@ def read_python_path(folder: Path) -> str:
 
 
 def site_text(site: Site) -> str:
-    """A site as the text of a site file, without what has no effect, and without `sites`: those are files of their own."""
+    """A site as the text of a site file, without what has no effect, and without `sites`, which are files too."""
     lines, tables, vain = [], [], without_effect(site)
     for field in msgspec.structs.fields(site):
         value = getattr(site, field.name)
