@@ -10,6 +10,7 @@ from typing import Any
 
 from stoker.contexts.recipe import Awareness, Needs
 from stoker.errors import RecipeError
+from stoker.largest import MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, MOST_S
 from stoker.units import parse_bytes, parse_seconds
 
 Size = str | int | float | None
@@ -42,8 +43,8 @@ class Options:
             load_limit_s=_seconds("load_limit", load_limit),
         )
         self.slots = _count("slots", slots, least=1)
-        self.calls_per_library = _count("calls_per_library", calls_per_library, least=0)
-        self.files = tuple(os.fspath(file) for file in ([files] if isinstance(files, str | os.PathLike) else files))
+        self.calls_per_library = _count("calls_per_library", calls_per_library, least=0, most=MOST_NUMBER)
+        self.files = _paths("files", files)
         self.preload = None if preload is None else _names("preload", preload)
         self.awareness = _awareness(awareness)
         if self.awareness is not Awareness.FULL:  # what does not outlive a call has no second one
@@ -67,32 +68,55 @@ def _size(option: str, value: Size) -> int:
     if value is None:
         return 0
     try:
-        return parse_bytes(value)
-    except ValueError as error:
-        raise RecipeError(f"@context({option}={value!r}): {error}", option=option) from None
+        size = parse_bytes(value)
+    except (ValueError, OverflowError) as error:
+        raise _wrong(option, value, str(error)) from None
+    if size > MOST_BYTES:
+        raise _wrong(option, value, "no machine has so many bytes")
+    return size
 
 
 def _seconds(option: str, value: str | float) -> float:
     try:
         seconds = parse_seconds(value)
-    except ValueError as error:
-        raise RecipeError(f"@context({option}={value!r}): {error}", option=option) from None
+    except (ValueError, OverflowError) as error:
+        raise _wrong(option, value, str(error)) from None
     if seconds <= 0:
-        raise RecipeError(f"@context({option}={value!r}) leaves no time to load", option=option)
+        raise _wrong(option, value, "it leaves no time to load")
+    if seconds > MOST_S:
+        raise _wrong(option, value, 'write a time that is over one day, as in "30 min"')
     return seconds
 
 
-def _count(option: str, value: Any, *, least: int) -> int:
+def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE) -> int:
     if type(value) is not int or value < least:
-        raise RecipeError(f"@context({option}={value!r}): write a whole number, {least} or more", option=option)
+        raise _wrong(option, value, f"write a whole number, {least} or more")
+    if value > most:
+        raise _wrong(option, value, f"it may be {most:,} at most")
     return value
 
 
-def _names(option: str, value: Iterable[str]) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value)
+def _names(option: str, value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
     if not all(isinstance(name, str) and name for name in names):
-        raise RecipeError(f"@context({option}={value!r}): write names, as in ({option}=['...', '...'])", option=option)
+        raise _wrong(option, value, f"write names, as in {option}=['...', '...']")
     return names
+
+
+def _paths(option: str, value: Any) -> tuple[str, ...]:
+    single = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
+    paths = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in ([value] if single else value)]
+    if not all(isinstance(path, str) and path for path in paths):
+        raise _wrong(option, value, f"write paths, or names of the loader's parameters, as in {option}=['...', '...']")
+    return tuple(paths)
+
+
+def _wrong(option: str, value: Any, problem: str) -> RecipeError:
+    """The error for an option; a long value is cut."""
+    shown = repr(value)
+    return RecipeError(
+        f"@context({option}={shown if len(shown) < 80 else shown[:77] + '...'}): {problem}", option=option
+    )
 
 
 def _awareness(value: str | Awareness) -> Awareness:
@@ -100,4 +124,4 @@ def _awareness(value: str | Awareness) -> Awareness:
         return Awareness(value)
     except ValueError:
         names = ", ".join(level.value for level in Awareness)
-        raise RecipeError(f"@context(awareness={value!r}): one of {names}", option="awareness") from None
+        raise _wrong("awareness", value, f"write one of {names}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import AppCallFuture
+from stoker.manager.executor.options import check_count, check_truth
 from stoker.manager.executor.packing import bare
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants
 from stoker.manager.executor.wants import SpecificationError, Wants, read_wants
@@ -65,6 +67,7 @@ def app(
     cache: bool = False,
     ignore_for_cache: Sequence[str] | None = None,
     executors: Sequence[str] | None = None,
+    **unknown: Any,
 ) -> Any:
     """Make a function into an app: calling it returns a future at once, and it runs where its context is hot.
 
@@ -93,12 +96,17 @@ def app(
         raise ConfigError(f"@stoker.app takes its options by name: @stoker.app(context={what})")
     if function is not None and not callable(function):
         raise ConfigError(f"@stoker.app decorates a function, and takes its options by name; it got {function!r:.80}")
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1):
-        raise ConfigError(f"batch_size: {batch_size!r} is not a whole number of at least 1")
+    if unknown:
+        raise _unknown(next(iter(unknown)))
+    if batch_size is not None:
+        check_count("batch_size", batch_size, least=1)
+    check_truth("cache", cache)
     ignore_for_cache = _names("ignore_for_cache", ignore_for_cache)
     executors = _names("executors", None if executors == "all" else executors)
     if executors == []:
         raise ConfigError("executors: an empty list: no executor could run a call; leave it out for all that there are")
+    if ignore_for_cache and not cache:
+        raise ConfigError("ignore_for_cache has no effect without cache=True: write that, too, or leave it out")
     recipe = None if context is None else as_recipe(context)
     given: dict[str, Any] = {"context": recipe, "timeout_s": timeout, "deadline_s": deadline, "variants": variants}
     given |= {"late": late, "gang": gang, "features": features}
@@ -130,6 +138,26 @@ def _names(option: str, value: Any) -> list[str] | None:
     return names
 
 
+def _unknown(name: str) -> ConfigError:
+    """The error for an option that `@app` does not have."""
+    options = [each for each in inspect.signature(app).parameters if each not in ("function", "unknown")]
+    near = difflib.get_close_matches(name, options, n=1)
+    elsewhere = _ELSEWHERE.get(name, f"it takes {', '.join(options)}")
+    return ConfigError(
+        f"@stoker.app has no option {name}; {f'did you mean {near[0]}?' if near else elsewhere}", key=name
+    )
+
+
+_ELSEWHERE = {
+    "retries": "Parsl tries calls again: stoker.load(retries=2)",
+    "walltime": "ends of calls are told with timeout; a call itself takes Parsl's walltime=",
+    "memory": "what a call needs of a device, its context says: @stoker.context(memory=...)",
+    "device_memory": "what a call needs of a device, its context says: @stoker.context(device_memory=...)",
+    "devices": "what a call needs of devices, its context says: @stoker.context(devices=...)",
+    "gpus": "the site file asks for GPUs: [provider] gpus",
+}
+"""Options that people look for here, and where they are."""
+
 _HERE = {"timeout_s": "timeout", "deadline_s": "deadline"}
 """Options of a specification that have another name in `@app`."""
 
@@ -138,6 +166,20 @@ def _named_as_here(error: SpecificationError) -> SpecificationError:
     key = str(error.facts.get("key", ""))
     name = _HERE.get(key, key)
     return SpecificationError(f"{name}{str(error).removeprefix(key)}", key=name, invalid_keys={name})
+
+
+def _check_ignored(function: Callable[..., Any], names: Iterable[str]) -> None:
+    """Raise ConfigError for a name of `ignore_for_cache` that is no parameter of the function."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in names:
+        if name not in parameters:
+            what, has = getattr(function, "__name__", "the function"), ", ".join(parameters) or "none"
+            raise ConfigError(f"{what}: ignore_for_cache: {name!r} is not one of its parameters ({has})", key=name)
 
 
 class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
@@ -159,6 +201,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             raise ConfigError(f"{function.__name__} is an app already; use one decorator")
         if specification.wants.takes_context:
             _check_takes_context(function)
+        _check_ignored(function, ignore_for_cache or ())
         super().__init__(function, cache=cache, ignore_for_cache=ignore_for_cache)
         self.specification = specification
         self.batch_size = batch_size
@@ -174,12 +217,25 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         """Submit a call; its future, which can be cancelled. Raises SessionError before a site is loaded."""
         kernel = loaded_kernel(self.__name__)
         if self._labels is not None:
+            if self._found is None or self._found[0] is not kernel:
+                self._check_labels(kernel, self._labels)
+                self._found = (kernel, self._labels)
             self.executors = self._labels
         elif self._found is None or self._found[0] is not kernel:
             labels = [executor.label for executor in stoker_executors(kernel, self.__name__)]
             self._found = (kernel, labels)
             self.executors = labels
         return AppCallFuture.of(super().__call__(*args, **kwargs))
+
+    def _check_labels(self, kernel: DataFlowKernel, labels: Sequence[str]) -> None:
+        """Raise ConfigError for an executor that is not loaded."""
+        loaded = [label for label in kernel.executors if label != "_parsl_internal"]
+        for label in labels:
+            if label not in loaded:
+                raise ConfigError(
+                    f"{self.__name__}: executors: no executor {label!r} is loaded; there are {', '.join(loaded)}",
+                    key="executors",
+                )
 
     @property
     def function(self) -> Callable[..., Any]:

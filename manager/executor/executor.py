@@ -36,7 +36,7 @@ from stoker.manager.executor import blocks, detached, engines, garbage
 from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.news import News
-from stoker.manager.executor.options import check_options
+from stoker.manager.executor.options import check_local_policy, check_options, check_session
 from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants, Preparer
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
@@ -78,34 +78,47 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         label: str = "stoker",
         provider: ExecutionProvider | None = None,
         *,
-        session: str | os.PathLike[str] = "",
-        working_dir: str | None = None,
+        session: str | os.PathLike[str] | None = None,
+        working_dir: str | os.PathLike[str] | None = None,
         storage_access: Sequence[Staging] | None = None,
         drain_s: float = 60.0,
         progress: bool = True,
         block_error_handler: bool | Callable[[BlockProviderExecutor, dict[str, JobStatus]], None] = True,
         remote_monitoring_radio: RadioConfig | None = None,
     ) -> None:
-        if session and (site is not None or provider is not None):
+        check_session(session)
+        if session is not None and (site is not None or provider is not None):
             raise ConfigError(
                 "session= joins a session, which has its own sites: leave out site= and provider=, or session="
             )
-        check_options(label=label, session=session, working_dir=working_dir, drain_s=drain_s, provider=provider)
+        check_options(
+            label=label,
+            session=session,
+            working_dir=working_dir,
+            drain_s=drain_s,
+            provider=provider,
+            progress=progress,
+            storage_access=storage_access,
+            block_error_handler=block_error_handler,
+            remote_monitoring_radio=remote_monitoring_radio,
+        )
         self.sites = (load_site(site),) if provider is not None else load_sites(site)
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
-        honours = None if session else policies_for(self.sites).dispatch.honours
-        self._joins = os.fspath(session)
+        honours = None if session is not None else policies_for(self.sites).dispatch.honours
+        self._joins = os.fspath(session) if session is not None else ""
         batch = len(self.sites) > 1 or not self.site.is_local
         self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
-        if provider is None and not session and not self._by_factory:
+        if provider is None and session is None and not self._by_factory:
+            if self.site.engine is Engine.STOKER:
+                check_local_policy(self.site)
             provider = engines.local_provider(self.site)
         super().__init__(
             provider=provider,
             block_error_handler=blocks.on_failed_blocks if block_error_handler is True else block_error_handler,
         )
         self.label = label
-        self.working_dir = working_dir
+        self.working_dir = os.fspath(working_dir) if working_dir is not None else None
         self.storage_access = storage_access
         self.drain_s = drain_s
         self._news = News(ask=self.ask_status, calls_wait=lambda: self.outstanding() > 0) if progress else None

@@ -28,11 +28,13 @@ from stoker.contexts.factory import as_recipe
 from stoker.contexts.loading import is_loaded
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
+from stoker.largest import MOST_AT_ONCE
 from stoker.log_files import BoundedLog
 from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.mapping import interrupt_open
+from stoker.manager.executor.options import check_count, check_load, parsls_config
 from stoker.manager.executor.prepared import AppWants
 from stoker.manager.executor.wants import read_wants
 from stoker.manager.protocol.session import SessionFolder
@@ -48,12 +50,12 @@ SLOW_S = 1.0
 def load(
     site: str | os.PathLike[str] | Site | None = None,
     *,
-    session: str | os.PathLike[str] = "",
+    session: str | os.PathLike[str] | None = None,
     provider: Any = None,
     label: str = "stoker",
-    run_dir: str = "runinfo",
+    run_dir: str | os.PathLike[str] = "runinfo",
     retries: int = 0,
-    working_dir: str | None = None,
+    working_dir: str | os.PathLike[str] | None = None,
     drain_s: float = 60.0,
     progress: bool = True,
     **options: Any,
@@ -70,8 +72,9 @@ def load(
     global _current
     with _lock:
         _refuse_second()
-        if site is None and provider is None:
-            session = session or os.environ.get(JOINS, "")
+        if site is None and provider is None and session is None:
+            session = os.environ.get(JOINS) or None
+        check_load(run_dir=run_dir, retries=retries, options=options)
         executor = StokerExecutor(
             site,
             label=label,
@@ -82,10 +85,8 @@ def load(
             progress=progress,
         )
         defaults: dict[str, Any] = {"initialize_logging": False, "usage_tracking": 0, "strategy": "simple"}
-        try:
-            config = Config(executors=[executor], run_dir=run_dir, retries=retries, **{**defaults, **options})
-        except TypeError as error:
-            raise ConfigError(f"stoker.load: {error}; options go to parsl.config.Config") from None
+        given = {**defaults, **options}
+        config = parsls_config(executors=[executor], run_dir=os.fspath(run_dir), retries=retries, **given)
         try:
             with _explaining_files(run_dir):
                 _current = Session(_load_parsl(config), executor)
@@ -113,7 +114,7 @@ def _load_parsl(config: Config) -> DataFlowKernel:
 
 
 @contextlib.contextmanager
-def _explaining_files(run_dir: str) -> Iterator[None]:
+def _explaining_files(run_dir: str | os.PathLike[str]) -> Iterator[None]:
     """A file that cannot be made or written while a session starts is told with what to do."""
     try:
         yield
@@ -189,6 +190,8 @@ class Session:
 
         Raises SessionError if the manager does not answer.
         """
+        if not isinstance(subject, str):
+            raise ConfigError(f"session.explain: {subject!r:.80} is not a name, such as 'c-12'")
         story = self.executor.link.ask_story(subject).result(timeout_s)
         if not story.found:  # a manager forgets calls that ended well; its journal remembers them
             from stoker.manager.core.story import IN_JOURNAL
@@ -205,8 +208,7 @@ class Session:
         when its room or its pilot is wanted otherwise. Raises ConfigError or RecipeError for what cannot be meant; the
         future raises ContextError if the context cannot be loaded, NoDeviceError where it never finds so many devices.
         """
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ConfigError(f"session.warm: count: {count!r} is not a whole number of at least 1")
+        check_count("session.warm: count", count, least=1, most=MOST_AT_ONCE)
         wants = read_wants({"context": as_recipe(context), "gang": count}, takes_context=True)
         return self.executor.submit(is_loaded, AppWants(wants))
 

@@ -41,16 +41,17 @@ from parsl.app.python import PythonApp
 from parsl.executors.errors import BadStateException
 
 from stoker.errors import ConfigError
+from stoker.largest import MOST_NUMBER
 from stoker.manager.executor.apps import StokerApp, loaded_kernel, stoker_executors
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
 from stoker.manager.executor.inbox import Inbox
 from stoker.manager.executor.large import discard_result
+from stoker.manager.executor.options import check_count, check_truth, refuse
 from stoker.manager.executor.packing import name_of, pack_arguments
 from stoker.manager.executor.progress import Bar, Follow
 from stoker.manager.executor.rows import rows_of
 from stoker.manager.executor.wants import Wants
-from stoker.manager.protocol.bounds import MOST_NUMBER
 from stoker.manager.protocol.calls import CallEnd, Payload
 from stoker.manager.protocol.ids import CallId
 
@@ -87,8 +88,12 @@ def map(
     """
     size = batch_size if batch_size is not None else getattr(_app_in(function), "batch_size", None)
     for name, number in (("batch_size", size), ("window", window)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise ConfigError(f"stoker.map: {name}: {number!r} is not a whole number of at least 1")
+        if number is not None:
+            check_count(f"stoker.map: {name}", number, least=1)
+    check_truth("stoker.map: ordered", ordered)
+    check_truth("stoker.map: return_exceptions", return_exceptions)
+    if not isinstance(progress, bool) and not callable(progress):
+        raise refuse("stoker.map: progress", progress, "True, False or a function of (done, total)")
     size = min(size, MOST_NUMBER) if size is not None else None
     if not callable(function):
         raise ConfigError(f"stoker.map: {function!r} is not a function; write stoker.map(function, items)")

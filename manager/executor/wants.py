@@ -17,6 +17,7 @@ from parsl.executors.errors import InvalidResourceSpecification
 from stoker.contexts.factory import as_recipe, recipe_of
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import ConfigError, RecipeError
+from stoker.largest import MOST_AT_ONCE, MOST_NUMBER, MOST_S
 from stoker.manager.protocol.calls import CallOptions, Features, Objective
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.units import parse_seconds
@@ -70,8 +71,8 @@ def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False)
     if unknown:
         raise _unknown(unknown)
     recipe = None if specification.get("context") is None else _recipe("context", specification["context"])
-    variants = specification.get("variants") or ()
-    if isinstance(variants, Recipe) or not isinstance(variants, Sequence):
+    variants = () if specification.get("variants") is None else specification["variants"]
+    if isinstance(variants, Recipe | str) or not isinstance(variants, Sequence):
         raise _wrong("variants", variants, "a list of recipes")
     variants = tuple(_recipe("variants", variant) for variant in variants)
     deadline_s, late = _seconds(specification, "deadline_s"), specification.get("late", "run")
@@ -129,11 +130,11 @@ def _unknown(unknown: list[str]) -> SpecificationError:
     return SpecificationError(message, key=unknown[0], invalid_keys=set(unknown))
 
 
-def _wrong(key: str, value: Any, want: str) -> SpecificationError:
-    shown = repr(value)
-    return SpecificationError(
-        f"{key}: {shown if len(shown) < 80 else shown[:77] + '...'} is not {want}", key=key, invalid_keys={key}
-    )
+def _wrong(name: str, value: Any, want: str, *, key: str = "") -> SpecificationError:
+    """The error for a value; `key`: the key of the specification, where `name` says more than it."""
+    shown, key = repr(value), key or name
+    text = f"{name}: {shown if len(shown) < 80 else shown[:77] + '...'} is not {want}"
+    return SpecificationError(text, key=key, invalid_keys={key})
 
 
 def _recipe(key: str, value: Any) -> Recipe:
@@ -148,15 +149,22 @@ def _seconds(specification: Mapping[str, Any], key: str) -> float:
     if value is None:
         return 0.0
     try:
-        return parse_seconds(value)
-    except ConfigError as error:
+        seconds = parse_seconds(value)
+    except (ConfigError, OverflowError) as error:
         raise SpecificationError(f"{key}: {error}", key=key, invalid_keys={key}) from None
+    if not seconds:
+        raise _wrong(key, value, "longer than no time: leave it out where there is no limit")
+    if seconds > MOST_S:
+        raise _wrong(key, value, 'a time that will be over one day: write one as in "10 min"')
+    return seconds
 
 
 def _whole(specification: Mapping[str, Any], key: str) -> int:
     value = specification.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int):
         raise _wrong(key, value, "a whole number")
+    if abs(value) > MOST_NUMBER:
+        raise _wrong(key, value, f"between {-MOST_NUMBER:,} and {MOST_NUMBER:,}")
     return value
 
 
@@ -168,7 +176,7 @@ def _truth(specification: Mapping[str, Any], key: str) -> bool:
 
 
 def _late(value: Any) -> bool:
-    if value not in ("run", "drop"):
+    if not isinstance(value, str) or value not in ("run", "drop"):
         raise _wrong("late", value, '"run" or "drop"')
     return bool(value == "drop")
 
@@ -177,15 +185,36 @@ def _gang(value: Any) -> tuple[int, int]:
     if isinstance(value, int) and not isinstance(value, bool):
         value = (value, value)
     match value:
-        case (int() as least, int() as most) if 1 <= least <= most:
-            return least, most
-    raise _wrong("gang", value, "(smallest, largest), both at least 1")
+        case (int() as least, int() as most) if 1 <= least <= most <= MOST_AT_ONCE:
+            return int(least), int(most)
+    raise _wrong("gang", value, f"a number of devices or (smallest, largest), from 1 to {MOST_AT_ONCE:,}")
 
 
 def _features(value: Any) -> Features | None:
-    if value is None or isinstance(value, Features):
-        return value
-    try:
-        return Features(**value)
-    except TypeError:
-        raise _wrong("features", value, KEYS["features"]) from None
+    if value is None:
+        return None
+    given = msgspec.structs.asdict(value) if isinstance(value, Features) else value
+    if not isinstance(given, Mapping):
+        raise _wrong("features", value, f"of this form: {KEYS['features']}")
+    for name, part in given.items():
+        what = _FEATURES.get(name)
+        if what is None:
+            raise _wrong("features", name, f"among what may be known of a call: {', '.join(_FEATURES)}")
+        if not _is_feature(part, what):
+            raise _wrong(f"features: {name}", part, what, key="features")
+    return Features(**given)
+
+
+_NUMBER_OF, _SECONDS = "a whole number, 0 or more", "a number of seconds, 0 or more"
+_TEXT = "a text without control characters"
+_FEATURES = {
+    "items": _NUMBER_OF, "input_length": _NUMBER_OF, "expected_output": _NUMBER_OF, "fixed_s": _SECONDS, "kind": _TEXT,
+}  # fmt: skip
+
+
+def _is_feature(value: Any, what: str) -> bool:
+    if what is _TEXT:
+        return isinstance(value, str) and value.isprintable()
+    if isinstance(value, bool) or not isinstance(value, int if what is _NUMBER_OF else int | float):
+        return False
+    return bool(0 <= value <= (MOST_NUMBER if what is _NUMBER_OF else MOST_S))

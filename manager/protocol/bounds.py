@@ -11,18 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from stoker.contexts.recipe import ObjectRef, Recipe
+from stoker.largest import MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, MOST_S
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Features
 
-MOST_S = 1e10
-"""No time is longer: three hundred years."""
-MOST_BYTES = 1 << 60
-MOST_NUMBER = 1 << 40
-"""No library, block or call has a higher number among its kind; no peer sends more frames."""
 MOST_DEFINED_BYTES = 32_000_000
 """No function, and no recipe, is larger: each travels whole in a frame, of which a manager takes 64 MB."""
-MOST_AT_ONCE = 100_000
-"""No library has more slots, no context more devices, no gang more members."""
 
 
 def wrong_with(message: say.FromClient | say.FromPilot) -> str:

@@ -37,7 +37,7 @@ def _is_table(kind: type) -> bool:
 
 
 REAL = {
-    "@app": parameters(stoker.app) - {"function"},
+    "@app": parameters(stoker.app) - {"function", "unknown"},
     "Resource specification": set(KEYS),
     "@context": parameters(Options.__init__),
     "stoker.map": parameters(stoker.map),

@@ -427,10 +427,10 @@ def named(name):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"priority": 10**30}, "priority is 1000"),
-        ({"gang": (1, 10**30)}, "gang is"),
-        ({"features": {"items": "many"}}, "items is 'many'"),
-        ({"features": {"kind": "\ud800"}}, "kind is"),
+        ({"priority": 10**30}, "priority: 1000"),
+        ({"gang": (1, 10**30)}, "gang: "),
+        ({"features": {"items": "many"}}, "features: items: 'many' is not a whole number"),
+        ({"features": {"kind": "\ud800"}}, "features: kind: "),
     ],
     ids=str,
 )

@@ -1,0 +1,240 @@
+"""Every option of the Python face, given what it cannot be: a declared error names the option as users write it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import stoker
+from stoker.contexts.options import Options
+from stoker.errors import ConfigError, RecipeError, StokerError
+from stoker.manager.executor.loading import Session
+from stoker.manager.executor.wants import KEYS, read_wants
+from stoker.site import Policy, ProvisioningName, Site
+
+
+def load_model(path="m"):
+    return path
+
+
+def echo(number, mark="!"):
+    return number, mark
+
+
+MODEL = stoker.context(load_model)()
+
+APP: dict[str, list[Any]] = {
+    "context": [3, load_model, stoker.context(load_model), "llm"],
+    "batch_size": [0, -1, "8", True, 1.5],
+    "timeout": ["soon", "4", -1, 0, math.nan, math.inf, [1], True, "9" * 400 + " s"],
+    "priority": ["high", 1.5, True, 10**30],
+    "deadline": ["soon", "4", -1, 0, math.inf, True],
+    "late": ["later", 3, ["drop"], "drop"],  # the last: without a deadline it has no effect
+    "gang": [0, -1, (2, 1), (1, 2, 3), "2", True, 10**30, (1, 10**30)],
+    "features": [3, "items", {"itms": 1}, {"items": "many"}, {"items": -1}, {"kind": 3}, {"fixed_s": math.inf}],
+    "variants": [3, MODEL, "llm", [3], [load_model], 0],
+    "stream": ["no", 1],
+    "cache": ["no", 1],
+    "ignore_for_cache": [3, [3], ["mark"]],  # the last: without cache=True it has no effect
+    "executors": [3, [3], []],
+}
+CONTEXT: dict[str, list[Any]] = {
+    "memory": ["4", "4 gigs", -1, math.nan, math.inf, [1], True, 10**30],
+    "device_memory": ["4", -1, "x" * 200],
+    "disk": ["lots", -1],
+    "devices": [0, -1, "2", True, 10**30],
+    "kinds": [3, [3], [""]],
+    "slots": [0, "2", True, 10**30],
+    "load_limit": [0, "0 s", "30", -1, math.inf, math.nan, [1]],
+    "files": [3, (1,), [""], [b"m"]],
+    "preload": [3, [3], [""]],
+    "awareness": ["half", 3, [], None],
+    "calls_per_library": [-1, "1", True, 10**30],
+}
+MAP: dict[str, list[Any]] = {
+    "function": [3, "echo", None],
+    "items": [3, None],
+    "batch_size": [0, "8", True, 1.5],
+    "ordered": ["no", 0, None],
+    "progress": [3, "yes", None],
+    "window": [0, -1, "many", True],
+    "return_exceptions": ["no", 1],
+}
+EXECUTOR: dict[str, list[Any]] = {
+    "site": ["", 3],
+    "session": ["", 3],
+    "provider": ["slurm", 3],
+    "label": ["", 3, "a/b"],
+    "working_dir": ["", 3],
+    "drain_s": ["5 s", -1, math.nan, True],
+    "progress": ["no", 1],
+    "storage_access": [3, [3], "scp"],
+    "block_error_handler": ["no", 3],
+    "remote_monitoring_radio": ["udp", 3],
+}
+LOAD: dict[str, list[Any]] = {
+    **{name: EXECUTOR[name] for name in ("site", "session", "provider", "label", "working_dir", "drain_s", "progress")},
+    "run_dir": ["", 3, None],
+    "retries": [-1, "2", True, None],
+    # of those that go to Parsl
+    "strategy": ["nope", 3],
+    "max_idletime": ["2 min"],
+    "usage_tracking": [9],
+    "exit_mode": ["quick"],
+    "internal_tasks_max_threads": [0],
+    "initialize_logging": ["no"],
+}
+SPECIFICATION: dict[str, list[Any]] = {
+    "context": APP["context"],
+    "priority": APP["priority"],
+    "timeout_s": APP["timeout"],
+    "deadline_s": APP["deadline"],
+    "late": APP["late"],
+    "latency_s": [-1, "1", math.inf],
+    "ttft_s": [-1, "1"],
+    "tpot_s": [-1, "1"],
+    "features": APP["features"],
+    "variants": APP["variants"],
+    "gang": APP["gang"],
+    "stream": APP["stream"],
+}
+
+
+def cases(table: dict[str, list[Any]]) -> list[Any]:
+    """One test for each value."""
+    return [
+        pytest.param(option, value, id=f"{option}-{number}")
+        for option, values in table.items()
+        for number, value in enumerate(values)
+    ]
+
+
+def refused(call: Callable[..., Any], option: str, **given: Any) -> str:
+    """What the error says; it is one that is declared, and names the option."""
+    with pytest.raises(StokerError) as caught:
+        call(**given)
+    said = str(caught.value)
+    assert option in said, said
+    assert "$" not in said, "no path of the wire"
+    assert "_bytes" not in said, said
+    assert "limit_s" not in said, said
+    assert len(said) < 700, said
+    return said
+
+
+@pytest.fixture(autouse=True)
+def no_session_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STOKER_SESSION", raising=False)
+
+
+@pytest.mark.parametrize(("option", "value"), cases(APP))
+def test_app(option: str, value: Any) -> None:
+    refused(lambda **given: stoker.app(**given)(echo), option, **{option: value})
+
+
+@pytest.mark.parametrize(("option", "value"), cases(CONTEXT))
+def test_context(option: str, value: Any) -> None:
+    refused(lambda **given: stoker.context(**given)(load_model)(), option, **{option: value})
+
+
+@pytest.mark.parametrize(("option", "value"), cases(MAP))
+def test_map(option: str, value: Any) -> None:
+    given: dict[str, Any] = {"function": echo, "items": [1], option: value}
+    function, items = given.pop("function"), given.pop("items")
+    said = refused(lambda: stoker.map(function, items, **given), option)
+    assert "was called before a site was loaded" not in said
+
+
+@pytest.mark.parametrize(("option", "value"), cases(EXECUTOR))
+def test_executor(option: str, value: Any) -> None:
+    refused(stoker.StokerExecutor, "site" if option == "site" else option, **{option: value})
+
+
+@pytest.mark.parametrize(("option", "value"), cases(LOAD))
+def test_load(option: str, value: Any) -> None:
+    refused(stoker.load, "site" if option == "site" else option, **{option: value})
+
+
+@pytest.mark.parametrize(("option", "value"), cases(SPECIFICATION))
+def test_specification(option: str, value: Any) -> None:
+    refused(lambda: read_wants({option: value}), option)
+
+
+@pytest.mark.parametrize("count", [0, -1, "2", True, 1.5, 10**30])
+def test_warm(count: Any) -> None:
+    session = object.__new__(Session)  # it asks nothing of a session before it has looked at its options
+    refused(lambda: session.warm(MODEL, count), "count")
+
+
+def test_warm_and_explain_of_what_is_none() -> None:
+    session = object.__new__(Session)
+    refused(lambda: session.warm(load_model), "context")  # type: ignore[arg-type]
+    refused(lambda: session.explain(3), "session.explain")  # type: ignore[arg-type]
+
+
+def parameters(function: Callable[..., Any]) -> set[str]:
+    taken = inspect.signature(function).parameters.values()
+    return {each.name for each in taken if each.kind is not each.VAR_KEYWORD} - {"self"}
+
+
+@pytest.mark.parametrize(
+    ("table", "real"),
+    [
+        (APP, parameters(stoker.app) - {"function"}),
+        (CONTEXT, parameters(Options)),
+        (MAP, parameters(stoker.map)),
+        (EXECUTOR, parameters(stoker.StokerExecutor)),
+        (SPECIFICATION, set(KEYS)),
+    ],
+    ids=["app", "context", "map", "executor", "specification"],
+)
+def test_the_tables_have_every_option(table: dict[str, list[Any]], real: set[str]) -> None:
+    assert set(table) == real
+    assert parameters(stoker.load) <= set(LOAD)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("retries", r"@stoker.app has no option retries; Parsl tries calls again: stoker.load\(retries=2\)"),
+        ("priorty", "@stoker.app has no option priorty; did you mean priority"),
+        ("qqq", "@stoker.app has no option qqq; it takes context, batch_size"),
+    ],
+)
+def test_an_option_that_app_does_not_have(option: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        stoker.app(**{option: 1})
+
+
+def test_an_option_that_load_and_context_do_not_have() -> None:
+    with pytest.raises(ConfigError, match=r"stoker\.load has no option retrys; did you mean retries"):
+        stoker.load(retrys=1)
+    with pytest.raises(ConfigError, match=r"stoker\.load has no option qqq; beside its own it takes those of Parsl"):
+        stoker.load(qqq=1)
+    with pytest.raises(RecipeError, match="@context has no option 'memry'; did you mean memory"):
+        stoker.context(memry="4 GB")
+
+
+def test_an_empty_session_says_that_a_variable_may_not_be_set() -> None:
+    with pytest.raises(
+        ConfigError, match=r"session: '' names no session .*not set.*stoker sessions.*leave session= out"
+    ):
+        stoker.load(session=os.environ.get("NO_SUCH_VARIABLE", ""))
+
+
+def test_what_is_ignored_for_the_cache_has_to_be_a_parameter() -> None:
+    with pytest.raises(
+        ConfigError, match=r"echo: ignore_for_cache: 'nope' is not one of its parameters \(number, mark\)"
+    ):
+        stoker.app(cache=True, ignore_for_cache=["nope"])(echo)
+    assert stoker.app(cache=True, ignore_for_cache=["nope"])(lambda **given: given)
+
+
+def test_a_rule_for_blocks_that_parsl_starts_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"provisioning = \"demand\" has no effect in a program"):
+        stoker.StokerExecutor(Site(policy=Policy(provisioning=ProvisioningName.DEMAND)))
