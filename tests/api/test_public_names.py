@@ -77,7 +77,7 @@ def test_options_are_keyword_only():
     assert positional == {
         "load": ["site", "options"],
         "map": ["function", "items"],
-        "app": ["function"],
+        "app": ["function", "unknown"],
         "StokerExecutor": ["site", "label", "provider"],
     }
 
