@@ -39,7 +39,12 @@ def main(arguments: list[str] | None = None) -> int:
     descriptors.raise_limit()
     try:
         check_folder(folder)
-        held = lease.take(lease.lease_file(folder))
+        held = lease.take(lease.lease_file(folder), room_s=lease.ROOM_S if folder.file.exists() else 0.0)
+    except lease.NoRoomError as error:
+        if not folder.file.exists():
+            return _cannot_start(error)
+        logging.critical("%s", error)
+        return keeper.FAILED
     except StokerError as error:
         return _cannot_start(error)
     over = ""

@@ -49,9 +49,12 @@ SURE_S = 15.0
 _LOOK_S = 0.02
 SETTLE_S = 2.0
 """How long one who follows on another machine waits for somebody who does the same."""
+ROOM_S = 60.0
+"""How long a manager that comes back waits for room to write its lease."""
+_ROOM_LOOK_S = 0.25
 
-
-_NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, *_NO_ROOM)
 """Without a descriptor, or without room on the disk, the lease is renewed in the file that is there."""
 
 
@@ -193,27 +196,57 @@ def lease_file(folder: SessionFolder) -> Path:
     return folder.path / "manager.lease"
 
 
-def take(path: Path, *, patience_s: float = PATIENCE_S, settle_s: float = SETTLE_S, renew_s: float = RENEW_S) -> Lease:
+class NoRoomError(SessionError):
+    """The lease cannot be written, because its disk is full. That may pass."""
+
+
+def take(
+    path: Path,
+    *,
+    patience_s: float = PATIENCE_S,
+    settle_s: float = SETTLE_S,
+    renew_s: float = RENEW_S,
+    room_s: float = 0.0,
+) -> Lease:
     """Take the lease at `path`, as soon as nobody holds it.
 
-    Waits up to `patience_s` for a holder on another machine that may be dead. Raises SessionError when the session has
-    a manager that lives, or is over.
+    Waits up to `patience_s` for a holder on another machine that may be dead, and up to `room_s` for room on the disk.
+    Raises SessionError when the session has a manager that lives, or is over, and NoRoomError.
     """
     with _one_at_a_time(path):
         before = read(path)
         if before is not None:
             _wait_until_free(path, before, patience_s=patience_s)
         lease = Lease(path, _myself(), follows=before, renew_s=renew_s)
-        try:
-            lease.write()
-        except OSError as error:
-            raise SessionError(f"the lease {path} cannot be written: {error.strerror}; make room there") from error
+        _write_first(lease, room_s=room_s)
         if lease.from_elsewhere:
             time.sleep(settle_s)
             there = read(path)
             if there is None or there.token != lease.holder.token:
                 raise _taken(path, there)
     return lease
+
+
+def _write_first(lease: Lease, *, room_s: float) -> None:
+    """Write a lease for the first time, as soon as there is room. Raises SessionError."""
+    path, until, is_said = lease.path, time.monotonic() + room_s, False
+    while True:
+        try:
+            lease.write()
+            return
+        except OSError as error:
+            text = f"the lease {path} cannot be written: {error.strerror}; make room there"
+            if error.errno not in _NO_ROOM:
+                raise SessionError(text) from error
+            if time.monotonic() >= until:
+                raise NoRoomError(text) from error
+        if not is_said:
+            log.warning("%s: the manager begins as soon as it can", text)
+            is_said = True
+        time.sleep(_ROOM_LOOK_S)
+        there = read(path)
+        if there != lease.follows:  # a manager on another machine was quicker
+            raise _taken(path, there)
 
 
 def read(path: Path) -> Holder | None:

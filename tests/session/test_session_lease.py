@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -15,10 +16,14 @@ import msgspec
 import pytest
 from faults.world import until
 
+from stoker import descriptors
 from stoker.errors import SessionError
-from stoker.manager.live import lease
+from stoker.manager.executor.processes import make_folder
+from stoker.manager.live import keeper, lease
 from stoker.manager.live.journal import Journal
 from stoker.manager.live.lease import Holder
+from stoker.manager.main import main as manager_main
+from stoker.manager.protocol.session import SessionFolder
 
 ELSEWHERE = Holder(host="login2", machine="another boot/pid:[1]", pid=7, started=70, token="theirs")
 QUICK = {"patience_s": 0.4, "settle_s": 0.05, "renew_s": 0.05}
@@ -152,6 +157,55 @@ def test_a_lease_that_was_let_go_is_free_and_one_of_a_session_that_is_over_is_no
     again.release(over="stoker down")
     with pytest.raises(SessionError, match=r"the session is over \(stoker down\)"):
         lease.take(path, **QUICK)
+
+
+def test_a_full_disk_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manager that came back while the disk was full for two seconds ended, and its keeper with it."""
+    sizes = iter([errno.ENOSPC, errno.EDQUOT])
+    real = os.write
+
+    def write(file: int, data: bytes) -> int:
+        code = next(sizes, 0)
+        if code:
+            raise OSError(code, os.strerror(code))
+        return real(file, data)
+
+    monkeypatch.setattr(os, "write", write)
+    mine = lease.take(path, room_s=30.0)
+    assert lease.read(path) == mine.holder
+    assert [each.name for each in path.parent.iterdir() if each.suffix != ".lock"] == [path.name]
+    mine.release()
+
+
+def test_a_disk_that_stays_full_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(lease.NoRoomError, match="No space left on device; make room there"):
+        lease.take(path, room_s=0.3)
+    assert lease.read(path) is None
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_the_keeper_tries_again_after_a_full_disk_and_a_new_session_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    def take(path: Path, **_: object) -> lease.Lease:
+        raise lease.NoRoomError(f"the lease {path} cannot be written")
+
+    folder = SessionFolder(tmp_path / "session")
+    make_folder(folder)
+    if not is_new:
+        folder.file.touch()
+    monkeypatch.setattr(lease, "take", take)
+    monkeypatch.setattr(descriptors, "raise_limit", lambda: None)
+    monkeypatch.setattr("stoker.manager.main.keep_log", lambda path: None)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert manager_main(["--session", str(folder.path)]) == (1 if is_new else keeper.FAILED)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_lease_that_is_no_lease_is_said(path: Path) -> None:
