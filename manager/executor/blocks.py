@@ -119,7 +119,10 @@ def end_all(executor: StokerExecutor, *, told: set[str]) -> None:
 
 
 def _not_ended(provider: ExecutionProvider, jobs: list[object]) -> list[object]:
-    return [job for job, status in zip(jobs, provider.status(jobs), strict=True) if not status.terminal]
+    try:
+        return [job for job, status in zip(jobs, provider.status(jobs), strict=True) if not status.terminal]
+    except OSError:  # the files that say so are gone: it does no harm to cancel a job that has ended
+        return list(jobs)
 
 
 def remove_objects(folder: SessionFolder) -> None:

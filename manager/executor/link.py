@@ -37,6 +37,7 @@ from stoker.errors import ProtocolError, SessionError
 from stoker.manager.executor.describing import describe
 from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.outgoing import Job, Outgoing, Waiter
+from stoker.manager.executor.processes import removed
 from stoker.manager.executor.questions import Questions
 from stoker.manager.executor.waiting import WaitingCalls
 from stoker.manager.protocol import to_client, to_manager, wire
@@ -55,7 +56,7 @@ GATHER_S = 0.001
 LOOK_EVERY_S = 1.0
 """How often a link whose manager is away looks where it is now."""
 AWAY_S = 30.0
-"""A manager that is away for longer is said to be."""
+"""A manager that is away for longer is said to be; if its folder is gone too, the session is over."""
 
 
 class Link:
@@ -79,6 +80,7 @@ class Link:
         self._was_joined = False
         self._look_at = 0.0
         self._say_away_at = math.inf
+        self._said_away = False
         self._over: Exception | None = None
         self._finished = threading.Event()
         self._stop = False
@@ -301,7 +303,7 @@ class Link:
             elif change is Change.BROKEN or self._was_joined:  # or somebody else listens where it was
                 if self._joined.is_set():
                     self._joined.clear()
-                    self._say_away_at = time.monotonic() + AWAY_S
+                    self._say_away_at, self._said_away = time.monotonic() + AWAY_S, False
             else:
                 self.fail_all(
                     SessionError(
@@ -326,8 +328,13 @@ class Link:
         now = time.monotonic()
         self._look_at = now + LOOK_EVERY_S
         if now >= self._say_away_at:
-            self._say_away_at = math.inf
-            logger.warning(
+            if not os.path.isdir(self.folder.path):
+                self.fail_all(removed(self.folder))
+                return
+            self._say_away_at = now + AWAY_S
+            say = logger.debug if self._said_away else logger.warning
+            self._said_away = True
+            say(
                 "session %s: its manager is away; what runs goes on. If it does not come back: stoker attach %s",
                 self.session.session,
                 self.session.session,

@@ -1,7 +1,7 @@
 """Parsl's provider for processes of this machine, in a run folder of any name.
 
 Parsl's own writes the path of the submit script into a shell command as it is: in a folder whose name has a space no
-pilot starts, and its status cannot be read.
+pilot starts, and its status cannot be read. Nor can it when the folder is removed while its blocks run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PID = "PID:"
 
 
 class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no types
-    """As Parsl's, with every path quoted."""
+    """As Parsl's, with every path quoted, and for a folder that may vanish."""
 
     def submit(self, command: str, tasks_per_node: int, job_name: str = "parsl.localprovider") -> str:
         """Start a block; its id. Raises SubmitException."""
@@ -37,3 +37,12 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
         facts: dict[str, Any] = {"job_id": pids[0], "status": JobStatus(JobState.RUNNING)}
         self.resources[pids[0]] = {**facts, "remote_pid": int(pids[0]), "script_path": script}
         return pids[0]
+
+    def _read_job_file(self, script_path: str, suffix: str) -> str:
+        """The content of a job's file. Without the file of its exit code the job's process alone tells how it is."""
+        try:
+            return str(super()._read_job_file(script_path, suffix))
+        except OSError:
+            if suffix != ".ec":
+                raise
+            return "-"

@@ -49,6 +49,14 @@ def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=
         ) from error
 
 
+def removed(folder: SessionFolder) -> SessionError:
+    """What to say when a session folder vanishes while its session runs."""
+    return SessionError(
+        f"the session folder {folder.path} was removed while the session ran: the session is over, and calls that had"
+        " not ended are lost; run the program again, and leave its run folder (run_dir) alone until it has ended"
+    )
+
+
 def manager_options(sites: Sequence[Site]) -> list[str]:
     """Options of a manager of these sites: where it listens and how patient it is, as the first of them says."""
     first = sites[0].session
@@ -174,6 +182,9 @@ class ManagerProcess:
         while True:
             code = self._process.wait()
             if self._stopping.is_set() or code == 0:  # at 0 the session was ended by somebody else
+                return
+            if not os.path.isdir(self._folder.path):
+                self._on_lost(removed(self._folder))
                 return
             listened = self._folder.file.exists()
             pause_s = self._restarts.died()
