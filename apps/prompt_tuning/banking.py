@@ -30,7 +30,7 @@ def fill(file: Path | None, options: Options, *, model: str, screen: Screen, jso
     recipe, identity = recipe_of(model)
     place = bank_place(identity, folder=options.bank or "")
     site = None if options.session else site_of(options.site)
-    with stoker.load(site, session=options.session, progress=False) as session:
+    with stoker.load(site, session=options.session or None, progress=False) as session:
         screen.line(session_line(session))
         future = stoker.app(context=recipe)(build_bank)(place, tuple(every.values()))
         ask = facts_of(session, {recipe.key})

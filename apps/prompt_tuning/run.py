@@ -75,7 +75,7 @@ def submit(
         jobs = [_open(stack, name, ready, options) for name, ready in readies.items()]
         stack.enter_context(stop_on_signals())
         try:
-            with stoker.load(site, session=options.session, progress=False) as session:
+            with stoker.load(site, session=options.session or None, progress=False) as session:
                 for line in headline(session, jobs):
                     screen.line(line)
                 for job in jobs:
