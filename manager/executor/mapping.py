@@ -2,7 +2,8 @@
 
 It goes around Parsl's kernel, straight to the link: no task record, no future and no callback a call. Items are pulled
 when there is room (`window` calls and WINDOW_BYTES of arguments in flight, and as many results not yet taken), packed
-and sent in bulk; results come back in bulk on a queue and are unpickled by whoever consumes them.
+and sent in bulk; results come back in bulk on a queue and are unpickled by whoever consumes them. An input that takes
+long for an item goes on on a thread of its own (`pulling`), so that results that are there need not wait for it.
 
 Two questions that the name does not answer:
 
@@ -50,6 +51,7 @@ from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.options import check_count, check_truth, refuse
 from stoker.manager.executor.packing import name_of, pack_arguments
 from stoker.manager.executor.progress import Bar, Follow
+from stoker.manager.executor.pulling import SLOW_ITEMS, SLOW_S, NotYet, PulledInputs
 from stoker.manager.executor.rows import rows_of
 from stoker.manager.executor.wants import Wants
 from stoker.manager.protocol.calls import CallEnd, Payload
@@ -80,7 +82,8 @@ def map(
     `function` is an app or a plain function. With `batch_size=n` it gets lists of up to n items, and there is one
     result a list. Results come in the order of the items; `ordered=False`: each as soon as it is there. `items` may be
     endless: they are taken ahead, at most `window` calls (default 2,000) are in flight; futures among them are waited
-    for. An input that waits for results of this very map needs `window=1`. The items of a
+    for. An input that takes long for an item is read on a thread of its own, and one that waits for results of this
+    very map needs `window=1`. The items of a
     data frame (pandas, polars) or an Arrow table are its rows, each a dict by column name. `progress=True` shows a
     bar; a callable gets `(done, total)` in items, total None if `items` has no length. To leave the loop cancels what
     is left. Raises SessionError before a site is loaded, ConfigError for an option that cannot be meant, and what a
@@ -161,6 +164,7 @@ class Stream(Iterator[Any]):
             options = msgspec.structs.replace(self._job.options, batch=batch_size)
             self._job = dataclasses.replace(self._job, options=options)
         self._inputs = inputs
+        self._slow_items = 0
         self._ordered = ordered
         self._window = window
         self._total = total
@@ -289,6 +293,8 @@ class Stream(Iterator[Any]):
             self._bell.get_nowait()
         if self._arrived:
             return
+        if isinstance(self._inputs, PulledInputs) and self._inputs.has_news and self._room() and not self._exhausted:
+            return
         if self._follow is None:
             self._bell.get()
             return
@@ -312,7 +318,13 @@ class Stream(Iterator[Any]):
     def _fill(self) -> None:
         """Send calls while there is room, but not one by one while results can be handed over."""
         room = self._room()
-        if self._exhausted or not room or (room < CHUNK and room < self._window // 4 and self._sent):
+        if isinstance(self._inputs, PulledInputs):
+            self._inputs.allow(room)
+            if not self._inputs.has_news:
+                return
+        elif room < CHUNK and room < self._window // 4 and self._sent:
+            return
+        if self._exhausted or not room:
             return
         started = time.monotonic()
         while room and not self._exhausted:
@@ -320,9 +332,12 @@ class Stream(Iterator[Any]):
             last = 0  # items of the batch that was packed last
             sizes = 0
             failed: tuple[None, Exception] | _NotSent | None = None
+            before = started
             while len(packed) < min(room, CHUNK) and sizes < WINDOW_BYTES // 16:
                 try:
                     item = next(self._inputs)
+                except NotYet:
+                    break
                 except StopIteration:
                     self._exhausted = True
                     break
@@ -330,6 +345,10 @@ class Stream(Iterator[Any]):
                     self._exhausted = True
                     failed = (None, error)
                     break
+                if time.monotonic() - before > SLOW_S and self._sent:
+                    self._slow_items += 1
+                    if self._slow_items == SLOW_ITEMS and self._window > 1:
+                        self._inputs = PulledInputs(self._inputs, bell=self._bell)
                 size = len(item) if self._batch_size is not None else 1
                 try:
                     payload = self._pack(item)
@@ -340,7 +359,8 @@ class Stream(Iterator[Any]):
                 last = size
                 sizes += _size(payload)
                 packed.append(payload)
-                if time.monotonic() - started > PATIENCE_S:
+                before = time.monotonic()
+                if before - started > PATIENCE_S:
                     break
             self._send(packed, last=last)
             if failed is not None:
@@ -350,6 +370,10 @@ class Stream(Iterator[Any]):
                 return
             started = time.monotonic()
             room = self._room()
+            if isinstance(self._inputs, PulledInputs):
+                self._inputs.allow(room)
+                if not self._inputs.has_news:
+                    return
 
     def _room(self) -> int:
         if self._bytes >= WINDOW_BYTES:
@@ -371,6 +395,9 @@ class Stream(Iterator[Any]):
     def _finish(self) -> None:
         self._closed = True
         _open_streams.discard(self)
+        if isinstance(self._inputs, PulledInputs):
+            self._inputs.close()
+        self._inputs = iter(())
         if isinstance(self._follow, Bar):
             self._follow.close()
 

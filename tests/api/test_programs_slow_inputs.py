@@ -1,0 +1,189 @@
+"""Slow inputs of a map: results that are there do not wait for the next item."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import stoker
+from stoker.manager.executor.pulling import SLOW_S
+
+QUICK = 4
+"""Items after which a slow input is known to be one."""
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs"))) as session:
+        yield session
+
+
+def readers():
+    """Threads that read inputs just now."""
+    return [thread for thread in threading.enumerate() if thread.name == "stoker-map-input"]
+
+
+def assert_no_reader():
+    for thread in readers():
+        thread.join(5)
+    assert readers() == []
+
+
+class Source:
+    """An input that makes no item before the result of the last one has been taken. It may go on after 20 s."""
+
+    def __init__(self):
+        self.taken = threading.Semaphore(0)
+        self.late = 0
+        self.closed = threading.Event()
+        self.fails_at = -1
+
+    def __iter__(self):
+        try:
+            for number in range(12):
+                if number == self.fails_at:
+                    raise ValueError(f"item {number}")
+                if number < QUICK:
+                    time.sleep(2 * SLOW_S)
+                elif not self.taken.acquire(timeout=20):
+                    self.late += 1
+                yield number
+        finally:
+            self.closed.set()
+
+    def take(self, result, position):
+        if position >= QUICK - 1:
+            self.taken.release()
+        return result
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_result_does_not_wait_for_the_next_item(session, ordered):
+    source = Source()
+    results = stoker.map(abs, iter(source), ordered=ordered)
+    got = [source.take(result, position) for position, result in enumerate(results)]
+    assert sorted(got) == list(range(12))
+    assert not ordered or got == list(range(12))
+    assert source.late == 0
+    assert source.closed.wait(5)
+    assert_no_reader()
+
+
+def test_batches_of_a_slow_input_come_too(session):
+    def items():
+        for number in range(10):
+            time.sleep(SLOW_S)
+            yield number
+
+    assert list(stoker.map(sum, items(), batch_size=3)) == [3, 12, 21, 9]
+    assert_no_reader()
+
+
+def test_what_a_slow_input_raises_comes_after_the_results_before(session):
+    source = Source()
+    source.fails_at = 8
+    results = stoker.map(abs, iter(source))
+    assert [source.take(next(results), position) for position in range(8)] == list(range(8))
+    with pytest.raises(ValueError, match="item 8"):
+        next(results)
+    assert source.closed.wait(5)
+    assert_no_reader()
+
+
+@pytest.mark.parametrize("how", ["close", "leave"])
+def test_a_loop_that_is_left_ends_the_thread_and_closes_the_input(session, how):
+    source = Source()
+    results = stoker.map(abs, iter(source))
+    for position in range(6):
+        source.take(next(results), position)
+    [reader] = readers()
+    source.taken.release()  # it is at an item: that one is finished first
+    if how == "close":
+        results.close()
+    del results
+    gc.collect()
+    reader.join(5)
+    assert not reader.is_alive()
+    assert source.closed.wait(5)
+
+
+def test_a_quick_input_stays_in_its_thread_also_if_it_begins_slowly(session):
+    def rows():
+        table = sqlite3.connect(":memory:")  # its cursors are bound to this thread
+        time.sleep(3 * SLOW_S)
+        yield from (row[0] for row in table.execute("WITH RECURSIVE n(x) AS (VALUES(0) UNION ALL SELECT x + 1 FROM n"
+                                                    " LIMIT 5000) SELECT x FROM n"))  # fmt: skip
+
+    assert list(stoker.map(abs, rows())) == list(range(5000))
+
+
+def test_a_slow_input_that_is_bound_to_its_thread_says_what_to_do(session):
+    def rows():
+        table = sqlite3.connect(":memory:")
+        for number in range(10):
+            time.sleep(2 * SLOW_S)
+            yield table.execute(f"SELECT {number}").fetchone()[0]
+
+    with pytest.raises(sqlite3.ProgrammingError, match="thread") as caught:
+        list(stoker.map(abs, rows()))
+    assert "make a list of it first, or give window=1" in caught.value.__notes__[0]
+    assert list(stoker.map(abs, rows(), window=1)) == list(range(10))
+
+
+def test_no_more_than_a_window_is_read_ahead(session):
+    read = []
+
+    def items():
+        for number in range(500):
+            read.append(number)
+            if number < QUICK:
+                time.sleep(2 * SLOW_S)
+            yield number
+
+    results = stoker.map(abs, items(), window=20)
+    for number in range(QUICK + 1):
+        assert next(results) == number
+    time.sleep(0.5)
+    assert len(read) <= QUICK + 1 + 2 * 20 + 1
+    assert list(results) == list(range(QUICK + 1, 500))
+
+
+PROGRAM = """
+import time
+import stoker
+
+def items():
+    for number in range(1000):
+        time.sleep(0.15 if number < 6 else 600)
+        yield number
+
+with stoker.load():
+    for number in stoker.map(abs, items()):
+        print(number, flush=True)
+"""
+
+
+def test_ctrl_c_stops_a_program_whose_input_is_slow(tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    program = subprocess.Popen(
+        [sys.executable, str(file)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    for line in program.stdout:
+        if line == "5\n":  # the next item takes ten minutes
+            break
+    os.kill(program.pid, signal.SIGINT)
+    began = time.monotonic()
+    _, complaint = program.communicate(timeout=30)
+    assert time.monotonic() - began < 10
+    assert "stoker.map stopped: 6 results were taken; to go on, map the items after these" in complaint
+    assert complaint.splitlines()[-1] == "KeyboardInterrupt"
