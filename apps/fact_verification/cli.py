@@ -10,6 +10,7 @@ import click
 from stoker.apps.common.screen import Screen
 from stoker.apps.fact_verification.options import Options
 from stoker.apps.fact_verification.run import APP, run
+from stoker.manager.cli.numbers import WholeNumber
 
 _DEFAULT = Options()
 _FOLDER = click.Path(path_type=Path)
@@ -19,12 +20,12 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--model", metavar="PATH", help="A model folder, a GGUF file or a hub name. [SmolLM2-135M-Instruct]")
 @click.option("--claims", metavar="FILE", help="Claims with labels: .jsonl, .csv or .parquet. [999 of FEVER, shipped]")
 @click.option("--prompts", metavar="FILE", help="Templates with {claim}: .toml or .jsonl. [three, shipped]")
-@click.option("--limit", type=click.IntRange(min=1), help=f"Only so many claims, drawn by chance. [{_DEFAULT.limit}]")
+@click.option("--limit", type=WholeNumber(), help=f"Only so many claims, drawn by chance. [{_DEFAULT.limit}]")
 @click.option("--all", "everything", is_flag=True, help="Verify every claim of the file.")
 @click.option("--seed", type=int, help=f"Which claims --limit draws. [{_DEFAULT.seed}]")
-@click.option("--batch-size", type=click.IntRange(min=1), help=f"Claims a call. [{_DEFAULT.batch_size}]")
+@click.option("--batch-size", type=WholeNumber(), help=f"Claims a call. [{_DEFAULT.batch_size}]")
 @click.option(
-    "--tensor-batch", type=click.IntRange(min=1), help=f"Claims in one tensor inside a call. [{_DEFAULT.tensor_batch}]"
+    "--tensor-batch", type=WholeNumber(), help=f"Claims in one tensor inside a call. [{_DEFAULT.tensor_batch}]"
 )
 @click.option(
     "--awareness", type=click.Choice(["none", "disk", "full"]),

@@ -9,6 +9,7 @@ import click
 
 from stoker.apps.common.screen import Screen
 from stoker.apps.inference_sweep.run import APP, Options, run
+from stoker.manager.cli.numbers import WholeNumber
 
 _DEFAULT = Options()
 _FOLDER = click.Path(path_type=Path)
@@ -19,11 +20,9 @@ _FOLDER = click.Path(path_type=Path)
 )
 @click.option("--sweep", metavar="FILE", help="What to sweep: a TOML file. [a small example, shipped]")
 @click.option("--data", metavar="FILE", help="Rows to take instead of the sweep file's: .jsonl, .csv or .parquet.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many rows.")
-@click.option("--batch-size", type=click.IntRange(min=1), help=f"Rows a call. [{_DEFAULT.batch_size}]")
-@click.option(
-    "--tensor-batch", type=click.IntRange(min=1), help=f"Rows in one tensor inside a call. [{_DEFAULT.tensor_batch}]"
-)
+@click.option("--limit", type=WholeNumber(), help="Only the first so many rows.")
+@click.option("--batch-size", type=WholeNumber(), help=f"Rows a call. [{_DEFAULT.batch_size}]")
+@click.option("--tensor-batch", type=WholeNumber(), help=f"Rows in one tensor inside a call. [{_DEFAULT.tensor_batch}]")
 @click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]")
 @click.option("--out", metavar="DIR", type=_FOLDER, help="The run folder. [runs/sweep-DATE-TIME]")
 @click.option("--resume", metavar="DIR", type=_FOLDER, help="Go on with this run, with its options.")

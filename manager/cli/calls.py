@@ -6,6 +6,7 @@ import click
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.cli import console
+from stoker.manager.cli.numbers import WholeNumber
 from stoker.manager.cli.sessions import NEWEST, calls_of, takes_session
 from stoker.manager.protocol.listed import ListedCall, ListedState
 from stoker.manager.protocol.to_client import Calls
@@ -25,7 +26,7 @@ _LIMIT = 20
     "--limit",
     metavar="N",
     default=_LIMIT,
-    type=click.IntRange(1),
+    type=WholeNumber(1, 10_000),
     help=f"At most N of each state. [{_LIMIT}]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")

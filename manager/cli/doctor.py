@@ -10,6 +10,7 @@ import click
 
 from stoker.manager.cli import cluster, console, leftovers, machine, orphans, software
 from stoker.manager.cli.finding import Finding, Level, render
+from stoker.manager.cli.numbers import Seconds
 from stoker.manager.executor import detached
 
 Check = Callable[[], Iterable[Finding]]
@@ -42,7 +43,7 @@ _PROBE_S = 300.0
     "--wait",
     "wait_s",
     metavar="S",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     help="Wait this many seconds for a probe's pilot. [300]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")

@@ -10,6 +10,7 @@ import click
 
 from stoker.manager.cli import caches, console, left, sessions
 from stoker.manager.cli.ask import Observer, SessionEndedError
+from stoker.manager.cli.numbers import Seconds
 from stoker.manager.executor import detached
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
@@ -26,7 +27,7 @@ _SILENT_S = 2.0
     "--wait",
     "wait_s",
     metavar="S",
-    type=click.FloatRange(min=0),
+    type=Seconds(),
     default=60.0,
     help="Seconds to wait until all is gone. [60]",
 )

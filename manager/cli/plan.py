@@ -13,6 +13,7 @@ import msgspec
 
 from stoker.errors import ConfigError
 from stoker.manager.cli import console
+from stoker.manager.cli.numbers import WholeNumber
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ _SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
 @click.command(short_help="Forecast when a run would be finished on a site.")
 @click.argument("site")
 @click.argument("app")
-@click.option("--inputs", metavar="N", type=click.IntRange(1), help="Plan for N inputs. [as the application has]")
-@click.option("--per-call", metavar="N", type=click.IntRange(1), help="N inputs in a call. [as the application has]")
+@click.option("--inputs", metavar="N", type=WholeNumber(), help="Plan for N inputs. [as the application has]")
+@click.option("--per-call", metavar="N", type=WholeNumber(), help="N inputs in a call. [as the application has]")
 @click.option("--kind", default="", metavar="KIND", help="Take what was measured on this kind of device.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind: str, as_json: bool) -> None:

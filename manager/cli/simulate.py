@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from stoker.manager.cli.numbers import WholeNumber
+
 
 @click.command(
     short_help="Simulate a scenario, and compare policies in it.", context_settings={"max_content_width": 110}
@@ -18,9 +20,9 @@ import click
     multiple=True,
     help="Not the scenario's policies; may be given again.",
 )
-@click.option("--seeds", type=click.IntRange(1, 10_000), help="Run N seeds. [as the scenario says]")
+@click.option("--seeds", type=WholeNumber(1, 10_000), help="Run N seeds. [as the scenario says]")
 @click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Change a setting; may be given again.")
-@click.option("--jobs", type=click.IntRange(1), help="Run N simulations at the same time. [all cores]")
+@click.option("--jobs", type=WholeNumber(1, 1_000), help="Run N simulations at the same time. [all cores]")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write into DIR. [runs/NAME-DATE-TIME]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def simulate(

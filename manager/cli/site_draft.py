@@ -20,6 +20,7 @@ _CORES, _MEMORY_BYTES = 4, 16 * 10**9
 _NO_MEMORY = 64 * 1024**2
 """Slurm says 1 MiB of nodes of whose memory nobody told it."""
 _COMMENT_AT = 32
+_WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES)
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -35,6 +36,9 @@ def draft(around: Surroundings, *, partition: str = "") -> Draft:
 
     Raises ConfigError when there is none of that name.
     """
+    if partition and around.kind in _WITHOUT_QUEUES:
+        here = "no batch system is here" if around.kind is ProviderKind.LOCAL else f"{around.kind.title} has none"
+        raise ConfigError(f"--partition {partition}: {here}; leave it out", key="partition")
     match around.kind:
         case ProviderKind.SLURM:
             return _slurm(around, around.slurm or Slurm(), partition)

@@ -1,0 +1,46 @@
+"""Types of the command line's options: numbers that what reads them can work with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+MOST = 10**9
+
+
+class WholeNumber(click.ParamType[int]):
+    """A whole number from `least` to `most`."""
+
+    name = "number"
+
+    def __init__(self, least: int = 1, most: int = MOST) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number. Fails for what is none, or is out of range."""
+        try:
+            number = int(value)
+        except ValueError:
+            number = self.least - 1
+        if not self.least <= number <= self.most:
+            self.fail(f"{value!s:.40} is not a whole number from {self.least:,} to {self.most:,}", param, ctx)
+        return number
+
+
+class Seconds(click.ParamType[float]):
+    """A number of seconds, 0 or more."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Fails for what is none, for one below zero and for one without end."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not 0 <= seconds <= MOST:
+            self.fail(f"{value!s:.40} is not a number of seconds, 0 or more, as in 600", param, ctx)
+        return seconds

@@ -1,0 +1,118 @@
+"""Every option of every command, given what it cannot be: one line names the option or the value; no traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from stoker.errors import StokerError
+from stoker.manager.cli.main import cli
+from stoker.manager.cli.numbers import Seconds, WholeNumber
+
+ARGUMENTS = {
+    "explain": ["c-0"], "plan": ["local", "fact_verification"], "simulate": ["awareness"], "tune submit": ["job.toml"],
+    "run prompt_tuning": ["job.toml"], "tune bank": ["prompts.txt"], "replay": ["x"],
+    "tune status": ["x"], "tune report": ["x"],
+}  # fmt: skip
+"""What a command wants beside its options."""
+WRONG_TEXTS = {
+    "--session": ["no-such-session"],
+    "--scratch": ["/no/such/folder", "$NO_SUCH_VARIABLE"],
+    "--older": ["soon", "4", "-1 s", ""],
+    "--partition": ["no-such-partition"],
+    "--idle": ["soon", "4", "-3 s", "0"],
+    "--folder": ["a-file"],
+    "--output": ["/proc/x"],
+    "--model": ["/no/such/model"],
+    "--claims": ["/no/such/file"],
+    "--prompts": ["/no/such/file"],
+    "--site": ["/no/such/site.toml", "no-such-site"],
+    "--sweep": ["/no/such/file"],
+    "--data": ["/no/such/file"],
+    "--gang": ["x", "0", "3-1", "1-x"],
+    "--out": ["a-file", "/proc/x"],
+    "--resume": ["no-such-run"],
+    "--policy": ["no-such-policy"],
+    "--set": ["no-equals-sign", "no.such.setting=3"],
+}
+NOT_HERE = {
+    ("plan", "--kind"): "is looked at once something was measured",
+    ("tune bank", "--model"): "is looked at after the prompts, which are not there",
+    ("tune bank", "--bank"): "the same",
+    ("tune bank", "--site"): "the same",
+    ("tune bank", "--session"): "the same",
+    ("tune submit", "--bank"): "is looked at after the job, which is not there",
+    ("tune submit", "--site"): "the same",
+    ("tune submit", "--session"): "the same",
+    ("tune submit", "--out"): "the same",
+    ("run prompt_tuning", "--bank"): "the same",
+    ("run prompt_tuning", "--site"): "the same",
+    ("run prompt_tuning", "--session"): "the same",
+    ("run prompt_tuning", "--out"): "the same",
+    ("run fact_verification", "--seed"): "any whole number will do; others are refused by click",
+}
+
+
+def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Every command that does something, by its name."""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from commands(below, (*path, name))
+    else:
+        yield " ".join(path), command
+
+
+def wrong(kind: click.ParamType, option: str) -> list[str]:
+    """What an option cannot be."""
+    if isinstance(kind, WholeNumber):
+        return ["many", "0", "-1", "1.5", "9" * 30, "9" * 5000]
+    if isinstance(kind, Seconds):
+        return ["soon", "nan", "inf", "-1", "1e300"]
+    if isinstance(kind, click.Choice):
+        return ["none-of-these"]
+    return WRONG_TEXTS[option]
+
+
+CASES = [
+    pytest.param(name, option.opts[0], value, id=f"{name} {option.opts[0]} {number}")
+    for name, command in commands(cli)
+    for option in command.params
+    if isinstance(option, click.Option) and not option.is_flag and (name, option.opts[0]) not in NOT_HERE
+    for number, value in enumerate(wrong(option.type, option.opts[0]))
+]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a file in it; no session is known."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("STOKER_SESSION", "")  # `run --session` sets it: what is known before is put back
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (tmp_path / "a-file").write_text("x")
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("command", "option", "value"), CASES)
+def test_a_wrong_value_is_refused_in_words(command: str, option: str, value: str) -> None:
+    ran = CliRunner().invoke(cli, [*command.split(), *ARGUMENTS.get(command, []), option, value])
+    if isinstance(ran.exception, StokerError):
+        said = str(ran.exception)
+    else:
+        assert ran.exit_code == 2, (ran.exception, ran.output)
+        said = ran.output
+    assert option in said or value in said, said
+    assert "Traceback" not in said
+
+
+def test_what_is_left_out_is_there() -> None:
+    """The list of exceptions names nothing that has gone."""
+    there = {(name, option.opts[0]) for name, command in commands(cli) for option in command.params}
+    assert set(NOT_HERE) <= there
