@@ -87,13 +87,20 @@ def load(
         defaults: dict[str, Any] = {"initialize_logging": False, "usage_tracking": 0, "strategy": "simple"}
         given = {**defaults, **options}
         config = parsls_config(executors=[executor], run_dir=os.fspath(run_dir), retries=retries, **given)
+        interrupted = False
         try:
             with _explaining_files(run_dir):
                 _current = Session(_load_parsl(config), executor)
-        except BaseException:  # Ctrl-C too: what was started ends now, not when the manager misses its client
+        except BaseException as error:  # Ctrl-C too: what was started ends now, not when the manager misses its client
             with _said_when_slow("stoker: the session that was starting is being ended"):
                 _abandon(executor)
-            raise
+            interrupted = isinstance(error, KeyboardInterrupt)
+            if not interrupted:
+                raise
+        if (
+            interrupted or _current is None
+        ):  # raised here, so that the traceback is the user's line and not what happened to be at work
+            raise KeyboardInterrupt("stoker.load was interrupted; what it had started is ended")
     return _current
 
 

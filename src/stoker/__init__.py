@@ -54,7 +54,9 @@ def __getattr__(name: str) -> Any:
         home = _HOME[name]
     except KeyError:
         raise AttributeError(f"module 'stoker' has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(home), name)
+    from stoker.whole_imports import import_whole
+
+    value = getattr(import_whole(home), name)
     globals()[name] = value
     return value
 

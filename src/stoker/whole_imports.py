@@ -1,0 +1,33 @@
+"""Imports that Ctrl-C does not tear apart: a package takes a second to import, and a person may press it just then."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import threading
+from types import FrameType, ModuleType
+
+
+def import_whole(name: str) -> ModuleType:
+    """Import a module; a Ctrl-C that comes meanwhile raises KeyboardInterrupt after it, and a second one at once.
+
+    So the traceback shows the user's own line, and not the inside of some package; and no module stays half imported.
+    """
+    held = threading.current_thread() is threading.main_thread()
+    if not held or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return importlib.import_module(name)
+    pressed: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if pressed:
+            signal.default_int_handler(number, frame)
+        pressed.append(number)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        module = importlib.import_module(name)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
+    return module

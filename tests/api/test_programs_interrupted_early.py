@@ -1,0 +1,81 @@
+"""Ctrl-C in the first seconds of a program: no traceback from inside of packages, and nothing half done."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+from parsl.monitoring import MonitoringHub
+
+import stoker
+from stoker.whole_imports import import_whole
+
+PRESSES = """
+import os, signal
+os.kill(os.getpid(), signal.SIGINT)
+DONE = True
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "presses_ctrl_c.py").write_text(PRESSES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "presses_ctrl_c", raising=False)
+    return "presses_ctrl_c"
+
+
+def test_an_import_ends_before_ctrl_c_is_heard(module: str) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(KeyboardInterrupt) as caught:
+        import_whole(module)
+    assert sys.modules[module].DONE, "it is whole"
+    files = [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert not any("presses_ctrl_c" in file or "importlib" in file for file in files)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_is_heard_at_once(module: str, tmp_path: Path) -> None:
+    text = PRESSES.replace("DONE", "os.kill(os.getpid(), signal.SIGINT)\nDONE")
+    (tmp_path / "presses_ctrl_c.py").write_text(text)
+    with pytest.raises(KeyboardInterrupt):
+        import_whole(module)
+    assert module not in sys.modules
+
+
+def test_a_program_that_hears_ctrl_c_itself_hears_it_during_an_import(module: str) -> None:
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        assert import_whole(module).DONE
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+class Pressed(MonitoringHub):  # type: ignore[misc]  # parsl is untyped
+    """A person presses Ctrl-C while Parsl starts."""
+
+    def __init__(self) -> None:
+        pass
+
+    def start(self, *args: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def __getattr__(self, name: str) -> object:
+        return lambda *args, **options: None
+
+
+def test_load_that_is_interrupted_shows_the_users_line_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(
+        KeyboardInterrupt, match=r"stoker\.load was interrupted; what it had started is ended"
+    ) as caught:
+        stoker.load(run_dir=tmp_path / "runs", monitoring=Pressed())
+    files = {Path(frame.filename).name for frame in traceback.extract_tb(caught.value.__traceback__)}
+    assert files == {"test_programs_interrupted_early.py", "loading.py"}
+    assert caught.value.__context__ is None
+    with stoker.load(run_dir=tmp_path / "runs") as session:
+        assert session.status().session == session.id
