@@ -155,14 +155,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, StokerError) as error:
         log.error("the seed of %s cannot listen: %s", session.path, error)
         return 1
-    draft = address_file(session).with_suffix(".new")
-    draft.write_text(server.address)
-    draft.replace(address_file(session))
     log.info("serving %s at %s", session.objects, server.address)
+    untold = _tell_address(session, server.address)
+    if untold:
+        log.warning("%s: it is tried again until it can be written", untold)
     while not stopped.wait(_LOOK_S) and not _is_over(session):
-        pass
+        untold = untold and _tell_address(session, server.address)
     server.close()
     return 0
+
+
+def _tell_address(session: SessionFolder, address: str) -> str:
+    """Write where the seed listens; why that cannot be, or nothing."""
+    file = address_file(session)
+    draft = file.with_suffix(".new")
+    try:
+        draft.write_text(address)
+        draft.replace(file)
+    except OSError as error:
+        return f"the seed's address cannot be written to {file}: {error.strerror}"
+    return ""
 
 
 def _is_over(session: SessionFolder) -> bool:
