@@ -23,6 +23,7 @@ from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
 from stoker.manager.executor import engines
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
+from stoker.manager.factory.pilot_command import refuse_odd_imports
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.chosen import check_policies, keep_policies
 from stoker.manager.protocol.session import SessionFolder, find_session
@@ -184,7 +185,9 @@ def _written_at(folder: SessionFolder) -> int:
 def python_path() -> str:
     """Programs that join the session lie in the folder that it was started in, mostly: its pilots import from there."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join(dict.fromkeys([os.getcwd(), *filter(None, given)]))
+    paths = list(dict.fromkeys([os.getcwd(), *filter(None, given)]))
+    refuse_odd_imports(paths)
+    return os.pathsep.join(paths)
 
 
 def _read_launch(folder: SessionFolder) -> Launch:

@@ -46,6 +46,7 @@ from stoker.manager.live.chosen import keep_policies, policies_for
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
 from stoker.manager.protocol.to_manager import EndSession, ReleaseBlock, WantPilots
+from stoker.plain_text import refuse_odd_path
 from stoker.site import Engine
 from stoker.site_files import load_sites, write_sites
 
@@ -161,6 +162,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         """Join the session, or start its manager and the initial blocks, and connect to it. Raises SessionError."""
         super().start()
         self._call_folder = os.path.abspath(self.working_dir or os.getcwd())
+        refuse_odd_path(self._call_folder, what="the folder in which calls run", advice="start the program in another")
         try:
             if self._joins:
                 self.folder, self.site = detached.find(self._joins)

@@ -25,6 +25,7 @@ from stoker.errors import SessionError
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.restarts import Restarts, after
 from stoker.manager.protocol.session import KeyPair, SessionFolder
+from stoker.plain_text import refuse_odd_path
 from stoker.site import ProviderKind, Site
 
 logger = logging.getLogger("stoker")
@@ -36,6 +37,7 @@ Sessions that live are known however many there are."""
 
 def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
     """Make a session folder and its keys. Raises SessionError, which says with what to name a place `elsewhere`."""
+    refuse_odd_path(folder.path, what="the session folder", advice=f"rename it, or name another place: {elsewhere}")
     try:
         folder.make()
         for role in ("server", "client"):

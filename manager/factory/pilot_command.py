@@ -7,10 +7,12 @@ import os
 import shlex
 import sys
 import sysconfig
+from collections.abc import Iterable
 
 from stoker.manager.environment.carrying import starter_command
 from stoker.manager.live import interfaces
 from stoker.manager.protocol.session import SessionFolder
+from stoker.plain_text import refuse_odd_path
 from stoker.site import AUTO_PROBE, Engine, EnvironmentKind, Pilot, ProviderKind, Site
 
 PILOT, TASKVINE_PILOT = "stoker.pilot.main", "stoker.pilot.taskvine.main"
@@ -62,4 +64,14 @@ def python_path() -> str:
         path = os.path.realpath(entry or os.getcwd())
         if os.path.isdir(path) and path not in inside and not path.startswith(os.path.join(sys.base_prefix, "lib")):
             paths.append(path)
-    return os.pathsep.join(dict.fromkeys([*paths, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+    paths = list(dict.fromkeys([*paths, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+    refuse_odd_imports(paths)
+    return os.pathsep.join(paths)
+
+
+def refuse_odd_imports(paths: Iterable[str]) -> None:
+    """Raise SessionError for a place of modules that no pilot can be told."""
+    for path in paths:
+        refuse_odd_path(
+            path, what="a folder that this program imports from", advice="rename it, or take it out of PYTHONPATH"
+        )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stoker import locks
 from stoker.errors import SessionError
+from stoker.plain_text import refuse_odd_path
 
 _LOCK = "alive"
 
@@ -25,6 +26,7 @@ def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Pat
         raise SessionError(f"this node sets no {given}, which --scratch names; give it a folder that is there")
     parent = given or environ.get("STOKER_SCRATCH") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
     base = Path(parent).absolute() / f"stoker-{os.getuid()}"
+    refuse_odd_path(base, what="the scratch folder", advice="give [pilot] scratch, or STOKER_SCRATCH, another one")
     try:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = base.lstat()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+from stoker.errors import SessionError
 
 _LINE_ENDS = ("\u2028", "\u2029")
 """Unicode's own, which some readers of lines take for line breaks."""
@@ -29,3 +33,13 @@ def refuse_control_characters(settings: Any, *, of_several_lines: Iterable[str] 
 def is_control_character(character: str) -> bool:
     """True for control characters, line and paragraph separators, and halves of surrogate pairs."""
     return character in _LINE_ENDS or unicodedata.category(character) in ("Cc", "Cs")
+
+
+def refuse_odd_path(path: str | Path, *, what: str, advice: str) -> None:
+    """Raise SessionError if a path is not valid UTF-8: messages, scripts and records are, and it stands in them."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise SessionError(
+            f"{what}, {os.fsencode(path)!r}, has a name that is not valid UTF-8, which Stoker cannot use: {advice}"
+        ) from None
