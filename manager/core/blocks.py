@@ -18,6 +18,7 @@ from stoker.manager.core.state import JOURNAL_LOST, Client, Pilot, State
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, BlockStatus, KnownBlock, LossReason, Source
 from stoker.manager.protocol.ids import BlockId
+from stoker.manager.protocol.show_blocks import READ_JOB, SILENT_S
 from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
 from stoker.units import show_seconds
 
@@ -435,6 +436,8 @@ def in_words(now: float, block: Block) -> str:
     words = block.phase.value + (f": {block.reason}" if block.reason else "")
     if block.expected_at > now and block.phase is BlockPhase.PENDING:
         words += f", expected to start in {show_seconds(block.expected_at - now)}"
+    if block.phase is BlockPhase.RUNNING and block.coming and now - block.since > SILENT_S:
+        words += f" for {show_seconds(now - block.since)} without a pilot: {READ_JOB}"
     return words
 
 

@@ -11,6 +11,9 @@ from stoker.units import show_about, show_seconds
 
 _SHOWN_JOBS = 6
 """More ranges of job ids than these are not listed."""
+SILENT_S = 600.0
+"""A job that has run for so long without a pilot will hardly bring one."""
+READ_JOB = "read what its job printed, in the session folder's submit/"
 
 
 def coming(jobs: Sequence[BlockStatus]) -> list[str]:
@@ -27,8 +30,9 @@ def coming(jobs: Sequence[BlockStatus]) -> list[str]:
     if pending:
         texts.append(f"{len(pending)} queued{_in_brackets(reasons(pending), soonest(pending))}")
     if starting:
-        longest = show_seconds(max(job.since_s for job in starting))
-        texts.append(f"{len(starting)} starting (its job runs for {longest}, no pilot yet)")
+        longest_s = max(job.since_s for job in starting)
+        advice = f": {READ_JOB}" if longest_s > SILENT_S else ""
+        texts.append(f"{len(starting)} starting (its job runs for {show_seconds(longest_s)}, no pilot yet{advice})")
     if emptied:
         longest = show_seconds(max(job.emptied_s for job in emptied))
         texts.append(f"{len(emptied)} without a pilot (it went {longest} ago; the batch system says that the job runs)")

@@ -162,6 +162,11 @@ def test_blocks_are_told_by_phase_with_reason_and_expected_start() -> None:
     )
     alone = msgspec.structs.replace(NOTHING, jobs=(jobs[2],))
     assert status.render(alone)[2] == "  pilots    1 queued (Priority; the first in about 11 min)"
+    silent = msgspec.structs.replace(NOTHING, jobs=(block("b7", BlockPhase.RUNNING, since_s=720),))
+    assert status.render(silent)[2] == (
+        "  pilots    1 starting (its job runs for 12 min, no pilot yet:"
+        " read what its job printed, in the session folder's submit/)"
+    )
 
 
 def test_what_is_wrong_stands_in_the_picture() -> None:

@@ -52,6 +52,20 @@ def test_what_a_factory_said_before_it_was_followed_still_counts(cluster: Make) 
     assert c.status().jobs[0].phase == "pending"
 
 
+def test_a_block_whose_job_runs_for_long_without_a_pilot_says_where_to_look(cluster: Make) -> None:
+    c = cluster().sources(FIXED)
+    c.block("b1", phase=BlockPhase.RUNNING)
+    c.call("c-1")
+    c.wait(500.0)
+    assert "without a pilot" not in c.story("b1")
+    c.wait(220.0)
+    said = "running for 12 min without a pilot: read what its job printed"
+    assert said in c.story("b1")
+    assert said in c.story("c-1")
+    c.join("n1", block="b1")
+    assert "without a pilot" not in c.story("b1")
+
+
 def test_news_of_a_block_are_shown_with_the_batch_systems_words(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     c.block("b1", phase=BlockPhase.PENDING, reason="Priority", expected_in_s=660.0)
@@ -281,7 +295,7 @@ def test_what_is_idle_goes_and_what_holds_least_goes_first(cluster: Make) -> Non
     [holder] = c.lives_on()
     [other] = {"p1", "p2"} - {holder}
     assert c.hears(other, to_pilot.Exit).drain
-    c.wait(200.0)
+    c.wait(220.0)
     assert not c.mail.get(holder)
 
 
