@@ -59,6 +59,15 @@ def test_blocks_are_submitted_watched_and_cancelled(manager: ManagerEnd, slurm: 
     assert slurm.jobs()[job]["state"] == "CANCELLED"
 
 
+def test_the_batch_system_is_asked_as_often_as_the_site_says(manager: ManagerEnd, slurm: FakeSlurm) -> None:
+    manager.start_factory()
+    manager.submit("b0")
+    slurm.put(manager.hear("b0", PENDING).job, state="RUNNING", nodes="n014")
+    manager.hear("b0", RUNNING)
+    before = len(slurm.asked("squeue"))
+    manager.until(lambda: len(slurm.asked("squeue")) >= before + 8, what="eight more looks at 0.2 s each", seconds=20)
+
+
 def test_refused_and_unknown(manager: ManagerEnd, folder: SessionFolder, slurm: FakeSlurm) -> None:
     write_sites(folder.sites, [slurm_site(partition="nope")])
     manager.start_factory()

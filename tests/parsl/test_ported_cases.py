@@ -246,6 +246,24 @@ def test_monitoring_gets_tasks_and_no_resources(load, tmp_path):
         assert db.execute("select count(*) from block where status = 'RUNNING'").fetchone()[0] >= 1
 
 
+def test_calls_report_to_monitoring_by_the_radio_that_was_named(load, tmp_path):
+    pytest.importorskip("sqlalchemy")
+    from parsl.monitoring import MonitoringHub
+    from parsl.monitoring.radios.udp import UDPRadio
+
+    database = tmp_path / "monitoring.db"
+    hub = MonitoringHub(resource_monitoring_interval=1, logging_endpoint=f"sqlite:///{database}")
+    radio = UDPRadio(address="127.0.0.1")
+    load(config={"monitoring": hub}, remote_monitoring_radio=radio)
+    assert radio.port, "its receiver listens"
+    assert double(4).result(60) == 8
+    parsl.dfk().cleanup()
+    with sqlite3.connect(database) as db:
+        states = {state for (state,) in db.execute("select task_status_name from status")}
+    assert {"running", "running_ended"} <= states, "what only the call itself can say has come"
+    assert not list(tmp_path.rglob("monitor-fs-radio")), "the default radio leaves files"
+
+
 # ---- what any executor must do
 
 

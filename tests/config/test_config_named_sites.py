@@ -1,0 +1,21 @@
+"""The name of a site is what people read: in status, in stories, and where its batch system is in trouble."""
+
+from __future__ import annotations
+
+from core.builders import Cluster
+
+from stoker.config import parse_site
+from stoker.manager.live.attendants import source_of
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.show_status import render
+
+
+def test_a_site_is_called_by_its_name_in_stories_and_in_trouble() -> None:
+    site = parse_site('name = "basement"\n[provider]\nkind = "slurm"', file="site.toml")
+    c = Cluster().sources(source_of(site, kept=False))
+    [block] = c.core.state.blocks
+    assert "block of source basement" in c.story(block)
+    c.tell("factory", say.SourceTrouble("basement", "squeue has not answered for 30 s"))
+    status = c.status()
+    assert status.trouble == {"basement": "squeue has not answered for 30 s"}
+    assert any("basement: squeue has not answered for 30 s" in line for line in render(status))

@@ -1,0 +1,110 @@
+"""What a site file says of its pilots, and what a real pilot then does: probe, probe_every, cache_size, cache_age, and
+the files of a context."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from fake_manager import FakeManager, recipe
+
+import stoker
+from stoker.config import parse_site
+from stoker.contexts.loading import ObjectPath
+from stoker.contexts.objects import object_of
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.factory.pilot_command import pilot_options
+from stoker.manager.protocol.to_manager import DeviceFault
+from stoker.manager.protocol.to_pilot import StopLibrary
+from stoker.pilot.cache import Bringing, ObjectCache
+from stoker.pilot.transfer.board import Source
+
+SIZE = 60_000
+
+
+def start(manager: FakeManager, *settings: str) -> None:
+    """A pilot of a site with these settings, in the folder of the test."""
+    text = "\n".join(["[pilot]", 'devices = "cpu:1"', f'scratch = "{manager.base}/scratch"', *settings])
+    manager.start_pilot(*pilot_options(parse_site(text, file="site.toml").pilot))
+
+
+def probe(folder: Path, text: str) -> Path:
+    """A program of the site that counts how often it was asked."""
+    file = folder / "probe"
+    file.write_text(f"#!/bin/sh\necho $1 >> {folder / 'asked'}\n{text}\n")
+    file.chmod(0o755)
+    return file
+
+
+def test_a_device_that_the_sites_probe_refuses_is_taken_out(manager: FakeManager, tmp_path: Path) -> None:
+    start(manager, f'probe = "{probe(tmp_path, "echo $1 is upside down; exit 5")}"')
+    assert "cpu:0 is upside down" in manager.wait_for(DeviceFault).reason
+
+
+def test_a_free_device_is_probed_as_often_as_the_site_says(manager: FakeManager, tmp_path: Path) -> None:
+    start(manager, f'probe = "{probe(tmp_path, "")}"', 'probe_every = "1 s"')
+    asked = tmp_path / "asked"
+    manager.until(lambda: asked.exists() and len(asked.read_text().split()) >= 3, what="it is probed again")
+
+
+def content(path: str) -> bytes:
+    return Path(path).read_bytes()[:3]
+
+
+def objects(folder: Path, *names: str) -> list[ObjectRef]:
+    """Files of SIZE bytes, as objects."""
+    found = []
+    for name in names:
+        (folder / name).write_bytes(name.encode() * (SIZE // len(name)))
+        found.append(object_of(folder / name, memo=folder / "memo"))
+    return found
+
+
+def kept(manager: FakeManager) -> set[str]:
+    """The names of the objects in the pilot's cache."""
+    return set(ObjectCache(cache_folder(manager), bound_bytes=10**9).sizes())
+
+
+def cache_folder(manager: FakeManager) -> Path:
+    return manager.base / "scratch" / f"stoker-{os.getuid()}" / "cache"
+
+
+def test_the_cache_holds_no_more_than_the_site_allows(manager: FakeManager, tmp_path: Path) -> None:
+    first, second = objects(tmp_path, "one", "two")
+    start(manager, f'cache_size = "{SIZE * 3 // 2} B"')
+    manager.hello()
+    for number, ref in enumerate((first, second), start=1):
+        manager.ready(recipe(content, ObjectPath(ref.name), objects=(ref,)), library=number)
+        assert kept(manager) == {ref.name}, "what was used before has made room"
+        manager.send(StopLibrary(number, "its turn is over"))
+        manager.gone(number)
+
+
+def test_what_was_not_used_for_the_age_that_the_site_says_is_gone(manager: FakeManager, tmp_path: Path) -> None:
+    week, hour = objects(tmp_path, "week", "hour")
+    cache = ObjectCache(cache_folder(manager), bound_bytes=10**9)
+    for ref, age_s in ((week, 7 * 86400), (hour, 3600)):
+        bringing = Bringing(cache, ref)
+        bringing.offer([Source(path=ref.source, origin=True)])
+        bringing.run()[0].release()
+        used_at = time.time() - age_s
+        os.utime(cache._entries / ref.name, (used_at, used_at))
+    start(manager, 'cache_age = "1 d"')
+    manager.hello()
+    assert kept(manager) == {hour.name}, "two weeks is the default: the site's day has decided"
+
+
+def test_the_files_of_a_context_travel_and_its_loader_gets_the_local_path(manager: FakeManager, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.write_text("some weights")
+    start(manager)
+    manager.hello()
+
+    def load(path: str) -> tuple[str, str]:
+        return path, Path(path).read_text()
+
+    manager.ready(stoker.context(load, files="path")(str(weights)))
+    ((path, text),) = manager.results(manager.run(lambda context: context, [()], takes_context=True))
+    assert text == "some weights"
+    assert path.startswith(str(manager.base / "scratch")), "it is the pilot's copy"
