@@ -49,7 +49,7 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     elif remains:
         console.lines(render(remains, name=name))
     else:
-        console.line(f"session {name} has ended{_summary(before)}; nothing of it is left running")
+        console.line(ended(before, name=name))
     if not as_json:
         for text in stays:
             console.note(text)
@@ -102,14 +102,19 @@ def render(remains: list[left.Left], *, name: str) -> list[str]:
     ]
 
 
+def ended(before: Status | None, *, name: str) -> str:
+    """That nothing of a session is left, and what it had done. `before`: how it was when it was told to end."""
+    return f"session {name} has ended{_summary(before)}; nothing of it is left running"
+
+
 def _summary(status: Status | None) -> str:
     if status is None:
         return " already"
     facts = [f"{status.done:,} call{'s' * (status.done != 1)} done"]
     if status.failed:
         facts.append(f"{status.failed:,} failed")
-    if status.queued + status.running:
-        facts.append(f"{status.queued + status.running:,} cancelled")
+    if cancelled := status.cancelled + status.queued + status.running:
+        facts.append(f"{cancelled:,} cancelled")
     if status.pilots:
         facts.append(f"{len(status.pilots)} pilot{'s' * (len(status.pilots) != 1)} let go")
     if status.jobs:

@@ -193,7 +193,8 @@ def _losses(status: Status) -> str:
     pilots = f"{status.lost_pilots} pilot{'s' * (status.lost_pilots != 1)}"
     if status.losses:
         pilots += f" ({', '.join(show_blocks.ended(status.losses))})"
-    return f"{pilots}, {status.rerun_calls} call{'s' * (status.rerun_calls != 1)} run again, 0 results lost"
+    calls = f"{status.rerun_calls:,} call{'s' * (status.rerun_calls != 1)} run again, 0 results lost"
+    return f"{pilots}, {calls}" if status.lost_pilots else calls
 
 
 def _devices(pilot: PilotStatus, status: Status, *, over: bool) -> list[Sequence[str]]:

@@ -245,11 +245,16 @@ def _of_site(site: Site, seen: Availability, *, devices: int, is_seen: bool) -> 
     hours = sum(stay.stay_s for stay in seen.stays) / _HOUR_S
     if seen.stays:
         why = ", ".join(f"{count} {reason}" for reason, count in losses.most_common())
-        lost = f"{losses.total()} of {len(seen.stays)} pilots were lost{f' ({why})' if why else ''}"
+        were = "was" if losses.total() == 1 else "were"
+        lost = f"{losses.total()} of {len(seen.stays)} pilots {were} lost{f' ({why})' if why else ''}"
         text = f"{lost} in {hours:.1f} pilot-hours"
         reasons.append(Reason(text, _level(len(seen.stays), much=MUCH_WAITS, some=SOME_WAITS)))
     if not is_seen:
-        reasons.append(Reason(f"a pilot is taken to have {devices} devices, as the site file says", Sureness.FAIR))
+        reasons.append(
+            Reason(
+                f"a pilot is taken to have {devices} device{'s' * (devices != 1)}, as the site file says", Sureness.FAIR
+            )
+        )
     if 0 < seen.most < site.pilot.max_blocks * site.provider.pilots:
         text = f"{site.name} never gave more than {seen.most} pilots at once; whether it would, nobody has seen"
         reasons.append(Reason(text, Sureness.FAIR))

@@ -6,6 +6,7 @@ import datetime
 from typing import Any
 
 import msgspec
+import pytest
 
 from stoker.manager.cli import attach, down, explain, finding, first_blocks, printed, status, up
 from stoker.manager.cli.finding import Finding, Level
@@ -270,6 +271,35 @@ def test_attach_says_how_many_calls_are_open_and_down_what_is_left() -> None:
         "  left  jobs 88123-88124 of site backfill; end it: scancel 88123 88124",
         "try again later: stoker down k3v9; its logs: stoker logs --session k3v9",
     ]
+
+
+def test_down_says_what_the_session_had_done_and_what_it_ended() -> None:
+    jobs = (block("b1", BlockPhase.RUNNING, job="7"), block("b2", BlockPhase.PENDING, job="8"))
+    before = msgspec.structs.replace(BUSY, cancelled=2, jobs=jobs)
+    assert down.ended(before, name="k3v9") == (
+        "session k3v9 has ended: 10,412 calls done, 3 failed, 51,330 cancelled, 1 pilot let go, 2 jobs ended;"
+        " nothing of it is left running"
+    )
+    one = msgspec.structs.replace(NOTHING, done=1)
+    assert down.ended(one, name="k3v9") == "session k3v9 has ended: 1 call done; nothing of it is left running"
+    assert down.ended(None, name="k3v9") == "session k3v9 has ended already; nothing of it is left running"
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({"lost_pilots": 1, "rerun_calls": 1}, "1 pilot, 1 call run again, 0 results lost"),
+        (
+            {"lost_pilots": 4, "rerun_calls": 61, "losses": {"preempted": 3, "node failed": 1}},
+            "4 pilots (3 preempted, 1 node failed), 61 calls run again, 0 results lost",
+        ),
+        ({"lost_pilots": 2, "rerun_calls": 0}, "2 pilots, 0 calls run again, 0 results lost"),
+        ({"lost_pilots": 0, "rerun_calls": 3}, "3 calls run again, 0 results lost"),
+    ],
+)
+def test_losses_are_told_by_their_reasons(facts: dict[str, Any], line: str) -> None:
+    assert f"  losses    {line}" in status.render(msgspec.structs.replace(NOTHING, **facts))
+    assert not any("losses" in shown for shown in status.render(NOTHING))
 
 
 def test_a_session_that_is_over_makes_no_promises() -> None:

@@ -29,7 +29,7 @@ MADE = Plan(
     best_walltime_s=3600.0,
     price=1.5,
     sureness=Sureness.FAIR,
-    reasons=(Reason("1 of 4 pilots were lost in 5.0 pilot-hours", Sureness.FAIR),),
+    reasons=(Reason("1 of 4 pilots was lost in 5.0 pilot-hours", Sureness.FAIR),),
     policy="default",
 )
 

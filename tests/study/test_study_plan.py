@@ -12,6 +12,7 @@ from stoker.config import parse_site
 from stoker.contexts.availability import Availability, Devices, Stay, Wait
 from stoker.contexts.performance import PerformanceStore
 from stoker.errors import SessionError
+from stoker.manager.cli.plan import render
 from stoker.manager.study.evidence import Evidence, Sureness, Time, Work, gather
 from stoker.manager.study.plan import calls_as_one, make_plan
 from stoker.site import Site
@@ -152,6 +153,33 @@ def test_pilots_that_are_lost_cost_time(store: PerformanceStore) -> None:
     assert calmly.p50 == pytest.approx(10 + 250 * 2.0, rel=0.02)
     assert wildly.p50 > 1.1 * calmly.p50
     assert wildly.p90 - wildly.p10 > calmly.p90 - calmly.p10
+
+
+@pytest.mark.parametrize(
+    ("stays", "said"),
+    [
+        (
+            [("lost", "preempted by Slurm")] * 2 + [("lost", "")] + [("let go", "")] * 3,
+            "3 of 6 pilots were lost (2 preempted by Slurm, 1 unexplained) in 3.0 pilot-hours",
+        ),
+        ([("lost", "node failed")] + [("let go", "")] * 3, "1 of 4 pilots was lost (1 node failed) in 2.0 pilot-hours"),
+        ([("let go", "")] * 2, "0 of 2 pilots were lost in 1.0 pilot-hours"),
+    ],
+)
+def test_losses_are_told_with_their_reasons(store: PerformanceStore, stays: list[tuple[str, str]], said: str) -> None:
+    measure(store)
+    site, work = batch(), Work("verify", "verify", 100)
+    seen = Availability("pool", stays=tuple(Stay(1800.0, ended, why) for ended, why in stays))
+    assert said in _reasons(site, store, seen, work=work)
+
+
+def _reasons(site: Site, store: PerformanceStore, seen: Availability, *, work: Work) -> list[str]:
+    """The lines of `stoker plan` that say what it rests on."""
+    shown = render(make_plan(site, work, known(site, store, seen, work=work)))
+    return [
+        line.split(maxsplit=1)[1]
+        for line in shown[shown.index(next(x for x in shown if x.startswith("how sure"))) + 1 :]
+    ]
 
 
 def test_what_was_hardly_measured_is_forecast_widely_and_said(store: PerformanceStore) -> None:
