@@ -1,7 +1,8 @@
 """`stoker-pilot`: be one pilot of a session, until it ends, lets this pilot go, or is gone.
 
-Started by a provider inside a batch job, or on this machine by the executor. Nothing secret is on its command line:
-the session folder holds the keys, readable by its owner alone.
+Started by a provider inside a batch job, or on this machine by the executor; or by hand, on any machine that sees the
+session folder: `python -m stoker.pilot.main --session DIR`. Nothing secret is on its command line: the session folder
+holds the keys, readable by its owner alone.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import secrets
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import zmq
 
 from stoker import descriptors
 from stoker.contexts.state import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
-from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.session import KeyPair, SessionFolder
 from stoker.pilot.agent import environment
 from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, Options
 from stoker.pilot.agent.loop import Loop
@@ -36,7 +41,11 @@ log = logging.getLogger("stoker.pilot")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a pilot; returns its exit code: 0 when it was let go, 2 when it found no manager, 3 when it was refused."""
     given = _parser().parse_args(arguments)
+    own = None
     try:
+        if not given.block:
+            own = _own_key(SessionFolder(given.session))
+            given.block = own.stem if own is not None else ""
         agent = _make(given)
         return Loop(agent).run()
     except StokerError as error:
@@ -45,12 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception:
         log.exception("the pilot failed; this is a fault of Stoker")
         raise
+    finally:
+        if own is not None:
+            with suppress(OSError):
+                own.unlink()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stoker-pilot", description=__doc__.splitlines()[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
-    parser.add_argument("--block", default="", help="the batch job (block) that this pilot is part of")
+    parser.add_argument("--block", default="", help="the batch job (block) that it is part of [started by hand]")
     parser.add_argument("--devices", default="auto", help="auto, gpu, cpu, or cpu:N (default: %(default)s)")
     parser.add_argument("--cache-size", default="50 GB", help="bound of the object cache (default: %(default)s)")
     parser.add_argument(
@@ -123,6 +136,22 @@ def _make(given: argparse.Namespace) -> Agent:
         session.objects.mkdir(mode=0o700, exist_ok=True)
         log.info("the session folder is a copy that came along: logs stay here, in %s", logs)
     return agent
+
+
+def _own_key(session: SessionFolder) -> Path | None:
+    """The file of a fresh key, for a pilot that is started by hand: it is let in as a block of its own. None where the
+    session has a key for such pilots, or its folder came as a copy."""
+    session.read()
+    if session.is_carried or session.key_file("pilot").exists():
+        return None
+    block = f"by-hand-{secrets.token_hex(3)}"
+    public, secret = zmq.curve_keypair()
+    try:
+        session.block_keys.mkdir(mode=0o700, exist_ok=True)
+        session.write_block_key(block, KeyPair(public.decode(), secret.decode()))
+    except OSError as error:
+        raise ConfigError(f"no key could be written to {session.block_keys}: {error}; make room there") from error
+    return session.block_key_file(block)
 
 
 def _take_name(session: SessionFolder) -> str:
