@@ -152,13 +152,15 @@ class Server:
                             return
                         work_came.wait()
                 work = entry[1]
-                self._leave_if_unfit()
+                if not 0.0 < work.function.mean_s < EVERY_S or _now() - self._soundness.checked_at > EVERY_S:
+                    self._leave_if_unfit()
                 self._note(runner.run(work), runner)
                 del entry, work
                 if not len(self._queue):
                     idle(slot)
                 self._send_waiting()
-                self._leave_if_unfit()
+                if _now() - self._soundness.checked_at > EVERY_S:
+                    self._leave_if_unfit()
                 if self._over():
                     with work_came:
                         work_came.notify_all()
