@@ -10,7 +10,7 @@ from typing import Any
 
 from stoker.contexts.recipe import Awareness, Needs
 from stoker.errors import RecipeError
-from stoker.largest import MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, MOST_S
+from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER
 from stoker.units import parse_bytes, parse_seconds
 
 Size = str | int | float | None
@@ -83,7 +83,7 @@ def _seconds(option: str, value: str | float) -> float:
         raise _wrong(option, value, str(error)) from None
     if seconds <= 0:
         raise _wrong(option, value, "it leaves no time to load")
-    if seconds > MOST_S:
+    if seconds > LONGEST_S:
         raise _wrong(option, value, 'write a time that is over one day, as in "30 min"')
     return seconds
 

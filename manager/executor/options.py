@@ -17,9 +17,9 @@ from parsl.providers.base import ExecutionProvider
 from typeguard import TypeCheckError
 
 from stoker.errors import ConfigError
+from stoker.largest import LONGEST_S
 from stoker.site import ProvisioningName, Site
 
-LONGEST_S = 1e9
 _LOADS = ("site", "session", "provider", "label", "run_dir", "retries", "working_dir", "drain_s", "progress")
 _PARSLS = tuple(
     name for name in inspect.signature(Config).parameters if name not in ("executors", "run_dir", "retries")

@@ -37,7 +37,7 @@ def check_job(job: Job, features: Features | None, *, name: str, known: set[str]
             data = wire.encode([message])
             wrong = wrong_with(_decode(data).messages[0])
         except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
-            wrong = _what(message) or str(error)
+            wrong = _what(message) or str(error).partition(" - at `$")[0]  # a path on the wire is no user's word
         if wrong:
             raise ConfigError(f"{name} can't be called as it is asked for: {wrong}")
         if isinstance(message, to_manager.DefineRecipe):

@@ -17,7 +17,7 @@ from parsl.executors.errors import InvalidResourceSpecification
 from stoker.contexts.factory import as_recipe, recipe_of
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import ConfigError, RecipeError
-from stoker.largest import MOST_AT_ONCE, MOST_NUMBER, MOST_S
+from stoker.largest import LONGEST_S, MOST_AT_ONCE, MOST_NUMBER
 from stoker.manager.protocol.calls import CallOptions, Features, Objective
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.units import parse_seconds
@@ -154,7 +154,7 @@ def _seconds(specification: Mapping[str, Any], key: str) -> float:
         raise SpecificationError(f"{key}: {error}", key=key, invalid_keys={key}) from None
     if not seconds:
         raise _wrong(key, value, "longer than no time: leave it out where there is no limit")
-    if seconds > MOST_S:
+    if seconds > LONGEST_S:
         raise _wrong(key, value, 'a time that will be over one day: write one as in "10 min"')
     return seconds
 
@@ -217,4 +217,4 @@ def _is_feature(value: Any, what: str) -> bool:
         return isinstance(value, str) and value.isprintable()
     if isinstance(value, bool) or not isinstance(value, int if what is _NUMBER_OF else int | float):
         return False
-    return bool(0 <= value <= (MOST_NUMBER if what is _NUMBER_OF else MOST_S))
+    return bool(0 <= value <= (MOST_NUMBER if what is _NUMBER_OF else LONGEST_S))

@@ -2,6 +2,8 @@
 
 MOST_S = 1e10
 """No time is longer: three hundred years."""
+LONGEST_S = 1e9
+"""No option asks for more: thirty years. Added to the time of day it is still below MOST_S."""
 MOST_BYTES = 1 << 60
 MOST_NUMBER = 1 << 40
 """No library, block or call has a higher number among its kind; no peer sends more frames."""

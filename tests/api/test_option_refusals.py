@@ -33,7 +33,7 @@ APP: dict[str, list[Any]] = {
     "batch_size": [0, -1, "8", True, 1.5],
     "timeout": ["soon", "4", -1, 0, math.nan, math.inf, [1], True, "9" * 400 + " s"],
     "priority": ["high", 1.5, True, 10**30],
-    "deadline": ["soon", "4", -1, 0, math.inf, True],
+    "deadline": ["soon", "4", -1, 0, math.inf, True, 9e9],
     "late": ["later", 3, ["drop"], "drop"],  # the last: without a deadline it has no effect
     "gang": [0, -1, (2, 1), (1, 2, 3), "2", True, 10**30, (1, 10**30)],
     "features": [3, "items", {"itms": 1}, {"items": "many"}, {"items": -1}, {"kind": 3}, {"fixed_s": math.inf}],
