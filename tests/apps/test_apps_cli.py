@@ -29,7 +29,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--batch-size", "0"], "0 is not in the range x>=1"),
+        (["--batch-size", "0"], "0 is not a whole number from 1 to"),
         (["--awareness", "some"], "'some' is not one of 'none', 'disk', 'full'"),
         (["--format", "xlsx"], "'xlsx' is not one of"),
         (["--all", "--limit", "5"], "--all and --limit say different things"),

@@ -340,4 +340,4 @@ def test_a_time_to_wait_is_refused_where_nothing_waits_and_below_zero(stoker: St
     assert (said.exit_code, "--wait is for --probe" in said.output) == (2, True)
     for command in ("doctor", "down"):
         said = stoker(command, "--wait", "-1")
-        assert (said.exit_code, "-1.0 is not in the range x>=0" in said.output) == (2, True)
+        assert (said.exit_code, "-1 is not a number of seconds, 0 or more" in said.output) == (2, True)
