@@ -73,6 +73,8 @@ def forecast_in_words(status: Status) -> str:
         return ""
     left = show_about(status.left_s)
     if any(pilot.state == "here" for pilot in status.pilots):
+        if 0 < status.left_s < 1:
+            return "done in less than 1 s"
         return f"done in about {left}" if status.left_s else ""
     expected = f"expected in {show_about(status.pilot_in_s)}" if status.pilot_in_s else ""
     if status.left_s:
@@ -180,7 +182,7 @@ def _facts(context: ContextStatus) -> Iterator[str]:
 def _use(context: ContextStatus) -> str:
     """`used 612 times a load`: calls that ran, for each load. A cancelled call that never ran used nothing."""
     if not context.served:
-        return "not used yet"
+        return "not used yet" if context.hot or context.queued else "never used"
     used = context.served / context.loads
     if used < 0.95:
         return f"used {used:.1f} times a load"

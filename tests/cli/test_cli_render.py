@@ -110,6 +110,27 @@ def test_a_busy_session_says_all_of_it() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"served": 2448}, "used 612 times a load"),
+        ({"served": 4}, "used once a load"),
+        ({"served": 1}, "used 0.2 times a load"),
+        ({"served": 0, "running": 0}, "not used yet"),
+        ({"served": 0, "running": 0, "hot": 0, "queued": 0}, "never used"),
+    ],
+)
+def test_how_often_a_load_was_used_counts_calls_that_ran(facts: dict[str, Any], said: str) -> None:
+    context = msgspec.structs.replace(LLM, **facts)
+    [line] = [line for line in status.render(msgspec.structs.replace(NOTHING, contexts=(context,))) if " load" in line]
+    assert said in line
+
+
+def test_a_forecast_of_no_time_is_less_than_a_second() -> None:
+    soon = msgspec.structs.replace(BUSY, left_s=0.00002)
+    assert status.render(soon)[0].endswith("done in less than 1 s")
+
+
 def test_a_pilot_of_one_device_is_one_row() -> None:
     small = msgspec.structs.replace(NODE, devices=NODE.devices[:1], rate=0.01)
     assert status.render(msgspec.structs.replace(NOTHING, pilots=(small,)))[-1:] == [
