@@ -104,7 +104,15 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
         slots = [context.recipe.slots] * count
     if ready and recent.total(context.rate, now=state.now) >= _ROUNDS * sum(ready):
         return recent.per_second(context.rate, now=state.now), count
-    return (sum(slots) / gang / context.run_s if context.run_s else 0.0), count
+    run_s = max(context.run_s, _runs_for_s(state, context)) if context.run_s else 0.0
+    return (sum(slots) / gang / run_s if run_s else 0.0), count
+
+
+def _runs_for_s(state: State, context: Context) -> float:
+    """The longest that a call of a context has run by now: one that takes longer than others did will take longer."""
+    ready = (x for x in context.libraries.values() if x.state is LibraryState.READY)
+    first = (next(iter(library.held.values())) for library in ready if library.held)
+    return max((state.now - call.sent_at for call in first), default=0.0)
 
 
 def _ready_in_s(state: State, context: Context) -> float:

@@ -284,3 +284,8 @@ def test_a_story_of_a_call_has_its_arguments_in_short(cluster: Make) -> None:
     assert show_story.render(c.the_story("c-8"))[0].startswith("call c-8  f  wants no context")
     assert show_story.render(c.the_story("c-9"))[0].startswith("call c-9  f(70.0 kB of arguments)  wants")
     assert not c.the_story("c-9").payload
+
+
+def test_calls_that_run_longer_than_any_before_are_not_forecast_to_end_at_once(cluster: Make) -> None:
+    c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(3).wait(60)
+    assert c.status().left_s >= 3 * 60
