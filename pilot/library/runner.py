@@ -170,10 +170,20 @@ class Runner:
         """End the library if a failed call may owe it to the pilot or to an earlier call: it then runs elsewhere."""
         if self._ground.is_gone:
             os._exit(frames.FOLDER_GONE)  # the agent has every call of this library run elsewhere
-        if self._soundness is not None and self._leave is not None and self._soundness.unchecked > 1:
-            fault = self._soundness.fault()
-            if fault is not None and (lacked_descriptors or fault.code != frames.NO_DESCRIPTORS):
-                self._leave(fault)
+        soundness = self._soundness
+        if soundness is None or self._leave is None:
+            return
+        fault = soundness.why_no_descriptors() if lacked_descriptors else None
+        if fault is None and soundness.unchecked > 1:
+            fault = soundness.fault()
+            if fault is not None and fault.code == frames.NO_DESCRIPTORS and not lacked_descriptors:
+                return
+        if fault is not None:
+            self._leave(fault)
+
+    def forgive(self) -> None:
+        """Count the call that runs, if one does, as not begun: its library ends through no fault of it."""
+        self._marker.idle(self._slot)
 
     def _seat(self, call: CallId, place: GangPlace) -> SeatHook | None:
         meetings = self._meetings

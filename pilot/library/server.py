@@ -200,12 +200,13 @@ class Server:
         if soundness.unchecked and all(each.call == NO_CALL for each in self._runners):
             fault = soundness.look(_now())
             if fault is not None:
-                self._idle()
                 self.leave(fault)
 
     def leave(self, fault: Fault) -> NoReturn:
         """End the process, because calls have left it unfit for more: those that it holds run elsewhere."""
         self._send_waiting()
+        for runner in self._runners:
+            runner.forgive()
         os.write(2, f"the library ends: {fault.text}\n".encode())
         os._exit(fault.code)
 

@@ -35,6 +35,8 @@ EVERY_S = 0.005
 """How long short calls may follow each other without a look."""
 _MARGIN = 64
 """A process with fewer free descriptors has run out of them: the next call may need some."""
+_LEFT_OPEN = 16
+"""Calls that have left more files open may be why a later call finds too few descriptors."""
 _LIMITS = {
     f"RLIMIT_{name}": getattr(resource, f"RLIMIT_{name}")
     for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
@@ -66,6 +68,7 @@ class Soundness:
         self._has_timer = signal.getitimer(signal.ITIMER_REAL)[0] > 0
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
         lowest = _lowest_free()
+        self._lowest_at_load = self._lowest = self._lowest_seen = lowest or 0
         free = descriptors.limit() - lowest if lowest is not None else 0
         self._margin = min(_MARGIN, free // 4)
         self._had_descriptors = free > 8
@@ -82,7 +85,11 @@ class Soundness:
         self._put_back()
         fault = self.fault()
         if fault is None:
+            if self._lowest_seen > self._lowest + _LEFT_OPEN:
+                gc.collect()  # exceptions and closures that refer to each other keep files open
+                self._has_room()
             self.unchecked, self.checked_at = 0, now
+            self._lowest = self._lowest_seen
         return fault
 
     def fault(self) -> Fault | None:
@@ -97,17 +104,27 @@ class Soundness:
                 return Fault(frames.RUINED, f"a call in it lowered {name} for good")
         return self._lack_of_descriptors()
 
+    def why_no_descriptors(self) -> Fault | None:
+        """Why a call lacked descriptors, if earlier calls in this process may have taken them; None if it did."""
+        if self._lowest - self._lowest_at_load > _LEFT_OPEN:  # as of the last look: before this call
+            return self._no_descriptors()
+        return self._lack_of_descriptors() if self.unchecked > 1 else None
+
     def _lack_of_descriptors(self) -> Fault | None:
         if not self._had_descriptors or self._has_room():
             return None
-        gc.collect()  # exceptions and closures that refer to each other keep files open
+        gc.collect()
         if self._has_room():
             return None
+        return self._no_descriptors()
+
+    def _no_descriptors(self) -> Fault:
         most = descriptors.limit()
         return Fault(frames.NO_DESCRIPTORS, f"calls in it left files open; it may have {most:,}: close them (`with`)")
 
     def _has_room(self) -> bool:
         lowest = _lowest_free()
+        self._lowest_seen = lowest or 0
         return lowest is not None and lowest < descriptors.limit() - self._margin
 
     def _put_back(self) -> None:
