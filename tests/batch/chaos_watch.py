@@ -23,6 +23,8 @@ YOUNG_S = 300.0
 """A process grows for so long after its start; from then on it should not."""
 MORE_FDS = 64
 MORE_BYTES = 200 << 20
+LIBRARY_FDS = 4
+"""A pilot has so many descriptors for each library that it keeps hot: two sockets, two files of its cache."""
 KINDS = {
     "stoker.manager.main": "manager",
     "stoker.manager.factory.main": "factory",
@@ -147,7 +149,7 @@ class Watch(threading.Thread):
                 process = psutil.Process(pid)
                 born = process.create_time()
                 facts = self.growth.setdefault((pid, born), Growth(kind))
-                facts.sample(fds=process.num_fds(), rss=process.memory_info().rss, age_s=time.time() - born)
+                facts.sample(fds=own_fds(process, kind), rss=process.memory_info().rss, age_s=time.time() - born)
 
     def summary(self) -> dict[str, dict[str, float]]:
         """The most that any process of a kind has taken, and the oldest one's growth."""
@@ -169,6 +171,12 @@ class Watch(threading.Thread):
     def grown(self) -> list[str]:
         """Processes that have taken ever more."""
         return [said for each in self.growth.values() if (said := each.too_much())]
+
+
+def own_fds(process: psutil.Process, kind: str) -> int:
+    """A process's descriptors, without those that a pilot has for its libraries: it keeps ever more of them hot."""
+    children = len(process.children(recursive=True)) if kind == "pilot" else 0
+    return max(0, process.num_fds() - LIBRARY_FDS * children)
 
 
 class StalledError(Exception):

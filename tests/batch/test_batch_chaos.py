@@ -10,14 +10,17 @@ import itertools
 import json
 import os
 import secrets
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from batch import soak
 from batch.chaos import Chaos, Way, plan
 from batch.chaos_victims import Ran
-from batch.chaos_watch import MORE_BYTES, MORE_FDS, YOUNG_S, Growth
+from batch.chaos_watch import LIBRARY_FDS, MORE_BYTES, MORE_FDS, YOUNG_S, Growth, own_fds
 from batch.lab import needs
 
 SECONDS = float(os.environ.get("STOKER_SOAK_S") or 30)
@@ -51,6 +54,17 @@ def test_faults_are_counted_and_those_that_found_no_victim_are_not():
     assert chaos.done == {"library": 3}
     assert chaos.steps == chaos.done.total() + chaos.missed.total() == len(written)
     assert set(chaos.missed) <= {"cable"}
+
+
+def test_descriptors_for_hot_libraries_are_no_growth_of_a_pilot():
+    """A pilot that nobody had hit for half an hour kept forty contexts hot."""
+    words = ["sh", "-c", "exec 5>&1 6>&1 7>&1 8>&1 9>&1; sleep 100 & echo; wait"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as parent:
+        parent.stdout.readline()
+        process = psutil.Process(parent.pid)
+        assert own_fds(process, "manager") == process.num_fds() > LIBRARY_FDS
+        assert own_fds(process, "pilot") == process.num_fds() - LIBRARY_FDS
+        os.killpg(parent.pid, signal.SIGKILL)
 
 
 def test_a_plan_that_is_resumed_goes_on_where_it_was():
