@@ -118,8 +118,9 @@ def _give(core: Core, library: Library, head: Call, count: int) -> bool:
     for call in barred:
         taken.remove(call)
         queue.put_back(call)
+    is_held = CallState.HELD
     for call in taken:
-        call.state = CallState.HELD
+        call.state = is_held
         call.holder = library
         call.sent_at = now
     if taken:
@@ -195,32 +196,32 @@ def ended(core: Core, library: Library, ends: list[CallEnd]) -> None:
     first = not library.context.runs
     group: Group | None = None
     good: list[CallEnd] = []
-    count, seconds, total = 0, 0.0, 0
-    for outcome in ends:
-        call = held.pop(outcome.call, None)
+    others, seconds, total = 0, 0.0, 0
+    has_ended = CallState.ENDED
+    for outcome in ends:  # the hot path
+        id = outcome.call
+        call = held.pop(id, None)
         if call is None or call.holder is not library:
             total += _odd_end(core, library, call, outcome)
             continue
         if call.group is not group:
             if group is not None:
-                account(core, library, group, good, count=count, seconds=seconds)
-            group, good, count, seconds = call.group, [], 0, 0.0
-        count += 1
-        total += 1
+                total += account(core, library, group, good, others=others, seconds=seconds)
+            group, good, others, seconds = call.group, [], 0, 0.0
         seconds += outcome.run_s
         if plain and outcome.ok:
-            call.state = CallState.ENDED
+            call.state = has_ended
             call.holder = None
-            del open_calls[outcome.call]
+            del open_calls[id]
             good.append(outcome)
-        elif outcome.ok:  # watched: what it cost is counted as for any other, or a replay would decide otherwise
-            calls.end(core, call, outcome)
-        else:
-            account(core, library, group, good, count=count, seconds=seconds)
-            good, count, seconds = [], 0, 0.0
-            calls.end(core, call, outcome)
+            continue
+        others += 1
+        if not outcome.ok:
+            total += account(core, library, group, good, others=others, seconds=seconds)
+            good, others, seconds = [], 0, 0.0
+        calls.end(core, call, outcome)  # watched: what it cost is counted as for any other, or a replay would differ
     if group is not None:
-        account(core, library, group, good, count=count, seconds=seconds)
+        total += account(core, library, group, good, others=others, seconds=seconds)
         if first and library.context.queue.count:
             core.dirty[library.context] = None
     for kept in (core.state.reports, core.state.forecasts):
@@ -272,13 +273,14 @@ def _may_count(call: Call, library: Library) -> bool:
     return call.group.options.gang[1] == 1 and not any(device.fault for device in library.devices)
 
 
-def account(core: Core, library: Library, group: Group, good: list[CallEnd], *, count: int, seconds: float) -> None:
-    """Count `count` runs of a group, and deliver those that ended well."""
+def account(core: Core, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float) -> int:
+    """Count runs of a group, deliver those that ended well, and say how many there were. `others` were seen to."""
+    count = len(good) + others
     if good:
         calls.closed(core, group, len(good))
         core.results_of(group.client).extend(good)
     if not count:
-        return
+        return 0
     context, cost, mean = library.context, group.cost, seconds / count
     cost.run_s += (mean - cost.run_s) * max(_NEW_WEIGHT, count / (cost.runs + count))
     cost.runs += count
@@ -292,3 +294,4 @@ def account(core: Core, library: Library, group: Group, good: list[CallEnd], *, 
     kind[1] += seconds
     kind[2] += count * max(1, group.options.batch)
     core.state.unrecorded[cost] = None
+    return count

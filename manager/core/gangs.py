@@ -135,7 +135,7 @@ def _account(core: Core, call: Call, gang: Gang) -> None:
     if known is not None:
         kind = gang.members[0].devices[0].facts.kind
         core.out.append(RecordPace(RecipeKey(call.group.context.recipe.key), kind, len(gang.members), known[0]))
-    feeding.account(core, gang.members[0], call.group, [], count=1, seconds=first.run_s)
+    feeding.account(core, gang.members[0], call.group, [], others=1, seconds=first.run_s)
 
 
 def _learn(call: Call, gang: Gang, *, items: float, seconds: float) -> None:
