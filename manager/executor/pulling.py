@@ -46,7 +46,7 @@ class PulledInputs(Iterator[Any]):
         self._thread.start()
 
     def allow(self, count: int) -> None:
-        """Let so many items wait here."""
+        """Let so many items wait here; each that is taken counts until the next time."""
         with self._changed:
             self._room = count
             self._changed.notify()
@@ -57,13 +57,13 @@ class PulledInputs(Iterator[Any]):
         return bool(self._pulled) or self._end is not None
 
     def __next__(self) -> Any:
-        if self._pulled:
-            return self._pulled.popleft()
-        if self._end is None:
-            raise NotYet
-        if self._pulled:  # it came between the two
-            return self._pulled.popleft()
-        raise self._end
+        if not self._pulled:
+            if self._end is None:
+                raise NotYet
+            if not self._pulled:  # none came between the two
+                raise self._end
+        self._room -= 1
+        return self._pulled.popleft()
 
     def close(self) -> None:
         """Take no more items. An item that is being made is finished first, on the thread."""

@@ -149,11 +149,14 @@ def test_no_more_than_a_window_is_read_ahead(session):
             yield number
 
     results = stoker.map(abs, items(), window=20)
-    for number in range(QUICK + 1):
-        assert next(results) == number
-    time.sleep(0.5)
-    assert len(read) <= QUICK + 1 + 2 * 20 + 1
-    assert list(results) == list(range(QUICK + 1, 500))
+    try:
+        for number in range(QUICK + 1):
+            assert next(results) == number
+        time.sleep(0.5)
+        assert len(read) <= QUICK + 1 + 2 * 20 + 1
+        assert list(results) == list(range(QUICK + 1, 500))
+    finally:
+        results.close()
 
 
 PROGRAM = """

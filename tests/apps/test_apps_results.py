@@ -222,7 +222,7 @@ def test_facts_are_of_the_contexts_asked_for():
         LibraryStatus(1, "llm-a", "loading", "", "p1", ("cpu:1",), 0, 0, 0, 0),
         LibraryStatus(2, "llm-b", "loading", "", "p1", ("cpu:0",), 0, 0, 0, 0),
     )
-    contexts = (one("a", hot=1, loading=1, loads=1, load_total_s=0.4, ended=5), one("b", loading=1, loads=9))
+    contexts = (one("a", hot=1, loading=1, loads=1, load_total_s=0.4, ended=7, served=5), one("b", loading=1, loads=9))
     status = Status("s", 1.0, 0, 0, 0, 0, 0.0, 0.0, pilots, libraries, contexts, {}, 0, 0, {})
     facts = context_facts(status, keys={"a"})
     assert (facts.names, facts.hot, facts.loading, facts.loading_on) == (("llm-a",), 1, 1, ("cpu:1",))
