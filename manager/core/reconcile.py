@@ -29,8 +29,12 @@ def reconcile(core: Core, pilot: Pilot, message: PilotHello) -> None:
     for id, facts in there.items():
         if id not in pilot.libraries and repair.adopt(core, pilot, facts, message) is None:
             core.say(pilot, StopLibrary(id, "the manager does not know it"))
-    for library in list(pilot.libraries.values()):
+    libraries_here = list(pilot.libraries.values())
+    for library in libraries_here:
         _library(core, library, there[library.id])
+    for library in libraries_here:  # not before the picture of all is true: a gang may begin on several of them
+        if pilot.libraries.get(library.id) is library:
+            _go_on(core, library, there[library.id])
     if pilot.state is PilotState.DRAINING:
         core.say(pilot, Exit("it was told to drain", drain=True))
 
@@ -58,6 +62,7 @@ def _drop(core: Core, library: Library, id: CallId, *, is_gang: bool) -> None:
 
 
 def _library(core: Core, library: Library, facts: LibraryFacts) -> None:
+    """Make the manager's picture of one library true. It is given nothing yet."""
     listed = set(facts.calls)
     missing = [call for id, call in library.held.items() if id not in listed]
     for call in missing:
@@ -79,6 +84,10 @@ def _library(core: Core, library: Library, facts: LibraryFacts) -> None:
         core.say(library.pilot, ResizeLibrary(library.id, library.resizing[-1]))
         del library.resizing[:-1]
     feeding.reclass(core, library)
+
+
+def _go_on(core: Core, library: Library, facts: LibraryFacts) -> None:
+    """Tell a library to end, if it was told so before; else have it serve its queue."""
     if library.state is LibraryState.STOPPING:
         core.say(library.pilot, StopLibrary(library.id, "it was told to stop"))
     elif library.state is LibraryState.LOADING and facts.ready:

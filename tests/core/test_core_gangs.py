@@ -421,6 +421,26 @@ def test_libraries_that_were_kept_for_a_gang_go_on_when_it_cannot_be_complete_an
     assert made.held("p2") == ["a"]
 
 
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_gang_that_begins_with_a_pilot_s_hello_begins_once_on_all_of_its_libraries(
+    cluster: Make, *, given_up: bool
+) -> None:
+    """What the hello does not list of a second library is what the gang was given there in this very event."""
+    made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2")
+    here = {f"lib{library.id}": () for library in made.pilot().libraries.values()}
+    assert len(here) == 2
+    made.cut("p1").call("g", gang=(2, 2))
+    if given_up:
+        made.lose("p1")
+    made.forget().come_back("p1", **here)
+    made.hears("p1", to_pilot.PilotWelcome)
+    orders = [made.hears("p1", to_pilot.RunCalls) for _ in here]
+    assert sorted(order.gang.rank for order in orders if order.gang is not None) == [0, 1]
+    made.nothing_else_was_said()
+    assert [library.id for library in made.holders("g")] == [order.library for order in orders]
+    assert all(set(library.held) == {made.ids["g"]} for library in made.holders("g"))
+
+
 def test_libraries_that_were_kept_for_a_gang_go_on_when_it_is_cancelled(cluster: Make) -> None:
     made = cluster(pilots=2).calls(2).ready().forget()
     made.call("gang", gang=(2, 2)).call("a").end("1")
