@@ -249,7 +249,9 @@ def _hello(core: Core, id: PilotId, message: PilotHello) -> Pilot | None:
     repair.note_numbers(state, message)
     walltime.note(core, pilot, message.ends_in_s)
     objects.pilot_came(core, pilot, message)
-    core.say(pilot, to_pilot.PilotWelcome(state.session, core.heartbeat_s, core.lease_s, again=lost))
+    core.say(
+        pilot, to_pilot.PilotWelcome(state.session, core.heartbeat_s, core.lease_s, again=lost, hello=message.number)
+    )
     reconcile.reconcile(core, pilot, message)
     _faults(core, pilot, message.faults, lost=lost)
     _supply(core, pilot)

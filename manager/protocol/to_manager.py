@@ -203,6 +203,7 @@ class PilotHello(_Message, frozen=True, tag="pilot-hello"):
     has lost a part of its journal learns of them here.
     `troubles`: what is wrong with what the pilot was granted, in words (a GPU that is lost and not offered). `lacks`:
     what its site asks for and it has not, so that nothing may be loaded on any device of it; empty: it has all.
+    `number` counts the hellos of the pilot from 1: the welcome names the hello that it answers.
     """
 
     protocol: int
@@ -223,6 +224,7 @@ class PilotHello(_Message, frozen=True, tag="pilot-hello"):
     faults: dict[DeviceId, str] = {}
     troubles: tuple[str, ...] = ()
     lacks: str = ""
+    number: int = 0
 
 
 class LibraryPhase(enum.Enum):

@@ -15,12 +15,14 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 class PilotWelcome(_Message, frozen=True, tag="welcome"):
     """The manager knows the pilot. What it no longer wants of it follows as StopLibrary and CancelCalls. `again`: the
-    manager has lost a part of what the pilot had told it; the pilot says again what its hello does not."""
+    manager has lost a part of what the pilot had told it; the pilot says again what its hello does not. `hello`: the
+    number of the hello that it answers (0: it does not say)."""
 
     session: str
     heartbeat_s: float
     lease_s: float
     again: bool = False
+    hello: int = 0
 
 
 class HelloAgain(_Message, frozen=True, tag="hello-again"):

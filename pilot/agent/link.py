@@ -4,12 +4,17 @@ ZeroMQ reconnects by itself; what it cannot know is what must be said again. Eve
 books travels in numbered frames that are kept until they are acknowledged. After every (re)connect the hello goes
 first, then those frames again, in order. The hello must therefore speak of the state *before* those frames: a call
 whose end is in one of them still counts as held, or the manager would run it again (`Before` finds these).
+
+The manager takes a hello at its word: what the hello does not list never reached the pilot, and is ordered again. An
+order that the manager sent before it read the hello may arrive after the hello was written. Carried out, it would run
+twice here; so until the welcome to the last hello comes, such orders are dropped (`_ORDERED_AGAIN`).
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Iterator
 
 import msgspec
 
@@ -25,14 +30,17 @@ from stoker.manager.protocol.to_manager import (
     FromPilot,
     LibraryGone,
     LibraryReady,
+    PilotHello,
 )
-from stoker.manager.protocol.to_pilot import ToPilot
+from stoker.manager.protocol.to_pilot import CancelCalls, MeetGang, PilotWelcome, RunCalls, StartLibrary, ToPilot
 from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.pilot")
 
 FRAME_BYTES = 16_000_000
 """Messages that are larger together travel in several frames."""
+_ORDERED_AGAIN = (RunCalls, StartLibrary, CancelCalls, MeetGang)
+"""Orders that the manager gives again, if it still wants them, when it has read a hello that does not show them."""
 
 
 class Before(msgspec.Struct):
@@ -54,6 +62,11 @@ class ManagerLink:
         self._folder = folder
         self.session = folder.read()
         self.refused_frames = 0
+        self.hello_is_due = False
+        """Whether the manager has asked for a hello since the last one."""
+        self._hellos = 0
+        self._answered = 0
+        """The number of the last hello that the manager has answered."""
         self._refusals = SeldomLog(log)
         self._batch: list[FromPilot] = []
         self._outbox = Outbox()
@@ -66,16 +79,25 @@ class ManagerLink:
             log=log,
         )
 
-    def receive(self) -> list[ToPilot]:
-        """All messages that have come."""
-        out: list[ToPilot] = []
+    def receive(self) -> Iterator[ToPilot]:
+        """All messages that have come and count. A hello that is said between two of them counts for the second."""
         for data in self.dealer.receive():
             try:
-                out += self._decode(data).messages
+                messages = self._decode(data).messages
             except ProtocolError as error:
                 self.refused_frames += 1
                 self._refusals.warning("manager", f"refused a frame of the manager: {error}")
-        return out
+                continue
+            for message in messages:
+                if isinstance(message, PilotWelcome):
+                    self._answered = message.hello or self._hellos
+                if not self.awaits_welcome or not isinstance(message, _ORDERED_AGAIN):
+                    yield message
+
+    @property
+    def awaits_welcome(self) -> bool:
+        """Whether the manager has not answered the last hello."""
+        return self._answered != self._hellos
 
     def post(self, message: FromPilot) -> None:
         """Say something that must arrive, with this turn's frame."""
@@ -119,9 +141,11 @@ class ManagerLink:
         """Frames up to this number are acknowledged, and not kept."""
         return self._outbox.acknowledged
 
-    def greet(self, hello: FromPilot) -> None:
+    def greet(self, hello: PilotHello) -> None:
         """Say hello, then everything that was not acknowledged."""
-        self.dealer.send(wire.encode([hello]))
+        self._hellos += 1
+        self.hello_is_due = False
+        self.dealer.send(wire.encode([msgspec.structs.replace(hello, number=self._hellos)]))
         for frame in self._outbox.unacked():
             self.dealer.send(frame)
 

@@ -64,6 +64,8 @@ class Loop:
                     self._greet()
                 for message in link.receive():
                     orders.handle(agent, message)
+                if link.hello_is_due:  # one answers all that asked for it
+                    self._greet()
                 if self._signalled and not self._heeded:
                     self._heeded = True
                     grace_s = agent.options.grace_s
@@ -122,7 +124,7 @@ class Loop:
                 watch.look_at_devices(agent)
             if not link.dealer.connected:
                 self._manager_away(now)
-            elif agent.welcomed_at < self._greeted_at < now - _WELCOME_S:
+            elif link.awaits_welcome and self._greeted_at < now - _WELCOME_S:
                 self._greet()  # it was not heard: a manager that was just starting
         if now >= agent.heartbeat_at:
             agent.heartbeat_at = now + agent.heartbeat_s

@@ -6,6 +6,8 @@ import logging
 import time
 from typing import assert_never
 
+import msgspec
+
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import CallEnd, FailureKind
@@ -71,8 +73,7 @@ def handle(agent: Agent, message: ToPilot) -> None:
                 agent.link.post(here)
         case HelloAgain(acknowledged=acknowledged):
             agent.link.acked(acknowledged)
-            agent.link.flush()
-            agent.link.greet(agent.hello())
+            agent.link.hello_is_due = True
         case FetchObject():
             objects.told_sources(agent, message)
         case PilotRefused(reason=reason):
@@ -86,7 +87,7 @@ def handle(agent: Agent, message: ToPilot) -> None:
 
 
 def run(agent: Agent, order: RunCalls) -> None:
-    """Give a library calls, or refuse them."""
+    """Give a library calls that it does not hold already, or refuse them."""
     library = agent.libraries.get(order.library)
     refused = ""
     if library is None:
@@ -98,6 +99,11 @@ def run(agent: Agent, order: RunCalls) -> None:
     if library is None or refused:
         agent.link.post(CallsReturned(order.library, tuple(spec.call for spec in order.calls), refused=refused))
         return
+    held = library.state.held
+    if held and any(spec.call in held for spec in order.calls):
+        order = msgspec.structs.replace(order, calls=[spec for spec in order.calls if spec.call not in held])
+        if not order.calls:
+            return
     limit_s = order.options.limit_s
     library.state.hold([spec.call for spec in order.calls], limit_s=limit_s)
     library.has_limits |= limit_s > 0

@@ -111,8 +111,9 @@ class Loop:
         if self._link.dealer.came_back():
             self._connected = True
             self._greet()
-        messages = self._link.receive()
-        for message in messages:
+        heard = 0
+        for message in self._link.receive():
+            heard += 1
             match message:
                 case Ack(sequence=sequence):
                     self._link.acked(sequence)
@@ -122,14 +123,16 @@ class Loop:
                     self._heartbeat_at = 0.0
                 case HelloAgain(acknowledged=acknowledged):
                     self._link.acked(acknowledged)
-                    self._greet()
+                    self._link.hello_is_due = True
                 case PilotRefused(reason=reason):
                     self._leave(f"the manager refused this pilot: {reason}", within_s=0.0, code=3)
                 case Exit(reason=reason, drain=drain):
                     self._leave(reason, within_s=float("inf") if drain else 0.0)
                 case _:
                     self._pool.handle(message)
-        return len(messages)
+        if self._link.hello_is_due:
+            self._greet()
+        return heard
 
     def _is_full(self) -> bool:
         """Whether TaskVine can start nothing more just now, so that only an end is worth waiting for."""
@@ -156,7 +159,7 @@ class Loop:
                 self._leave(why, within_s=_GRACE_S, code=1)
         if not self._link.dealer.connected:
             self._manager_away(now)
-        elif self._devices and self._welcomed_at < self._greeted_at < now - _WELCOME_S:
+        elif self._devices and self._link.awaits_welcome and self._greeted_at < now - _WELCOME_S:
             self._greet()  # it was not heard: a manager that was just starting
         if now >= self._heartbeat_at and self._welcomed_at:
             self._heartbeat_at = now + self._heartbeat_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 from core.builders import BROKEN, SESSION, Cluster, recipe
 
 from stoker.manager.core.commands import RecordRuns
@@ -281,3 +282,10 @@ def test_a_timer_that_fires_a_hair_too_early_drains_all_the_same(cluster: Make) 
         c.event(TimerFired("walltime/p1"))
     assert 100.0 < c.now < 150.0
     assert "its walltime is over" in c.hears("p1", to_pilot.Exit).reason
+
+
+def test_a_welcome_names_the_hello_that_it_answers(cluster: Make) -> None:
+    c = cluster(pilots=1).forget()
+    for number in (3, 4):
+        c.report("p1", msgspec.structs.replace(c._facts["p1"], number=number), numbered=False)
+        assert c.hears("p1", to_pilot.PilotWelcome).hello == number

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import time
 
-from fake_manager import FakeManager, recipe
+from fake_manager import FakeManager, function, recipe
 
-from stoker.manager.protocol.to_pilot import Ack, PilotRefused, PilotWelcome, StopLibrary
+from stoker.contexts import payloads
+from stoker.manager.protocol.calls import CallSpec
+from stoker.manager.protocol.to_pilot import (
+    Ack,
+    CancelCalls,
+    HelloAgain,
+    PilotRefused,
+    PilotWelcome,
+    RunCalls,
+    StopLibrary,
+)
 
 
 def _pid() -> int:
@@ -73,6 +83,50 @@ def test_a_hello_that_is_not_answered_is_said_again(manager: FakeManager) -> Non
     manager.hello()
     manager.until(lambda: len(manager.hellos) > 1, wait_s=60)
     manager.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20))
+
+
+def _note(path: str, text: str) -> None:
+    with open(path, "a") as file:
+        file.write(text)
+
+
+def test_orders_from_before_the_manager_had_read_the_last_hello_are_dropped(served: FakeManager) -> None:
+    """It finds no trace of them in the hello, and gives them again: they would be carried out twice."""
+    served.ready(recipe())
+    notes = served.base / "notes"
+    served.results(served.run(_note, [(str(notes), "first ")]))
+    served.welcomes = False
+    asked = len(served.hellos)
+    served.send(HelloAgain(served.inbox.last), HelloAgain(served.inbox.last))
+    served.until(lambda: len(served.hellos) > asked)
+    (lost,) = served.run(_note, [(str(notes), "second ")])  # sent before the manager reads the hello
+    served.start(recipe(), library=2, devices=("cpu:1",))
+    served.send(CancelCalls(1, (lost,), running=True))  # type: ignore[arg-type]
+    served.send(HelloAgain(served.inbox.last))
+    served.until(lambda: len(served.hellos) > asked + 1)
+    assert len(served.hellos) == asked + 2, "one hello answers all that asked for it"
+    hello, last = served.hellos[-2:]
+    assert last.number == hello.number + 1
+    assert [(facts.library, facts.calls) for facts in last.libraries] == [(1, ())]
+
+    served.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=hello.number))
+    served.run(_note, [(str(notes), "third ")])  # sent before the manager reads the last hello
+    served.send(PilotWelcome(session="test", heartbeat_s=0.5, lease_s=20, hello=last.number))
+    assert served.results(served.run(_note, [(str(notes), "fourth")])) == [None]
+    assert notes.read_text() == "first fourth"
+    assert not served.returned()
+
+
+def test_a_call_that_is_held_already_is_not_taken_again(served: FakeManager) -> None:
+    served.ready(recipe())
+    notes = served.base / "notes"
+    note = function(_note)
+    calls = [CallSpec(n, payloads.dumps(((str(notes), f"{n} "), {}))) for n in (11, 12, 13)]  # type: ignore[arg-type]
+    served.run(_sleep, [(0.3,)])
+    for some in (calls[:2], calls[:2], calls):
+        served.send(RunCalls(library=1, function=note.key, calls=some, function_blob=note))  # type: ignore[arg-type]
+    assert served.results([11, 12, 13]) == [None, None, None]
+    assert notes.read_text() == "11 12 13 "
 
 
 def test_a_refused_pilot_ends(manager: FakeManager) -> None:
