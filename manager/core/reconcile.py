@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from stoker.manager.core import calls, feeding, gangs, libraries, repair
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
-from stoker.manager.core.state import Library, Pilot
-from stoker.manager.protocol.ids import CallId
+from stoker.manager.core.state import Call, Library, Pilot
+from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
 from stoker.manager.protocol.to_pilot import CancelCalls, Exit, ResizeLibrary, StopLibrary
 
@@ -30,6 +30,7 @@ def reconcile(core: Core, pilot: Pilot, message: PilotHello) -> None:
         if id not in pilot.libraries and repair.adopt(core, pilot, facts, message) is None:
             core.say(pilot, StopLibrary(id, "the manager does not know it"))
     libraries_here = list(pilot.libraries.values())
+    _requeue_missing(core, libraries_here, there)
     for library in libraries_here:
         _library(core, library, there[library.id])
     for library in libraries_here:  # not before the picture of all is true: a gang may begin on several of them
@@ -61,13 +62,22 @@ def _drop(core: Core, library: Library, id: CallId, *, is_gang: bool) -> None:
     core.drop(library, id, running=is_gang, grace_s=calls.GANG_GRACE_S if is_gang else 0.0)
 
 
+def _requeue_missing(core: Core, here: list[Library], there: dict[LibraryId, LibraryFacts]) -> None:
+    """Calls that never reached their libraries go back to their queues. Of a gang several members may lack it: they are
+    all known before it is taken apart, or one of them would be told to drop what it has not, after it begins again."""
+    missing: dict[Call, Library] = {}
+    for library in here:
+        listed = set(there[library.id].calls)
+        for call in [call for id, call in library.held.items() if id not in listed]:
+            del library.held[call.id]
+            missing.setdefault(call, library)
+    for call, library in missing.items():
+        calls.requeue(core, (call,), why=f"never reached lib-{library.id}: back in the queue")
+
+
 def _library(core: Core, library: Library, facts: LibraryFacts) -> None:
     """Make the manager's picture of one library true. It is given nothing yet."""
     listed = set(facts.calls)
-    missing = [call for id, call in library.held.items() if id not in listed]
-    for call in missing:
-        del library.held[call.id]
-    calls.requeue(core, missing, why=f"never reached lib-{library.id}: back in the queue")
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
     library.zombies = {id: running for id, running in library.zombies.items() if id in listed}
     library.functions.clear()

@@ -441,6 +441,16 @@ def test_a_gang_that_begins_with_a_pilot_s_hello_begins_once_on_all_of_its_libra
     assert all(set(library.held) == {made.ids["g"]} for library in made.holders("g"))
 
 
+def test_a_gang_that_reached_none_of_its_libraries_begins_again_on_all_of_them(cluster: Make) -> None:
+    made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2").call("g", gang=(2, 2))
+    here = {f"lib{library.id}": () for library in made.holders("g")}
+    made.cut("p1").come_back("p1", **here)
+    made.hears("p1", to_pilot.PilotWelcome)
+    orders = [made.hears("p1", to_pilot.RunCalls) for _ in here]
+    assert sorted(order.gang.rank for order in orders if order.gang is not None) == [0, 1]
+    made.nothing_else_was_said()
+
+
 def test_libraries_that_were_kept_for_a_gang_go_on_when_it_is_cancelled(cluster: Make) -> None:
     made = cluster(pilots=2).calls(2).ready().forget()
     made.call("gang", gang=(2, 2)).call("a").end("1")
