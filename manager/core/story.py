@@ -199,6 +199,9 @@ def waits_for(state: State, context: Context) -> str:
     if ready:
         plural = "library is" if len(ready) == 1 else "libraries are"
         more = f"; {len(loading)} more loading" if loading else ""
+        free = sum(library.id in context.idle for library in ready)
+        if gang > 1 and free:
+            return f"the next call wants {gang} devices at once; {free} of its {len(ready)} hot libraries free{more}"
         return f"its {len(ready)} hot {plural} busy{more}"
     if loading:
         first = loading[0]

@@ -455,6 +455,8 @@ def test_libraries_that_were_kept_for_a_gang_go_on_when_it_is_cancelled(cluster:
     made = cluster(pilots=2).calls(2).ready().forget()
     made.call("gang", gang=(2, 2)).call("a").end("1")
     assert made.waiting() == ["gang", "a"]
+    said = made.story(show_call(made.ids["a"]))
+    assert "the next call wants 2 devices at once; 1 of its 2 hot libraries free" in said
     made.tell("ana", say.Cancel([made.ids["gang"]]))  # type: ignore[list-item]
     assert made.waiting() == []
 
