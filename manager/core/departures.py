@@ -1,8 +1,8 @@
 """Programs that leave: their calls end, and a session that stays forgets in time what only they had.
 
-A program that was cut off may come back, so its results are kept for a day, and so is everything that it has defined.
-After that the session keeps what is in use: functions and contexts that a client who is not forgotten has defined, that
-a call is open of, or that a library holds.
+A program that was cut off may come back, so the session keeps its results and what it has defined for a day. After
+that it keeps a function or a context only if another client has defined it, an open call needs it, or a library holds
+it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ MOST_KEPT_BYTES = 64_000_000
 SETTLE_S = 60.0
 """The size is looked at so long after the client was given up, when the ends of its calls are there."""
 KEPT_BANNED = 1000
-"""So many programs that must not come back are remembered."""
+"""The session remembers at most this many programs that must not come back."""
 KEPT_NUMBERS = 10_000
-"""Of so many clients it is remembered that they have been there: nobody else submits their calls again."""
+"""The session remembers the numbers of at most this many clients that it has forgotten, so that calls of theirs that a
+pilot still reports are not taken for calls of a program that is to come back."""
 
 
 def gone(core: Core, id: ClientId) -> None:
