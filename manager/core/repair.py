@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 LIBRARY_GAP = 1000
 CLIENT_GAP = 100
+BLOCK_GAP = 100
 KEPT_FORGOTTEN = 100_000
 """So many calls are remembered whose clients have their results already."""
 
@@ -45,6 +46,8 @@ def leave_gaps(state: State) -> None:
     if state.next_library > 1 or state.next_client:
         state.next_library += LIBRARY_GAP - state.next_library % LIBRARY_GAP
         state.next_client += CLIENT_GAP - state.next_client % CLIENT_GAP
+    if state.next_block > 1:
+        state.next_block += BLOCK_GAP - state.next_block % BLOCK_GAP
 
 
 # ---- clients

@@ -323,3 +323,11 @@ def test_numbers_that_the_lost_part_had_given_away_are_not_given_again(cluster: 
     c = cluster(pilots=1).define(recipe("a")).call("1").ready().end("1").event(ManagerRestarted())
     c.come_back("p1", lib1=()).forget().call("2", context="a")
     assert c.hears("p1", to_pilot.StartLibrary).library >= 1000
+
+
+def test_a_block_gets_no_number_that_the_lost_part_may_have_given_away(cluster: Make) -> None:
+    """The soak found it: a job of a lost block and one of a new block had the same name, so that one was forgotten."""
+    c = cluster().sources(Source("mine", Rule.FIXED, first=1, most=1)).event(ManagerRestarted())
+    c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
+    c.block("b1", phase=BlockPhase.ENDED).wait(120)
+    assert [block.id for block in c.core.state.blocks.values()] == ["b100"]

@@ -159,7 +159,8 @@ def test_managers_that_die_in_their_first_moments_leave_one_factory_and_it_serve
         another(session.folder, MANAGER, than=[manager])
         [job] = slurm.jobs().values()
         fail(slurm, job)
-        assert block_of_this().result(120) == ("b2", True)
+        each_leaves_a_gap = ("b400", True)  # behind the numbers that a lost part may have given away
+        assert block_of_this().result(120) == each_leaves_a_gap
         until(lambda: len(running(session.folder, FACTORY)) == 1, what="one factory alone", seconds=60)
 
 

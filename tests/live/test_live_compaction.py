@@ -51,6 +51,11 @@ class Compacting(Manager):
             seconds=20, what="manager listening",
         )  # fmt: skip
 
+    @property
+    def stopped(self) -> int:
+        """The process that has stopped at the step; 0 as long as none has."""
+        return int(self.mark.read_text() or 0) if self.mark.exists() else 0
+
 
 @pytest.fixture
 def compacting(folder: SessionFolder) -> Iterator[Callable[[str], Compacting]]:
@@ -210,10 +215,10 @@ def test_a_manager_that_is_killed_while_it_compacts_loses_nothing(
             if work.submitted % 2:
                 work.confirm()
         work.hold = work.submitted > 90 and work.submitted % 3 == 0
-        return manager.mark.exists()
+        return bool(manager.stopped)
 
     work.until(busy, what=f"it stops {step}")
-    stopped = int(manager.mark.read_text())
+    stopped = manager.stopped
     work.submit(3)  # nobody takes this before it is killed, unless it is a child that has stopped
     manager.kill()
     until(lambda: not _lives(stopped), what="the child ends with its parent")
@@ -241,8 +246,7 @@ def test_a_child_that_is_killed_costs_nothing(
     for _ in range(8):
         work.submit(20)
         work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
-    until(manager.mark.exists, what="the child stops")
-    os.kill(int(manager.mark.read_text()), signal.SIGKILL)
+    os.kill(until(lambda: manager.stopped, what="the child stops"), signal.SIGKILL)
     until(lambda: "was not compacted" in folder.manager_log.read_text(), what="that is seen")
     work.submit(20)
     work.until(lambda: len(work.results) == work.submitted, what="its calls are done")

@@ -232,7 +232,7 @@ class Pool:
 def _kill_tree(pid: int) -> None:
     with suppress(psutil.Error):
         starter = psutil.Process(pid)
-        for process in [*starter.children(recursive=True), starter]:
+        for process in [starter, *starter.children(recursive=True)]:  # or the starter could tell how its job ended
             with suppress(psutil.Error):
                 process.kill()
 
