@@ -129,11 +129,11 @@ class Manager(RuleBasedStateMachine):
     def a_strange_message(self, library: int, call: int, which: int) -> None:
         strange: Any = (
             say.CallsEnded(library, [CallEnd(call + 10_000, True)]),  # type: ignore[arg-type]
-            say.CallsReturned(library + 1000, (call,)),  # type: ignore[arg-type]
-            say.LibraryReady(library + 1000, 1.0, 1.0),  # type: ignore[arg-type]
-            say.LibraryGone(library + 1000),  # type: ignore[arg-type]
+            say.CallsReturned(library + 999_500, (call,)),  # type: ignore[arg-type]
+            say.LibraryReady(library + 999_500, 1.0, 1.0),  # type: ignore[arg-type]
+            say.LibraryGone(library + 999_500),  # type: ignore[arg-type]
             say.CallsProgress(library, [CallProgress(call + 10_000)]),  # type: ignore[arg-type]
-            say.CallEvicted(library + 1000, CallProgress(call)),  # type: ignore[arg-type]
+            say.CallEvicted(library + 999_500, CallProgress(call)),  # type: ignore[arg-type]
             say.LibraryResized(library, 2**60),  # type: ignore[arg-type]
             say.Heartbeat(),
         )[which]
