@@ -277,7 +277,7 @@ class Session:
 @contextlib.contextmanager
 def _said_when_slow(text: str) -> Iterator[None]:
     """Who watches a terminal hears of what takes longer than a moment."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # it is None where a program is started with it closed
         yield
         return
     timer = threading.Timer(SLOW_S, lambda: sys.stderr.write(f"{text}\n"))

@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -279,3 +280,13 @@ def test_importing_stoker_imports_nothing_heavy():
         check=True,
     )
     assert done.stdout == "[]\nFalse\n"
+
+
+def test_a_program_without_standard_error_ends_well(tmp_path):
+    """As `sh -c 'python program.py 2>&-'` starts it: `sys.stderr` is None there."""
+    (tmp_path / "program.py").write_text(
+        "import stoker\nwith stoker.load():\n    print(stoker.app()(abs)(-3).result())\n"
+    )
+    command = f"exec {shlex.quote(sys.executable)} program.py 2>&-"
+    ran = subprocess.run(["sh", "-c", command], cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=90)
+    assert (ran.returncode, ran.stdout) == (0, "3\n")
