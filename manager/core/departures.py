@@ -34,8 +34,8 @@ pilot still reports are not taken for calls of a program that is to come back.""
 
 
 def gone(core: Core, id: ClientId) -> None:
-    """A client did not come back: its calls end, and the session that nobody else uses ends with it. Should it come
-    back after all, it finds how its calls ended."""
+    """A client did not come back: its calls end, and so does the session if no other client uses it. If the client
+    comes back later, it finds how its calls ended."""
     state = core.state
     client = state.clients.get(id)
     if client is None or client.gone:

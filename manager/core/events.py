@@ -97,8 +97,8 @@ class AdviceArrived(_Event, frozen=True, array_like=True, tag="advice"):
 
 
 class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
-    """The manager came back from its journal: every pilot and client is cut until it says hello. `lost`: so many bytes
-    of the journal were damaged (see `Past.lost`). What it decides from here on rests on what it knows without them."""
+    """The manager came back from its journal: every pilot and client is cut until it says hello. `lost`: the number of
+    damaged bytes in the journal (see `Past.lost`). The manager decides without them from here on."""
 
     lost: int = 0
 

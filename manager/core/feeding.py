@@ -274,7 +274,8 @@ def _may_count(call: Call, library: Library) -> bool:
 
 
 def account(core: Core, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float) -> int:
-    """Count runs of a group, deliver those that ended well, and say how many there were. `others` were seen to."""
+    """Count runs of a group and deliver the ends in `good`. `others`: runs whose ends the caller delivers. Returns the
+    number of runs."""
     count = len(good) + others
     if good:
         calls.closed(core, group, len(good))
