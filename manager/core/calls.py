@@ -204,6 +204,7 @@ def withdraw(core: Core, call: Call, *, running: bool) -> None:
                 batch.remove(call)
             else:
                 library.zombies[call.id] = running
+                library.ended_at = core.state.now
                 core.drop(library, call.id, running=running, grace_s=grace_s)
             feeding.reclass(core, library)
     call.holder = None

@@ -30,6 +30,7 @@ from stoker.manager.core import (
     objects,
     pilots,
     refusing,
+    stuck,
     suspects,
     walltime,
 )
@@ -334,6 +335,9 @@ class Core:
             return
         if owner == "emptied":
             blocks.emptied(self, rest)
+            return
+        if owner == stuck.TIMER:
+            stuck.due(self)
             return
         for name, seam in self._seams:
             if name == owner:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import calls, deadlines, gangs, repair, suspects
+from stoker.manager.core import calls, deadlines, gangs, repair, stuck, suspects
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.state import Call, Context, Filling, Gang, Group, Library
@@ -63,12 +63,16 @@ def reclass(core: Core, library: Library) -> None:
         return
     load = len(library.held) + len(library.zombies)
     if load < library.slots:
+        library.stuck = False
         context.idle[id] = library
         return
+    has_room = load < core.policies.dispatch.window(core.state, library)
     if load > library.slots:
         context.backlogged[id] = library
-    if load < core.policies.dispatch.window(core.state, library):
+    if has_room:
         context.roomy[id] = library
+    if (has_room or load > library.slots) and stuck.TIMER not in core.state.timers:
+        stuck.look_soon(core)
 
 
 def pull(core: Core, library: Library) -> None:
@@ -235,6 +239,8 @@ def ended(core: Core, library: Library, ends: list[CallEnd]) -> None:
                 suspects.ended(core, outcome.call)
         if library.pilot.reserved is not None:
             suspects.pilot_is_free(core, library.pilot)
+    library.stuck = False
+    library.ended_at = core.state.now
     library.served += total
     library.context.served += total
     library.pilot.ended += total

@@ -274,9 +274,9 @@ class Library:
     """A process on a pilot that holds one context, or is on its way to."""
 
     __slots__ = (
-        "context", "device_bytes", "devices", "functions", "held", "id", "line", "memory_bytes", "notes", "phase",
-        "pilot", "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "suspect",
-        "taking", "used_at", "zombies",
+        "context", "device_bytes", "devices", "ended_at", "functions", "held", "id", "line", "memory_bytes", "notes",
+        "phase", "pilot", "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "stuck",
+        "suspect", "taking", "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(
@@ -301,6 +301,8 @@ class Library:
         """Functions that it has been sent."""
         self.suspect: Call | None = None
         """A call that runs here by itself, although there are more slots: it may have killed a library before."""
+        self.stuck = False
+        """Whether its calls run for so long that none is to wait behind them (see `stuck`)."""
         self.taking = 0
         """Calls that it was asked to give back and has not yet."""
         self.resizing: list[int] = []
@@ -308,6 +310,8 @@ class Library:
         self.started_at = now
         self.ready_at = now
         self.used_at = now
+        self.ended_at = now
+        """When a call of it ended, or was taken away, last."""
         self.served = 0
         self.memory_bytes = 0
         self.device_bytes = 0

@@ -3,10 +3,11 @@
 Among free libraries the hottest (last used) comes first, so that those which are not needed cool down and can be
 evicted least recently used first. A library is given a small backlog beyond its slots when calls are shorter than a
 round trip to the manager: as many as take `prefetch_s` to run. Nobody takes more than its share of what is queued, and
-a library that runs dry takes back what another has not begun. Of calls that come together the very short ones go to one
-library until a frame to the next is worth its price: with thousands of libraries a frame for each call would cost more
-than the calls; and the more of them end in a second, the scarcer the manager is, and the fuller frames get. A call
-whose function has not run yet, or runs long, is never prefetched.
+a library that runs dry takes back what another has not begun. One that is stuck in a long call has no backlog
+(`stoker.manager.core.stuck`). Of calls that come together the very short ones go to one library until a frame to the
+next is worth its price: with thousands of libraries a frame for each call would cost more than the calls; and the more
+of them end in a second, the scarcer the manager is, and the fuller frames get. A call whose function has not run yet,
+or runs long, is never prefetched.
 
 A call that is not expected to finish within a pilot's walltime is not sent there (`stoker.manager.core.walltime`).
 
@@ -57,7 +58,7 @@ class HottestFirst(Quiet):
         if most:
             return min(library.slots, most - library.served)
         run_s = context.run_s
-        if not context.runs or run_s > self.prefetch_s:
+        if not context.runs or run_s > self.prefetch_s or library.stuck:
             return library.slots
         return library.slots * (1 + min(self.prefetch_calls, int(self.prefetch_s / (run_s + 1e-6))))
 

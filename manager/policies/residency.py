@@ -3,9 +3,10 @@ needed.
 
 A context with waiting calls is loaded on one more device as long as its calls would wait longer behind the libraries
 that are hot or on their way than the load takes, and no more libraries than calls. While no run was measured the wait
-counts as endless: idle devices cost nothing. Several contexts share a device while their memory fits: what a context
-takes is what it declares, else what was measured, else (the first time) what is free on the device but for a corner for
-calls that want no context, given back once measured.
+counts as endless: idle devices cost nothing. So does the wait behind calls that have run for longer than a load takes
+and far longer than usual (`stoker.manager.core.stuck`). Several contexts share a device while their memory fits: what a
+context takes is what it declares, else what was measured, else (the first time) what is free on the device but for a
+corner for calls that want no context, given back once measured.
 
 Where nothing fits, idle libraries are evicted, least recently used first, just enough on one device. Where nothing is
 idle either, a context that has no library at all and has waited for `patience_s` gets a device from the context that
@@ -27,6 +28,7 @@ from stoker.manager.core.fitness import is_lasting, unfit
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View
 from stoker.manager.core.state import Context, Device, Library, Pilot
+from stoker.manager.core.stuck import lingers
 from stoker.manager.policies import durations
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.provisioning import TakeWhatComes
@@ -71,7 +73,8 @@ class LoadWhereWanted(Quiet):
         alive = [x for x in context.libraries.values() if self._counts(view, x)]
         if context.queue.count <= _kept(context):
             return plan
-        more = self.worth_loading(context, alive)
+        load_s = context.load_s or UNKNOWN_LOAD_S
+        more = self.worth_loading(context, [x for x in alive if not lingers(view.now, x, load_s=load_s)])
         if context.apart_lacks and context.queue.apart and not any(x.state is LibraryState.LOADING for x in alive):
             more = max(more, 1)
         if more <= 0:

@@ -113,3 +113,26 @@ def test_a_call_longer_than_the_walltime_fails_after_two_tries_and_says_what_to_
         with pytest.raises(errors.CallTimeoutError, match=r"cut off by the 8\.0 s walltime, twice; raise \[provider\]"):
             endless.result(100)
         assert steps.result(100) > 0
+
+
+@pytest.mark.parametrize("with_context", [True, False])
+def test_short_calls_do_not_wait_behind_a_long_one_while_a_device_is_idle(world, site, with_context):
+    """The calls before it were short, so those after it are prefetched into its library at first."""
+
+    @stoker.context(memory="100 MB")
+    def box():
+        return 1
+
+    @stoker.app(context=box() if with_context else None)
+    def wait(*model_and_seconds):
+        time.sleep(model_and_seconds[-1])
+        return model_and_seconds[-1]
+
+    with stoker.load(site, run_dir=str(world.runs)):
+        assert wait(0).result(60) == 0
+        long = wait(600)
+        time.sleep(0.5)
+        short = [wait(0.1) for _ in range(20)]
+        assert [each.result(45) for each in short] == [0.1] * 20
+        assert not long.done()
+        long.cancel()

@@ -1,0 +1,71 @@
+"""A library is stuck while every slot of it is taken for long by the same calls.
+
+Short calls are prefetched into libraries whose calls are known to be short (`Dispatch.window`). One of those calls may
+run for hours all the same: a function's time depends on its arguments. What waits behind it goes back to the queue
+then, and the library is given no backlog until a call of it ends. A timer looks for such libraries once a second while
+any library has a backlog, or room for one.
+
+A context whose calls wait is loaded elsewhere as if its *lingering* libraries were not there: those whose calls have
+run for longer than a load takes, and several times as long as their functions usually do.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from stoker.manager.protocol.to_pilot import TakeBack
+
+if TYPE_CHECKING:
+    from stoker.manager.core.core import Core
+    from stoker.manager.core.state import Library
+
+TIMER = "stuck"
+STUCK_S = 1.0
+"""Calls that have taken every slot for so long hold up what waits behind them."""
+LINGERS = 4
+"""A call that runs so many times as long as its function usually does may run for any time."""
+
+
+def look_soon(core: Core) -> None:
+    """See after a while whether libraries get on with what they hold."""
+    core.set_timer(TIMER, core.state.now + STUCK_S)
+
+
+def due(core: Core) -> None:
+    """Take the backlog of every stuck library back to the queue."""
+    state = core.state
+    looked = False
+    for context in state.contexts.values():
+        for library in {**context.backlogged, **context.roomy}.values():
+            looked = True
+            full = _full_since(library)
+            if full is None or state.now - full < STUCK_S:
+                continue
+            library.stuck = True
+            context.roomy.pop(library.id, None)
+            waiting = library.load - library.taking - library.slots
+            if waiting > 0:
+                library.taking += waiting
+                core.say(library.pilot, TakeBack(library.id, waiting))
+    if looked:
+        look_soon(core)
+
+
+def lingers(now: float, library: Library, *, load_s: float) -> bool:
+    """Whether calls take every slot of a library for so long that a load elsewhere may well be done before they are."""
+    full = _full_since(library)
+    if full is None or now - full < max(STUCK_S, load_s):
+        return False
+    running = islice(library.held.values(), library.slots)
+    usual_s = max((call.group.cost.run_s for call in running), default=library.context.run_s)
+    return now - full >= LINGERS * usual_s
+
+
+def _full_since(library: Library) -> float | None:
+    """Since when the same calls take every slot of a library; None if a slot is free."""
+    place = library.slots - 1 - len(library.zombies)
+    if place < 0:
+        return library.ended_at
+    last = next(islice(library.held.values(), place, None), None)
+    return None if last is None else max(last.sent_at, library.ended_at)

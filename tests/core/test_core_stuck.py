@@ -1,0 +1,124 @@
+"""Short calls do not wait behind a long one while they could run elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core.builders import Cluster, recipe
+
+from stoker.manager.core.stuck import TIMER
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol import to_pilot
+
+Make = Callable[..., Cluster]
+SHORT_S = 0.001
+
+
+def test_calls_that_were_prefetched_behind_a_long_one_are_loaded_elsewhere(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=SHORT_S).join("p2")
+    c.call("long", context="a").forget().call("s1", "s2", context="a")
+    assert c.held(context="a") == ["long", "s1", "s2"]
+    c.forget().wait(1.1)
+    assert c.hears("p1", to_pilot.TakeBack).count == 2
+    c.give_back("s1", "s2")
+    assert c.held(context="a") == ["long"]
+    assert c.lives_on("a") == ["p1", "p2"]
+    c.ready()
+    assert c.held("p2", "a")[0] == "s1"
+
+
+def test_a_library_that_is_free_gets_them_at_once(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).hot(run_s=SHORT_S)
+    c.call("long").forget().call("s1")
+    assert c.held("p2") == ["long"]
+    assert c.held("p1") == ["s1"]
+    c.end("s1", run_s=SHORT_S).wait(2).call("s2", "s3", "s4")  # a frame's worth and more
+    assert c.held("p2") == ["long"]
+    assert c.held("p1") == ["s2", "s3", "s4"]
+
+
+def test_a_stuck_library_has_no_backlog_until_its_call_ends(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(1).hot(run_s=SHORT_S).call("long").call("s1").wait(1.1)
+    c.give_back("s1").call("s2")
+    assert c.held() == ["long"]
+    assert c.waiting() == ["s1", "s2"]
+    c.end("long", run_s=SHORT_S)  # its mean still says: short
+    assert c.held() == ["s1", "s2"]
+
+
+def test_a_long_call_that_is_cancelled_leaves_a_library_like_any_other(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(1).hot(run_s=SHORT_S).call("long").call("s1").wait(1.1).give_back("s1")
+    library, long = c.library(), c.ids["long"]
+    c.tell("ana", say.Cancel([long], running=True))  # type: ignore[list-item]
+    assert c.waiting() == ["s1"]
+    c.report("p1", say.CallsReturned(library.id, (long,)))  # type: ignore[arg-type]
+    assert c.call("s2", "s3").held() == ["s1", "s2", "s3"]
+    assert not library.stuck
+
+
+def test_a_cancelled_call_that_is_left_to_finish_holds_up_no_others(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=1.0, load_s=5.0).join("p2")
+    c.call("long", context="a").tell("ana", say.Cancel([c.ids["long"]]))  # type: ignore[list-item]
+    c.call("s1", context="a").wait(4.5)
+    assert c.lives_on("a") == ["p1"]
+    c.wait(2.0)
+    assert c.lives_on("a") == ["p1", "p2"]
+
+
+def test_a_library_that_gets_on_with_its_backlog_keeps_it(cluster: Make) -> None:
+    c = cluster(pilots=1).calls(1).hot(run_s=SHORT_S).calls(60).forget()
+    for _ in range(20):
+        c.wait(0.4).end(*c.held()[:2], run_s=SHORT_S)
+    assert c.now > 8
+    assert not c.library().stuck
+    assert not [said for said in c.mail["p1"] if isinstance(said, to_pilot.TakeBack)]
+
+
+def test_with_a_free_slot_a_library_is_not_stuck(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a", slots=2)).call("x", context="a").hot(context="a", run_s=SHORT_S)
+    c.call("long", context="a").call("s1", context="a").wait(0.9).end("s1", run_s=SHORT_S)
+    c.calls(5, context="a").wait(0.9)
+    assert not c.library(context="a").stuck
+    assert len(c.held(context="a")) == 6
+    c.forget().wait(1.2)  # now a second call takes its slot for long
+    assert c.library(context="a").stuck
+    assert c.hears("p1", to_pilot.TakeBack).count == 4
+
+
+def test_a_call_that_waits_in_the_queue_behind_a_lingering_one_is_loaded_elsewhere(cluster: Make) -> None:
+    """Calls of a second are never prefetched; and to wait for one of them would not pay a load of ten."""
+    c = cluster(pilots=1).define(recipe("a")).call("x", context="a").hot(context="a", run_s=1.0, load_s=9.9).join("p2")
+    c.call("long", context="a").call("s1", context="a").wait(9)
+    assert c.lives_on("a") == ["p1"]
+    c.wait(2)
+    assert c.lives_on("a") == ["p1", "p2"]
+
+
+def test_calls_that_run_as_long_as_usual_do_not_linger(cluster: Make) -> None:
+    c = (
+        cluster(pilots=1)
+        .define(recipe("a"))
+        .call("x", context="a")
+        .hot(context="a", run_s=20.0, load_s=30.0)
+        .join("p2")
+    )
+    c.call("y", context="a").call("s1", context="a").wait(60)
+    assert c.lives_on("a") == ["p1"]
+    c.wait(30)
+    assert c.lives_on("a") == ["p1", "p2"]
+
+
+def test_where_nothing_else_is_free_a_context_that_is_used_less_makes_room(cluster: Make) -> None:
+    c = cluster(pilots=1).define(recipe("a"), recipe("b")).call("x", context="a").hot(context="a", run_s=SHORT_S)
+    c.join("p2").call("z", context="b").ready().end("z").call("long", context="a").call("s1", context="a").wait(1.1)
+    c.forget().give_back("s1").wait(1.1)
+    assert c.hears("p2", to_pilot.StopLibrary).reason.startswith("idle, and room is needed for a")
+
+
+def test_a_timer_looks_for_stuck_libraries_only_while_some_could_become_so(cluster: Make) -> None:
+    c = cluster(pilots=2).calls(2).hot(run_s=SHORT_S)
+    assert TIMER not in c.core.state.timers
+    c.call("long")
+    assert TIMER in c.core.state.timers
+    c.wait(2.5)  # it is stuck, and the other one is idle
+    assert TIMER not in c.core.state.timers
