@@ -40,6 +40,18 @@ _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
 }
 
 
+_NAMES_SOMETHING = b"\x93"
+"""The opcode STACK_GLOBAL: without this byte a pickle of protocol 4 or later holds builtin types alone."""
+
+
+def opens_at_once(end: CallEnd) -> bool:
+    """True if to open this end runs no code but Stoker's, and reads no file."""
+    if end.failure is not None:
+        return True
+    payload = end.payload
+    return end.ok and type(payload) is bytes and payload[:2] == b"\x80\x05" and _NAMES_SOMETHING not in payload
+
+
 def outcome(end: CallEnd, *, session: str = "") -> Any:
     """The call's result. Raises what it raised, or the StokerError that says why there is none. `session` is its id."""
     if end.ok:

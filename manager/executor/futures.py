@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
+import time
 from collections.abc import Generator, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from types import MappingProxyType
@@ -12,7 +14,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 from parsl.dataflow.futures import AppFuture
 
-from stoker.manager.executor.failures import outcome
+from stoker.manager.executor.failures import opens_at_once, outcome
+from stoker.manager.executor.large import discard_result
+from stoker.manager.executor.settling import SLOW_S
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallProgress
 from stoker.manager.protocol.ids import CallId, show_call
 
@@ -56,7 +60,21 @@ class CallFuture(Future[Any]):
         return asyncio.wrap_future(self).__await__()
 
     def settle(self, end: CallEnd) -> bool:
-        """The call has ended."""
+        """The call has ended. What may take long is done on another thread than this one."""
+        settling = self._link.settling
+        if settling.has_slow_callbacks or not opens_at_once(end):
+            settling.add(functools.partial(self._open, end))
+            return False
+        before = time.monotonic()
+        self._open(end)
+        if time.monotonic() - before > SLOW_S:
+            settling.has_slow_callbacks = True
+        return False
+
+    def _open(self, end: CallEnd) -> None:
+        if self.done():  # cancelled meanwhile
+            discard_result(end)
+            return
         try:
             value = outcome(end, session=self._link.session.session)
         except BaseException as error:
@@ -64,7 +82,6 @@ class CallFuture(Future[Any]):
             error.__traceback__ = None  # its frames are this function's; they would keep the future alive
         else:
             self._set(value, None)
-        return False
 
     def fail(self, call: CallId, error: Exception) -> None:  # noqa: ARG002
         """The call will have no end."""

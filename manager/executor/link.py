@@ -39,6 +39,7 @@ from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.outgoing import Job, Outgoing, Waiter
 from stoker.manager.executor.processes import removed
 from stoker.manager.executor.questions import Questions
+from stoker.manager.executor.settling import Settling
 from stoker.manager.executor.waiting import WaitingCalls
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallSpec, Features, Payload
@@ -55,6 +56,8 @@ GATHER_S = 0.001
 """With many calls in flight nobody waits for one in particular: those of a millisecond travel together."""
 LOOK_EVERY_S = 1.0
 """How often a link whose manager is away looks where it is now."""
+SETTLE_LIMIT_S = 2.0
+"""How long a link that is closed waits for the futures of results that have come."""
 AWAY_S = 30.0
 """A manager that is away for longer is said to be; if its folder is gone too, the session is over."""
 
@@ -70,6 +73,7 @@ class Link:
         self.session = folder.read()
         self.large = LargeArguments(folder.objects)
         self.waiting = WaitingCalls(self.large)
+        self.settling = Settling()
         self._observer = observer
         self._client = ClientId(f"client-{uuid4().hex[:12]}")
         self._out = Outgoing(self.waiting.waiters, describe=lambda recipe: describe(recipe, folder.objects))
@@ -188,13 +192,14 @@ class Link:
         self.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self.settling.close(limit_s=SETTLE_LIMIT_S)
 
     def wake(self) -> None:
         """Make the I/O thread look around."""
         self._woken = True
         try:
             os.eventfd_write(self._wake_fd, 1)
-        except OSError:  # closed: there is no thread to wake
+        except (OSError, ValueError):  # closed: there is no thread to wake
             pass
 
     def forked(self) -> None:
@@ -257,7 +262,11 @@ class Link:
             ready = everything
             while not self._stop:
                 self._turn(ready)
-                wait_s = self._out.due_in(time.monotonic()) if self._joined.is_set() else LOOK_EVERY_S
+                now = time.monotonic()
+                wait_s = self._out.due_in(now) if self._joined.is_set() else LOOK_EVERY_S
+                look_s = self.settling.look(now)
+                if look_s is not None:
+                    wait_s = min(look_s, wait_s if wait_s is not None else look_s)
                 ready = {fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)}
         except Exception as error:
             logger.exception("the link to session %s failed", self.session.session)
@@ -265,8 +274,8 @@ class Link:
         finally:
             with self._lock:
                 self._dealer.close()
-            os.close(self._wake_fd)
-            self._wake_fd = -1
+            wake_fd, self._wake_fd = self._wake_fd, -1
+            os.close(wake_fd)
 
     def _turn(self, ready: set[int]) -> None:
         """Do what has come. Descriptors that are not `ready` are not looked at: a result is on its way through here."""

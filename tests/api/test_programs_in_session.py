@@ -645,6 +645,34 @@ def test_results_are_not_kept(session, until):
     assert session.executor.outstanding() == 0
 
 
+def test_a_result_that_takes_long_to_open_holds_up_no_other(session, tmp_path, until):
+    gate = str(tmp_path / "gate")
+
+    def rebuild(gate):
+        while not os.path.exists(gate):
+            time.sleep(0.01)
+        return "opened"
+
+    class Slow:
+        def __reduce__(self):
+            return rebuild, (gate,)
+
+    @stoker.app()
+    def make(kind):
+        return Slow() if kind == "slow" else range(3)
+
+    @stoker.app()
+    def length(numbers):
+        return len(numbers)
+
+    slow = [make("slow") for _ in range(3)]
+    until(lambda: session.executor.outstanding() == 0, limit_s=60)
+    assert [future.result(60) for future in [make("quick"), length(make("quick"))]] == [range(3), 3]
+    assert not any(future.done() for future in slow)
+    open(gate, "w").close()
+    assert [future.result(60) for future in slow] == ["opened"] * 3
+
+
 def test_a_function_that_asks_for_its_programs_arguments_is_not_given_those_of_a_pilot(session):
     @stoker.app()
     def second_argument():

@@ -1,0 +1,155 @@
+"""Results that take long to open, and callbacks that take long, delay no other result of the program."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import pytest
+
+from stoker.contexts import payloads
+from stoker.contexts.recipe import BARE, ObjectRef
+from stoker.manager.executor import futures, settling
+from stoker.manager.executor.failures import opens_at_once
+from stoker.manager.executor.futures import CallFuture
+from stoker.manager.executor.link import Link
+from stoker.manager.executor.outgoing import Job
+from stoker.manager.executor.settling import Settling
+from stoker.manager.protocol.calls import CallEnd, CallOptions, Failure, FailureKind
+from stoker.manager.protocol.ids import CallId, FunctionKey
+from stoker.manager.protocol.to_pilot import FunctionBlob
+
+_gates: dict[str, threading.Event] = {}
+
+
+def _rebuild(name: str) -> str:
+    _gates[name].wait(30)
+    return f"passed {name}"
+
+
+class Gated:
+    """A result that cannot be opened before its gate is."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (self.name,)
+
+
+@pytest.fixture
+def gate(request):
+    name = request.node.name
+    gate = _gates[name] = threading.Event()
+    yield name, gate
+    gate.set()
+    del _gates[name]
+
+
+def submitted(link: Link, router: Any, count: int) -> list[CallFuture]:
+    job = Job(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions())
+    found = [CallFuture(link) for _ in range(count)]
+    for future in found:
+        future.call = link.submit(job, b"x", future)
+    router.calls(count)
+    return found
+
+
+def ended(future: CallFuture, value: Any) -> CallEnd:
+    assert future.call is not None
+    return CallEnd(future.call, True, pickle.dumps(value, 5))
+
+
+def test_results_that_cannot_be_opened_yet_hold_up_no_other(link, router, gate):
+    name, event = gate
+    slow, quick = submitted(link, router, 8), submitted(link, router, 16)[:8]
+    values: list[Any] = [1, "two", [3.0], {4: None}, range(5), slice(6), complex, frozenset({8})]
+    router.answer([*(ended(future, Gated(name)) for future in slow), *map(ended, quick, values)])
+    assert [future.result(10) for future in quick] == values
+    assert not any(future.done() for future in slow)
+    event.set()
+    assert [future.result(10) for future in slow] == [f"passed {name}"] * 8
+
+
+def test_an_exception_that_cannot_be_opened_yet_holds_up_no_other(link, router, gate):
+    name, event = gate
+    body = payloads.dumps((Gated(name), Exception, (), {}), what="exception")
+    slow, quick = submitted(link, router, 2)
+    failed = pickle.dumps(("Gated", "text", "traceback", body), 5)
+    router.answer([CallEnd(slow.call or CallId(0), False, failed), ended(quick, range(3))])
+    assert quick.result(10) == range(3)
+    assert not slow.done()
+    event.set()
+    assert slow.exception(10) is not None
+
+
+def test_a_slow_callback_holds_up_others_once(link, router, gate, monkeypatch):
+    monkeypatch.setattr(futures, "SLOW_S", 0.0)  # every callback is a slow one
+    first, second, third = submitted(link, router, 3)
+    router.answer([ended(first, 1)])
+    assert first.result(10) == 1
+    second.add_done_callback(lambda _: gate[1].wait(30))
+    router.answer([ended(second, 2), ended(third, 3)])
+    assert third.result(10) == 3
+    assert not gate[1].is_set()
+
+
+def test_closing_gives_the_results_that_have_come(link, router, gate, until):
+    name, event = gate
+    (slow,) = submitted(link, router, 1)
+    router.answer([ended(slow, Gated(name))])
+    until(lambda: not link.waiting)
+    closing = threading.Thread(target=link.close)
+    closing.start()
+    until(lambda: not link._thread.is_alive())
+    event.set()
+    closing.join(10)
+    assert slow.done()
+    assert slow.result(0) == f"passed {name}"
+
+
+def test_a_future_that_is_cancelled_before_it_is_opened_leaves_no_file(link, router, gate, tmp_path, until):
+    place = tmp_path / "result-1"
+    place.write_bytes(pickle.dumps("large", 5))
+    (large,) = submitted(link, router, 1)
+    link.settling.add(lambda: gate[1].wait(30))
+    router.answer([CallEnd(large.call or CallId(0), True, ObjectRef(place.name, place.stat().st_size, str(place)))])
+    until(lambda: not link.waiting)
+    assert large.cancel()
+    gate[1].set()
+    until(lambda: not place.exists())
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1, "text", b"bytes", 1.5, [1, [2]], (1, "2"), {"a": {1: 2}}, {1, 2}, "x" * 999]
+)
+def test_builtin_types_are_opened_at_once(value):
+    assert opens_at_once(CallEnd(CallId(1), True, payloads.dumps(value, what="result")))
+
+
+@pytest.mark.parametrize("value", [range(3), complex, ValueError("x"), Gated, [1, {2: Gated}], len])
+def test_what_names_a_class_is_not_opened_at_once(value):
+    assert not opens_at_once(CallEnd(CallId(1), True, payloads.dumps(value, what="result")))
+
+
+def test_files_and_exceptions_are_not_opened_at_once_and_failures_are():
+    assert not opens_at_once(CallEnd(CallId(1), True, ObjectRef("result-1", 10, "/nowhere")))
+    assert not opens_at_once(CallEnd(CallId(1), False, payloads.dump_exception(ValueError("x"))))
+    assert opens_at_once(CallEnd(CallId(1), False, b"", 0.0, Failure(FailureKind.CANCELLED, "why")))
+
+
+def test_threads_are_started_only_for_work_that_waits(monkeypatch):
+    begun: list[Settling] = []
+    monkeypatch.setattr(Settling, "_begin", lambda self: begun.append(self))
+    here = Settling()
+    assert here.look(0.0) is None
+    here.add(lambda: None)
+    here.add(lambda: None)
+    assert len(begun) == 1
+    at = here._taken_at
+    assert 0 < (here.look(at + 0.01) or 0) < settling.STUCK_S
+    assert len(begun) == 1
+    for turn in range(2 * settling.MOST_THREADS):
+        here.look(at + (turn + 1) * settling.STUCK_S + 0.001)
+    assert len(begun) == settling.MOST_THREADS
