@@ -15,7 +15,7 @@ from collections.abc import Callable
 from stoker import descriptors
 from stoker.errors import StokerError
 from stoker.log_files import keep_log
-from stoker.manager.live import interfaces, keeper, lease
+from stoker.manager.live import interfaces, journal, keeper, lease
 from stoker.manager.live.chosen import chosen_in, policies_of
 from stoker.manager.live.server import Patience, Server, check_folder
 from stoker.manager.protocol.session import SessionFolder
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         return keeper.FAILED
     except StokerError as error:
         return _cannot_start(error)
-    over = ""
+    over = unwritten = ""
     try:
         held.keep(_taken_over)
         if held.from_elsewhere:
@@ -59,6 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             server.close()
     except StokerError as error:
+        if over:  # nothing needs to be started again to write the last records of a journal
+            unwritten = server.journal.trouble or journal.SLOW
+            logging.critical("the last records of the session's journal are not written: %s", unwritten)
+            return 0
         if folder.file.exists():
             logging.critical("%s", error)
             return keeper.FAILED
@@ -67,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         logging.exception("the manager failed; its journal is whole, a restart goes on from it")
         return keeper.FAILED
     finally:
-        held.release(over=over)
+        held.release(over=over, unwritten=unwritten)
     return 0
 
 

@@ -43,14 +43,17 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     shutil.rmtree(folder.objects, ignore_errors=True)  # of no use without their session
     name = folder.read().session
     brought = before is not None and bool(before.pilots or before.gone_pilots)
+    unwritten = detached.unwritten(folder)
     stays = caches.stays(detached.sites_of(folder).values()) if brought else []
     if as_json:
-        console.json({"session": name, "left": remains, "stays": stays, "status": before})
+        console.json({"session": name, "left": remains, "stays": stays, "status": before, "unwritten": unwritten})
     elif remains:
         console.lines(render(remains, name=name))
     else:
         console.line(ended(before, name=name))
     if not as_json:
+        if unwritten:
+            console.note(_without_last_records(folder, unwritten))
         for text in stays:
             console.note(text)
     if remains:
@@ -100,6 +103,14 @@ def render(remains: list[left.Left], *, name: str) -> list[str]:
         *lines,
         f"try again later: stoker down {name}; its logs: stoker logs --session {name}",
     ]
+
+
+def _without_last_records(folder: SessionFolder, why: str) -> str:
+    """What it means that a journal lacks its last records."""
+    return (
+        f"the last records of its journal are not written ({why}, {folder.journal}): what `stoker status` and"
+        " `stoker explain` tell of it may end a little early"
+    )
 
 
 def ended(before: Status | None, *, name: str) -> str:

@@ -113,6 +113,11 @@ def over(folder: SessionFolder) -> str:
     return lease.over(lease.lease_file(folder))
 
 
+def unwritten(folder: SessionFolder) -> str:
+    """Why the journal of a session that is over lacks its last records; empty if it does not."""
+    return lease.unwritten(lease.lease_file(folder))
+
+
 def find(name: str) -> tuple[SessionFolder, Site]:
     """The session that a program joins, by id or folder, and what it calls the site. A manager that is gone is started
     again. Raises SessionError."""

@@ -122,7 +122,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.working_dir = os.fspath(working_dir) if working_dir is not None else None
         self.storage_access = storage_access
         self.drain_s = drain_s
-        self._news = News(ask=self.ask_status, calls_wait=lambda: self.outstanding() > 0) if progress else None
+        self._news = self._make_news() if progress else None
         self.remote_monitoring_radio = remote_monitoring_radio or FilesystemRadio()
         self.folder: SessionFolder | None = None
         self.seen_blocks: set[str] = set()
@@ -155,6 +155,13 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def preparer(self) -> Preparer:
         """What is known of the functions that were called."""
         return self._preparer
+
+    def _make_news(self) -> News:
+        return News(
+            ask=self.ask_status,
+            calls_wait=lambda: self.outstanding() > 0,
+            journal_trouble=lambda: self._link.journal_trouble if self._link is not None else "",
+        )
 
     # ---- start and end
 

@@ -85,6 +85,9 @@ class Link:
         self._look_at = 0.0
         self._say_away_at = math.inf
         self._said_away = False
+        self.journal_trouble = ""
+        """Why the manager cannot write its journal, so that calls and results wait; empty while it can, as far as the
+        manager has said."""
         self._over: Exception | None = None
         self._finished = threading.Event()
         self._stop = False
@@ -383,6 +386,8 @@ class Link:
                 logger.warning("the manager did not accept a message: %s", message.reason)
                 self.waiting.reject(message.calls, message.reason)
             case to_client.Status() | to_client.Story():
+                if isinstance(message, to_client.Status):
+                    self.journal_trouble = message.trouble.get(to_client.JOURNAL, "")
                 self._questions.answer(message)
             case to_client.ClientRefused():
                 self.fail_all(SessionError(f"the manager refused this client: {message.reason}"))

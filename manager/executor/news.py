@@ -1,5 +1,5 @@
 """What a program hears unasked: why no pilot is there to run its calls, what a context that loads for long is doing,
-and that pilots cannot reach each other.
+that pilots cannot reach each other, and that the session's disk is full.
 
 A batch system may keep a job for hours, and a program that waits for it would say nothing. So while calls wait, the
 session is looked at now and then. What there is to say is one line: above the bar where there is one, else in the log
@@ -36,7 +36,8 @@ _NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
 class News:
     """Looks at a session from a thread of its own, while `calls_wait`, and says what there is to say.
 
-    `ask` gets the session's status, None if there is no answer.
+    `ask` gets the session's status, None if there is no answer. `journal_trouble` says why the manager cannot write its
+    journal, without asking; empty while it can.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class News:
         *,
         ask: Callable[[], Status | None],
         calls_wait: Callable[[], bool],
+        journal_trouble: Callable[[], str] = lambda: "",
         say: Callable[[str], None] | None = None,
     ) -> None:
         self._ask = ask
@@ -56,6 +58,9 @@ class News:
         self._said: dict[str, float] = {}
         """Why pilots were missing, in the last minute, and when it was said."""
         self._of_peers = ""
+        self._journal_trouble = journal_trouble
+        self._of_journal = ""
+        self._of_journal_at = -math.inf
         self._load_said_at = -math.inf
         self._load_said = ""
         self._stop = threading.Event()
@@ -74,7 +79,9 @@ class News:
         if not self._calls_wait():
             self._alone_at = None
             return
-        if now < self._look_at:
+        trouble = self._journal_trouble()
+        self._tell_of_journal(trouble, now)
+        if trouble or now < self._look_at:  # whatever else calls seem to wait for, it is not told until there is room
             return
         status = self._ask()
         if status is None:
@@ -107,6 +114,15 @@ class News:
         self._load_said_at, self._load_said = now, reason
         last = f"; its last line: {library.line}" if library.line else ""
         self._say(f"context {library.recipe} is loading ({show_seconds(library.loading_s)}){last}")
+
+    def _tell_of_journal(self, trouble: str, now: float) -> None:
+        """Say that results wait for room on the session's disk, now and then, and when they wait no more."""
+        if trouble and (not self._of_journal or now - self._of_journal_at >= AGAIN_S):
+            self._of_journal_at = now
+            self._say(trouble)
+        elif self._of_journal and not trouble:
+            self._say("the session's journal can be written again: calls and results go on")
+        self._of_journal = trouble
 
     def _tell_of_peers(self, trouble: str) -> None:
         if trouble and not self._of_peers:

@@ -38,6 +38,8 @@ MOST_CHECKS = 10_000
 """A turn of the loop has fewer events than this."""
 RETRY_S = 0.25
 """A journal that could not be written is tried again this often."""
+SLOW = "its disk has not confirmed the last records"
+"""Why a journal is not safe whose disk reports no error."""
 
 
 class End(msgspec.Struct, frozen=True):
@@ -59,6 +61,8 @@ class Journal:
         self.path = path
         self.trouble = ""
         """Why it cannot be written just now; empty while it can."""
+        self.errno = 0
+        """The number of the last error."""
         self.position = self.written = self.safe = 0
         self._pending: list[bytes] = []
         self._checks, self._first = array("I"), 0
@@ -166,7 +170,7 @@ class Journal:
 
     def _failed(self, error: OSError, *, whole: int) -> None:
         """It cannot be written: cut the file to what is whole, and try again later."""
-        self.trouble = error.strerror or str(error)
+        self.trouble, self.errno = error.strerror or str(error), error.errno or 0
         self._retry_at = time.monotonic() + RETRY_S
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, whole)
@@ -243,7 +247,7 @@ class Journal:
             self._syncing.close()
         os.close(self._fd)
         if not safe:
-            raise SessionError(f"the journal {self.path} cannot be written: {self.trouble}; make room there")
+            raise SessionError(f"the journal {self.path} cannot be written: {self.trouble or SLOW}; make room there")
 
 
 def read(path: Path) -> Iterator[tuple[float, Event]]:

@@ -60,7 +60,8 @@ _NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, *_NO_ROOM)
 
 class Holder(msgspec.Struct, frozen=True):
     """The content of a lease. `machine` is the same for processes that can see each other's ids; `started` is in the
-    kernel's ticks since boot. `over` says why the session has ended; empty while it has not."""
+    kernel's ticks since boot. `over` says why the session has ended; empty while it has not. `unwritten`: why the last
+    records of its journal are not written; empty if they are."""
 
     host: str
     machine: str
@@ -69,6 +70,7 @@ class Holder(msgspec.Struct, frozen=True):
     token: str
     counter: int = 0
     over: str = ""
+    unwritten: str = ""
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}"
@@ -111,22 +113,35 @@ class Lease:
         while _clock() - self._sure_at > SURE_S and not self._stop.is_set():
             time.sleep(_LOOK_S)
 
-    def release(self, *, over: str = "") -> None:
-        """Let go of it; `over`: the session has ended, for this reason, and nobody is to follow."""
+    def release(self, *, over: str = "", unwritten: str = "") -> None:
+        """Let go of it; `over`: the session has ended, for this reason, and nobody is to follow; `unwritten`: why its
+        journal lacks what happened last."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        with contextlib.suppress(OSError, SessionError):
+        try:
             there = read(self.path)
             if there is None or there.token != self.holder.token:
                 return
             if over:
-                os.close(_write(self.path, msgspec.structs.replace(self.holder, over=over)))
+                self._say_over(msgspec.structs.replace(self.holder, over=over, unwritten=unwritten))
             else:
                 self.path.unlink()
+        except (OSError, SessionError) as error:
+            log.warning("the lease %s could not be released: %s", self.path, error)
+        finally:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def _say_over(self, holder: Holder) -> None:
+        """Write that the session is over; on a full disk into the file that is there. Raises OSError."""
+        try:
+            os.close(_write(self.path, holder))
+        except OSError as error:
+            if error.errno not in _NO_NEW_FILE or self._file < 0:
+                raise
+            self._write_in_place(holder)
 
     def _renew(self, on_lost: Callable[[Holder | None], None]) -> None:
         while not self._stop.wait(self._renew_s):
@@ -174,16 +189,25 @@ class Lease:
 
     def _renew_in_place(self) -> None:
         """Renew it by the file that is open. Raises OSError."""
+        self._write_in_place(msgspec.structs.replace(self.holder, counter=self.holder.counter + 1))
+        self._sure_at = _clock()
+
+    def _write_in_place(self, holder: Holder) -> None:
+        """Write it into the file that is open. Raises OSError; the file is then as it was."""
         mine, there = os.fstat(self._file), os.stat(self.path)
         if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
             # Another holder wrote a lease of its own: to read it takes a descriptor, and this one is of no more use.
             os.close(self._file)
             self._file = -1
             raise OSError(errno.EMFILE, "another file is there, and none can be opened or written")
-        self.holder = msgspec.structs.replace(self.holder, counter=self.holder.counter + 1)
-        os.pwrite(self._file, msgspec.json.encode(self.holder), 0)  # never shorter: only the counter has changed
+        data = msgspec.json.encode(holder)  # never shorter than before: its counter grows, or a reason is added
+        if os.pwrite(self._file, data, 0) < len(data):
+            before = msgspec.json.encode(self.holder)
+            os.pwrite(self._file, before, 0)
+            os.ftruncate(self._file, len(before))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.holder = holder
         os.fsync(self._file)
-        self._sure_at = _clock()
 
 
 def _clock() -> float:
@@ -263,11 +287,21 @@ def read(path: Path) -> Holder | None:
 
 def over(path: Path) -> str:
     """Why the session is over; empty while it is not, or nobody can tell."""
-    try:
-        holder = read(path)
-    except (OSError, SessionError):
-        return ""
+    holder = _read_if_readable(path)
     return holder.over if holder is not None else ""
+
+
+def unwritten(path: Path) -> str:
+    """Why the last records of the journal of a session that is over are not written; empty if they are."""
+    holder = _read_if_readable(path)
+    return holder.unwritten if holder is not None else ""
+
+
+def _read_if_readable(path: Path) -> Holder | None:
+    try:
+        return read(path)
+    except (OSError, SessionError):
+        return None
 
 
 def is_alive(holder: Holder) -> bool | None:

@@ -6,7 +6,7 @@ themselves while a turn is under way.
 
 What a turn decided waits until its events are safe in the journal (`Journal.safe`): at once, or after a sync, or when
 the disk has room again. Meanwhile the loop goes on, and answers questions. Only calls that pilots are to run do not
-wait for a sync.
+wait for a sync. The end of the session waits for the journal for `ENDING_S` alone: a full disk keeps no process alive.
 
 Time counts from the epoch, so that times in the journal and in stories mean the same after a restart; it does not jump
 when somebody sets the wall clock (`clock`).
@@ -14,6 +14,7 @@ when somebody sets the wall clock (`clock`).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import heapq
 import logging
@@ -28,6 +29,7 @@ from typing import TypeGuard
 import msgspec
 
 from stoker.errors import ProtocolError, SessionError
+from stoker.manager.core import report
 from stoker.manager.core.blocks import factory_of
 from stoker.manager.core.commands import (
     AskAdvice,
@@ -70,6 +72,7 @@ from stoker.manager.live.decisions import check_of
 from stoker.manager.live.doors import PORTS, Doors, name_of
 from stoker.manager.live.history import History
 from stoker.manager.live.journal import Journal
+from stoker.manager.live.journal_trouble import JournalTrouble
 from stoker.manager.live.raised import raised
 from stoker.manager.live.restarts import Progress
 from stoker.manager.protocol import to_client, to_pilot, wire
@@ -88,6 +91,9 @@ _LONGEST_REASON = 500
 FULL_BYTES = 256 << 20
 """While so much waits for room on the disk nothing is read from the sockets."""
 FULL_S = 0.1
+
+ENDING_S = 2.0
+"""A session that is to end waits for its journal for so long; then it ends without the journal's last records."""
 
 LISTEN_S = 0.5
 """Silence is noticed this late, at most."""
@@ -169,7 +175,9 @@ class Server:
         """What turns decided, and how far the journal must be safe before it is carried out."""
         self._waiting: Counter[PilotId] = Counter()
         """How many of these messages are for each pilot, acknowledgements not counted."""
-        self._trouble_since = 0.0
+        self._trouble = JournalTrouble(self.journal, folder.path)
+        self._ends_by = math.inf
+        """When the session ends though its journal cannot be written; infinite while it is not to end."""
         self._carry_out(self.core.start())
         self._progress = Progress(folder.progress, done=self.core.state.done)
         self._told: dict[str, float] = {}
@@ -244,11 +252,11 @@ class Server:
         self._told = dict(notices)
 
     def close(self) -> None:
-        """Let go of everything."""
-        self.compaction.close()
-        self.journal.close()
-        self.history.close()
-        self.doors.close()
+        """Let go of everything, and send what is still to be sent. Raises SessionError where the journal's last records
+        cannot be written."""
+        with contextlib.ExitStack() as last_first:
+            for part in (self.doors, self.history, self.journal, self.compaction):
+                last_first.callback(part.close)
 
     # ---- what comes in
 
@@ -296,6 +304,8 @@ class Server:
             self._carry_out(seen)
         else:
             self._give(event, now, commands, keep=bool(event.sequence) or not _only_asks(event.messages))
+            if self._trouble.text and event.messages and isinstance(event.messages[0], ClientHello):
+                self._trouble.program_came()
 
     def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
         if not keep:  # an answer says what is, whether the disk has it or not
@@ -351,7 +361,7 @@ class Server:
             soonest = min(soonest, *self._absent.values())
         soonest = min(soonest, *(acks.due_at for acks in self._acks.values()))
         soonest = min(soonest, now + self.attendants.wait_s)
-        soonest = min(soonest, now + self.journal.wait_s, now + self.compaction.wait_s)
+        soonest = min(soonest, now + self.journal.wait_s, now + self.compaction.wait_s, self._ends_by)
         return max(0, min(5000, int((soonest - now) * 1000) + 1))
 
     def _timers(self, now: float, commands: list[Command]) -> None:
@@ -416,11 +426,12 @@ class Server:
             commands = self._hand_out(commands)
         if commands:
             self._unsaid.append((self.journal.position, commands))
-        if bool(self.journal.trouble) is not bool(self._trouble_since):
+        if not self._trouble.is_none:
             self._tell_of_journal()
         unsaid = self._unsaid
         self._wait_until_sure()  # what was written may have hung
-        while unsaid and unsaid[0][0] <= self.journal.safe:
+        ends_now = bool(unsaid and self.core.state.ending) and self._ends_now()
+        while unsaid and (ends_now or unsaid[0][0] <= self.journal.safe):
             said = unsaid.popleft()[1]
             for command in said if self._waiting else ():
                 if _keeps_place(command):
@@ -428,6 +439,12 @@ class Server:
             self._carry_out(said)
             if not unsaid:
                 self._waiting.clear()
+
+    def _ends_now(self) -> bool:
+        """Whether a session that is to end has waited for its journal for long enough."""
+        now = self.clock.now()
+        self._ends_by = min(self._ends_by, now + ENDING_S)
+        return now >= self._ends_by
 
     def _hand_out(self, commands: list[Command]) -> list[Command]:
         """Send pilots the calls that they are to run. That need not wait for a sync: after a crash of this host the
@@ -449,17 +466,14 @@ class Server:
         return later
 
     def _tell_of_journal(self) -> None:
-        """The journal has become unwritable, or can be written again."""
-        now = self.clock.now()
-        if self.journal.trouble:
-            self._trouble_since = now
-            text = (
-                f"the journal cannot be written ({self.journal.trouble}): calls wait until {self.folder.path} has room"
-            )
-        else:
-            text = f"the journal can be written again, after {show_seconds(now - self._trouble_since)}"
-            self._trouble_since = 0.0
-        self._notice(text)
+        """Tell the session and its programs if the journal cannot be written, or can be again."""
+        trouble, now = self._trouble, self.clock.now()
+        if notice := trouble.look(now):
+            self._notice(notice)
+        if trouble.is_untold(now):
+            told = report.status(self.core.state)
+            clients = [each for each in self.core.state.clients.values() if each.connected and not each.observer]
+            self._carry_out(ToClient(client.id, told) for client in clients)
 
     def _notice(self, text: str) -> None:
         """Tell the people of the session something: `status` shows it."""
@@ -474,6 +488,8 @@ class Server:
         for command in commands:
             match command:
                 case ToPilot(peer, message) | ToClient(peer, message):
+                    if type(message) is to_client.Status:
+                        message = self._trouble.added_to(message)
                     if type(message) is to_client.ClientWelcome:  # its frames may have other numbers from now on
                         self._acks[Role.CLIENT].along(peer)
                     if type(message) is to_pilot.Ack and PilotId(peer) in self.core.state.pilots:

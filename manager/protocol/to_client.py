@@ -183,6 +183,10 @@ class StoryLine(msgspec.Struct, frozen=True):
     text: str
 
 
+JOURNAL = "journal"
+"""The name under which `Status.trouble` says that the journal cannot be written."""
+
+
 class Status(_Message, frozen=True, tag="status"):
     """The whole session at one moment. Rates in calls a second over the last half minute.
 
@@ -192,7 +196,8 @@ class Status(_Message, frozen=True, tag="status"):
 
     `gone_pilots`: those that were here once and have left, `lost_pilots` among them, which `losses` counts by reason.
     `jobs` are blocks that the manager has asked for and that are not over, `ended_blocks` counts the others by how
-    they ended; `trouble` says what is wrong with a batch system, or (`peers`) that pilots cannot reach each other.
+    they ended; `trouble` says what is wrong with a batch system, or (`peers`) that pilots cannot reach each other, or
+    (`journal`) that calls and results wait because the session's journal cannot be written.
     `notices` say what has happened to the session itself.
     """
 

@@ -49,6 +49,11 @@ class BoundedLog(WatchedFileHandler):
         except OSError:
             self.handleError(record)
 
+    def close(self) -> None:
+        """Close the log. Lines that its disk has no room for are lost."""
+        with contextlib.suppress(OSError):
+            super().close()
+
     def handleError(self, record: logging.LogRecord) -> None:
         """Nothing: it is no reason to fill another file, or the terminal."""
 

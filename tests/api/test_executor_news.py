@@ -16,6 +16,7 @@ from stoker.manager.protocol.to_client import ContextStatus, DeviceStatus, Libra
 
 PRIORITY = "no pilot has joined yet (block b1: pending: Priority, expected to start in {})"
 RESOURCES = "no pilot has joined yet (block b1: pending: Resources)"
+FULL = "the journal cannot be written (No space left on device): the disk of /runs is full; make room there"
 ALONE = "Pilots cannot reach each other: p1, p2 read from where the files lie, which is slower."
 
 
@@ -37,7 +38,13 @@ class Desk:
         self.waits = True
         self.asked = 0
         self.said: list[str] = []
-        self.news = News(ask=self._ask, calls_wait=lambda: self.waits, say=self.said.append)
+        self.journal = ""
+        self.news = News(
+            ask=self._ask,
+            calls_wait=lambda: self.waits,
+            journal_trouble=lambda: self.journal,
+            say=self.said.append,
+        )
 
     def _ask(self) -> Status | None:
         self.asked += 1
@@ -196,3 +203,21 @@ def test_reasons_that_take_turns_are_each_said_once_a_minute() -> None:
         desk.here = status(PRIORITY.format("1 h") if n % 2 else RESOURCES)
         said += desk.look(2)
     assert len(said) == 2
+
+
+def test_a_full_disk_is_said_at_once_and_every_minute_and_nothing_else_until_there_is_room() -> None:
+    desk = Desk()
+    desk.journal = FULL
+    assert desk.look(1) == [FULL]
+    assert desk.look(AGAIN_S - 1) == []
+    assert desk.look(1) == [FULL]
+    assert desk.asked == 0
+    desk.journal = ""
+    assert desk.look(1) == ["the session's journal can be written again: calls and results go on"]
+    assert desk.look(FIRST_S) == [f"{PRIORITY.format('11 min')}; more: stoker status k3v9"]
+
+
+def test_a_program_without_open_calls_is_not_told_of_a_full_disk() -> None:
+    desk = Desk()
+    desk.waits, desk.journal = False, FULL
+    assert desk.look(2 * AGAIN_S) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,56 @@ def _can_mount() -> bool:
         return False
     mount = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
     return not subprocess.run(mount, capture_output=True).returncode
+
+
+FILLS_ITS_DISK = """
+import os, signal, sys, time
+from pathlib import Path
+import stoker
+
+runs = Path(sys.argv[1])
+
+@stoker.app
+def wait(number, more):
+    import time
+    time.sleep(0.1)
+    return number
+
+session = stoker.load(run_dir=str(runs / "runinfo"))
+assert wait(1, b"").result(60) == 1
+with open(runs / "fill", "wb", 0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        pass
+calls = [wait(number, bytes(500)) for number in range(1000)]
+while not session.executor.link.journal_trouble:
+    time.sleep(0.1)
+print(session.id, session.status().trouble["journal"], flush=True)
+time.sleep(3)
+{then}
+"""
+
+
+@pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
+@pytest.mark.parametrize("then", ["os.kill(os.getpid(), signal.SIGKILL)", "session.stop()"])
+def test_nothing_stays_when_a_program_whose_disk_is_full_is_killed_or_ends(world, tmp_path, then):
+    """Its manager and its pilot stayed until somebody made room."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = 'mount -t tmpfs -o size=4m none "$0"; exec "$@"'
+    program = [sys.executable, "-c", FILLS_ITS_DISK.format(then=then), str(disk)]
+    ran = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, str(disk), *program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert f"the disk of {disk}/runinfo/000/stoker is full" in ran.stdout, ran.stderr
+    assert f"stoker: the journal cannot be written (No space left on device): the disk of {disk}" in ran.stderr
+    assert ran.returncode == (-signal.SIGKILL if "KILL" in then else 0), ran.stderr
+    world.empty(limit_s=30)
 
 
 @stoker.context(files=["path"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from live.peers import Manager, Peer, until
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.core.events import FromClient, TimerFired
-from stoker.manager.live import journal
+from stoker.manager.live import journal, lease
+from stoker.manager.live.journal_trouble import words
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallSpec
@@ -93,6 +95,83 @@ def test_a_manager_that_is_killed_while_the_disk_is_full_loses_nothing(
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 2)
     pilot = peers("pilot")
     assert pilot.hear(to_pilot.StartLibrary)
+
+
+def fill_up(manager: Manager, peers: Peers, folder: SessionFolder) -> tuple[Peer, Peer]:
+    """A client with a call that waits for a pilot, and that pilot, when the journal cannot be written any more."""
+    assert manager.process is not None
+    client, pilot = peers("client"), peers("pilot")
+    client.hear(to_client.ClientWelcome)
+    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+    client.hear(to_client.Ack, where=lambda ack: ack.sequence == 1)
+    pilot.hear(to_pilot.PilotWelcome)
+    limit(manager.process.pid, folder.journal.stat().st_size + 30)
+    client.send(say.Submit("f", "bare", [CallSpec(0, b"arguments")]))  # type: ignore[arg-type]
+    until(lambda: "cannot be written" in folder.manager_log.read_text(), what="the log tells of it")
+    return client, pilot
+
+
+def test_a_session_ends_with_its_program_though_the_disk_is_full(
+    manager: Manager, peers: Peers, folder: SessionFolder
+) -> None:
+    """Its manager and its pilots waited for room for as long as the disk was full, with no program any more."""
+    client, pilot = fill_up(manager, peers, folder)
+    client.close()
+    assert pilot.hear(to_pilot.Exit, seconds=20).reason == "its client is gone"
+    assert manager.ended(seconds=20) == 0, "it is not to be started again"
+    holder = lease.read(lease.lease_file(folder))
+    assert holder is not None
+    assert (holder.over, holder.unwritten) == ("its client is gone", "File too large")
+    assert "the last records of the session's journal are not written" in folder.manager_log.read_text()
+
+
+def test_an_observer_ends_a_session_though_the_disk_is_full(
+    manager: Manager, peers: Peers, folder: SessionFolder
+) -> None:
+    """As `stoker down` does, which waits 5 s for an answer."""
+    client, pilot = fill_up(manager, peers, folder)
+    observer = peers("client", hello=False)
+    hello = say.ClientHello(wire.VERSION, observer.session, observer=True)
+    observer.send(hello, numbered=False)
+    observer.hear(to_client.ClientWelcome)
+    observer.send(say.EndSession("stoker down"), numbered=False)
+    assert observer.hear(to_client.SessionOver, seconds=5).reason == "stoker down"
+    pilot.hear(to_pilot.Exit)
+    [end] = client.hear(to_client.Results).ends
+    assert not end.ok
+    assert manager.ended(seconds=20) == 0
+    assert lease.unwritten(lease.lease_file(folder)) == "File too large"
+
+
+def test_programs_hear_unasked_that_the_journal_cannot_be_written(
+    manager: Manager, peers: Peers, folder: SessionFolder
+) -> None:
+    """Their calls would wait without a word."""
+    assert manager.process is not None
+    client, _ = fill_up(manager, peers, folder)
+    text = client.hear(to_client.Status, seconds=15).trouble[to_client.JOURNAL]
+    assert f"{folder.journal} is as large as this user's files may be (ulimit -f)" in text
+    assert f"prlimit --pid {manager.process.pid} --fsize=unlimited" in text
+    late = peers("client")
+    assert late.hear(to_client.Status, seconds=15).trouble == {to_client.JOURNAL: text}, "one who joins is told as well"
+    limit(manager.process.pid, ENDLESS)
+    for each in (client, late):
+        each.hear(to_client.Status, where=lambda status: not status.trouble)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (errno.ENOSPC, "the disk of {folder} is full; calls and results wait until it has room: make room there"),
+        (errno.EDQUOT, "the disk of {folder} is full; calls and results wait until it has room: make room there"),
+        (errno.EIO, "calls and results wait until {folder}/journal can be written"),
+    ],
+)
+def test_what_is_wrong_with_the_disk_is_said_with_what_to_do(tmp_path: Path, code: int, said: str) -> None:
+    book = journal.Journal(tmp_path / "journal")
+    book._failed(OSError(code, os.strerror(code)), whole=0)
+    assert words(book, tmp_path).endswith(f"({os.strerror(code)}): {said.format(folder=tmp_path)}")
+    book.close()
 
 
 @pytest.mark.parametrize("sync", [False, True])

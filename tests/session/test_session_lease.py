@@ -261,6 +261,37 @@ def test_a_holder_that_was_followed_never_becomes_sure_again(path: Path, monkeyp
     waits.join(5)
 
 
+def test_a_session_that_ends_on_a_full_disk_says_so_in_the_file_that_is_there(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keeper, or `stoker attach`, would have started its manager again."""
+    mine = lease.take(path, **QUICK)
+
+    def write(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", write)
+        mine.release(over="stoker down", unwritten="No space left on device")
+    there = lease.read(path)
+    assert (there.token, there.over, there.unwritten) == (mine.holder.token, "stoker down", "No space left on device")
+    assert lease.unwritten(path) == "No space left on device"
+
+
+def test_a_lease_that_only_half_fits_stays_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, real = lease.take(path, **QUICK), os.pwrite
+    sizes = iter([10])
+
+    def write(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", write)
+        full.setattr(os, "pwrite", lambda file, data, at: real(file, data[: next(sizes, len(data))], at))
+        mine.release(over="stoker down")
+    assert lease.read(path) == mine.holder
+
+
 FULL = """
 import errno, os, sys, time
 from pathlib import Path
