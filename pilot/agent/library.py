@@ -42,6 +42,8 @@ class Library:
         """Signal, exit code and peak memory, once its process has ended."""
         self.cancelling: dict[int, float] = {}
         """Calls to stop even if they run, and until when they may end by themselves."""
+        self.asked_back_at = 0.0
+        """Since when it owes an answer to an order to give calls back; 0 = it owes none."""
         self.ordered_at = time.monotonic()
         self.started_at = 0.0
         self.hello_at = 0.0

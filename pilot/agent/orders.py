@@ -162,6 +162,7 @@ def _take_back(agent: Agent, number: int, count: int) -> None:
         return
     if library.state.state in (State.READY, State.DRAINING):
         agent.wires.tell(library, GiveBack(count=count))
+        library.asked_back_at = library.asked_back_at or time.monotonic()
         return
     back = library.state.returned(library.take_back_waiting(count))  # type: ignore[arg-type]
     agent.link.post(CallsReturned(library.state.library, tuple(back)))

@@ -74,6 +74,7 @@ def _message(agent: Agent, library: Library, message: ToAgent) -> None:
             if told:
                 post(CallsEnded(number, told))
         case GivenBack(calls=calls, need_function=need):
+            library.asked_back_at = 0.0
             post(CallsReturned(number, tuple(state.returned(calls)), need_function=need))
         case Reports(reports=reports):
             post(CallsProgress(number, reports))

@@ -1,10 +1,13 @@
-"""Limits: of memory, of loading time, of a call's time. Looked at every quarter of a second, where there are any."""
+"""Limits of libraries: of memory, loading time, a call's time, and silence. Looked at every quarter of a second."""
 
 from __future__ import annotations
 
+import logging
 import time
 
 from stoker.manager.protocol.calls import FailureKind
+from stoker.manager.protocol.to_library import GiveBack
+from stoker.manager.protocol.to_manager import CallsReturned
 from stoker.pilot.agent import device_memory, ending, orders
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.failures import failure_of
@@ -13,7 +16,11 @@ from stoker.pilot.agent.usage import over_limit
 from stoker.pilot.core.library import State
 from stoker.units import show_bytes, show_seconds
 
+log = logging.getLogger("stoker.pilot")
+
 EVERY_S = 0.25
+DEAF_S = 10.0
+"""A library that has not answered an order to give calls back for so long does not let another thread of it run."""
 
 
 def look(agent: Agent) -> None:
@@ -27,6 +34,8 @@ def look(agent: Agent) -> None:
             _memory(agent, library)
         if library.has_limits or library.cancelling:
             _calls(agent, library)
+        if library.asked_back_at and time.monotonic() - library.asked_back_at > DEAF_S:
+            _give_back_for(agent, library)
         if library.closed_at and time.monotonic() - library.closed_at > 1.0:
             what = f"lib-{library.state.library} closed its socket to the pilot: its code closes what is not its own"
             ending.kill(agent, library, cause=failure_of(agent, library, FailureKind.DIED, what, printed=True))
@@ -107,3 +116,19 @@ def _calls(agent: Agent, library: Library) -> None:
             orders.time_out(agent, library, call, limit_s=limit_s, ran_s=ran_s)
         return
     library.cancelling = {call: at for call, at in library.cancelling.items() if call in library.state.held}
+
+
+def _give_back_for(agent: Agent, library: Library) -> None:
+    """Give back what a library that does not answer holds and does not run: its code keeps the interpreter to itself.
+
+    Calls that have ended there, but whose ends it could not send yet, are given back too and run once more elsewhere;
+    what it says of them later is not heard.
+    """
+    library.asked_back_at = 0.0
+    running = {call for call, _ in library.running()}
+    rest = tuple(library.state.returned([call for call in library.state.held if call not in running]))
+    if rest:
+        number = library.state.library
+        log.warning("lib-%d has not answered for %g s: %d calls run elsewhere", number, DEAF_S, len(rest))
+        agent.wires.tell(library, GiveBack(calls=rest))
+        agent.link.post(CallsReturned(number, rest))

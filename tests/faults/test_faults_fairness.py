@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import time
@@ -136,3 +137,19 @@ def test_short_calls_do_not_wait_behind_a_long_one_while_a_device_is_idle(world,
         assert [each.result(45) for each in short] == [0.1] * 20
         assert not long.done()
         long.cancel()
+
+
+def test_short_calls_do_not_wait_behind_one_that_keeps_the_interpreter_to_itself(world, site):
+    """A regular expression that goes through all ways to match never lets another thread of its process run."""
+
+    @stoker.app()
+    def matches(text):
+        return re.match(r"(a+)+$", text) is not None
+
+    with stoker.load(site, run_dir=str(world.runs)):
+        assert matches("aa").result(60)
+        texts = ["aa"] * 5 + ["a" * 60 + "!"] + ["aaa"] * 60
+        found = [matches(text) for text in texts]
+        assert all(each.result(60) for number, each in enumerate(found) if number != 5)
+        assert not found[5].done()
+        found[5].cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,37 @@ def test_a_long_call_delays_neither_results_nor_orders(served: FakeManager) -> N
     more = served.run(_sleep, [(0.0,)])
     assert time.monotonic() - begun < 2.5
     assert served.results([calls[1], calls[2], *more]) == [3.0, 0.0, 0.0]
+
+
+def test_the_pilot_answers_for_a_library_that_stands_still(served: FakeManager) -> None:
+    """What it had not begun is given back, and runs there no more when the library goes on."""
+
+    def whoami() -> int:
+        return os.getpid()
+
+    def append(path: str) -> None:
+        with open(path, "a") as file:
+            file.write("x")
+
+    served.ready(recipe())
+    library = served.results(served.run(whoami, [()]))[0]
+    notes = served.base / "notes"
+    first = served.run(_sleep, [(1.0,)])
+    behind = served.run(append, [(str(notes),), (str(notes),)])
+    time.sleep(0.3)
+    os.kill(library, signal.SIGSTOP)
+    try:
+        served.send(TakeBack(library=1, count=1))
+        back = served.wait_for(CallsReturned, wait_s=30.0)
+        assert sorted(back.calls) == behind
+    finally:
+        os.kill(library, signal.SIGCONT)
+    assert served.results(first) == [1.0]
+    served.send(TakeBack(library=1, count=5))
+    served.until(lambda: [x for x in served.said if isinstance(x, CallsReturned) and x is not back and not x.calls])
+    assert served.results(served.run(_sleep, [(0.0,)])) == [0.0]
+    assert not notes.exists()
+    assert not set(behind) & set(served.ends())
 
 
 def test_taking_back_from_an_idle_library_is_answered(served: FakeManager) -> None:
