@@ -110,7 +110,7 @@ def is_up(folder: SessionFolder) -> bool:
 
 def over(folder: SessionFolder) -> str:
     """Why the session is over; empty while it is not, as far as its lease says."""
-    return lease.over(lease.lease_file(folder))
+    return folder.over()
 
 
 def unwritten(folder: SessionFolder) -> str:

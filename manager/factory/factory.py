@@ -23,7 +23,6 @@ from stoker.manager.factory.batches import Shared
 from stoker.manager.factory.keeper import Keeper, News
 from stoker.manager.factory.link import Link
 from stoker.manager.factory.worker import Cancel, CancelWaiting, End, Message, Order, Stopped, Sync, Worker
-from stoker.manager.live import lease
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
 from stoker.manager.protocol.ids import BlockId
@@ -270,7 +269,7 @@ class Factory:
         if self._ending is not None:
             return
         self._link.look_again()
-        if why := lease.over(lease.lease_file(self._folder)):
+        if why := self._folder.over():
             self._handle(to_client.SessionOver(why))
             return
         away_s = time.monotonic() - self._link.dealer.lost_at

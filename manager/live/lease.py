@@ -217,7 +217,7 @@ def _clock() -> float:
 
 def lease_file(folder: SessionFolder) -> Path:
     """Where a session's lease lies."""
-    return folder.path / "manager.lease"
+    return folder.lease
 
 
 class NoRoomError(SessionError):
@@ -285,23 +285,13 @@ def read(path: Path) -> Holder | None:
         raise SessionError(f"{path} is damaged: {error}; if no manager of the session runs, remove it") from error
 
 
-def over(path: Path) -> str:
-    """Why the session is over; empty while it is not, or nobody can tell."""
-    holder = _read_if_readable(path)
-    return holder.over if holder is not None else ""
-
-
 def unwritten(path: Path) -> str:
     """Why the last records of the journal of a session that is over are not written; empty if they are."""
-    holder = _read_if_readable(path)
-    return holder.unwritten if holder is not None else ""
-
-
-def _read_if_readable(path: Path) -> Holder | None:
     try:
-        return read(path)
+        holder = read(path)
     except (OSError, SessionError):
-        return None
+        return ""
+    return holder.unwritten if holder is not None else ""
 
 
 def is_alive(holder: Holder) -> bool | None:

@@ -59,6 +59,12 @@ class KeyPair(msgspec.Struct, frozen=True):
     secret: str
 
 
+class _End(msgspec.Struct, frozen=True):
+    """What a manager's lease says of the session's end: why it is over; empty while it is not."""
+
+    over: str = ""
+
+
 class SessionFolder:
     """Paths of a session, and its two small files. Raises SessionError where a file is missing or unreadable."""
 
@@ -89,6 +95,18 @@ class SessionFolder:
     def manager_log(self) -> Path:
         """The manager's log."""
         return self.path / "manager.log"
+
+    @property
+    def lease(self) -> Path:
+        """The file that says who runs the manager, and at the end that the session is over (`manager.live.lease`)."""
+        return self.path / "manager.lease"
+
+    def over(self) -> str:
+        """Why the session is over; empty while it is not, or where that cannot be read."""
+        try:
+            return msgspec.json.decode(self.lease.read_bytes(), type=_End).over
+        except (OSError, *UNREADABLE):
+            return ""
 
     @property
     def objects(self) -> Path:

@@ -170,6 +170,10 @@ class ManagerLink:
                         pass
         return known
 
+    def session_over(self) -> str:
+        """Why the session is over, if its folder says so. A pilot without shared files cannot know."""
+        return self._folder.over()
+
     def look_again(self) -> None:
         """While the manager is away: a manager that was started again may listen elsewhere. A pilot without shared
         files has but a copy of the session's: it finds one that comes back where it was, and no other."""

@@ -149,7 +149,10 @@ class Loop:
             agent.leave(f"the manager was away for {lease_s:g} s{moved}", within_s=0.0, code=2)
         elif now >= self._next_search:
             self._next_search = now + 1.0
-            link.look_again()
+            if why := link.session_over():  # its manager ended before this pilot had joined, or while it was cut off
+                agent.leave(f"the session is over: {why}", within_s=0.0)
+            else:
+                link.look_again()
 
     def _greet(self) -> None:
         self.agent.link.flush()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import logging
 import os
 import re
@@ -179,12 +178,7 @@ def _tell_address(session: SessionFolder, address: str) -> str:
 
 def _is_over(session: SessionFolder) -> bool:
     """Whether the session has ended: its objects are gone, or its manager's lease says so."""
-    if not session.objects.is_dir():
-        return True
-    try:
-        return bool(json.loads((session.path / "manager.lease").read_bytes()).get("over"))
-    except (OSError, ValueError, RecursionError, AttributeError):
-        return False
+    return not session.objects.is_dir() or bool(session.over())
 
 
 def _listen(session: SessionFolder) -> Server:

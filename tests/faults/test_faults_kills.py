@@ -355,4 +355,4 @@ stoker.load(run_dir={str(world.runs)!r})
 """
     )
     assert program.wait(30) == -signal.SIGKILL
-    world.empty(limit_s=90)  # a pilot that its manager left before it had joined waits for its lease, a minute
+    world.empty(limit_s=20)

@@ -146,6 +146,25 @@ def test_a_pilot_without_its_manager_ends_after_the_lease(served: FakeManager) -
     served.listen()
 
 
+def test_a_pilot_whose_session_ends_before_it_joins_leaves_at_once(manager: FakeManager) -> None:
+    """Its manager had nobody to tell, and it waited a minute for a manager that was not to come."""
+    manager.hang_up()
+    pilot = manager.start_pilot()
+    manager.folder.lease.write_text('{"over": "its client is gone"}')
+    assert pilot.wait(15) == 0
+    [log] = manager.folder.path.glob("pilots/*/pilot.log")
+    assert "leaving: the session is over: its client is gone" in log.read_text()
+    manager.listen()
+
+
+def test_a_pilot_that_was_cut_off_when_its_session_ended_leaves_at_once(served: FakeManager) -> None:
+    served.ready(recipe())
+    served.hang_up()
+    served.folder.lease.write_text('{"over": "stoker down"}')
+    assert served.pilots[0].wait(10) == 0
+    served.listen()
+
+
 def test_rubbish_is_refused_and_counted(served: FakeManager) -> None:
     served.ready(recipe())
     served.socket.send_multipart([served.peer, b"\x93\x01\x02"])

@@ -14,7 +14,6 @@ from faults.world import World, command_of, count_lines, kill, until
 
 from stoker.manager.cli.sessions import status_of
 from stoker.manager.executor import detached
-from stoker.manager.live import lease
 from stoker.manager.protocol.session import SessionFolder, find_session
 from stoker.manager.protocol.to_client import Status
 
@@ -168,7 +167,7 @@ def test_what_outlives_the_session_is_named_with_what_ends_it(up: Up) -> None:
     said = stoker(up.world, "down", up.name, "--wait", "5")
     assert said.returncode == 1
     assert f"left  its vine_factory (pid {stopped}); end it: kill {stopped}" in said.stdout
-    assert lease.over(lease.lease_file(up.folder)) == "stoker down"
+    assert up.folder.over() == "stoker down"
     doctor = stoker(up.world, "doctor").stdout
     assert f"vine_factory {stopped} of {up.folder.path}" in doctor
     kill(up.of("vine_factory"), signal.SIGCONT)
