@@ -216,7 +216,8 @@ def killed_its_library(core: Core, library: Library, call: Call, failure: Failur
     from outside (no memory left, a dead zygote) while other libraries of the pilot were at work (see `suspects`)."""
     text = f"its library died ({failure.message})"
     outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
-    at_work = any(x.held or x.state is LibraryState.LOADING for x in library.pilot.libraries.values())
+    beside = library.pilot.libraries.values()
+    at_work = any(x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside)  # no rank of its own
     if alone:
         suspects.library_killed(core, library, call, failure, certain=not at_work)
         if outside and at_work:

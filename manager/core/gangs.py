@@ -12,6 +12,7 @@ other.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stoker.manager.core import calls, feeding
@@ -109,6 +110,12 @@ def _broke(core: Core, call: Call, library: Library, outcome: CallEnd) -> None:
         calls.end(core, call, CallEnd(call.id, False, b"", outcome.run_s, failure))
         return
     calls.requeue(core, (call,), why=f"lib-{library.id} on {library.pilot.id} lost the other ranks: {said}")
+
+
+def broken(core: Core, library: Library, running: Iterable[int]) -> list[Call]:
+    """Gang calls that a library ran when it died, and that were taken away because other ranks noticed that first."""
+    state = core.state
+    return [state.calls[id] for id in running if id in library.zombies and id in state.breaks and id in state.calls]
 
 
 def forgive(core: Core, library: Library) -> None:

@@ -209,6 +209,7 @@ def gone(core: Core, library: Library, message: LibraryGone) -> None:
     """A library has ended; its calls go elsewhere, or end if they killed it once too often."""
     state, context, failure = core.state, library.context, message.failure
     running = {id for id in message.running if id in library.held}
+    broken = gangs.broken(core, library, message.running)
     unasked = library.state is LibraryState.LOADING and message.loading and failure is None
     survivors = _detach(core, library)
     library.notes.append((state.now, f"ended: {failure.message}" if failure is not None else "ended"))
@@ -221,6 +222,9 @@ def gone(core: Core, library: Library, message: LibraryGone) -> None:
         killer = blamed is not None and call.id in running
         if not (killer and blamed and calls.killed_its_library(core, library, call, blamed, alone=len(running) == 1)):
             back.append(call)
+    if blamed is not None:
+        for call in broken:
+            calls.killed_its_library(core, library, call, blamed, alone=len(message.running) == 1)
     calls.requeue(core, back, why=f"{why} ({failure.message})" if failure else why)
     if failure is None:
         state.rerun_calls += sum(call.id in running for call in back)

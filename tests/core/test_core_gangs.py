@@ -155,6 +155,25 @@ def test_a_member_that_dies_takes_no_other_library_along(three: Cluster) -> None
     assert "g" not in three.ended
 
 
+@pytest.mark.parametrize("noticed", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank: int, noticed: bool) -> None:
+    """Whether its other rank, on the same pilot, or the pilot says so first."""
+    c = cluster(pilots=1, devices_each=2).call("g", gang=(2, 2)).ready()
+    for _ in range(2):
+        members = c.holders("g")
+        if noticed:
+            other = members[1 - rank]
+            c.report("p1", say.CallsEnded(other.id, [CallEnd(c.ids["g"], False, b"", 0.1, ALONE)]))  # type: ignore[arg-type]
+        c.report("p1", say.LibraryGone(members[rank].id, DIED, running=(c.ids["g"],)))  # type: ignore[arg-type]
+        for library in list(c.pilot().libraries.values()):
+            c.report("p1", say.CallsReturned(library.id, tuple(library.zombies)))
+        c.ready()
+    failure = c.ended["g"].failure
+    assert failure is not None
+    assert failure.kind is FailureKind.POISON
+
+
 def test_a_pilot_that_comes_back_after_it_was_given_up_is_no_gang(three: Cluster) -> None:
     order = ranks(three)
     number = three.library(order[1]).id
