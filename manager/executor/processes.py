@@ -73,11 +73,17 @@ def manager_options(sites: Sequence[Site]) -> list[str]:
 
 
 def new_session_id() -> str:
-    """Four characters that are easy to say and to type, of no session that is there: `k3v9`."""
+    """Four characters that are easy to say and to type, of no session that is there: `k3v9`.
+
+    Raises SessionError where the user's state folder cannot be read."""
+    links = state_folder() / "sessions"
     while True:
         name = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz23456789") for _ in range(4))
-        if not (state_folder() / "sessions" / name).is_symlink():
-            return name
+        try:
+            if not (links / name).is_symlink():
+                return name
+        except OSError as error:
+            raise _not_to_use(links, "read", error) from error
 
 
 def register(folder: SessionFolder) -> None:
@@ -88,10 +94,14 @@ def register(folder: SessionFolder) -> None:
     try:
         _link(folder, links)
     except OSError as error:
-        raise SessionError(
-            f"Stoker's state folder {links.parent} cannot be written: {error.strerror}; set the environment variable"
-            " STOKER_HOME to a folder that you can write to, on a disk with room"
-        ) from error
+        raise _not_to_use(links, "written", error) from error
+
+
+def _not_to_use(links: Path, what: str, error: OSError) -> SessionError:
+    return SessionError(
+        f"Stoker's state folder {links.parent} cannot be {what}: {error.strerror}; set the environment variable"
+        " STOKER_HOME to a folder that you can write to, on a disk with room"
+    )
 
 
 def _link(folder: SessionFolder, links: Path) -> None:

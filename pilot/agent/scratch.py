@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stoker import locks
 from stoker.errors import SessionError
+from stoker.pilot.starter.place import own_folder
 from stoker.plain_text import refuse_odd_path
 
 _LOCK = "alive"
@@ -19,22 +20,24 @@ def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Pat
     """Where this user's pilots and caches lie on this host: `given`, where variables are read, else below the
     job's or the system's scratch.
 
-    Raises SessionError if somebody else made it.
+    Raises SessionError if other users have made it, under each of its names.
     """
     given = os.path.expandvars(given)
     if given.startswith("$"):
         raise SessionError(f"this node sets no {given}, which --scratch names; give it a folder that is there")
     parent = given or environ.get("STOKER_SCRATCH") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
-    base = Path(parent).absolute() / f"stoker-{os.getuid()}"
-    refuse_odd_path(base, what="the scratch folder", advice="give [pilot] scratch, or STOKER_SCRATCH, another one")
+    first = Path(parent).absolute() / f"stoker-{os.getuid()}"
+    refuse_odd_path(first, what="the scratch folder", advice="give [pilot] scratch, or STOKER_SCRATCH, another one")
     try:
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        facts = base.lstat()
-        if facts.st_uid != os.getuid() or base.is_symlink():
-            raise SessionError(f"{base} belongs to somebody else; give --scratch a folder of your own")
-        base.chmod(0o700)
+        base = own_folder(first)
     except OSError as error:
-        raise SessionError(f"no scratch folder could be made at {base}: {error}; give --scratch another one") from error
+        raise SessionError(
+            f"no scratch folder could be made at {first}: {error}; give [pilot] scratch (or --scratch) another one"
+        ) from error
+    if base is None:
+        raise SessionError(
+            f"{first} belongs to somebody else; give [pilot] scratch (or --scratch) a folder of your own"
+        )
     return base
 
 

@@ -31,6 +31,8 @@ KEEP_BYTES = 20_000_000_000
 """Environments may take so much, the one that is needed included."""
 KEPT_S = 14 * 86400.0
 """How long one stays that nobody runs in, unless a site says otherwise."""
+_NAMES = 5
+"""Somebody else may have made a folder of this user's name: the next name is taken."""
 
 
 class StartError(Exception):
@@ -47,15 +49,26 @@ def base_folder(given: str) -> Path:
         raise StartError(f"this node sets no {parent}, which [pilot] scratch names; give it a folder that is there")
     for name in ("STOKER_SCRATCH", "SLURM_TMPDIR", "TMPDIR"):
         parent = parent or os.environ.get(name, "")
-    base = Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"
+    first = Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"
     try:
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if base.lstat().st_uid != os.getuid() or base.is_symlink():
-            raise StartError(f"{base} belongs to somebody else; give [pilot] scratch another folder")
-        base.chmod(0o700)
+        base = own_folder(first)
     except OSError as error:
-        raise StartError(f"no folder could be made at {base}: {error}; give [pilot] scratch another one") from error
+        raise StartError(f"no folder could be made at {first}: {error}; give [pilot] scratch another one") from error
+    if base is None:
+        raise StartError(f"{first} belongs to somebody else; give [pilot] scratch another folder")
     return base
+
+
+def own_folder(first: Path) -> Path | None:
+    """A closed folder of this user at `first`, made if need be; where somebody else has made that, at a name like it.
+    None if they are all taken. Raises OSError."""
+    for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
+        with suppress(FileExistsError):  # it is no folder
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.lstat().st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink():
+            folder.chmod(0o700)
+            return folder
+    return None
 
 
 class Environments:

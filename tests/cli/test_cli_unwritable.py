@@ -10,6 +10,7 @@ from click.testing import Result
 
 import stoker as package
 from stoker.errors import SessionError
+from stoker.manager.executor.processes import new_session_id
 
 Stoker = Callable[..., Result]
 
@@ -41,3 +42,9 @@ def test_up_names_its_own_options(stoker: Stoker, a_file: Path) -> None:
     assert isinstance(refused.exception, SessionError)
     assert "stoker up --folder DIR" in str(refused.exception)
     assert "run_dir" not in str(refused.exception)
+
+
+def test_a_state_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_HOME", str(tmp_path / ("far too long " * 30)))
+    with pytest.raises(SessionError, match=r"state folder .* cannot be read: .*; set .* STOKER_HOME"):
+        new_session_id()

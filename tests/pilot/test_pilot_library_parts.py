@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,6 +27,7 @@ from stoker.pilot.library.frames import FrameReader, pack, pack_raw
 from stoker.pilot.library.functions import Functions
 from stoker.pilot.library.marker import Marker, running
 from stoker.pilot.library.sandbox import Sandbox
+from stoker.pilot.starter.place import base_folder as base_folder_of_starter
 
 
 @settings(max_examples=30, deadline=None)
@@ -160,6 +161,23 @@ def test_the_marker_tells_what_runs(tmp_path: Path) -> None:
     marker.idle(1)
     assert running(tmp_path / "running") == [(8, 200)]
     assert running(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize("base", [base_folder, base_folder_of_starter])
+def test_a_scratch_folder_of_the_users_name_that_somebody_else_made_is_left_alone(
+    tmp_path: Path, base: Callable[[str], Path]
+) -> None:
+    mine = f"stoker-{os.getuid()}"
+    (tmp_path / "other").mkdir()
+    (tmp_path / mine).symlink_to(tmp_path / "other")
+    (tmp_path / f"{mine}-2").touch()
+    for _ in range(2):
+        assert base(str(tmp_path)) == tmp_path / f"{mine}-3"
+    (tmp_path / f"{mine}-3").rmdir()
+    for number in (3, 4, 5):
+        (tmp_path / f"{mine}-{number}").touch()
+    with pytest.raises(Exception, match=r"belongs to somebody else; give \[pilot\] scratch"):
+        base(str(tmp_path))
 
 
 def test_scratch_folders_of_the_dead_are_swept_and_those_of_the_living_stay(tmp_path: Path) -> None:
