@@ -13,8 +13,11 @@ from pathlib import Path
 
 from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.client import Zygote
+from stoker.pilot.zygote.leftovers import LIMIT_S
 
 _IDLE_S = 600.0
+_CLEAN_S = 3.0 + LIMIT_S
+"""How long a zygote may take to end its libraries and what they leave."""
 
 
 class Zygotes:
@@ -61,7 +64,8 @@ class Zygotes:
             zygote.close()
         for zygote in here:
             if zygote.ready:  # one that still imports would not look up for seconds, and has no library yet
-                zygote.wait(3.0)
+                zygote.wait(_CLEAN_S)
             zygote.destroy()
         self._by_preload.clear()
         processes.kill_strays(())
+        processes.end_trackers()

@@ -24,7 +24,7 @@ from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_agent import Hello, Loaded, LoadFailed, SnapshotMade
 from stoker.manager.protocol.to_library import Load
 from stoker.pilot.core.disk import takes_no_writes
-from stoker.pilot.library import frames
+from stoker.pilot.library import attaching, frames
 from stoker.pilot.library import settings as settings_module
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.printing import LogTail, ThreadTail
@@ -42,6 +42,8 @@ _LEAST_ROOM_BYTES = 64 << 10
 def serve(number: int) -> None:
     """Be the library on this socket: load the context, serve calls, return when told to stop."""
     _leave_ends_to_the_agent()
+    attaching.forget_tracker()
+    attaching.register_created_segments_only()
     sock = socket.socket(fileno=number)
     sock.set_inheritable(False)
     sock.setblocking(True)

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 
 import psutil
 
+from stoker.pilot.zygote.leftovers import LIMIT_S, is_tracker
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -74,22 +76,42 @@ def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> int:
     return sent
 
 
-def kill_strays(known: Collection[int], *, wait_s: float = 2.0) -> int:
-    """Kill every child of this process that is not in `known`, and theirs, until none is left; returns how many.
+def kill_strays(known: Collection[int], *, wait_s: float = 2.0) -> set[int]:
+    """Kill every child of this process that is not in `known`, and theirs, until none is left; which children.
 
     Works because this process adopts orphans: whatever a killed one leaves behind becomes a child of this process.
+    Trackers of shared memory are spared: they clean up after the others and end by themselves (`end_trackers`).
     """
     killed: set[int] = set()
     until = time.monotonic() + wait_s
     while True:
-        strays = [pid for pid in children(os.getpid()) if pid not in known]
-        kill_all(pid for stray in strays for pid in reversed(list(tree(stray))))
+        strays = [pid for pid in children(os.getpid()) if pid not in known and not is_tracker(pid)]
+        below = (pid for stray in strays for pid in reversed(list(tree(stray))))
+        kill_all(pid for pid in below if not is_tracker(pid))
         killed.update(strays)
         for pid in strays:
             reap(pid)
         if not strays or time.monotonic() > until:
-            return len(killed)
+            return killed
         time.sleep(0.001)
+
+
+def trackers() -> list[int]:
+    """The trackers of shared memory among the children of this process."""
+    return [pid for pid in children(os.getpid()) if is_tracker(pid)]
+
+
+def end_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
+    """Wait until the trackers among the children of this process have ended; kill those that do not. Those that are
+    `known` serve this process itself, and end after it."""
+    until = time.monotonic() + wait_s
+    while left := [pid for pid in trackers() if pid not in known]:
+        for pid in left:
+            reap(pid)
+        if time.monotonic() > until:
+            kill_all(left)
+            return
+        time.sleep(0.005)
 
 
 def reap(pid: int) -> tuple[int, int, int] | None:

@@ -24,7 +24,7 @@ from types import FrameType
 import msgspec
 
 from stoker.decoding import UNREADABLE
-from stoker.pilot.zygote import child, processes
+from stoker.pilot.zygote import child, leftovers, processes
 from stoker.pilot.zygote.cuda_questions import Listener
 from stoker.pilot.zygote.messages import (
     LIMIT_BYTES,
@@ -51,6 +51,11 @@ class Server:
         self._scratch = scratch
         self._libraries: dict[int, int] = {}
         """Library by pid."""
+        self._own_trackers: frozenset[int] = frozenset()
+        """Trackers of shared memory that preloaded modules have started: they go when this process does."""
+        self._trackers: dict[int, float] = {}
+        """Trackers of libraries that have ended, and until when they may take to end too."""
+        self._began = time.time()
         self._threads = 1
         self._asked_for_gpus = False
         self._over = False
@@ -68,9 +73,10 @@ class Server:
         poller.register(self._sock, select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
         while not self._over:
-            poller.poll()
+            poller.poll(1000.0 if self._trackers else None)
             self._drain_wake()
             self._reap()
+            self._look_at_trackers()
             self._receive()
         self._clean()
 
@@ -142,6 +148,7 @@ class Server:
         child.set_threads(1)
         gc.collect()
         gc.freeze()
+        self._own_trackers = frozenset(processes.trackers())
         self._threads = len(os.listdir("/proc/self/task"))
         # From now on there are children to clean up after: be told of the agent's end instead of being killed by it.
         processes.adopt_orphans()
@@ -177,10 +184,16 @@ class Server:
     def _reap(self) -> None:
         while (ended := processes.reap(-1)) is not None:
             pid, status, peak = ended
+            self._trackers.pop(pid, None)
             library = self._libraries.pop(pid, None)
             if library is None:
                 continue
             orphans = processes.kill_strays(self._libraries)
+            leftovers.remove_system_v_segments({pid, *orphans}, since=self._began)
+            until = time.monotonic() + leftovers.LIMIT_S
+            for tracker in processes.trackers():
+                if tracker not in self._own_trackers:
+                    self._trackers.setdefault(tracker, until)
             code = os.waitstatus_to_exitcode(status)
             self._send(
                 Exited(
@@ -189,14 +202,20 @@ class Server:
                     signal=max(0, -code),
                     exit_code=max(0, code),
                     peak_bytes=peak,
-                    orphans=orphans,
+                    orphans=len(orphans),
                 )
             )
 
+    def _look_at_trackers(self) -> None:
+        processes.kill_all(pid for pid, until in self._trackers.items() if time.monotonic() > until)
+
     def _clean(self) -> None:
-        processes.kill_strays(())
+        libraries = set(self._libraries)
+        killed = processes.kill_strays(())
+        leftovers.remove_system_v_segments(libraries | killed, since=self._began)
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
+        processes.end_trackers(self._own_trackers)
 
 
 def _close_all(descriptors: Iterable[int]) -> None:

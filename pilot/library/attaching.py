@@ -1,0 +1,45 @@
+"""A call that attaches to a shared memory segment of another process does not take it along when its library ends.
+
+Python's resource tracker unlinks every segment that its processes have registered, once they have ended. That is right
+for the segments that calls have created: nothing of a session outlives it. But `SharedMemory` registers a segment that
+it only attaches to as well (python/cpython#82300), which may belong to the user's program or to another library. In a
+library it does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from multiprocessing import resource_tracker, shared_memory
+from typing import Any
+
+
+def register_created_segments_only() -> None:
+    """From now on this process and its forks leave segments that they attach to alone."""
+    within = threading.local()
+    register, make = resource_tracker.register, shared_memory.SharedMemory.__init__
+
+    def register_own(name: Any, kind: str) -> None:
+        if not getattr(within, "attaches", False):
+            register(name, kind)
+
+    @functools.wraps(make)
+    def init(self: Any, name: str | None = None, create: bool = False, *args: Any, **options: Any) -> None:
+        within.attaches = not create
+        try:
+            make(self, name, create, *args, **options)
+        finally:
+            within.attaches = False
+
+    resource_tracker.register = register_own
+    shared_memory.SharedMemory.__init__ = init  # type: ignore[method-assign]
+
+
+def forget_tracker() -> None:
+    """In a fork: start a resource tracker of its own when one is needed, which ends with this process and its children.
+    That of the process that forked it goes on as long as that does."""
+    tracker: Any = resource_tracker._resource_tracker
+    if tracker._fd is not None:
+        os.close(tracker._fd)
+    tracker._fd = tracker._pid = None

@@ -1,0 +1,186 @@
+"""Shared memory that a call makes goes with its library, however that ends; what a call only attaches to stays."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
+
+import pytest
+from fake_manager import FakeManager, gone, recipe
+
+from stoker.contexts.recipe import Awareness
+from stoker.manager.protocol.to_pilot import StopLibrary
+from stoker.pilot.zygote import leftovers, processes
+
+SEGMENTS = Path("/dev/shm")
+SYSTEM_V = Path("/proc/sysvipc/shm")
+
+
+@pytest.fixture
+def segment() -> Iterator[shared_memory.SharedMemory]:
+    """A segment of the user's program, which no tracker of this test's process knows."""
+    made = shared_memory.SharedMemory(create=True, size=100)
+    resource_tracker.unregister(made._name, "shared_memory")  # type: ignore[attr-defined]
+    yield made
+    made.close()
+    (SEGMENTS / made.name).unlink(missing_ok=True)
+
+
+def create() -> str:
+    from multiprocessing import shared_memory
+
+    made = shared_memory.SharedMemory(create=True, size=100)
+    return made.name
+
+
+def create_in_children() -> list[str]:
+    import multiprocessing
+    from multiprocessing.shared_memory import SharedMemory
+
+    found = []
+    for how in ("fork", "spawn"):
+        context = multiprocessing.get_context(how)
+        with context.Pool(1) as pool:
+            found.append(pool.apply(SharedMemory, (None, True, 100)).name)
+    lock = multiprocessing.get_context("spawn").Lock()
+    kept.append(lock)
+    return [*found, "sem" + lock._semlock.name.replace("/", ".")]  # type: ignore[attr-defined]
+
+
+kept: list[object] = []
+
+
+def attach(name: str) -> int:
+    from multiprocessing import shared_memory
+
+    found = shared_memory.SharedMemory(name)
+    size = found.size
+    found.close()
+    return size
+
+
+def system_v() -> int:
+    import ctypes
+
+    return ctypes.CDLL(None).shmget(0, 4096, 0o600)
+
+
+def share_a_tensor() -> list[str]:
+    import os
+
+    import torch
+    import torch.multiprocessing
+
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    kept.append(torch.zeros(1000).share_memory_())
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")]
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_gone(*names: str) -> bool:
+    return not any((SEGMENTS / name).exists() for name in names)
+
+
+@pytest.mark.parametrize("awareness", [Awareness.FULL, Awareness.DISK])
+def test_a_segment_goes_with_a_library_that_is_stopped(served: FakeManager, awareness: Awareness) -> None:
+    served.ready(recipe(awareness=awareness))
+    (name,) = served.results(served.run(create, [()]))
+    assert (SEGMENTS / name).exists()
+    served.send(StopLibrary(library=1, reason="test"))
+    assert served.gone().failure is None
+    served.until(lambda: is_gone(name))
+
+
+def test_a_segment_goes_with_a_library_that_is_killed(served: FakeManager) -> None:
+    served.ready(recipe())
+    (name,) = served.results(served.run(create, [()]))
+    served.run(die, [()])
+    served.gone()
+    served.until(lambda: is_gone(name))
+
+
+def test_segments_and_semaphores_of_children_go_with_their_library(served: FakeManager) -> None:
+    served.ready(recipe())
+    (names,) = served.results(served.run(create_in_children, [()]))
+    assert len(names) == 3
+    assert not is_gone(names[-1])
+    served.run(die, [()])
+    served.gone()
+    served.until(lambda: is_gone(*names))
+
+
+@pytest.mark.parametrize("who", ["pilot", "zygote"])
+def test_a_segment_goes_when_the_processes_above_are_killed(served: FakeManager, who: str) -> None:
+    served.ready(recipe())
+    (name,) = served.results(served.run(create, [()]))
+    (zygote,) = served.results(served.run(os.getppid, [()]))
+    os.kill(served.pilots[0].pid if who == "pilot" else zygote, signal.SIGKILL)
+    served.until(lambda: is_gone(name))
+
+
+def test_a_segment_goes_with_its_pilot(served: FakeManager) -> None:
+    served.ready(recipe())
+    (name,) = served.results(served.run(create, [()]))
+    served.exit()
+    served.pilots[0].wait(20)
+    assert is_gone(name)
+
+
+def test_a_segment_that_a_call_attaches_to_stays(served: FakeManager, segment: shared_memory.SharedMemory) -> None:
+    served.ready(recipe())
+    (own, size) = served.results([*served.run(create, [()]), *served.run(attach, [(segment.name,)])])
+    assert size >= 100
+    served.run(die, [()])
+    served.gone()
+    served.until(lambda: is_gone(own))  # so its tracker has ended
+    assert not is_gone(segment.name)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_a_tensor_in_shared_memory_goes_with_its_library(served: FakeManager) -> None:
+    served.ready(recipe())
+    (names,) = served.results(served.run(share_a_tensor, [()]), wait_s=60)
+    assert names
+    served.run(die, [()])
+    served.gone()
+    served.until(lambda: is_gone(*names))
+
+
+@pytest.mark.skipif(not SYSTEM_V.exists(), reason="this kernel has no System V segments")
+def test_a_system_v_segment_goes_with_its_library(served: FakeManager) -> None:
+    def there(number: int) -> bool:
+        return any(line.split()[1] == str(number) for line in SYSTEM_V.read_text().splitlines()[1:])
+
+    own = system_v()
+    try:
+        served.ready(recipe())
+        (number,) = served.results(served.run(system_v, [()]))
+        assert there(number)
+        served.run(die, [()])
+        served.gone()
+        served.until(lambda: not there(number))
+        assert there(own), "that one is of another process"
+    finally:
+        leftovers.remove_system_v_segments({os.getpid()}, since=0.0)
+    assert not there(own)
+
+
+def test_a_program_that_calls_itself_a_tracker_is_killed_after_a_while(tmp_path: Path) -> None:
+    text = "import time; a = 'multiprocessing.resource_tracker import main'; print(flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    assert child.pid in processes.trackers()
+    others = {pid for pid in processes.trackers() if pid != child.pid}
+    processes.end_trackers(others, wait_s=0.1)
+    assert child.wait(10) == -signal.SIGKILL
+    assert gone([child.pid])
