@@ -20,9 +20,9 @@ def register_created_segments_only() -> None:
     within = threading.local()
     register, make = resource_tracker.register, shared_memory.SharedMemory.__init__
 
-    def register_own(name: Any, kind: str) -> None:
+    def register_own(name: Any, rtype: str) -> None:
         if not getattr(within, "attaches", False):
-            register(name, kind)
+            register(name, rtype)
 
     @functools.wraps(make)
     def init(self: Any, name: str | None = None, create: bool = False, *args: Any, **options: Any) -> None:
