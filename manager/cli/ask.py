@@ -26,6 +26,9 @@ from stoker.manager.protocol.session import SessionFile, SessionFolder
 TIMEOUT_S = 5.0
 """A manager that handles its worst burst still answers within this."""
 
+_LOOK_S = 0.2
+"""How often it is looked whether a session that does not answer has ended."""
+
 A = TypeVar(
     "A", bound=to_client.Status | to_client.Story | to_client.Calls | to_client.ClientWelcome | to_client.SessionOver
 )
@@ -91,7 +94,11 @@ class Observer:
     def _ask(self, question: Any, kind: type[A]) -> A:
         self._socket.send(wire.encode([question]))
         until = time.monotonic() + self._timeout_s
-        while (left := until - time.monotonic()) > 0 and self._socket.poll(int(left * 1000) + 1):
+        while (left := until - time.monotonic()) > 0:
+            if not self._socket.poll(int(min(left, _LOOK_S) * 1000) + 1):
+                if self.folder.over():  # it ended just now, and has left the question unread
+                    raise SessionEndedError(nobody_listens(self.folder, self.file))
+                continue
             for message in self._decode(self._socket.recv()).messages:
                 if isinstance(message, kind):
                     return message

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import click
 
+from stoker.errors import SessionError
 from stoker.manager.cli import caches, console, left, sessions
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.cli.numbers import Seconds
@@ -73,7 +74,12 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
             if detached.over(folder) or not detached.is_detached(folder):
                 return None
             console.note("its manager is gone; it is started again, to end what it knows of")
-            detached.start(folder, waiting=console.note)
+            try:
+                detached.start(folder, waiting=console.note)
+            except SessionError:
+                if not detached.over(folder):
+                    raise
+                return None  # another `stoker down` was quicker
     return None
 
 

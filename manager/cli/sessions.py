@@ -21,7 +21,7 @@ from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.ids import show_block
 from stoker.manager.protocol.listed import ListedState
-from stoker.manager.protocol.session import SessionFolder, find_session
+from stoker.manager.protocol.session import SessionFolder, changed_at, find_session
 
 Command = Callable[..., None]
 NEWEST = "the newest; one that is up comes first"
@@ -116,7 +116,7 @@ def find(name: str = "") -> SessionFolder:
         return SessionFolder(name)
     places = [*(state_folder() / "sessions").glob("*/session.json"), *Path.cwd().glob("runinfo/*/*/session.json")]
     found: list[SessionFolder] = []
-    for _, place in sorted(((place.stat().st_mtime, place.resolve().parent) for place in places), reverse=True):
+    for _, place in sorted(((changed_at(place), place.resolve().parent) for place in places), reverse=True):
         folder = SessionFolder(place)
         with contextlib.suppress(SessionError):
             if folder.read().session.startswith(name):

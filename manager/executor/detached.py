@@ -138,7 +138,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Hol
     path = lease.lease_file(folder)
     before, said_before = lease.read(path), _written_at(folder)
     if before is not None and before.over:
-        raise SessionError(f"session {launch.session} is over: {before.over}", session=launch.session)
+        raise _over(launch, before.over)
     patience_s = START_LIMIT_S
     if before is not None and lease.is_alive(before) is None:
         patience_s += lease.PATIENCE_S + lease.SETTLE_S
@@ -153,6 +153,8 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Hol
             if process.poll() is not None:
                 other = lease.read(path)
                 if other is None or not lease.is_alive(other):
+                    if other is not None and other.over:  # somebody was quicker, and has ended the session as well
+                        raise _over(launch, other.over)
                     if process.returncode >= 0 or again:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
                         raise _failed(folder, what)
@@ -168,6 +170,10 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Hol
         raise
     register(folder)
     return holder
+
+
+def _over(launch: Launch, why: str) -> SessionError:
+    return SessionError(f"session {launch.session} is over: {why}", session=launch.session)
 
 
 def _spawn(folder: SessionFolder, launch: Launch) -> subprocess.Popen[bytes]:

@@ -24,7 +24,7 @@ from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.restarts import Restarts, after
-from stoker.manager.protocol.session import KeyPair, SessionFolder
+from stoker.manager.protocol.session import KeyPair, SessionFolder, changed_at
 from stoker.plain_text import refuse_odd_path
 from stoker.site import ProviderKind, Site
 
@@ -106,7 +106,7 @@ def _not_to_use(links: Path, what: str, error: OSError) -> SessionError:
 
 def _link(folder: SessionFolder, links: Path) -> None:
     links.mkdir(mode=0o700, parents=True, exist_ok=True)
-    newest_first = sorted(links.iterdir(), key=lambda link: link.lstat().st_mtime, reverse=True)
+    newest_first = sorted(links.iterdir(), key=changed_at, reverse=True)
     for place, old in enumerate(newest_first):
         if not (old / "session.json").exists() or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
             old.unlink(missing_ok=True)

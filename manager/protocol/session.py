@@ -203,11 +203,20 @@ class SessionFolder:
         draft.replace(path)
 
 
+def changed_at(path: Path) -> float:
+    """When a file or a link was changed last, in seconds since the epoch; 0 for one that is gone. Other programs make
+    and remove sessions at any moment."""
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
 def find_session(name: str = "") -> SessionFolder:
     """A session's folder by id (or a unique beginning of one), by path, or the newest. Raises SessionError."""
     if name and (Path(name) / "session.json").exists():
         return SessionFolder(name)
-    links = sorted((state_folder() / "sessions").glob("*"), key=lambda link: link.lstat().st_mtime)
+    links = sorted((state_folder() / "sessions").glob("*"), key=changed_at)
     links = [link for link in links if (link / "session.json").exists() and link.name.startswith(name)]
     if not links:
         what = f"no session {name!r}" if name else "no session"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from stoker.contexts.state import state_folder
 from stoker.manager.executor.processes import KEPT_SESSIONS, register
 from stoker.manager.live import lease
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.manager.protocol.session import SessionFile, SessionFolder, find_session
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +56,22 @@ def test_a_session_whose_folder_is_gone_is_forgotten(tmp_path: Path) -> None:
     SessionFolder(tmp_path / "gone").file.unlink()
     session(tmp_path, "next", over="done")
     assert known() == {"next"}
+
+
+def test_sessions_that_begin_and_end_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """A program found the link that another one was just renaming, and did not start."""
+    folders = [SessionFolder(tmp_path / f"s{number}") for number in range(4)]
+    for folder in folders:
+        folder.make()
+        folder.write(SessionFile(folder.path.name, 4, "tcp://127.0.0.1:1", "key"))
+    register(folders[0])
+
+    def begin(folder: SessionFolder) -> None:
+        for _ in range(150):
+            register(folder)
+            assert find_session().path in {each.path for each in folders}
+
+    with ThreadPoolExecutor(len(folders)) as threads:
+        for done in [threads.submit(begin, folder) for folder in folders]:
+            done.result()
+    assert known() == {folder.path.name for folder in folders}

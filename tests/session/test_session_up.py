@@ -268,6 +268,22 @@ def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> No
     assert world.left() == []
 
 
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_downs_at_the_same_time_all_say_that_it_has_ended(world: World, tmp_path: Path, is_dead: bool) -> None:
+    """The later ones got no answer, or found that the session which they started again was over."""
+    name = start(world)
+    if is_dead:
+        Up(world, name, log=tmp_path / "calls.log").kill_managers()
+    command = [sys.executable, "-m", "stoker.manager.cli.entry", "down", name]
+    downs = [world.spawn(command, folder=world.path) for _ in range(3)]
+    said = [process.communicate(timeout=100) for process in downs]
+    assert [process.returncode for process in downs] == [0, 0, 0], said
+    assert any(f"session {name} has ended: " in out for out, _ in said)
+    assert all(f"session {name} has ended" in out and "nothing of it is left running" in out for out, _ in said)
+    assert not any("does not answer" in err or "exit code" in err for _, err in said)
+    world.empty()
+
+
 def coming_up(world: World, *, held: str) -> tuple[subprocess.Popen[str], list[int]]:
     """`stoker up`, and processes of a module that are stopped as soon as they are there: it waits for them."""
     (world.path / "one.toml").write_text(SITE)
