@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import click
 
 from stoker.errors import SessionError
-from stoker.manager.cli import console, sessions, status
+from stoker.manager.cli import choosing, console, sessions, status
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.executor import detached
 from stoker.manager.protocol.session import SessionFolder
@@ -20,14 +20,14 @@ _BACK_WITHIN_S = 10.0
 
 
 @click.command(short_help="Show a session live; start its manager again if that died.")
-@sessions.takes_session(default=sessions.UP)
+@sessions.takes_session(default=choosing.CHANGES)
 def attach(*, session: str) -> None:
     """Show SESSION until Ctrl-C, which leaves it up, or until it is over. On a pipe: once, and then what changes.
 
     A manager that has died is started again here, and goes on from its journal: calls that run go on, and those that
     have ended are not run again.
     """
-    folder = sessions.find(session) if session else sessions.the_one_that_is_up()
+    folder = choosing.look(session) if session else choosing.change()
     revive(folder)
     watch = Watch(folder)
     try:

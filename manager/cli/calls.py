@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.cli import console
+from stoker.manager.cli import choosing, console
 from stoker.manager.cli.numbers import WholeNumber
-from stoker.manager.cli.sessions import NEWEST, calls_of, takes_session
+from stoker.manager.cli.sessions import calls_of, takes_session
 from stoker.manager.protocol.listed import ListedCall, ListedState
 from stoker.manager.protocol.to_client import Calls
 from stoker.units import show_seconds
@@ -30,7 +30,7 @@ _LIMIT = 20
     help=f"At most N of each state. [{_LIMIT}]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@takes_session(default=NEWEST)
+@takes_session(default=choosing.LOOKS)
 def calls(*, session: str, only: str | None, limit: int, as_json: bool) -> None:
     """List calls of SESSION: the longest running, the next to run, and the last that failed.
 

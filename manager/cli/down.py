@@ -9,7 +9,7 @@ from collections.abc import Callable
 import click
 
 from stoker.errors import SessionError
-from stoker.manager.cli import caches, console, left, sessions
+from stoker.manager.cli import caches, choosing, console, left, sessions
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.cli.numbers import Seconds
 from stoker.manager.executor import detached
@@ -33,12 +33,12 @@ _SILENT_S = 2.0
     help="Seconds to wait until all is gone. [60]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@sessions.takes_session(default=sessions.UP)
+@sessions.takes_session(default=choosing.CHANGES)
 def down(*, session: str, wait_s: float, as_json: bool) -> None:
     """End SESSION: calls that are left are cancelled, pilots end, jobs are cancelled. Says what is left if something
     is, and how to remove it; exit code 1 then. What pilots keep on their nodes for the next session is named too.
     """
-    folder = sessions.find(session) if session else sessions.the_one_that_is_up()
+    folder = choosing.look(session) if session else choosing.change()
     before = end(folder)
     remains = wait_until_gone(folder, before, wait_s=wait_s, waiting=console.note)
     shutil.rmtree(folder.objects, ignore_errors=True)  # of no use without their session

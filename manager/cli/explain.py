@@ -8,8 +8,8 @@ import difflib
 import click
 
 from stoker.errors import SessionError
-from stoker.manager.cli import console
-from stoker.manager.cli.sessions import NEWEST, names_in, status_of, story_of, takes_session
+from stoker.manager.cli import choosing, console
+from stoker.manager.cli.sessions import names_in, status_of, story_of, takes_session
 from stoker.manager.protocol import show_story
 from stoker.manager.protocol.to_client import Story
 
@@ -17,7 +17,7 @@ from stoker.manager.protocol.to_client import Story
 @click.command(short_help="Tell why a call, pilot, context or block is where it is.")
 @click.argument("subject")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@takes_session(default=NEWEST)
+@takes_session(default=choosing.LOOKS)
 def explain(*, subject: str, session: str, as_json: bool) -> None:
     """Tell why SUBJECT is where it is: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block (b3).
 

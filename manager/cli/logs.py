@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 
 from stoker.errors import SessionError
-from stoker.manager.cli import console, printed, sessions
+from stoker.manager.cli import choosing, console, printed
 from stoker.manager.cli.printed import LogFile
-from stoker.manager.cli.sessions import NEWEST, takes_session
+from stoker.manager.cli.sessions import takes_session
 from stoker.manager.protocol.ids import parse_call
 from stoker.manager.protocol.session import SessionFolder
 from stoker.units import show_bytes
@@ -25,14 +25,14 @@ _BLOCK = re.compile(r"b\d+")
 @click.command(short_help="Print the log of a call, block, pilot, library or manager.")
 @click.argument("what", default="")
 @click.option("-f", "--follow", is_flag=True, help="Go on printing as it grows, until Ctrl-C.")
-@takes_session(default=NEWEST)
+@takes_session(default=choosing.LOOKS)
 def logs(*, what: str, follow: bool, session: str) -> None:
     """Print a log: of a call (c-12: exactly what it printed), a block (b3: what its job printed), a pilot, a library
     (lib-3), or the manager.
 
     Without WHAT: which logs there are.
     """
-    folder = sessions.find(session)
+    folder = choosing.look(session)
     if not what:
         if follow:
             raise click.UsageError("--follow needs a log to follow: stoker logs manager -f")

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.errors import SessionError
-from stoker.manager.cli import console
-from stoker.manager.cli.sessions import find
+from stoker.manager.cli import choosing, console
 from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol.session import SessionFolder
 from stoker.units import show_seconds
@@ -33,14 +32,14 @@ _SEEDS = 9
 def replay(*, run: str, simulate: bool, as_json: bool) -> None:
     """Replay the journal of RUN through the scheduler, and compare each decision with the one that was made then.
 
-    RUN is a session (its id, a beginning of it, or its folder; the newest if it is left out) or a journal, which is all
-    that a bug report needs. The exit status is 1 when something was decided otherwise.
+    RUN is a session (its id, a beginning of it, or its folder; without RUN the one that `stoker status` shows) or a
+    journal, which is all that a bug report needs. The exit status is 1 when something was decided otherwise.
     """
     from stoker.manager.live.chosen import policies_of
     from stoker.manager.live.verify import session_in, verify
 
     path = Path(run)
-    where = path if run and path.is_file() else find(run).path
+    where = path if run and path.is_file() else choosing.look(run).path
     journal, session = session_in(where)
     folder = SessionFolder(where if where.is_dir() else where.parent)
     began = time.monotonic()

@@ -5,29 +5,22 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
 from stoker.contexts.recipe import BARE
-from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
+from stoker.manager.cli import choosing
 from stoker.manager.cli.ask import Observer, SessionEndedError
-from stoker.manager.executor import detached
 from stoker.manager.live import segments
-from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.ids import show_block
 from stoker.manager.protocol.listed import ListedState
-from stoker.manager.protocol.session import SessionFolder, changed_at, find_session
+from stoker.manager.protocol.session import SessionFolder
 
 Command = Callable[..., None]
-NEWEST = "the newest; one that is up comes first"
-"""What a command that only looks means when no session is named."""
-UP = "the one that is up, unless there are several"
-"""What a command that changes something means then."""
 
 
 def takes_session(*, default: str) -> Callable[[Command], Command]:
@@ -60,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 def status_of(name: str) -> tuple[SessionFolder, Answer]:
     """The status of a session, live or over. Raises SessionError."""
-    folder = find(name)
+    folder = choosing.look(name)
     try:
         with Observer(folder) as observer:
             return folder, Answer(observer.status())
@@ -79,7 +72,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
     from stoker.manager.core.story import IN_JOURNAL
     from stoker.manager.live.replay import story_of_ended_session
 
-    folder = find(name)
+    folder = choosing.look(name)
     try:
         with Observer(folder) as observer:
             story = observer.story(subject)
@@ -94,7 +87,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
 
 def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:
     """Calls of a session; and, of one that is over, that it is. Raises SessionError."""
-    folder = find(name)
+    folder = choosing.look(name)
     try:
         with Observer(folder) as observer:
             return observer.calls(limit=limit, only=only), ""
@@ -103,47 +96,6 @@ def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_cli
 
         with _from_journal(folder, ended):
             return calls_of_ended_session(folder, limit=limit, only=only), str(ended)
-
-
-def find(name: str = "") -> SessionFolder:
-    """The session that is meant: by its path, or the newest of that id (or a beginning of one; empty: any). One that is
-    not over comes first: a program that ended a minute ago is not what a session that is up should stand behind.
-
-    The last ones are known by links in the state folder, older ones if they were started from this folder.
-    Raises SessionError.
-    """
-    if name and (Path(name) / "session.json").exists():
-        return SessionFolder(name)
-    places = [*(state_folder() / "sessions").glob("*/session.json"), *Path.cwd().glob("runinfo/*/*/session.json")]
-    found: list[SessionFolder] = []
-    for _, place in sorted(((changed_at(place), place.resolve().parent) for place in places), reverse=True):
-        folder = SessionFolder(place)
-        with contextlib.suppress(SessionError):
-            if folder.read().session.startswith(name):
-                found.append(folder)
-    if not found:
-        return find_session(name)
-    return next(filter(_lives, found), found[0])
-
-
-def _lives(folder: SessionFolder) -> bool:
-    with contextlib.suppress(SessionError):
-        return not detached.over(folder) and is_listening(folder.read().address)
-    return False
-
-
-def the_one_that_is_up() -> SessionFolder:
-    """The session that stays (`stoker up`) and is not over, if there is one alone. Raises SessionError."""
-    found: dict[str, SessionFolder] = {}
-    for link in sorted((state_folder() / "sessions").glob("*")):
-        folder = SessionFolder(link.resolve())
-        if folder.file.exists() and detached.is_detached(folder) and not detached.over(folder):
-            found[folder.read().session] = folder
-    if not found:
-        raise SessionError("no session is up; `stoker up SITE` starts one")
-    if len(found) > 1:
-        raise SessionError(f"sessions {', '.join(found)} are up; say which one")
-    return next(iter(found.values()))
 
 
 def names_in(status: to_client.Status) -> list[str]:

@@ -6,9 +6,9 @@ import time
 
 import click
 
-from stoker.manager.cli import console
+from stoker.manager.cli import choosing, console
 from stoker.manager.cli.ask import Observer, SessionEndedError
-from stoker.manager.cli.sessions import NEWEST, find, status_of, takes_session
+from stoker.manager.cli.sessions import status_of, takes_session
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.show_status import render
 from stoker.manager.protocol.to_client import Status
@@ -21,7 +21,7 @@ _WATCH_EVERY_ON_A_PIPE_S = 10.0
 @click.command(short_help="Show pilots, contexts, queues, rates and a forecast.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C; on a pipe: what changes.")
-@takes_session(default=NEWEST)
+@takes_session(default=choosing.LOOKS)
 def status(*, session: str, as_json: bool, watch: bool) -> None:
     """Show the pilots, devices, contexts, queues, rates and the forecast of SESSION.
 
@@ -108,7 +108,7 @@ def watch_every_s() -> float:
 
 def _watch(session: str) -> None:
     try:
-        folder = find(session)
+        folder = choosing.look(session)
         with Observer(folder) as observer, console.redrawn() as place:
             picture = Picture(place, policy=policy_of(folder))
             while True:

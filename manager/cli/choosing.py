@@ -1,0 +1,149 @@
+"""Which session a command means when none is named: one rule for all commands.
+
+The sessions of this folder come before others: those whose folder lies in the folder where the command is typed, or
+that this folder lies in (`runinfo/000/stoker` of a program's folder, and the folder itself). So:
+
+1. this folder's newest session that is up;
+2. the newest session that is up;
+3. this folder's newest session, then the newest of all. Both are over.
+
+A command that changes a session (`down`, `attach`) takes only one of `stoker up` that is not over. Of several it takes
+this folder's; if that leaves more than one, it asks. The other commands say on stderr which session they took, if
+another one is up too, or this folder has sessions that are over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+import msgspec
+
+from stoker.contexts.state import state_folder
+from stoker.errors import SessionError
+from stoker.manager.cli import console
+from stoker.manager.executor import detached
+from stoker.manager.live.interfaces import is_listening
+from stoker.manager.protocol.session import SessionFolder, find_session
+
+LOOKS = "this folder's if it is up, else the newest that is up, else the newest of this folder"
+"""Which session a command means that only looks."""
+CHANGES = "the one that is up; of several this folder's"
+"""Which session a command means that changes it."""
+_ASKED_AT_ONCE = 16
+_CHOSEN = "stoker.manager.cli.choosing"
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A session that may be meant. `is_own`: it belongs to the folder where the command was typed."""
+
+    session: str
+    folder: Path
+    is_own: bool
+    is_up: bool
+
+
+def look(name: str = "") -> SessionFolder:
+    """The session that a command looks at: by its folder, its id or a beginning of one; without a name, by the rule
+    above. A command that asks twice gets the same one. Raises SessionError."""
+    if name and (Path(name) / "session.json").exists():
+        return SessionFolder(name)
+    command = click.get_current_context(silent=True)
+    chosen: dict[str, SessionFolder] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
+    if name not in chosen:
+        candidates = _candidates(name)
+        if not candidates:
+            return find_session(name)
+        best = first(candidates)
+        chosen[name] = SessionFolder(best.folder)
+        if not name and (text := told(best, candidates)):
+            console.note(text)
+    return chosen[name]
+
+
+def change() -> SessionFolder:
+    """The session that a command changes which names none. Raises SessionError if there is none, or no one alone."""
+    found = [each for each in _candidates(detached_only=True) if each.is_up]
+    own = [each for each in found if each.is_own]
+    if not found:
+        raise SessionError("no session is up; `stoker up SITE` starts one")
+    if len(found) > 1 and len(own) != 1:
+        names = ", ".join(sorted(each.session for each in found))
+        raise SessionError(f"sessions {names} are up; say which one")
+    return SessionFolder((own or found)[0].folder)
+
+
+def first(candidates: Sequence[Candidate]) -> Candidate:
+    """The session that is meant; `candidates` are sorted, the newest first."""
+    return min(candidates, key=lambda each: (not each.is_up, not each.is_own))
+
+
+def told(best: Candidate, candidates: Sequence[Candidate]) -> str:
+    """What to say of the choice; empty where there was none."""
+    others = [each.session for each in candidates if each.is_up and each is not best]
+    passed = next((each.session for each in candidates if each.is_own), "") if not best.is_own else ""
+    if not others and not passed:
+        return ""
+    reasons = [f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} up too"] if others else []
+    if passed and passed not in others:
+        reasons.append(f"{passed} of this folder is over")
+    other = (others or [passed])[0]
+    return f"this is session {best.session}; {', and '.join(reasons)} (--session {other})"
+
+
+def _candidates(name: str = "", *, detached_only: bool = False) -> list[Candidate]:
+    """Sessions that are known here and whose id begins so, the newest first."""
+    here = _here()
+    found: list[tuple[str, SessionFolder]] = []
+    for place in _folders(here):
+        folder = SessionFolder(place)
+        with contextlib.suppress(SessionError):
+            session = folder.read().session
+            if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
+                found.append((session, folder))
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a host that is away answers late
+        up = pool.map(_is_not_over if detached_only else _listens, [folder for _, folder in found])
+        return [
+            Candidate(session, folder.path, here is not None and _belong(folder.path, here), is_up)
+            for (session, folder), is_up in zip(found, up, strict=True)
+        ]
+
+
+def _belong(folder: Path, here: Path) -> bool:
+    return folder.is_relative_to(here) or here.is_relative_to(folder)
+
+
+def _folders(here: Path | None) -> list[Path]:
+    """Folders of sessions: the last ones are known by links in the state folder, older ones if they lie here."""
+    files = [*(state_folder() / "sessions").glob("*/session.json")]
+    if here is not None:
+        files += [*here.glob("runinfo/*/*/session.json"), *here.glob("*/session.json")]
+        files += [parent / "session.json" for parent in (here, *here.parents)]
+    found: dict[Path, float] = {}
+    for file in files:
+        with contextlib.suppress(OSError):  # gone meanwhile
+            found[file.resolve().parent] = file.stat().st_mtime
+    return sorted(found, key=lambda folder: found[folder], reverse=True)
+
+
+def _here() -> Path | None:
+    """The folder where the command was typed; None if it was removed."""
+    try:
+        return Path.cwd().resolve()
+    except OSError:
+        return None
+
+
+def _is_not_over(folder: SessionFolder) -> bool:
+    with contextlib.suppress(SessionError):
+        return not detached.over(folder)
+    return False
+
+
+def _listens(folder: SessionFolder) -> bool:
+    with contextlib.suppress(SessionError):
+        return not detached.over(folder) and is_listening(folder.read().address)
+    return False

@@ -1,0 +1,149 @@
+"""Which session a command means that names none: this folder's if it is up, then the newest that is up."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+from click.testing import Result
+from live.peers import Manager
+
+from stoker.contexts.state import state_folder
+from stoker.errors import SessionError
+from stoker.manager.cli import choosing
+from stoker.manager.live import lease
+from stoker.manager.protocol.session import SessionFile, SessionFolder
+
+Stoker = Callable[..., Result]
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    """`make("new", "elsewhere/new", up=True)`: a session that is known, each newer than the one before."""
+    listeners: list[socket.socket] = []
+    links = state_folder() / "sessions"
+    links.mkdir(parents=True, exist_ok=True)
+
+    def session(name: str, place: str, *, up: bool, stays: bool = False) -> Path:
+        folder = SessionFolder(tmp_path / place)
+        folder.make()
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+        folder.write(SessionFile(name, 4, f"tcp://127.0.0.1:{listener.getsockname()[1]}", "key"))
+        made_at = 2e9 + len(listeners)
+        os.utime(folder.file, (made_at, made_at))
+        if not up:
+            listener.close()
+            holder = lease.Holder("here", "machine", 1, 1, "token", over="it was ended")
+            lease.lease_file(folder).write_bytes(msgspec.json.encode(holder))
+        if stays:
+            folder.launch.write_bytes(b"{}")
+        (links / name).symlink_to(folder.path)
+        return folder.path
+
+    yield session
+    for listener in listeners:
+        listener.close()
+
+
+def looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """The session that a command looks at which is typed in a folder, and what it says on stderr."""
+    folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(folder)
+    return choosing.look().read().session, capsys.readouterr().err.replace("\n", " ")
+
+
+def test_this_folders_session_comes_before_a_newer_one(make, tmp_path, monkeypatch, capsys):
+    own = make("own", "mine/runinfo/000/stoker", up=True)
+    make("other", "elsewhere/runinfo/000/stoker", up=True)
+    for place in (tmp_path / "mine", tmp_path / "mine/runinfo", own, own / "pilots"):
+        session, said = looked_at(place, monkeypatch, capsys)
+        assert session == "own"
+        assert "this is session own; other is up too (--session other)" in said
+    assert looked_at(tmp_path / "third", monkeypatch, capsys)[0] == "other"
+
+
+def test_a_session_that_is_up_comes_before_this_folders_that_is_over(make, tmp_path, monkeypatch, capsys):
+    make("other", "elsewhere/runinfo/000/stoker", up=True)
+    make("own", "mine/runinfo/000/stoker", up=False)
+    session, said = looked_at(tmp_path / "mine", monkeypatch, capsys)
+    assert session == "other"
+    assert "this is session other; own of this folder is over (--session own)" in said
+
+
+def test_of_sessions_that_are_over_this_folders_comes_first(make, tmp_path, monkeypatch, capsys):
+    make("own", "mine/runinfo/000/stoker", up=False)
+    make("other", "elsewhere/runinfo/000/stoker", up=False)
+    assert looked_at(tmp_path / "mine", monkeypatch, capsys) == ("own", "")
+    assert looked_at(tmp_path / "third", monkeypatch, capsys) == ("other", "")
+
+
+def test_where_there_is_no_choice_nothing_is_said(make, tmp_path, monkeypatch, capsys):
+    make("over", "elsewhere/runinfo/000/stoker", up=False)
+    make("own", "mine/runinfo/000/stoker", up=True)
+    assert looked_at(tmp_path / "mine", monkeypatch, capsys) == ("own", "")
+    assert looked_at(tmp_path / "third", monkeypatch, capsys) == ("own", "")
+
+
+def test_a_session_in_a_folder_that_nothing_links_to_is_found(make, tmp_path, monkeypatch, capsys):
+    make("own", "mine/session", up=True)
+    (state_folder() / "sessions" / "own").unlink()
+    for place in (tmp_path / "mine", tmp_path / "mine/session/pilots"):
+        assert looked_at(place, monkeypatch, capsys)[0] == "own"
+
+
+def test_a_command_that_asks_twice_gets_one_session_and_one_sentence(make, tmp_path, monkeypatch, capsys):
+    make("first", "a/runinfo/000/stoker", up=True)
+    make("second", "b/runinfo/000/stoker", up=True)
+    monkeypatch.chdir(tmp_path / "a")
+    with click.Context(click.Command("status")):
+        before = choosing.look()
+        monkeypatch.chdir(tmp_path / "b")
+        assert choosing.look().path == before.path
+    assert capsys.readouterr().err.count("this is session") == 1
+
+
+def test_what_changes_a_session_takes_this_folders_or_asks(make, tmp_path, monkeypatch):
+    make("program", "mine/runinfo/000/stoker", up=True)
+    make("ours", "mine/session", up=True, stays=True)
+    make("theirs", "elsewhere/session", up=True, stays=True)
+    make("ended", "mine/ended", up=False, stays=True)
+    monkeypatch.chdir(tmp_path / "mine")
+    assert choosing.change().read().session == "ours"
+    (tmp_path / "third").mkdir()
+    monkeypatch.chdir(tmp_path / "third")
+    with pytest.raises(SessionError, match="sessions ours, theirs are up; say which one"):
+        choosing.change()
+
+
+def test_a_folder_that_was_removed_is_nobodys(make, tmp_path, monkeypatch):
+    make("one", "elsewhere/session", up=True)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert choosing.look().read().session == "one"
+
+
+def test_all_commands_look_at_the_same_session(
+    manager: Manager, make: Make, stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("newer", "elsewhere/session", up=True)
+    monkeypatch.chdir(manager.folder.path)
+    for command in (["status"], ["calls"], ["explain", "c-7"], ["logs"]):
+        result = stoker(*command)
+        said = f"{result.stdout} {result.exception}"
+        assert "session test" in said or str(manager.folder.path) in said or "c-7" in said
+        assert "this is session test; newer is up too" in result.stderr.replace("\n", " ")
+
+
+def test_their_help_says_the_rule(stoker: Stoker) -> None:
+    for command in ("status", "calls", "explain", "logs"):
+        assert choosing.LOOKS in " ".join(stoker(command, "--help").stdout.split())
+    for command in ("down", "attach"):
+        assert choosing.CHANGES in " ".join(stoker(command, "--help").stdout.split())
