@@ -18,6 +18,7 @@ from stoker.manager.executor import detached
 from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol.session import SessionFolder
 from stoker.units import parse_seconds, show_bytes, show_seconds
+from stoker.working_folder import folders_here
 
 _OLDER = "14d"
 _DAY_S = 86400.0
@@ -75,7 +76,9 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
 def known() -> Iterator[Known]:
     """Every session whose folder is there, the newest first."""
     home = state_folder()
-    places = [*(home / "sessions").glob("*"), *(home / "sessions.d").glob("*"), *Path.cwd().glob("runinfo/*/*")]
+    places = [*(home / "sessions").glob("*"), *(home / "sessions.d").glob("*")]
+    for here in folders_here():
+        places += Path(here).glob("runinfo/*/*")
     found = {place.resolve() for place in places if (place / "session.json").exists()}
     for idle_s, path in sorted((_idle_s(path), path) for path in found):
         folder = SessionFolder(path)

@@ -26,6 +26,7 @@ from stoker.manager.cli.simulate import simulate
 from stoker.manager.cli.status import status
 from stoker.manager.cli.tune import tune
 from stoker.manager.cli.up import up
+from stoker.working_folder import REMOVED, is_removed
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -53,6 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = 130
     except StokerError as error:
         console.error(str(error))
+        code = 1
+    except FileNotFoundError:
+        if not is_removed():
+            raise
+        console.error(REMOVED)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 

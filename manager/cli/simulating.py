@@ -23,6 +23,7 @@ from stoker.manager.study.comparison import columns_for, compare, with_bounds
 from stoker.manager.study.running import Finished, run_all
 from stoker.manager.study.scenario import Scenario, check_policies, find_scenario, label, load_scenario, shipped
 from stoker.site import absolute_policy
+from stoker.working_folder import working_folder
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
@@ -87,7 +88,7 @@ def simulate(asked: Asked, *, as_json: bool) -> int:
 
 def _plan(asked: Asked) -> Plan:
     scenario = load_scenario(find_scenario(asked.given), changes=asked.changes)
-    policies = tuple(absolute_policy(policy, Path.cwd()) for policy in dict.fromkeys(asked.policies))
+    policies = tuple(absolute_policy(policy, working_folder()) for policy in dict.fromkeys(asked.policies))
     policies = policies or scenario.policies
     try:
         check_policies(policies, setting="--policy")

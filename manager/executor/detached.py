@@ -29,6 +29,7 @@ from stoker.manager.live.chosen import check_policies, keep_policies
 from stoker.manager.protocol.session import SessionFolder, find_session
 from stoker.site import Site
 from stoker.site_files import load_sites, read_sites, write_sites
+from stoker.working_folder import working_folder
 
 log = logging.getLogger("stoker")
 
@@ -196,7 +197,7 @@ def _written_at(folder: SessionFolder) -> int:
 def python_path() -> str:
     """Programs that join the session lie in the folder that it was started in, mostly: its pilots import from there."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = list(dict.fromkeys([os.getcwd(), *filter(None, given)]))
+    paths = list(dict.fromkeys([str(working_folder()), *filter(None, given)]))
     refuse_odd_imports(paths)
     return os.pathsep.join(paths)
 

@@ -49,6 +49,7 @@ from stoker.manager.protocol.to_manager import EndSession, ReleaseBlock, WantPil
 from stoker.plain_text import refuse_odd_path
 from stoker.site import Engine
 from stoker.site_files import load_sites, write_sites
+from stoker.working_folder import working_folder
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def start(self) -> None:
         """Join the session, or start its manager and the initial blocks, and connect to it. Raises SessionError."""
         super().start()
-        self._call_folder = os.path.abspath(self.working_dir or os.getcwd())
+        self._call_folder = os.path.abspath(self.working_dir or working_folder())
         refuse_odd_path(self._call_folder, what="the folder in which calls run", advice="start the program in another")
         try:
             if self._joins:

@@ -14,6 +14,7 @@ from stoker.manager.live import interfaces
 from stoker.manager.protocol.session import SessionFolder
 from stoker.plain_text import refuse_odd_path
 from stoker.site import AUTO_PROBE, Engine, EnvironmentKind, Pilot, ProviderKind, Site
+from stoker.working_folder import working_folder
 
 PILOT, TASKVINE_PILOT = "stoker.pilot.main", "stoker.pilot.taskvine.main"
 """The modules that pilots run."""
@@ -61,7 +62,7 @@ def python_path() -> str:
     inside = {os.path.realpath(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths = []
     for entry in sys.path:
-        path = os.path.realpath(entry or os.getcwd())
+        path = os.path.realpath(entry or working_folder())
         if os.path.isdir(path) and path not in inside and not path.startswith(os.path.join(sys.base_prefix, "lib")):
             paths.append(path)
     paths = list(dict.fromkeys([*paths, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))

@@ -28,6 +28,7 @@ from stoker.manager.live.own_policies import find
 from stoker.manager.policies import SHIPPED, default_policies
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site import Policy, Site, policy_file
+from stoker.working_folder import working_folder
 
 log = logging.getLogger("stoker")
 
@@ -78,7 +79,7 @@ def check_policies(sites: Iterable[Site]) -> None:
 
 def policies_for(sites: Iterable[Site]) -> Policies:
     """Fresh policies, as these sites would have them in a session. Raises ConfigError."""
-    return _made(agreed(sites), Path.cwd())
+    return _made(agreed(sites), working_folder())
 
 
 def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: str = "") -> None:

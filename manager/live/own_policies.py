@@ -27,6 +27,7 @@ from stoker.manager.policies.named import Named, named
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.site import OWN_POLICY, policy_file
+from stoker.working_folder import working_folder
 
 COMMON = ("period_s", "round", "rests", "timer", "advised")
 """What every policy has; `stoker.manager.policies.Quiet` brings it along."""
@@ -49,7 +50,7 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     own = OWN_POLICY.fullmatch(name)
     if own is None:
         return named(name)
-    module = _module(name, own["place"], folder or Path.cwd())
+    module = _module(name, own["place"], folder or working_folder())
     what = getattr(module, own["name"], None)
     if what is None or not callable(what):
         here = ", ".join(_makers(module)) or "none"

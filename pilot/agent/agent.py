@@ -32,6 +32,7 @@ from stoker.pilot.core.library import State
 from stoker.pilot.devices import Device, memory
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.devices.monitor import Monitor
+from stoker.working_folder import folders_here
 
 log = logging.getLogger("stoker.pilot")
 
@@ -116,7 +117,7 @@ class Agent:
         self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path)
         self.link = ManagerLink(session, pilot=options.pilot, block=options.block)
         self.wires = Wires()
-        self.search_path = (os.getcwd(),)
+        self.search_path = folders_here()
         """Where libraries look for modules last: beside the user's program, where the pilot was started there."""
         self.libraries: dict[LibraryId, Library] = {}
         self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()

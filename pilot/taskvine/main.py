@@ -24,6 +24,7 @@ from stoker.pilot.taskvine.engine import Engine
 from stoker.pilot.taskvine.factory import Factory
 from stoker.pilot.taskvine.loop import Loop, Name
 from stoker.pilot.taskvine.pool import Pool
+from stoker.working_folder import folders_here
 
 log = logging.getLogger("stoker.pilot")
 
@@ -68,7 +69,7 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
         logs=str(logs),
         objects=str(session.objects),
         running=str(running),
-        search_path=(os.getcwd(),),
+        search_path=folders_here(),
     )
     factory = Factory(
         orders,

@@ -9,6 +9,7 @@ import sys
 
 from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.server import Server
+from stoker.working_folder import folders_here
 
 
 def main() -> None:
@@ -19,8 +20,9 @@ def main() -> None:
     if os.getppid() != parent:
         return
     os.set_inheritable(number, False)
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # modules beside the user's program, where the pilot started there
+    for folder in folders_here():
+        if folder not in sys.path:
+            sys.path.append(folder)  # modules beside the user's program, where the pilot started there
     Server(socket.socket(fileno=number), scratch=scratch).run()
 
 

@@ -17,6 +17,7 @@ from stoker.config import load_site, site_file
 from stoker.errors import ConfigError
 from stoker.site import Duration, Site
 from stoker.site_effects import without_effect
+from stoker.working_folder import working_folder
 
 PYTHON_PATH = "python-path"
 """Beside the copies: folders that pilots import from beyond their environment, as in PYTHONPATH."""
@@ -32,7 +33,7 @@ def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site,
     todo: list[str | os.PathLike[str] | Site | None] = [site]
     while todo:
         given = todo.pop(0)
-        base, file = Path.cwd(), None
+        base, file = working_folder(), None
         if isinstance(given, str | os.PathLike):
             file = site_file(given).resolve()
             if file in seen:

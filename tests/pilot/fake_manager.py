@@ -114,12 +114,12 @@ class FakeManager:
 
     # ---- pilots
 
-    def start_pilot(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+    def start_pilot(self, *arguments: str, folder: Path | None = None, **environment: str) -> subprocess.Popen[bytes]:
         pilot = subprocess.Popen(
             [sys.executable, "-m", "stoker.pilot.main", "--session", str(self.folder.path), "--scratch",
              str(self.base / "scratch"), *(arguments or ("--devices", "cpu:2"))],
             env={**os.environ, **environment},
-            cwd=self.base,
+            cwd=folder or self.base,
         )  # fmt: skip
         self.pilots.append(pilot)
         return pilot

@@ -185,3 +185,16 @@ def test_no_session_is_said_in_one_line(manager: FakeManager) -> None:
     assert done.returncode == 1
     assert "nowhere" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_pilot_whose_folder_was_removed_serves_calls(manager: FakeManager) -> None:
+    """A program's folder may be removed while its session goes on: its libraries did not start any more."""
+    import shutil
+
+    folder = manager.base / "gone"
+    folder.mkdir()
+    manager.start_pilot(folder=folder)
+    manager.hello()
+    shutil.rmtree(folder)
+    manager.ready(recipe())
+    assert manager.results(manager.run(_sleep, [(0.0,)])) == [0.0]

@@ -1,0 +1,67 @@
+"""A command or program in a folder that was removed works, or says what to do, without a traceback of Python's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import SessionError
+from stoker.working_folder import REMOVED, folders_here, is_removed, working_folder
+
+
+def run_in_removed(folder: Path, home: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder that is removed before the command begins."""
+    folder.mkdir()
+    shell = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(folder), sys.executable, *command]
+    return subprocess.run(
+        shell, capture_output=True, text=True, timeout=100, env={**os.environ, "STOKER_HOME": str(home)}
+    )
+
+
+def stoker(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_in_removed(tmp_path / "gone", tmp_path / "home", "-m", "stoker.manager.cli.entry", *arguments)
+
+
+def test_sessions_are_listed(tmp_path: Path) -> None:
+    said = stoker(tmp_path, "sessions")
+    assert said.returncode == 0, said.stderr
+    assert "no session is known here" in said.stdout
+
+
+@pytest.mark.parametrize("command", [["status"], ["replay"], ["calls"], ["logs"], ["explain", "c-1"]])
+def test_a_command_that_looks_at_sessions_finds_those_of_the_state_folder(tmp_path: Path, command: list[str]) -> None:
+    said = stoker(tmp_path, *command)
+    assert said.returncode == 1
+    assert said.stderr.startswith("no session on this machine; ")
+
+
+@pytest.mark.parametrize("command", [["up"], ["up", "--dry-run"], ["run", "fact_verification"]])
+def test_a_command_that_needs_the_folder_says_so(tmp_path: Path, command: list[str]) -> None:
+    said = stoker(tmp_path, *command)
+    assert said.returncode in (1, 2)
+    assert "Traceback" not in said.stderr
+    assert "removed" in said.stderr or "cannot be made: No such file or directory" in said.stderr
+
+
+@pytest.mark.parametrize("options", ["", "run_dir='{runs}'", "run_dir='{runs}', working_dir='{runs}'"])
+def test_a_program_is_refused_with_what_to_do(tmp_path: Path, options: str) -> None:
+    program = f"import stoker\nstoker.load({options.format(runs=tmp_path)})"
+    said = run_in_removed(tmp_path / "gone", tmp_path / "home", "-c", program)
+    assert said.returncode == 1
+    assert said.stderr.splitlines()[-1] == f"stoker.errors.SessionError: {REMOVED}"
+
+
+def test_places_to_search_are_none_where_the_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert folders_here() == (str(working_folder()),) == (str(folder),)
+    folder.rmdir()
+    assert is_removed()
+    assert folders_here() == ()
+    with pytest.raises(SessionError, match="has been removed; change to another one"):
+        working_folder()
