@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from stoker.contexts import glance, payloads
+from stoker.contexts.callables import how_it_yields, is_async
 from stoker.contexts.captured import made_recipe
 from stoker.contexts.digest import digest_of
 from stoker.contexts.loading import ObjectPath
@@ -38,6 +39,7 @@ class RecipeFactory:
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):
             raise RecipeError(f"@context decorates a function; it got {loader!r}")
+        _check_returns(loader)
         self.loader = loader
         self._given = dict(options)
         self._options = Options(**options)
@@ -136,6 +138,7 @@ def recipe_of(
         return (loader.with_options(**known(needs)) if needs else loader)(*args, **(kwargs or {}))
     if not callable(loader):
         raise RecipeError(f"a context's loader must be a function; it got {loader!r}")
+    _check_returns(loader)
     return make_recipe(loader, tuple(args), dict(kwargs or {}), Options(**known(needs)))
 
 
@@ -207,6 +210,23 @@ def _short_arguments(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, An
     except (TypeError, ValueError):  # a builtin that does not tell
         names = []
     return glance.short_arguments(args, kwargs, names=names) if args or kwargs else ""
+
+
+def _check_returns(loader: Loader) -> None:
+    """Raise RecipeError for a loader that gives something else than the context."""
+    name, yields = _name_of(loader), how_it_yields(loader)
+    if yields:
+        raise RecipeError(
+            f"{name} is {yields}; a loader returns the context, which stays until its library ends: write `return`"
+            " instead",
+            loader=name,
+        )
+    if is_async(loader):
+        raise RecipeError(
+            f"{name} is an async function; a loader is a plain function that returns the context: write `def`, and"
+            " asyncio.run(...) in it where it awaits",
+            loader=name,
+        )
 
 
 def _check_fits(loader: Loader, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> None:

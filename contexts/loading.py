@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import CoroutineType
 from typing import Any
 
 from stoker.contexts import payloads
@@ -45,7 +46,11 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
     function, args, kwargs, *_ = payloads.loads(recipe.loader)
     args = tuple(_substitute(value, objects, recipe) for value in args)
     kwargs = {name: _substitute(value, objects, recipe) for name, value in kwargs.items()}
-    return function(*args, **kwargs)
+    context = function(*args, **kwargs)
+    if isinstance(context, CoroutineType):
+        context.close()
+        raise RecipeError(f"the loader of {recipe.name} returned a coroutine: run it there, with asyncio.run(...)")
+    return context
 
 
 def is_loaded(context: Any) -> bool:  # noqa: ARG001

@@ -13,13 +13,14 @@ from parsl.app.python import PythonApp
 from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
 from parsl.errors import NoDataFlowKernelError
 
+from stoker.contexts.callables import how_it_yields
 from stoker.contexts.factory import RecipeFactory, as_recipe
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import AppCallFuture
 from stoker.manager.executor.options import check_count, check_truth
-from stoker.manager.executor.packing import bare
+from stoker.manager.executor.packing import bare, name_of
 from stoker.manager.executor.prepared import SPECIFICATION, AppWants
 from stoker.manager.executor.wants import SpecificationError, Wants, read_wants
 from stoker.manager.protocol.calls import Features
@@ -185,6 +186,8 @@ def _check_ignored(function: Callable[..., Any], names: Iterable[str]) -> None:
 class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     """What `@stoker.app(...)` makes of a function."""
 
+    func: Any
+
     def __init__(
         self,
         function: Callable[..., Any],
@@ -199,18 +202,21 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             raise ConfigError(f"@stoker.app decorates a function; it got {function!r}")
         if isinstance(function, PythonApp):
             raise ConfigError(f"{function.__name__} is an app already; use one decorator")
+        _check_has_result(function)
         if specification.wants.takes_context:
             _check_takes_context(function)
         _check_ignored(function, ignore_for_cache or ())
         super().__init__(function, cache=cache, ignore_for_cache=ignore_for_cache)
+        self.__name__ = self.func.__name__ = getattr(function, "__name__", name_of(function))
         self.specification = specification
         self.batch_size = batch_size
         self.kwargs[SPECIFICATION] = specification
         self._labels = list(executors) if executors is not None else None
         self._is_method = False
+        self._is_static = isinstance(function, staticmethod)
         self._found: tuple[DataFlowKernel, list[str]] | None = None
         self.__doc__ = function.__doc__
-        self.__module__ = function.__module__
+        self.__module__ = getattr(function, "__module__", None) or "builtins"
         self.__wrapped__ = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> AppCallFuture:
@@ -244,13 +250,13 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
 
     def __set_name__(self, owner: type, name: str) -> None:
         """In a class: a method reads `self, context, ...`, and a library calls with the context first."""
-        if self.specification.wants.takes_context and not self._is_method:
+        if self.specification.wants.takes_context and not self._is_method and not self._is_static:
             self._is_method = True
             self.func = wrap_error(_context_first(self.function))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: the instance travels with the call."""
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None or self._is_static else functools.partial(self, instance)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """An app travels in functions that name it, without what it knows of this program's executors."""
@@ -311,6 +317,20 @@ def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
             "  Config(executors=[stoker.StokerExecutor()])\n"
         )
     return found
+
+
+def _check_has_result(function: Callable[..., Any]) -> None:
+    """Raise ConfigError for what cannot be an app: its calls have no result that could be sent, or no signature."""
+    name, yields = name_of(function), how_it_yields(function)
+    if yields:
+        raise ConfigError(f"{name} is {yields}, and a call has one result: return a value, such as a list of them all")
+    try:
+        inspect.signature(function)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"Python knows no signature of {name}, which an app needs; decorate a function that calls it:"
+            f" @stoker.app above def apply(*args): return {name}(*args)"
+        ) from None
 
 
 def _check_takes_context(function: Callable[..., Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import math
 import os
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 import stoker
+from stoker.contexts.factory import recipe_of
 from stoker.contexts.options import Options
 from stoker.errors import ConfigError, RecipeError, StokerError
 from stoker.manager.executor.loading import Session
@@ -225,6 +228,71 @@ def test_an_empty_session_says_that_a_variable_may_not_be_set() -> None:
         ConfigError, match=r"session: '' names no session .*not set.*stoker sessions.*leave session= out"
     ):
         stoker.load(session=os.environ.get("NO_SUCH_VARIABLE", ""))
+
+
+def one_by_one(path="m"):
+    yield path
+
+
+async def one_by_one_later(path="m"):
+    yield path
+
+
+async def later(path="m"):
+    return path
+
+
+class Many:
+    def __call__(self, path="m"):
+        yield path
+
+    def each(self, path="m"):
+        yield path
+
+    async def later(self, path="m"):
+        return path
+
+
+YIELD = [
+    one_by_one,
+    one_by_one_later,
+    functools.partial(one_by_one, "n"),
+    Many(),
+    Many().each,
+    contextlib.contextmanager(one_by_one),
+    contextlib.asynccontextmanager(one_by_one_later),
+]
+
+
+@pytest.mark.parametrize("function", YIELD, ids=lambda function: str(getattr(function, "__name__", type(function))))
+def test_what_yields_is_no_app_and_no_loader(function: Any) -> None:
+    said = r"is a (generator function|context manager)"
+    for decorate in (stoker.app, stoker.app(context=MODEL)):
+        with pytest.raises(ConfigError, match=said):
+            decorate(function)
+    for make in (stoker.context, stoker.context(memory="1 GB"), recipe_of):
+        with pytest.raises(RecipeError, match=said):
+            make(function)
+
+
+@pytest.mark.parametrize("loader", [later, functools.partial(later, "n"), Many().later])
+def test_an_async_function_is_an_app_and_no_loader(loader: Any) -> None:
+    assert "later" in repr(stoker.app(loader))
+    for make in (stoker.context, recipe_of):
+        with pytest.raises(RecipeError, match=r"later is an async function; a loader .* asyncio\.run"):
+            make(loader)
+
+
+@pytest.mark.parametrize("function", [int, max, dict, range])
+def test_what_has_no_signature_is_no_app(function: Any) -> None:
+    with pytest.raises(ConfigError, match=f"Python knows no signature of {function.__name__}"):
+        stoker.app(function)
+
+
+def test_an_app_is_called_what_its_function_is() -> None:
+    assert repr(stoker.app(functools.partial(echo, 1))) == "<app echo: no context>"
+    assert stoker.app(functools.partial(echo, 1)).__name__ == "echo"
+    assert repr(stoker.app(len)) == "<app len: no context>"
 
 
 def test_what_is_ignored_for_the_cache_has_to_be_a_parameter() -> None:

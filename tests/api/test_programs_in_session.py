@@ -397,6 +397,12 @@ def closure(step):
     return add
 
 
+class Later:
+    async def __call__(self, value):
+        await asyncio.sleep(0)
+        return value
+
+
 @pytest.mark.parametrize(
     ("function", "value", "result"),
     [
@@ -407,12 +413,18 @@ def closure(step):
         (str.upper, "a", "A"),
         (np.sum, [1, 2], 3),
         (Checker, 5, None),
+        (Later(), 2, 2),
+        (len, "abc", 3),
+        (int, "4", 4),
     ],
-    ids=["lambda", "closure", "method", "partial", "builtin-method", "ufunc", "class"],
+    ids=["lambda", "closure", "method", "partial", "builtin-method", "ufunc", "class", "object", "len", "int"],
 )
 def test_all_kinds_of_functions_travel(session, function, value, result):
     [got] = stoker.map(function, [value])
     assert got.limit == 5 if result is None else got == result
+    if function is not int:  # which has no signature, so that it is no app
+        got = stoker.app(function)(value).result(60)
+        assert got.limit == 5 if result is None else got == result
 
 
 class Judge:
@@ -427,10 +439,16 @@ class Judge:
     def plainly(self, claim):
         return claim * self.strictness
 
+    @stoker.app(context=stoker.context(dict)(word="said"))
+    @staticmethod
+    def repeat(context, claim):
+        return f"{context['word']} {claim}"
+
 
 def test_methods_as_apps(session):
     assert Judge(3).weigh("it").result(60) == "said it 3"
     assert Judge(3).plainly("ab").result(60) == "ababab"
+    assert Judge(3).repeat("it").result(60) == Judge.repeat("it").result(60) == "said it"
     assert list(stoker.map(Judge(2).weigh, ["a", "b"])) == ["said a 2", "said b 2"]
 
 

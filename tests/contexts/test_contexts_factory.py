@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import subprocess
 import sys
@@ -69,6 +70,15 @@ def test_recipes_load() -> None:
     assert recipe_of(lambda: None).name.startswith("lambda-")
     assert recipe_of(plain, ["a"]).key == plain("a").key
     assert recipe_of(plain, ["a"], memory="1 GB").needs.memory_bytes == parse_bytes("1 GB")
+
+
+def test_a_coroutine_is_no_context() -> None:
+    async def later() -> int:
+        return 1
+
+    with pytest.raises(RecipeError, match=r"the loader of lambda-\w+ returned a coroutine: .* asyncio\.run"):
+        load_context(recipe_of(lambda: later()), {})
+    assert load_context(recipe_of(lambda: asyncio.run(later())), {}) == 1
 
 
 def test_the_repr_is_one_line() -> None:
