@@ -47,7 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             own = _own_key(SessionFolder(given.session))
             given.block = own.stem if own is not None else ""
         agent = _make(given)
-        return Loop(agent).run()
+        code = Loop(agent).run()
+        if code:  # the one line that a batch log needs, and that the factory tells of
+            print(f"stoker-pilot: {agent.leaving}", file=sys.stderr)  # noqa: T201
+        return code
     except StokerError as error:
         print(f"stoker-pilot: {error}", file=sys.stderr)  # noqa: T201  # the one line that a batch log needs
         return 1

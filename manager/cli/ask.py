@@ -18,6 +18,7 @@ import zmq
 from stoker.dealer import Keys, open_socket
 from stoker.errors import SessionError
 from stoker.manager.executor import detached
+from stoker.manager.live import lease
 from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.listed import ListedState
@@ -103,7 +104,8 @@ class Observer:
                 if isinstance(message, kind):
                     return message
                 if isinstance(message, to_client.ClientRefused):
-                    raise SessionError(f"the manager of session {self.file.session} refuses: {message.reason}")
+                    text = f"the manager of session {self.file.session} refuses: {message.reason}"
+                    raise SessionError(text + _of_another_version(self.folder, self.file))
                 if isinstance(message, to_client.SessionOver):
                     raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
         raise SessionError(
@@ -112,6 +114,18 @@ class Observer:
             session=self.file.session,
             log=str(self.folder.manager_log),
         )
+
+
+def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
+    """What to do about a manager that speaks another version of the protocol; empty where it does not."""
+    if file.protocol == wire.VERSION:
+        return ""
+    holder = lease.read(folder.lease)
+    where = f"its manager ({holder})" if holder is not None else "its manager"
+    return (
+        ". Use the version of Stoker that the session began with. If that is not there any more: end"
+        f" {where} by hand, then `stoker down {file.session}` ends the rest"
+    )
 
 
 def _ended_at(folder: SessionFolder) -> str:

@@ -21,7 +21,6 @@ from pathlib import Path
 
 import msgspec
 
-from stoker import __version__
 from stoker.manager.core.core import Core
 from stoker.manager.core.events import FromPilot, ManagerRestarted
 from stoker.manager.core.seams import Policies
@@ -87,7 +86,7 @@ def come_back(journal: Path, session: str, policies: Policies) -> CameBack:
         notices=notices,
         snapshot_bytes=past.snapshot_bytes,
         tail_bytes=past.bytes_read,
-        compact=bool(past.damage) or head.stoker != __version__,
+        compact=bool(past.damage) or head.stoker != segments.WRITER,
         lost=past.lost,
     )
 
@@ -127,9 +126,9 @@ def _compare(past: Past, record: Decided, made: dict[int, int]) -> list[str]:
             continue
         by = past.head.stoker if past.head is not None else ""
         where = f"event {number:,} of the journal"
-        if by != __version__:
+        if by != segments.WRITER:
             raise _DecidesOtherwise(
-                f"Stoker {__version__} decides otherwise about {where} than Stoker {by or 'of before'}, which wrote it"
+                f"Stoker {segments.WRITER} decides otherwise about {where} than Stoker {by or 'of before'}, which wrote it"
             )
         text = f"a replay decides otherwise about {where} than the manager did: please report it, with the journal"
         log.error("%s", text)

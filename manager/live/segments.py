@@ -24,10 +24,14 @@ import msgspec
 from stoker import __version__
 from stoker.errors import SessionError
 from stoker.manager.live.records import MAGIC, OLD_MAGIC, SegmentHead, scan
+from stoker.manager.protocol.wire import VERSION
 
 NEXT = "next"
 _NUMBERED = re.compile(r"journal\.(\d{6,})")
 _SNAPSHOT = re.compile(r"journal\.(\d{6,})\.snapshot")
+
+WRITER = f"{__version__} (protocol {VERSION})"
+"""Who writes a segment: a manager of another version may decide otherwise about its events."""
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -39,7 +43,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 def new_head(number: int = 1, *, first: int = 0) -> SegmentHead:
     """The head of a segment that begins now."""
-    return SegmentHead(number, first, secrets.token_hex(8), __version__)
+    return SegmentHead(number, first, secrets.token_hex(8), WRITER)
 
 
 def kept_path(journal: Path, number: int) -> Path:

@@ -278,6 +278,18 @@ def test_a_session_of_another_protocol_is_refused_with_the_reason(manager: Manag
         Observer(manager.folder).__enter__()
 
 
+def test_what_to_do_about_a_manager_of_another_version(
+    stoker: Stoker, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = manager.folder
+    folder.write(msgspec.structs.replace(folder.read(), protocol=wire.VERSION - 1))
+    monkeypatch.setattr(ask.wire, "VERSION", wire.VERSION + 1)  # what this command says in its hello
+    refused = stoker("down", str(folder.path))
+    assert isinstance(refused.exception, SessionError)
+    assert "both sides need the same version of Stoker" in str(refused.exception)
+    assert f"its manager (pid {manager.process.pid} on " in str(refused.exception)
+
+
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://127.0.0.1:99999", "tcp://nowhere.invalid:80", "junk"])
 def test_nobody_listens_there(address: str) -> None:
     assert not ask.is_listening(address)

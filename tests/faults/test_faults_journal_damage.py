@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 from faults.world import count_lines, kill, note, until
 
 import stoker
 from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, encoded, scan
+from stoker.manager.protocol.wire import VERSION
 
 CALLS = 90
 
@@ -71,7 +73,8 @@ def test_a_damaged_record_costs_what_it_said(session, world, tmp_path):
     assert [path for path in Path(session.folder).glob("journal.damaged-*") if path.read_bytes() == data]
 
 
-def test_a_version_that_decides_otherwise_begins_with_what_is_certain(session, world, tmp_path):
+@pytest.mark.parametrize("version", ["0.0.9", f"{stoker.__version__} (protocol {VERSION - 1})"])
+def test_a_version_that_decides_otherwise_begins_with_what_is_certain(session, world, tmp_path, version):
     log, journal = tmp_path / "log", session.folder / "journal"
     futures = work_on(str(log))
     some_are_done(futures, session)
@@ -80,13 +83,13 @@ def test_a_version_that_decides_otherwise_begins_with_what_is_certain(session, w
     for _, now, record in scan(journal):
         assert not isinstance(record, Damage)
         if isinstance(record, SegmentHead):
-            record = msgspec.structs.replace(record, stoker="0.0.9")
+            record = msgspec.structs.replace(record, stoker=version)
         elif isinstance(record, Decided):
             record = msgspec.structs.replace(record, checks=bytes(byte ^ 1 for byte in record.checks))
         other += b"".join(encoded(now, record))
     journal.write_bytes(other)
     kill([manager])
     notices = all_end_once(futures, session, log, again=CALLS // 3)
-    assert [text for text in notices if "decides otherwise" in text and "0.0.9" in text]
+    assert [text for text in notices if "decides otherwise" in text and version in text]
     (aside,) = Path(session.folder).glob("journal.aside-*")
     assert aside.read_bytes() == other

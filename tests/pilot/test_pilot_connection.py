@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from fake_manager import FakeManager, function, recipe
 
 from stoker.contexts import payloads
@@ -129,12 +130,17 @@ def test_a_call_that_is_held_already_is_not_taken_again(served: FakeManager) -> 
     assert notes.read_text() == "11 12 13 "
 
 
-def test_a_refused_pilot_ends(manager: FakeManager) -> None:
+def test_a_refused_pilot_ends_and_its_job_s_output_says_why(
+    manager: FakeManager, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The factory tells of the last lines that a job printed."""
     manager.welcomes = False
     pilot = manager.start_pilot()
     manager.hello()
-    manager.send(PilotRefused(reason="the session is over"))
+    manager.send(PilotRefused(reason="both sides need the same version of Stoker"))
     assert pilot.wait(10) == 3
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last == "stoker-pilot: the manager refused this pilot: both sides need the same version of Stoker"
 
 
 def test_a_pilot_without_its_manager_ends_after_the_lease(served: FakeManager) -> None:
