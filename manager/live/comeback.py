@@ -128,7 +128,8 @@ def _compare(past: Past, record: Decided, made: dict[int, int]) -> list[str]:
         where = f"event {number:,} of the journal"
         if by != segments.WRITER:
             raise _DecidesOtherwise(
-                f"Stoker {segments.WRITER} decides otherwise about {where} than Stoker {by or 'of before'}, which wrote it"
+                f"Stoker {segments.WRITER} decides otherwise about {where} than Stoker {by or 'of before'}, which wrote"
+                " it"
             )
         text = f"a replay decides otherwise about {where} than the manager did: please report it, with the journal"
         log.error("%s", text)
