@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.contexts.bytecode import global_names, imported_names
+from stoker.contexts.unpicklable import future_kind
 from stoker.contexts.user_code import is_installed, users_source, version_of
 from stoker.errors import RecipeError
 
@@ -302,6 +303,8 @@ class _Walk:
             self.text(str(value.dtype))
             self.visit(tuple(value.shape))
             self.raw("data", _array_bytes(value))
+        elif future := future_kind(value):
+            raise RecipeError(f"{self._where() or 'it'} is {future}, which can't leave the program; use what it gives")
         else:
             self._reduced(value, kind)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,8 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
         path, culprit, why = _search(value, error, what=what)
     except Exception:  # looking for the reason must not hide that there is one
         path, culprit, why = "", value, error
+    if kind := future_kind(culprit):
+        return _of_future(path, kind, what=what)
     place = f" at {path}" if path else ""
     if what in ("result", "checkpoint"):
         goes, advice = "back to the program", "Give back what it is made from instead: numbers, texts, arrays"
@@ -28,10 +31,39 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
     return f"the {what} can't be sent {goes}{place}: {_kind(culprit)} can't be pickled ({_short(why)}). {advice}."
 
 
+def future_kind(value: Any) -> str:
+    """What a future is: of this program (`concurrent.futures`, Parsl) or of asyncio; empty for anything else. Neither
+    library is imported for it."""
+    for module, kind in (("concurrent.futures", "a future"), ("asyncio", "a future of asyncio")):
+        future = getattr(sys.modules.get(module), "Future", None)
+        if isinstance(future, type) and isinstance(value, future):
+            return kind
+    return ""
+
+
+def _of_future(path: str, kind: str, *, what: str) -> str:
+    """The sentence for a future, which stays where it was made."""
+    value = "its .result()" if kind == "a future" else "what it gives when it is awaited"
+    if what in ("result", "checkpoint"):
+        place = f"holds {kind} at {path}" if path else f"is {kind}"
+        return f"the {what} {place}, which can't leave the library. Wait for it in the function, and return its value."
+    if path.startswith("argument") and kind == "a future":
+        return (
+            f"{path} is a future, and only a future that is an argument of its own is waited for. Pass it as one, or"
+            " pass its .result()."
+        )
+    if path.startswith("argument"):
+        return f"{path} is {kind}, which can't leave the program. Pass {value}."
+    place = f" at {path}" if path else ""
+    return f"the {what} can't be sent to a library{place}: {kind} can't leave the program. Use {value}."
+
+
 def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, BaseException]:
     path, culprit, why, tries = "", value, error, 0
     seen: set[int] = set()
     for _ in range(_DEPTH):
+        if future_kind(culprit):  # it fails for what it is made of, which is of no interest
+            break
         seen.add(id(culprit))
         for step, part in _parts(culprit):
             if id(part) in seen:
@@ -99,7 +131,7 @@ def _tidy(path: str, value: Any, *, what: str) -> str:
     if what == "argument" and calls and path.startswith(("[0][", "[1][")):
         name, _, rest = path[4:].partition("]")
         return f"argument {name}{', ' + rest.strip() if rest else ''}"
-    return path.strip()
+    return path.removeprefix("[0]" if what == "function" else "").strip()  # of a function and what goes with it
 
 
 def _name(key: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import dataclasses
 import enum
 import math
@@ -19,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.contexts import payloads
-from stoker.errors import SerializationError
+from stoker.contexts.factory import recipe_of
+from stoker.errors import RecipeError, SerializationError
 
 numbers = st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
 atoms = st.none() | st.booleans() | numbers | st.text() | st.binary()
@@ -284,3 +287,48 @@ def test_classes_of_this_test_come_back_as_themselves() -> None:
     assert back == [Point(1), Point]
     assert type(back[0]) is Point
     assert back[0].colour is Colour.RED
+
+
+@dataclasses.dataclass
+class Wrapped:
+    part: Any
+
+
+FUTURE: concurrent.futures.Future[int] = concurrent.futures.Future()
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ([1, 2, 3, FUTURE], r"\[3\]"),
+        ((FUTURE,), r"\[0\]"),
+        ({"a": FUTURE}, r"\['a'\]"),
+        ({FUTURE}, r"\[0\]"),
+        (Wrapped([FUTURE]), r"\.part\[0\]"),
+        ({"k": [Wrapped((FUTURE,))]}, r"\['k'\]\[0\]\.part\[0\]"),
+    ],
+)
+def test_a_future_within_a_value_is_called_one(value: Any, place: str) -> None:
+    for arguments, name in ((((1, value), {}), "1"), (((), {"xs": value}), "'xs'")):
+        with pytest.raises(SerializationError, match=rf"^argument {name}, {place} is a future, and only.*\.result\(\)"):
+            payloads.dumps(arguments)
+    with pytest.raises(SerializationError, match=rf"^the result holds a future at {place}, which can't leave"):
+        payloads.dumps(value, what="result")
+    with pytest.raises(RecipeError, match=r"is a future, which can't leave the program"):
+        recipe_of(lambda _: None, [value])
+
+
+def test_a_future_is_called_one() -> None:
+    def uses() -> Any:
+        return FUTURE
+
+    with pytest.raises(SerializationError, match=r"^the result is a future, which can't leave the library"):
+        payloads.dumps(FUTURE, what="result")
+    with pytest.raises(SerializationError, match=r"at global 'FUTURE' that it uses: a future can't leave the program"):
+        payloads.dumps((uses, False, None), what="function")
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(SerializationError, match=r"^argument 0 is a future of asyncio.*when it is awaited"):
+            payloads.dumps(((loop.create_future(),), {}))
+    finally:
+        loop.close()
