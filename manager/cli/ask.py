@@ -51,6 +51,8 @@ class Observer:
         self._timeout_s = timeout_s
         self._decode = wire.to_client_decoder()
         if not is_listening(self.file.address):
+            if why := detached.unreachable(folder):
+                raise SessionError(why, session=self.file.session)
             raise SessionEndedError(nobody_listens(folder, self.file))
         pair = folder.read_key("client")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -109,6 +109,17 @@ def is_up(folder: SessionFolder) -> bool:
     return folder.file.exists() and interfaces.is_listening(folder.read().address)
 
 
+def unreachable(folder: SessionFolder) -> str:
+    """Why a manager that lives on this machine cannot be reached; empty if it lives elsewhere, or this machine's
+    network is not at fault."""
+    if not folder.file.exists():
+        return ""
+    file, holder = folder.read(), lease.read_if_whole(lease.lease_file(folder))
+    if holder is None or not lease.is_alive(holder) or not (why := interfaces.no_way_to(file.address)):
+        return ""
+    return f"the manager of session {file.session} ({holder}) at {file.address} cannot be reached: {why}"
+
+
 def over(folder: SessionFolder) -> str:
     """Why the session is over; empty while it is not, as far as its lease says."""
     return folder.over()
@@ -136,6 +147,8 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Hol
     `waiting` hears what is waited for, if that takes long. Raises SessionError with the end of the manager's log.
     """
     launch = _read_launch(folder)
+    if why := unreachable(folder):
+        raise SessionError(why, session=launch.session)
     path = lease.lease_file(folder)
     before, said_before = lease.read(path), _written_at(folder)
     if before is not None and before.over:

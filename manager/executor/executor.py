@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 START_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 END_LIMIT_S = 10.0
+JOIN_LIMIT_S = 2.0
+"""A program that ends before its manager has welcomed it waits for that so long, to tell it of the end."""
 FACTORY_LIMIT_S = 40.0
 """How long the jobs of batch systems have to be gone; the factory itself gives up a little earlier."""
 
@@ -225,14 +227,15 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if self._starting is not None:
             wait([self._starting])
         told: set[str] = set()
-        if self._link is not None and self._manager_is_up() and not self._link.wait_finished(0):
+        joined = self._link is not None and self._link.was_joined(within_s=JOIN_LIMIT_S)
+        if self._link is not None and joined and self._manager_is_up() and not self._link.wait_finished(0):
             told = blocks.with_pilots(self._link)
             self._link.tell(EndSession("the program is done"))
             self._link.wait_finished(END_LIMIT_S)
         blocks.end_all(self, told=told)
         if self._manager is not None:
             # One that was never told of the end (nobody was connected to it yet) need not be waited for.
-            self._manager.end(grace_s=END_LIMIT_S / 2 if self._link is not None else 0)
+            self._manager.end(grace_s=END_LIMIT_S / 2 if joined else 0)
         if self._by_factory and self.folder is not None:
             blocks.wait_for_factory(self.folder, limit_s=FACTORY_LIMIT_S)
         if self._link is not None:

@@ -41,6 +41,7 @@ from stoker.manager.executor.processes import removed
 from stoker.manager.executor.questions import Questions
 from stoker.manager.executor.settling import Settling
 from stoker.manager.executor.waiting import WaitingCalls
+from stoker.manager.live.interfaces import is_listening, no_way_to
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallSpec, Features, Payload
 from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId
@@ -58,6 +59,8 @@ LOOK_EVERY_S = 1.0
 """How often a link whose manager is away looks where it is now."""
 SETTLE_LIMIT_S = 2.0
 """How long a link that is closed waits for the futures of results that have come."""
+SLOW_S = 5.0
+"""A program that has waited for its manager's welcome for so long says why."""
 AWAY_S = 30.0
 """A manager that is away for longer is said to be; if its folder is gone too, the session is over."""
 
@@ -113,17 +116,36 @@ class Link:
     # ---- what the rest of the client calls
 
     def wait_joined(self, timeout_s: float) -> None:
-        """Wait until the manager has said welcome. Raises SessionError."""
-        self._joined.wait(timeout_s)
+        """Wait until the manager has said welcome; a wait of several seconds is told with its reason. Raises
+        SessionError."""
+        told_s = min(timeout_s, SLOW_S)
+        if not self._joined.wait(told_s) and told_s < timeout_s:
+            why = self._why_not_joined()
+            logger.warning("%s; it is waited for up to %.0f s", why, timeout_s)
+            self._joined.wait(timeout_s - told_s)
         if self._over is not None:
             raise self._over
         if not self._joined.is_set():
-            raise SessionError(
-                f"session {self.session.session}: its manager at {self.session.address} did not answer within "
-                f"{timeout_s:.0f} s; read {self.folder.manager_log}",
-                session=self.session.session,
-                log=str(self.folder.manager_log),
-            )
+            raise self._not_joined(f"{self._why_not_joined()}; that lasted for {timeout_s:.0f} s")
+
+    def was_joined(self, *, within_s: float) -> bool:
+        """Whether the manager has said welcome, or does so now."""
+        return self._was_joined or self._joined.wait(within_s)
+
+    def _why_not_joined(self) -> str:
+        """Why the manager has not said welcome. Raises SessionError where waiting cannot help."""
+        address = self.session.address
+        session = f"session {self.session.session}: its manager at {address}"
+        if self.journal_trouble:
+            return f"{session} lets no program in: {self.journal_trouble}"
+        if why := no_way_to(address):
+            raise self._not_joined(f"{session} cannot be reached: {why}")
+        if is_listening(address):
+            return f"{session} accepts connections and does not answer; its log may say why: {self.folder.manager_log}"
+        return f"{session} does not listen there any more; its log may say why: {self.folder.manager_log}"
+
+    def _not_joined(self, why: str) -> SessionError:
+        return SessionError(why, session=self.session.session, log=str(self.folder.manager_log))
 
     def submit(self, job: Job, payload: Payload, waiter: Waiter, *, features: Features | None = None) -> CallId:
         """Send a call; `waiter` hears of its end. Raises SessionError when the session is over."""

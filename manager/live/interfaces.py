@@ -9,6 +9,7 @@ the address from which this host would speak to the world.
 from __future__ import annotations
 
 import difflib
+import errno
 import ipaddress
 import os
 import socket
@@ -69,6 +70,22 @@ def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
             return True
     except (OSError, ValueError, OverflowError):
         return False
+
+
+def no_way_to(address: str) -> str:
+    """Why this host's own network leads nowhere near a ZeroMQ endpoint; empty if it has a way there. Sends nothing."""
+    where = urlsplit(address)
+    host = where.hostname or ""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+            way.connect((host, where.port or 0))
+    except (OSError, ValueError, OverflowError) as error:
+        if getattr(error, "errno", None) != errno.ENETUNREACH:
+            return ""
+        if _is_loopback(host):
+            return f"the loopback interface of {socket.gethostname()} is down; bring it up: ip link set lo up"
+        return f"{socket.gethostname()} has no network that leads to {host}"
+    return ""
 
 
 def _named() -> list[str]:

@@ -287,11 +287,16 @@ def read(path: Path) -> Holder | None:
 
 def unwritten(path: Path) -> str:
     """Why the last records of the journal of a session that is over are not written; empty if they are."""
-    try:
-        holder = read(path)
-    except (OSError, SessionError):
-        return ""
+    holder = read_if_whole(path)
     return holder.unwritten if holder is not None else ""
+
+
+def read_if_whole(path: Path) -> Holder | None:
+    """Who holds the lease at `path`; None if nobody does, or it cannot be read."""
+    try:
+        return read(path)
+    except (OSError, SessionError):
+        return None
 
 
 def is_alive(holder: Holder) -> bool | None:

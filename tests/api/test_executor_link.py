@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import pickle
+import re
 import threading
 import weakref
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.contexts.recipe import BARE, Recipe
 from stoker.errors import CallCancelledError, ProtocolError, SessionError
+from stoker.manager.executor import link as links
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Job
@@ -246,6 +249,26 @@ def test_a_client_with_another_key_is_refused(router, tmp_path):
     try:
         with pytest.raises(SessionError):
             link.wait_joined(0.5)
+    finally:
+        link.close()
+
+
+def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router, monkeypatch, caplog, until):
+    """Its manager answers no hello until there is room, and tells it why."""
+    full = "the journal cannot be written (No space left on device): the disk of /runs is full"
+    monkeypatch.setattr(links, "SLOW_S", 0.2)
+    link = Link(router.folder)
+    try:
+        router.hear(to_manager.ClientHello)
+        status = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
+        router.say(msgspec.structs.replace(status, trouble={to_client.JOURNAL: full}))
+        with pytest.raises(SessionError, match=f"lets no program in: {re.escape(full)}; that lasted for 1 s"):
+            link.wait_joined(1.0)
+        assert any(f"{full}; it is waited for up to 1 s" in record.getMessage() for record in caplog.records)
+        router.welcome()
+        link.wait_joined(10)
+        router.say(status)
+        until(lambda: not link.journal_trouble)
     finally:
         link.close()
 

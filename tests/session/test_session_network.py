@@ -1,0 +1,107 @@
+"""A machine whose network is at fault: who cannot reach a manager says so within seconds, and what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from faults.world import World
+from live.peers import key_pair, session_folder
+
+from stoker.errors import SessionError
+from stoker.manager.executor import link as links
+from stoker.manager.executor.link import Link
+from stoker.manager.live.interfaces import no_way_to
+from stoker.manager.protocol import wire
+from stoker.manager.protocol.session import SessionFile, SessionFolder
+
+NO_NETWORK = ["unshare", "--net"]
+DOWN = f"the loopback interface of {socket.gethostname()} is down; bring it up: ip link set lo up"
+
+
+def _can_unshare() -> bool:
+    if os.geteuid() or shutil.which("unshare") is None:
+        return False
+    return not subprocess.run([*NO_NETWORK, "true"], capture_output=True).returncode
+
+
+without_network = pytest.mark.skipif(not _can_unshare(), reason="a machine without a network needs root and unshare(1)")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SessionFolder:
+    return session_folder(tmp_path / "session")
+
+
+@without_network
+def test_a_program_says_that_the_loopback_is_down(tmp_path: Path) -> None:
+    """It said nothing for a minute, and then that its manager did not answer."""
+    with World(tmp_path / "world").entered() as world:
+        began = time.monotonic()
+        program = f"import stoker; stoker.load(run_dir={str(world.runs)!r})"
+        said = subprocess.run([*NO_NETWORK, sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+        took_s = time.monotonic() - began
+        assert said.returncode == 1
+        assert re.search(
+            r"SessionError: session \w{4}: its manager at tcp://127\.0\.0\.1:\d+ cannot be reached: " + re.escape(DOWN),
+            said.stderr.splitlines()[-1],
+        )
+        assert took_s < 30
+        world.empty()
+
+
+@without_network
+def test_a_command_says_that_the_loopback_is_down_and_not_that_the_manager_is_gone(tmp_path: Path) -> None:
+    with World(tmp_path / "world").entered():
+        stoker = [sys.executable, "-m", "stoker.manager.cli.entry"]
+        up = subprocess.run([*stoker, "up"], capture_output=True, text=True, timeout=100)
+        assert up.returncode == 0, up.stderr
+        for command in ("status", "down"):
+            said = subprocess.run([*NO_NETWORK, *stoker, command], capture_output=True, text=True, timeout=100)
+            assert said.returncode == 1
+            assert said.stderr.rstrip().endswith(f"cannot be reached: {DOWN}")
+        down = subprocess.run([*stoker, "down"], capture_output=True, text=True, timeout=100)
+        assert down.returncode == 0, down.stderr
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://nowhere.invalid:80", "tcp://127.0.0.1:99999", "junk"])
+def test_a_network_that_works_is_not_at_fault(address: str) -> None:
+    assert no_way_to(address) == ""
+
+
+def test_a_program_that_is_not_answered_says_where_to_look(
+    folder: SessionFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(links, "SLOW_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        folder.write(SessionFile("test", wire.VERSION, address, key_pair().public))
+        link = Link(folder)
+        try:
+            with pytest.raises(SessionError, match="accepts connections and does not answer; its log may say why"):
+                link.wait_joined(0.3)
+        finally:
+            link.close()
+    [said] = [record.getMessage() for record in caplog.records if "waited for" in record.getMessage()]
+    assert said.startswith(f"session test: its manager at {address} accepts connections and does not answer")
+    assert str(folder.manager_log) in said
+
+
+def test_a_program_whose_manager_does_not_listen_says_so(
+    folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "SLOW_S", 0.1)
+    folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
+    link = Link(folder)
+    try:
+        with pytest.raises(SessionError, match=r"at tcp://127\.0\.0\.1:1 does not listen there any more; its log"):
+            link.wait_joined(0.3)
+    finally:
+        link.close()
