@@ -108,8 +108,8 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
     - `files`: names of the loader's parameters that are paths, or paths: these files and folders travel to the pilot,
       and the loader gets the local path.
     - `preload`: modules that a pilot imports before it forks libraries; by default those that the loader imports.
-    - `awareness`: how much outlives a call: `full`, `disk` or `none`. `calls_per_library`: retire after so many calls
-      (after one, where less than all outlives it).
+    - `awareness`: how much outlives a call: `full`, `disk` or `none`. `calls_per_library`: end a library after
+      this many calls (after one, where less than all outlives it).
 
     Raises RecipeError (or UnitError) for an option that can't be read.
     """

@@ -72,7 +72,7 @@ def _size(option: str, value: Size) -> int:
     except (ValueError, OverflowError) as error:
         raise _wrong(option, value, str(error)) from None
     if size > MOST_BYTES:
-        raise _wrong(option, value, "no machine has so many bytes")
+        raise _wrong(option, value, "no machine has that much")
     return size
 
 

@@ -20,7 +20,9 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--model", metavar="PATH", help="A model folder, a GGUF file or a hub name. [SmolLM2-135M-Instruct]")
 @click.option("--claims", metavar="FILE", help="Claims with labels: .jsonl, .csv or .parquet. [999 of FEVER, shipped]")
 @click.option("--prompts", metavar="FILE", help="Templates with {claim}: .toml or .jsonl. [three, shipped]")
-@click.option("--limit", type=WholeNumber(), help=f"Only so many claims, drawn by chance. [{_DEFAULT.limit}]")
+@click.option(
+    "--limit", metavar="N", type=WholeNumber(), help=f"N claims of the file, drawn by chance. [{_DEFAULT.limit}]"
+)
 @click.option("--all", "everything", is_flag=True, help="Verify every claim of the file.")
 @click.option("--seed", type=int, help=f"Which claims --limit draws. [{_DEFAULT.seed}]")
 @click.option("--batch-size", type=WholeNumber(), help=f"Claims a call. [{_DEFAULT.batch_size}]")

@@ -29,7 +29,7 @@ from stoker.manager.executor import detached
 from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol.session import SessionFolder, find_session
 
-LOOKS = "this folder's if it is up, else the newest that is up, else the newest of this folder"
+LOOKS = "the one of this folder if it is up, else the newest that is up, else this folder's newest"
 """Which session a command means that only looks."""
 CHANGES = "the one that is up; of several this folder's"
 """Which session a command means that changes it."""

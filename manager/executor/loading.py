@@ -213,7 +213,7 @@ class Session:
 
         Pilots are asked for where they are needed, as for calls. Nothing is pinned: a library that is not used goes
         when its room or its pilot is wanted otherwise. Raises ConfigError or RecipeError for what cannot be meant; the
-        future raises ContextError if the context cannot be loaded, NoDeviceError where it never finds so many devices.
+        future raises ContextError if the context cannot be loaded, NoDeviceError where there are fewer devices.
         """
         check_count("session.warm: count", count, least=1, most=MOST_AT_ONCE)
         wants = read_wants({"context": as_recipe(context), "gang": count}, takes_context=True)

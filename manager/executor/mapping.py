@@ -124,7 +124,7 @@ def map(
 
 
 class _NotSent:
-    """An item, or a batch of so many items, whose arguments could not be packed."""
+    """An item, or a batch of `items`, whose arguments could not be packed."""
 
     def __init__(self, error: Exception, *, items: int) -> None:
         self.error = error

@@ -21,7 +21,7 @@ from typing import Any
 SLOW_S = 0.1
 """An item that takes longer is a slow one."""
 SLOW_ITEMS = 2
-"""So many slow items make a slow input."""
+"""An input with this many slow items is a slow one."""
 _JOIN_S = 0.2
 
 
@@ -46,7 +46,7 @@ class PulledInputs(Iterator[Any]):
         self._thread.start()
 
     def allow(self, count: int) -> None:
-        """Let so many items wait here; each that is taken counts until the next time."""
+        """Let `count` items wait here; each that is taken counts until the next time."""
         with self._changed:
             self._room = count
             self._changed.notify()

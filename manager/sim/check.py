@@ -208,7 +208,10 @@ def _never_held(world: World, name: str) -> Iterator[Impossible]:
     ]
     if suited:
         most = max(source.devices for source in suited)
-        problem = f"devices = {model.devices}: {name} takes so many of one node, and no node that suits has over {most}"
+        wanted = model.devices
+        problem = (
+            f"devices = {wanted}: {name} needs {wanted} of one node, and of the nodes that suit none has over {most}"
+        )
         yield Impossible((*at[:-1], "devices"), problem)
         return
     kinds = dict.fromkeys(source.kind for source in usable)
