@@ -27,7 +27,7 @@ from stoker.errors import SessionError
 from stoker.manager.cli import console
 from stoker.manager.executor import detached
 from stoker.manager.live.interfaces import is_listening
-from stoker.manager.protocol.session import SessionFolder, find_session
+from stoker.manager.protocol.session import SessionFolder, find_session, named_folder
 
 LOOKS = "the one of this folder if it is up, else the newest that is up, else this folder's newest"
 """Which session a command means that only looks."""
@@ -49,8 +49,9 @@ class Candidate(msgspec.Struct, frozen=True):
 def look(name: str = "") -> SessionFolder:
     """The session that a command looks at: by its folder, its id or a beginning of one; without a name, by the rule
     above. A command that asks twice gets the same one. Raises SessionError."""
-    if name and (Path(name) / "session.json").exists():
-        return SessionFolder(name)
+    named = named_folder(name)
+    if named is not None:
+        return named
     command = click.get_current_context(silent=True)
     chosen: dict[str, SessionFolder] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
     if name not in chosen:

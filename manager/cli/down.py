@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable
 
 import click
 
-from stoker.errors import SessionError
+from stoker.errors import ConfigError, SessionError
 from stoker.manager.cli import caches, choosing, console, left, sessions
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.cli.numbers import Seconds
@@ -45,7 +46,9 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     name = folder.read().session
     brought = before is not None and bool(before.pilots or before.gone_pilots)
     unwritten = detached.unwritten(folder)
-    stays = caches.stays(detached.sites_of(folder).values()) if brought else []
+    stays: list[str] = []
+    with contextlib.suppress(ConfigError):  # the session has ended, whatever is wrong with its site files
+        stays = caches.stays(detached.sites_of(folder).values()) if brought else []
     if as_json:
         console.json({"session": name, "left": remains, "stays": stays, "status": before, "unwritten": unwritten})
     elif remains:

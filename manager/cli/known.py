@@ -16,7 +16,7 @@ from stoker.errors import ConfigError, SessionError, UnitError
 from stoker.manager.cli import console, prune
 from stoker.manager.executor import detached
 from stoker.manager.live.interfaces import is_listening
-from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.session import SessionFolder, holds_session
 from stoker.units import parse_seconds, show_bytes, show_seconds
 from stoker.working_folder import folders_here
 
@@ -79,7 +79,7 @@ def known() -> Iterator[Known]:
     places = [*(home / "sessions").glob("*"), *(home / "sessions.d").glob("*")]
     for here in folders_here():
         places += Path(here).glob("runinfo/*/*")
-    found = {place.resolve() for place in places if (place / "session.json").exists()}
+    found = {place.resolve() for place in places if holds_session(place)}
     for idle_s, path in sorted((_idle_s(path), path) for path in found):
         folder = SessionFolder(path)
         with contextlib.suppress(SessionError):  # damaged, or removed meanwhile

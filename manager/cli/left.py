@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from stoker.errors import StokerError
+from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.locks import is_locked
 from stoker.manager.executor import detached, engines
 from stoker.manager.factory.batch import JOBS_LEFT, Batch
@@ -55,7 +56,9 @@ def processes(folder: SessionFolder) -> Iterator[Left]:
     for process, kind, path in ours():
         if path == folder.path:
             yield Left(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
-    holder = lease.read(lease.lease_file(folder))
+    holder = None
+    with contextlib.suppress(SessionError):  # it is damaged
+        holder = lease.read(lease.lease_file(folder))
     if holder is not None and lease.is_alive(holder) is None and not holder.over:
         yield Left(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
 
@@ -118,7 +121,14 @@ def batch_of(site: Site, folder: SessionFolder) -> Batch:
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[Left]:
     """Jobs of the session that its batch systems still have. Of those that do not answer, what was there `before`."""
     seen: set[str] = set()
-    for site in detached.sites_of(folder).values():
+    try:
+        sites = detached.sites_of(folder)
+    except ConfigError as error:
+        if before is not None and before.jobs:
+            names = job_ids([job.job for job in before.jobs if job.job])
+            yield Left(f"perhaps jobs {names}, which cannot be asked about: {error}")
+        return
+    for site in sites.values():
         if site.provider.kind is ProviderKind.LOCAL:  # its jobs are processes of this machine
             continue
         remove = _REMOVES.get(site.provider.kind, "")

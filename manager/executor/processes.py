@@ -24,7 +24,7 @@ from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.restarts import Restarts, after
-from stoker.manager.protocol.session import KeyPair, SessionFolder, changed_at
+from stoker.manager.protocol.session import KeyPair, SessionFolder, changed_at, holds_session
 from stoker.plain_text import refuse_odd_path
 from stoker.site import ProviderKind, Site
 
@@ -108,7 +108,7 @@ def _link(folder: SessionFolder, links: Path) -> None:
     links.mkdir(mode=0o700, parents=True, exist_ok=True)
     newest_first = sorted(links.iterdir(), key=changed_at, reverse=True)
     for place, old in enumerate(newest_first):
-        if not (old / "session.json").exists() or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
+        if not holds_session(old) or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
             old.unlink(missing_ok=True)
     link = links / folder.read().session
     draft = links / f".{link.name}-{secrets.token_hex(4)}"  # others may do the same just now

@@ -84,6 +84,7 @@ class Commands:
         if self._pacer is not None:
             self._pacer.take()
         try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,

@@ -205,11 +205,15 @@ class Server:
         self._define_session(now)
 
     def write_address_again(self) -> None:
-        """Write `session.json` anew if somebody has removed it: programs and pilots find the session by it. On any
-        thread. Raises OSError."""
-        if not self.folder.file.exists():
-            self.folder.write(self._address)
-            log.warning("%s was removed; it is written again", self.folder.file)
+        """Write `session.json` anew if somebody has removed or damaged it: programs and pilots find the session by it.
+        On any thread. Raises OSError."""
+        try:
+            if self.folder.read() == self._address:
+                return
+        except SessionError as error:
+            what = str(error) if self.folder.file.exists() else f"{self.folder.file} was removed"
+            log.warning("%s; it is written again", what)
+        self.folder.write(self._address)
 
     def run(self) -> str:
         """Serve until the session is over; returns why."""

@@ -200,6 +200,8 @@ class SessionFolder:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(content)))
+            file.flush()
+            os.fsync(file.fileno())  # a host that crashes now leaves the old file or this one, never an empty one
         draft.replace(path)
 
 
@@ -212,12 +214,30 @@ def changed_at(path: Path) -> float:
         return 0.0
 
 
+def holds_session(folder: str | os.PathLike[str]) -> bool:
+    """Whether there is a session in a folder that this user may read."""
+    return os.path.exists(os.path.join(folder, "session.json"))
+
+
+def named_folder(name: str) -> SessionFolder | None:
+    """The session in the folder of this name; None where no session is there. Raises SessionError for a folder that is
+    closed to this user."""
+    try:
+        return SessionFolder(name) if name and Path(name, "session.json").exists() else None
+    except PermissionError as error:
+        text = f"{name} cannot be read ({error.strerror}): only the user who began a session can use it"
+        raise SessionError(text) from None
+    except OSError:  # too long for the name of a folder
+        return None
+
+
 def find_session(name: str = "") -> SessionFolder:
     """A session's folder by id (or a unique beginning of one), by path, or the newest. Raises SessionError."""
-    if name and (Path(name) / "session.json").exists():
-        return SessionFolder(name)
+    named = named_folder(name)
+    if named is not None:
+        return named
     links = sorted((state_folder() / "sessions").glob("*"), key=changed_at)
-    links = [link for link in links if (link / "session.json").exists() and link.name.startswith(name)]
+    links = [x for x in links if holds_session(x) and x.name.startswith(name) and not x.name.startswith(".")]  # a draft
     if not links:
         what = f"no session {name!r}" if name else "no session"
         raise SessionError(f"{what} on this machine; `stoker.load()` in a program or `stoker run APP` starts one")

@@ -47,6 +47,13 @@ def test_one_that_is_not_there(tmp_path: Path) -> None:
         Commands(limit_s=5, folder=tmp_path).run(["sbitch"])
 
 
+def test_the_folder_that_they_run_in_is_made_again_if_it_was_removed(tmp_path: Path) -> None:
+    commands = Commands(limit_s=10, folder=tmp_path / "submit")
+    assert commands.run(["pwd"]).out == f"{tmp_path}/submit\n"
+    with pytest.raises(BatchTrouble, match="cannot be run"):
+        Commands(limit_s=10, folder=tmp_path / "no session" / "submit").run(["pwd"])
+
+
 def test_large_answers_fit(tmp_path: Path) -> None:
     said = Commands(limit_s=20, folder=tmp_path).run([sys.executable, "-c", "print('x' * 3_000_000)"])
     assert len(said.out) == 3_000_001

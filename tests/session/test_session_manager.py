@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from faults.world import World, kill, until
 from live.peers import Peer, pilot_hello, session_folder
 
 from stoker.contexts.recipe import BARE
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, SessionError
 from stoker.manager.executor.link import Link
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.replay import status_of_ended_session
@@ -71,14 +72,25 @@ def managers(folder: SessionFolder) -> Iterator[Managers]:
         process.wait(10)
 
 
-def test_an_address_that_was_removed_is_written_again_while_the_session_lives(managers: Managers) -> None:
+def is_whole(folder: SessionFolder) -> bool:
+    try:
+        return bool(folder.read())
+    except SessionError:
+        return False
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")], ids=["removed", "emptied"])
+def test_an_address_that_was_lost_is_written_again_while_the_session_lives(
+    managers: Managers, damage: Callable[[Path], object]
+) -> None:
     process = managers.start()
     before = managers.folder.read()
-    managers.folder.file.unlink()
+    damage(managers.folder.file)
     lease.lease_file(managers.folder).unlink()
-    until(lambda: managers.folder.file.exists() and lease.lease_file(managers.folder).exists(), limit_s=20)
+    until(lambda: is_whole(managers.folder) and lease.lease_file(managers.folder).exists(), limit_s=20)
     assert managers.folder.read() == before
-    assert "session.json was removed; it is written again" in managers.folder.manager_log.read_text()
+    log = managers.folder.manager_log.read_text()
+    assert re.search(r"session.json (was removed|is damaged: .*); it is written again", log)
     link = Link(managers.folder)
     try:
         link.wait_joined(20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import msgspec
 import pytest
 
 from stoker.contexts.state import state_folder
+from stoker.errors import SessionError
+from stoker.manager.cli import choosing
 from stoker.manager.executor.processes import KEPT_SESSIONS, register
 from stoker.manager.live import lease
-from stoker.manager.protocol.session import SessionFile, SessionFolder, find_session
+from stoker.manager.protocol.session import SessionFile, SessionFolder, find_session, holds_session
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +52,32 @@ def test_a_session_that_lives_is_known_after_any_number_of_others(tmp_path: Path
     assert not {"down", "died", "s0"} & known()
     assert f"s{KEPT_SESSIONS + 4}" in known()
     assert len(known()) <= KEPT_SESSIONS + 3
+
+
+@pytest.fixture
+def as_nobody(tmp_path: Path) -> Iterator[None]:
+    """What this test does is done by a user who may not enter the folder `closed`."""
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    session(closed, "mine", over="done")
+    closed.chmod(0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    yield
+    if is_root:
+        os.seteuid(0)
+    closed.chmod(0o700)
+
+
+@pytest.mark.usefixtures("as_nobody")
+def test_a_folder_that_another_user_has_closed_is_named_and_hides_no_other(tmp_path: Path) -> None:
+    folder = tmp_path / "closed" / "mine"
+    assert not holds_session(folder)
+    refused = r"mine cannot be read \(.*\): only the user who began a session can use it"
+    for look in (find_session, choosing.look):
+        with pytest.raises(SessionError, match=refused):
+            look(str(folder))
 
 
 def test_a_session_whose_folder_is_gone_is_forgotten(tmp_path: Path) -> None:

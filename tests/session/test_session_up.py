@@ -257,6 +257,24 @@ def test_down_ends_everything_and_what_is_over_stays_over(world: World, tmp_path
         detached.find(up.name)
 
 
+@pytest.mark.parametrize("damaged", ["lease", "site"])
+def test_down_ends_one_whose_files_are_damaged(world: World, tmp_path: Path, damaged: str) -> None:
+    """Without its site files nobody can be asked whether jobs are left."""
+    up = Up(world, start(world), log=tmp_path / "calls.log")
+    until(lambda: up.status().pilots, limit_s=60)
+    (file,) = [lease.lease_file(up.folder)] if damaged == "lease" else up.folder.sites.glob("*.toml")
+    file.write_bytes(b"\0" * 40)
+    said = stoker(world, "down", "--wait", "10")
+    if damaged == "lease":
+        assert said.returncode == 0, said.stderr
+        assert said.stdout.startswith(f"session {up.name} has ended")
+    else:
+        assert said.returncode == 1
+        assert "perhaps jobs " in said.stdout
+        assert "not TOML" in said.stdout
+    assert world.left() == []
+
+
 def test_down_ends_one_whose_manager_is_gone(world: World, tmp_path: Path) -> None:
     up = Up(world, start(world), log=tmp_path / "calls.log")
     until(lambda: up.status().pilots, limit_s=60)
