@@ -52,6 +52,8 @@ SETTLE_S = 2.0
 ROOM_S = 60.0
 """How long a manager that comes back waits for room to write its lease."""
 _ROOM_LOOK_S = 0.25
+_MOST_BYTES = 1 << 16
+"""No lease is longer."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, *_NO_ROOM)
@@ -187,6 +189,33 @@ class Lease:
         if before >= 0:
             os.close(before)
 
+    def write_over_the_dead(self) -> bool:
+        """Write the lease into the file of a holder that is dead for certain, as a full disk allows. False if that
+        cannot be. Starters on this machine follow each other, and one on another machine replaces the file."""
+        if self.follows is None or is_alive(self.follows) is not False:
+            return False
+        data = msgspec.json.encode(self.holder)
+        try:
+            file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        before = os.read(file, _MOST_BYTES)
+        try:
+            if os.pwrite(file, data, 0) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.ftruncate(file, len(data))
+            mine, there = os.fstat(file), os.stat(self.path)
+            if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
+                raise FileNotFoundError(errno.ENOENT, "another file is there")
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.pwrite(file, before, 0)
+                os.ftruncate(file, len(before))
+            os.close(file)
+            return False
+        self._file = file
+        return True
+
     def _renew_in_place(self) -> None:
         """Renew it by the file that is open. Raises OSError."""
         self._write_in_place(msgspec.structs.replace(self.holder, counter=self.holder.counter + 1))
@@ -262,6 +291,9 @@ def _write_first(lease: Lease, *, room_s: float) -> None:
             text = f"the lease {path} cannot be written: {error.strerror}; make room there"
             if error.errno not in _NO_ROOM:
                 raise SessionError(text) from error
+            if lease.write_over_the_dead():
+                log.warning("%s: the file of %s is written over", text, lease.follows)
+                return
             if time.monotonic() >= until:
                 raise NoRoomError(text) from error
         if not is_said:

@@ -198,11 +198,21 @@ class Server:
             session, wire.VERSION, self.doors.address, folder.read_key("server").public,
             created_at=before.created_at if before else now,
         )  # fmt: skip
-        folder.write(self._address)
+        self._write_address(before)
         log.info("session %s listens on %s", session, self.doors.address)
         self._factory_trouble = self.core.state.factory_trouble
         """What the core was told of a factory that does not come."""
         self._define_session(now)
+
+    def _write_address(self, before: SessionFile | None) -> None:
+        """Write `session.json`. On a full disk the file of `before` stays if it says the same; its new time tells that
+        the manager listens. Raises OSError."""
+        try:
+            self.folder.write(self._address)
+        except OSError:
+            if before != self._address:
+                raise
+            os.utime(self.folder.file)
 
     def write_address_again(self) -> None:
         """Write `session.json` anew if somebody has removed or damaged it: programs and pilots find the session by it.

@@ -198,11 +198,15 @@ class SessionFolder:
 
     def _write(self, path: Path, content: msgspec.Struct) -> None:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(content)))
-            file.flush()
-            os.fsync(file.fileno())  # a host that crashes now leaves the old file or this one, never an empty one
-        draft.replace(path)
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(content)))
+                file.flush()
+                os.fsync(file.fileno())  # a host that crashes now leaves the old file or this one, never an empty one
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
 
 
 def changed_at(path: Path) -> float:

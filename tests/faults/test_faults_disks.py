@@ -45,7 +45,7 @@ with open(runs / "fill", "wb", 0) as file:
             file.write(bytes(4096))
     except OSError:
         pass
-calls = [wait(number, bytes(500)) for number in range(1000)]
+calls = [wait(number, bytes(500)) for number in range(200)]
 while not session.executor.link.journal_trouble:
     time.sleep(0.1)
 print(session.id, session.status().trouble["journal"], flush=True)
@@ -71,6 +71,37 @@ def test_nothing_stays_when_a_program_whose_disk_is_full_is_killed_or_ends(world
     assert f"the disk of {disk}/runinfo/000/stoker is full" in ran.stdout, ran.stderr
     assert f"stoker: the journal cannot be written (No space left on device): the disk of {disk}" in ran.stderr
     assert ran.returncode == (-signal.SIGKILL if "KILL" in then else 0), ran.stderr
+    world.empty(limit_s=30)
+
+
+KILLS_ITS_MANAGER = """
+manager = session.executor._manager
+before = manager.pid
+os.kill(before, signal.SIGKILL)
+while manager.pid == before or not session.executor.link._joined.is_set():
+    time.sleep(0.05)
+print(session.status(20).trouble["journal"], flush=True)
+(runs / "fill").unlink()
+assert sorted(call.result(60) for call in calls) == list(range(200))
+session.stop()
+"""
+
+
+@pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
+def test_a_manager_that_is_killed_while_the_disk_is_full_comes_back(world, tmp_path):
+    """It waited for room to write its lease, and its program lost all calls if that took minutes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = 'mount -t tmpfs -o size=4m none "$0"; exec "$@"'
+    program = [sys.executable, "-c", FILLS_ITS_DISK.format(then=KILLS_ITS_MANAGER), str(disk)]
+    ran = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, str(disk), *program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "is full; calls and results wait" in ran.stdout.splitlines()[-1]
     world.empty(limit_s=30)
 
 

@@ -187,6 +187,61 @@ def test_a_disk_that_stays_full_is_said(path: Path, monkeypatch: pytest.MonkeyPa
     assert lease.read(path) is None
 
 
+DEAD = Holder("here", lease.locks.machine(), 2**22 - 1, 1, "a token that is longer than that of others", 7)
+
+
+def _no_room(file: int, data: bytes) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_manager_comes_back_on_a_full_disk_in_the_file_of_the_dead_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for room, and gave up after a while: its program, and `stoker down`, with it."""
+    write(path, DEAD)
+    heard: list[Holder | None] = []
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", _no_room)
+        mine = lease.take(path, renew_s=0.05)
+        assert lease.read(path) == mine.holder
+        mine.keep(heard.append)
+        until(lambda: lease.read(path).counter >= 2)
+    mine.release()
+    assert heard == []
+    assert lease.read(path) is None
+
+
+@pytest.mark.parametrize("holder", [None, msgspec.structs.replace(DEAD, machine="another")])
+def test_a_full_disk_is_waited_for_where_no_holder_is_dead_for_certain(
+    path: Path, monkeypatch: pytest.MonkeyPatch, holder: Holder | None
+) -> None:
+    if holder is not None:
+        write(path, holder)
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", _no_room)
+        with pytest.raises(lease.NoRoomError):
+            lease.take(path, patience_s=0.1)
+    assert lease.read(path) == holder
+
+
+def test_a_dead_holders_file_that_another_machine_replaces_is_not_taken(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path, DEAD)
+    real = os.pwrite
+
+    def replaced(file: int, data: bytes, at: int) -> int:
+        path.unlink()
+        path.write_bytes(msgspec.json.encode(ELSEWHERE))
+        return real(file, data, at)
+
+    monkeypatch.setattr(os, "write", _no_room)
+    monkeypatch.setattr(os, "pwrite", replaced)
+    with pytest.raises(SessionError, match=r"already has a manager .*login2"):
+        lease.take(path, room_s=5.0)
+    assert lease.read(path) == ELSEWHERE
+
+
 @pytest.mark.parametrize("is_new", [False, True])
 def test_the_keeper_tries_again_after_a_full_disk_and_a_new_session_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
@@ -266,12 +321,8 @@ def test_a_session_that_ends_on_a_full_disk_says_so_in_the_file_that_is_there(
 ) -> None:
     """Its keeper, or `stoker attach`, would have started its manager again."""
     mine = lease.take(path, **QUICK)
-
-    def write(file: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as full:
-        full.setattr(os, "write", write)
+        full.setattr(os, "write", _no_room)
         mine.release(over="stoker down", unwritten="No space left on device")
     there = lease.read(path)
     assert (there.token, there.over, there.unwritten) == (mine.holder.token, "stoker down", "No space left on device")
@@ -281,12 +332,8 @@ def test_a_session_that_ends_on_a_full_disk_says_so_in_the_file_that_is_there(
 def test_a_lease_that_only_half_fits_stays_as_it_was(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, real = lease.take(path, **QUICK), os.pwrite
     sizes = iter([10])
-
-    def write(file: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as full:
-        full.setattr(os, "write", write)
+        full.setattr(os, "write", _no_room)
         full.setattr(os, "pwrite", lambda file, data, at: real(file, data[: next(sizes, len(data))], at))
         mine.release(over="stoker down")
     assert lease.read(path) == mine.holder
