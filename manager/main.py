@@ -18,11 +18,9 @@ from stoker.log_files import keep_log
 from stoker.manager.live import interfaces, journal, keeper, lease
 from stoker.manager.live.chosen import chosen_in, policies_of
 from stoker.manager.live.server import Patience, Server, check_folder
+from stoker.manager.live.taken import TAKEN_OVER, TakenError
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site import Session
-
-TAKEN_OVER = 3
-"""The exit status of a manager that found that another one runs its session."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,6 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         check_folder(folder)
         held = lease.take(lease.lease_file(folder), room_s=lease.ROOM_S if folder.file.exists() else 0.0)
+    except TakenError as error:
+        _cannot_start(error)
+        return TAKEN_OVER
     except lease.NoRoomError as error:
         if not folder.file.exists():
             return _cannot_start(error)
@@ -58,6 +59,9 @@ def main(arguments: list[str] | None = None) -> int:
             over = server.run()
         finally:
             server.close()
+    except TakenError as error:  # it has not let go of its journal yet
+        _cannot_start(error)
+        return TAKEN_OVER
     except StokerError as error:
         if over:  # nothing needs to be started again to write the last records of a journal
             unwritten = server.journal.trouble or journal.SLOW

@@ -26,6 +26,7 @@ from stoker.manager.executor.processes import make_folder, manager_options, new_
 from stoker.manager.factory.pilot_command import refuse_odd_imports
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.chosen import check_policies, keep_policies
+from stoker.manager.live.taken import TAKEN_OVER
 from stoker.manager.protocol.session import SessionFolder, find_session
 from stoker.site import Site
 from stoker.site_files import load_sites, read_sites, write_sites
@@ -35,6 +36,7 @@ log = logging.getLogger("stoker")
 
 JOINS = "STOKER_SESSION"
 """Names in the environment the session that programs join which name no site."""
+_TRIES = 5
 START_LIMIT_S = 60.0
 """A manager that has many calls in its journal takes a while to read it."""
 _TAIL_LINES = 15
@@ -160,7 +162,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Hol
             f"the manager of session {launch.session} was {before}; it is started here if that one gives no sign of "
             f"life for {lease.PATIENCE_S:.0f} s"
         )
-    process, again = _spawn(folder, launch), False
+    process, tries_left = _spawn(folder, launch), _TRIES
     until = time.monotonic() + patience_s
     try:
         while _written_at(folder) == said_before or (holder := lease.read(path)) is None:
@@ -169,10 +171,11 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Hol
                 if other is None or not lease.is_alive(other):
                     if other is not None and other.over:  # somebody was quicker, and has ended the session as well
                         raise _over(launch, other.over)
-                    if process.returncode >= 0 or again:
+                    tries_left -= 1
+                    if (process.returncode >= 0 and process.returncode != TAKEN_OVER) or not tries_left:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
                         raise _failed(folder, what)
-                    process, again = _spawn(folder, launch), True  # somebody has killed it: once more
+                    process = _spawn(folder, launch)  # it was killed, or the one that it found was
                 elif is_up(folder):  # somebody else, or its keeper, was quicker
                     register(folder)
                     return other

@@ -29,6 +29,7 @@ from stoker.manager.core.events import Event
 from stoker.manager.live import segments
 from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, as_bytes, encoded, scan
 from stoker.manager.live.syncing import Syncing
+from stoker.manager.live.taken import TakenError
 
 CHECKS = 64
 """So many checks are collected before they are written with the next turn,"""
@@ -283,5 +284,5 @@ def _locked(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     if not locks.take(fd):
         os.close(fd)
-        raise SessionError(f"{path.parent} already has a manager; one session has one manager")
+        raise TakenError(f"{path.parent} already has a manager; one session has one manager")
     return fd

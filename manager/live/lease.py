@@ -37,6 +37,7 @@ import msgspec
 from stoker import locks
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
+from stoker.manager.live.taken import TakenError
 from stoker.manager.protocol.session import SessionFolder
 
 log = logging.getLogger("stoker.manager")
@@ -367,9 +368,9 @@ def _wait_until_free(path: Path, before: Holder, *, patience_s: float) -> None:
                 raise _taken(path, there)
 
 
-def _taken(path: Path, holder: Holder | None) -> SessionError:
+def _taken(path: Path, holder: Holder | None) -> TakenError:
     who = f" ({holder})" if holder else ""
-    return SessionError(f"{path.parent} already has a manager{who}; one session has one manager")
+    return TakenError(f"{path.parent} already has a manager{who}; one session has one manager")
 
 
 @contextlib.contextmanager

@@ -98,7 +98,7 @@ def nodes(world: World, tmp_path: Path) -> Iterator[LoginNodes]:
 def refused(process: subprocess.Popen[str], *, by: str) -> None:
     """It was told whose the session is."""
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 3
     assert f"already has a manager (pid 1 on {by}); one session has one manager" in said
 
 

@@ -134,7 +134,7 @@ def test_a_second_manager_does_not_start(managers: Managers) -> None:
         text=True,
         timeout=30,
     )
-    assert second.returncode == 1
+    assert second.returncode == 3
     assert f"already has a manager (pid {first.pid} on " in second.stderr
     assert first.poll() is None
 
@@ -175,7 +175,7 @@ def test_a_manager_on_another_machine_keeps_its_session_while_it_renews_and_lose
         here = [sys.executable, "-c", IMPATIENT]
         options = ["--session", str(folder.path), "--name", "test", "--detached"]
         refused = subprocess.run([*here, "60", *options], capture_output=True, text=True, timeout=60)
-        assert refused.returncode == 1
+        assert refused.returncode == 3
         assert "already has a manager (pid 1 on " in refused.stderr
         there.suspend()
         before = written_at(folder)

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -222,6 +223,32 @@ def test_one_that_is_killed_while_it_comes_back_is_started_once_more(up: Up) -> 
         kill(until(lambda: up.world.of("stoker.manager.main"), limit_s=60))
         assert coming.result(90).token == up.holder().token
     assert up.run("print(measure(sys.argv[1], 'pilot').result())") == "5\n"
+
+
+HOLDS = """
+import sys, time
+from stoker.manager.live import lease
+from stoker.manager.protocol.session import SessionFolder
+held = lease.take(lease.lease_file(SessionFolder(sys.argv[1])))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_where_another_one_came_first_and_is_killed_before_it_listens_it_is_started_once_more(up: Up) -> None:
+    """The soak found it: the program that joined failed with "already has a manager"."""
+    up.kill_managers()
+    command = [sys.executable, "-c", HOLDS, str(up.folder.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first, ThreadPoolExecutor(1) as aside:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        log = up.folder.manager_log
+        begun = log.stat().st_size
+        coming = aside.submit(detached.start, up.folder, waiting=lambda _: None)
+        until(lambda: b"already has a manager" in log.read_bytes()[begun:], limit_s=60)
+        time.sleep(0.5)
+        first.kill()
+        assert coming.result(90).token == up.holder().token
 
 
 def test_joining_brings_it_back_as_well(up: Up) -> None:
