@@ -39,6 +39,10 @@ class SessionEndedError(SessionError):
     """Nobody listens at the session's address: it is over, or its manager died and was not started again."""
 
 
+class NoAnswerError(SessionError):
+    """Somebody listens at the session's address, and does not answer in time."""
+
+
 class Observer:
     """A connection to a live manager, for one question or many. A context manager.
 
@@ -110,7 +114,7 @@ class Observer:
                     raise SessionError(text + _of_another_version(self.folder, self.file))
                 if isinstance(message, to_client.SessionOver):
                     raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
-        raise SessionError(
+        raise NoAnswerError(
             f"the manager of session {self.file.session} at {self.file.address} does not answer within"
             f" {self._timeout_s:g} s; its log may say why: {self.folder.manager_log}",
             session=self.file.session,

@@ -11,7 +11,7 @@ import click
 
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.cli import caches, choosing, console, left, sessions
-from stoker.manager.cli.ask import Observer, SessionEndedError
+from stoker.manager.cli.ask import NoAnswerError, Observer, SessionEndedError
 from stoker.manager.cli.numbers import Seconds
 from stoker.manager.executor import detached
 from stoker.manager.protocol.session import SessionFolder
@@ -20,6 +20,8 @@ from stoker.manager.protocol.to_client import Status
 _LOOK_EVERY_S = 0.2
 _ASK_EVERY_S = 2.0
 """How often batch systems are asked whether jobs that were cancelled are gone."""
+_FILE_S = 10.0
+"""A manager that reads no messages, for want of room on its disk, has ended the session within this."""
 _SILENT_S = 2.0
 """What takes longer says what it waits for."""
 
@@ -83,7 +85,24 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
                 if not detached.over(folder):
                     raise
                 return None  # another `stoker down` was quicker
+        except NoAnswerError:
+            if not _end_by_file(folder):
+                raise
+            return None
     return None
+
+
+def _end_by_file(folder: SessionFolder) -> bool:
+    """End a session whose manager reads no messages because its disk is full. False if it does not end by that."""
+    try:
+        folder.asked_to_end.touch()
+        until = time.monotonic() + _FILE_S
+        while not (is_over := bool(folder.over())) and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY_S)
+        folder.asked_to_end.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return is_over
 
 
 def wait_until_gone(

@@ -79,6 +79,6 @@ def words(journal: Journal, folder: Path) -> str:
     if journal.errno == errno.EFBIG:
         return (
             f"{cannot}: {journal.path} is as large as this user's files may be (ulimit -f); calls and results wait"
-            f" until the limit is raised: prlimit --pid {os.getpid()} --fsize=unlimited"
+            f" until the limit is raised (an admin may have to): prlimit --pid {os.getpid()} --fsize=unlimited"
         )
     return f"{cannot}: calls and results wait until {journal.path} can be written"

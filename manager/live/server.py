@@ -243,9 +243,8 @@ class Server:
             if self.journal.pending_bytes < FULL_BYTES:
                 for user, peer, data in doors.frames():
                     self._frame(user, peer, data, now, commands)
-            else:  # peers are not silent if nobody listens to them
-                time.sleep(FULL_S)
-                self._heard = dict.fromkeys(self._heard, now)
+            else:
+                self._wait_for_room(now, commands)
             self._timers(now, commands)
             self._look_after(now, commands)
             self._log_notices()
@@ -254,6 +253,14 @@ class Server:
             self.compaction.look(self.core)
         log.info("session over: %s", self._ended)
         return self._ended
+
+    def _wait_for_room(self, now: float, commands: list[Command]) -> None:
+        """Read no messages for a moment. Peers do not count as silent meanwhile, and `stoker down` has a file to say
+        that the session is to end."""
+        time.sleep(FULL_S)
+        self._heard = dict.fromkeys(self._heard, now)
+        if not self.core.state.ending and self.folder.asked_to_end.exists():
+            self._give(SessionEnded("stoker down"), now, commands)
 
     def _log_notices(self) -> None:
         """What `status` says of the session itself stands in the log too."""

@@ -101,6 +101,12 @@ class SessionFolder:
         """The file that says who runs the manager, and at the end that the session is over (`manager.live.lease`)."""
         return self.path / "manager.lease"
 
+    @property
+    def asked_to_end(self) -> Path:
+        """The file by which `stoker down` ends a session whose manager reads no messages: its disk is full, and so much
+        waits for room that it takes no more."""
+        return self.path / "manager.end"
+
     def over(self) -> str:
         """Why the session is over; empty while it is not, or where that cannot be read."""
         try:

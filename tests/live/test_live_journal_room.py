@@ -12,6 +12,7 @@ import pytest
 from live.peers import Manager, Peer, until
 
 from stoker.contexts.recipe import BARE
+from stoker.manager.cli import ask, down
 from stoker.manager.core.events import FromClient, TimerFired
 from stoker.manager.live import journal, lease
 from stoker.manager.live.journal_trouble import words
@@ -22,6 +23,8 @@ from stoker.manager.protocol.session import SessionFolder
 
 Peers = Callable[..., Peer]
 ENDLESS = resource.RLIM_INFINITY
+CODE = bytes(20_000)
+"""It makes the journal longer than the manager's log, which has the same limit."""
 
 
 def limit(pid: int, size: int) -> None:
@@ -33,7 +36,7 @@ def test_a_full_disk_is_waited_for(manager: Manager, peers: Peers, folder: Sessi
     assert manager.process is not None
     client, pilot = peers("client"), peers("pilot")
     client.hear(to_client.ClientWelcome)
-    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", CODE))  # type: ignore[arg-type]
     client.send(say.Submit("f", "bare", [CallSpec(0, b"arguments")]))  # type: ignore[arg-type]
     library = pilot.hear(to_pilot.StartLibrary).library
     pilot.send(say.LibraryReady(library, 0.1, 0.2))
@@ -83,7 +86,7 @@ def test_a_manager_that_is_killed_while_the_disk_is_full_loses_nothing(
     assert manager.process is not None
     client = peers("client")
     client.hear(to_client.ClientWelcome)
-    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", CODE))  # type: ignore[arg-type]
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 1)
     limit(manager.process.pid, folder.journal.stat().st_size + 30)
     frame = client.send(say.Submit("f", "bare", [CallSpec(0, b"arguments")]))  # type: ignore[arg-type]
@@ -102,7 +105,7 @@ def fill_up(manager: Manager, peers: Peers, folder: SessionFolder) -> tuple[Peer
     assert manager.process is not None
     client, pilot = peers("client"), peers("pilot")
     client.hear(to_client.ClientWelcome)
-    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
+    client.send(say.DefineRecipe(BARE), say.DefineFunction("f", "f", CODE))  # type: ignore[arg-type]
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 1)
     pilot.hear(to_pilot.PilotWelcome)
     limit(manager.process.pid, folder.journal.stat().st_size + 30)
@@ -141,6 +144,30 @@ def test_an_observer_ends_a_session_though_the_disk_is_full(
     assert not end.ok
     assert manager.ended(seconds=20) == 0
     assert lease.unwritten(lease.lease_file(folder)) == "File too large"
+
+
+def test_down_ends_a_session_whose_manager_reads_nothing_for_want_of_room(folder: SessionFolder, peers: Peers) -> None:
+    """So much waits for room that it takes no more messages: it heard of no `stoker down`."""
+    manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
+    try:
+        client, pilot = fill_up(manager, peers, folder)
+        client.send(say.Submit("f", "bare", [CallSpec(1, bytes(5000))]))  # type: ignore[arg-type]
+        until(lambda: not answers(folder), what="it reads nothing any more")
+        assert down.end(folder) is None
+        assert pilot.hear(to_pilot.Exit).reason == "stoker down"
+        assert manager.ended(seconds=20) == 0
+        assert folder.over() == "stoker down"
+        assert not folder.asked_to_end.exists()
+    finally:
+        manager.close()
+
+
+def answers(folder: SessionFolder) -> bool:
+    try:
+        with ask.Observer(folder, timeout_s=0.5):
+            return True
+    except ask.NoAnswerError:
+        return False
 
 
 def test_programs_hear_unasked_that_the_journal_cannot_be_written(

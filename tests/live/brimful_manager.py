@@ -1,0 +1,14 @@
+"""A manager that reads no more messages when a few bytes wait for room on its disk.
+
+python tests/live/brimful_manager.py --session DIR ...
+"""
+
+from __future__ import annotations
+
+import sys
+
+from stoker.manager.live import server
+from stoker.manager.main import main
+
+server.FULL_BYTES = 4000
+sys.exit(main(sys.argv[1:]))
