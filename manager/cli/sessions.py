@@ -69,8 +69,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
 
     A live manager forgets calls that ended well; its journal remembers them.
     """
-    from stoker.manager.core.story import IN_JOURNAL
-    from stoker.manager.live.replay import story_of_ended_session
+    from stoker.manager.live.replay import story_of_ended_session, story_with_journal
 
     folder = choosing.look(name)
     try:
@@ -79,10 +78,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
     except SessionEndedError as ended:
         with _from_journal(folder, ended):
             return folder, story_of_ended_session(folder, subject), str(ended)
-    if not story.found and segments.exists(folder.journal):
-        kept = story_of_ended_session(folder, subject)
-        story = kept if kept.found or story.headline == IN_JOURNAL else story
-    return folder, story, ""
+    return folder, story_with_journal(folder, subject, story), ""
 
 
 def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:

@@ -201,11 +201,9 @@ class Session:
             raise ConfigError(f"session.explain: {subject!r:.80} is not a name, such as 'c-12'")
         story = self.executor.link.ask_story(subject).result(timeout_s)
         if not story.found:  # a manager forgets calls that ended well; its journal remembers them
-            from stoker.manager.core.story import IN_JOURNAL
-            from stoker.manager.live.replay import story_of_ended_session
+            from stoker.manager.live.replay import story_with_journal
 
-            kept = story_of_ended_session(SessionFolder(self.folder), subject)
-            return kept if kept.found or story.headline == IN_JOURNAL else story
+            return story_with_journal(SessionFolder(self.folder), subject, story)
         return story
 
     def warm(self, context: Recipe, count: int = 1) -> CallFuture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,8 @@ from stoker.manager.protocol import to_client
 from stoker.manager.protocol.ids import parse_call
 from stoker.manager.protocol.listed import ListedState
 from stoker.manager.protocol.session import SessionFolder
+
+log = logging.getLogger(__name__)
 
 
 class Replay:
@@ -74,6 +77,21 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
         return told
     compacted = f"what happened before {datetime.fromtimestamp(since):%Y-%m-%d %H:%M:%S} was compacted"
     return msgspec.structs.replace(told, headline=f"{told.headline.partition(';')[0]}; {compacted}")
+
+
+def story_with_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
+    """The story that a live manager tells, or that of its journal, which remembers calls that the manager forgot.
+
+    A journal that cannot be read at this moment (it is empty still, or was compacted just now) changes nothing.
+    """
+    if told.found:
+        return told
+    try:
+        kept = story_of_ended_session(folder, subject)
+    except Exception as error:
+        log.debug("%s: the journal cannot be read: %r", subject, error)
+        return told
+    return kept if kept.found or told.headline == story.IN_JOURNAL else told
 
 
 def status_of_ended_session(folder: SessionFolder) -> to_client.Status:

@@ -344,6 +344,17 @@ def test_what_the_job_of_a_block_printed_is_a_log(stoker: Stoker, manager: Manag
     assert stoker("logs", "factory").output == "block b1: submitted as job 7\n"
 
 
+def test_a_journal_that_is_empty_still_takes_nothing_from_the_managers_answer(
+    stoker: Stoker, manager: Manager, client: Peer
+) -> None:
+    client.hear(to_client.ClientWelcome)
+    manager.folder.journal.rename(manager.folder.path / "elsewhere")
+    manager.folder.journal.touch()
+    for command in (["explain", "b7"], ["logs", "b7"], ["logs", "c-77"]):
+        said = str(stoker(*command).exception)
+        assert "of this name" in said or "no such call" in said, command
+
+
 def test_watch_on_a_pipe_ends_with_its_session(manager: Manager, client: Peer) -> None:
     client.hear(to_client.ClientWelcome)
     command = [sys.executable, "-c", WATCH]
