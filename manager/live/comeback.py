@@ -139,13 +139,14 @@ def _compare(past: Past, record: Decided, made: dict[int, int]) -> list[str]:
 
 def _keep_damaged(past: Past) -> list[str]:
     """Keep each damaged file, and begin another segment behind it; what to tell people."""
-    notices = []
+    notices, copies = [], set[Path]()
     for place in past.damage:
         damage, path = place.damage, place.path
         if damage.cut:
             log.info("%s: the last %d bytes are a record that was not written to its end", path, damage.length)
             continue
         kept = past.journal.with_name(f"{past.journal.name}.damaged-{past.head_number(path):06d}-{damage.at}")
+        copies.add(kept)
         text = f"{show_bytes(damage.length)} of the journal were damaged and are lost ({damage.why})"
         if not kept.exists():
             why = _keep(path, kept)
@@ -156,6 +157,7 @@ def _keep_damaged(past: Past) -> list[str]:
         os.truncate(past.journal, past.whole)
         past.journal.rename(segments.kept_path(past.journal, past.head.number))
         segments.sync_folder(past.journal.parent)
+    segments.remove_old_kept(past.journal, needed=copies)
     return notices
 
 
@@ -187,6 +189,7 @@ def _begin_anew(past: Past, why: str) -> CameBack:
     for path in segments.everything(past.journal):
         name = path.name.removeprefix(past.journal.name)
         path.rename(path.with_name(f"{past.journal.name}.aside-{stamp}{name.replace('.', '-')}"))
+    segments.remove_old_kept(past.journal)
     kept = f"its files are kept as {past.journal.name}.aside-{stamp}*"
     notice = f"{why}: {kept}, and clients and pilots say anew what they hold"
     log.error("%s", notice)

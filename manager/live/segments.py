@@ -4,7 +4,7 @@
     journal.000007             an earlier one
     journal.000008.snapshot    the core as it was before the first event of segment 8
     journal.next, *.draft      half made; removed at the next start
-    journal.damaged-*, journal.aside-*    kept for people; never read
+    journal.damaged-*, journal.aside-*    kept for people, the last three of each; never read
 
 Compaction (`compaction`) begins a segment, writes the snapshot that belongs before it, and then removes what is older.
 So the newest whole snapshot and the segments from its number on tell everything, whatever was killed meanwhile. Where
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,6 +27,9 @@ from stoker.manager.live.records import MAGIC, OLD_MAGIC, SegmentHead, scan
 from stoker.manager.protocol.wire import VERSION
 
 NEXT = "next"
+KEPT = 3
+"""Damaged files, and journals put aside, that are kept for people."""
+_STAMP = len("20261231-235959")
 _NUMBERED = re.compile(r"journal\.(\d{6,})")
 _SNAPSHOT = re.compile(r"journal\.(\d{6,})\.snapshot")
 
@@ -145,3 +148,20 @@ def sync_folder(folder: Path) -> None:
         pass
     finally:
         os.close(fd)
+
+
+def remove_old_kept(journal: Path, *, needed: Collection[Path] = ()) -> None:
+    """Of the files that are kept for people remove all but the last: damaged ones, and journals that were put aside.
+
+    A file that is `needed` is a copy of a segment that is still read: without it the damage would be told again.
+    """
+    damaged = sorted(journal.parent.glob(f"{journal.name}.damaged-*"))
+    for path in damaged[:-KEPT]:
+        if path not in needed:
+            path.unlink(missing_ok=True)
+    aside: dict[str, list[Path]] = {}
+    for path in journal.parent.glob(f"{journal.name}.aside-*"):
+        aside.setdefault(path.name.partition(".aside-")[2][:_STAMP], []).append(path)
+    for stamp in sorted(aside)[:-KEPT]:
+        for path in aside[stamp]:
+            path.unlink(missing_ok=True)

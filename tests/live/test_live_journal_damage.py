@@ -146,6 +146,25 @@ def test_damage_is_told_and_its_file_kept(tmp_path: Path) -> None:
     assert come_back(path, "test", default_policies()).notices == [], "it is told once"
 
 
+def test_the_last_damaged_files_and_the_last_journals_put_aside_are_kept(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        (tmp_path / f"journal.damaged-{number:06d}-17").touch()
+        for name in ("", "-000001", "-000002-snapshot"):
+            (tmp_path / f"journal.aside-20260{number}01-000000{name}").touch()
+    path = damaged(tmp_path)
+    come_back(path, "test", default_policies())
+    assert [kept.name[:22] for kept in sorted(tmp_path.glob("journal.damaged-*"))] == [
+        "journal.damaged-000001",  # that of this journal: it would be told again
+        "journal.damaged-000003",
+        "journal.damaged-000004",
+        "journal.damaged-000005",
+    ]
+    stamps = {kept.name[14:22] for kept in tmp_path.glob("journal.aside-*")}
+    assert stamps == {"20260301", "20260401", "20260501"}
+    assert len(list(tmp_path.glob("journal.aside-*"))) == 9
+    assert come_back(path, "test", default_policies()).notices == []
+
+
 def test_a_damaged_file_is_kept_though_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy would need room: the soak found one of no bytes."""
     path = damaged(tmp_path)
