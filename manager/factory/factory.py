@@ -14,8 +14,10 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.batch import JOBS_LEFT, Batch, job_name
@@ -298,9 +300,20 @@ class Factory:
         if left:
             log.error("jobs that are still there, cancel them by hand: %s", "; ".join(left))
         if self._stopped and ending is Ending.OVER:
-            (self._folder.path / JOBS_LEFT).write_text("".join(f"{line}\n" for line in left))
+            note_jobs_left(self._folder.path / JOBS_LEFT, left)
             return Ending.JOBS_LEFT if left else ending
         return ending
+
+
+def note_jobs_left(file: Path, left: Sequence[str]) -> None:
+    """Write down the jobs that are still there. On a full disk the file is removed: an empty one says that there are
+    none, and without one the batch systems are asked."""
+    try:
+        file.write_text("".join(f"{line}\n" for line in left))
+    except OSError as error:
+        log.warning("%s cannot be written: %s", file, error.strerror)
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
 
 
 def _batch_of(site: Site, *, session: str, folder: SessionFolder, python_path: str, shared: Shared | None) -> Batch:
