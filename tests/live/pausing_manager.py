@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from stoker.manager import main
@@ -56,7 +57,9 @@ def stop_at(step: str, mark: Path) -> None:
     elif step == "half a snapshot":
         before(pickled._Pickler, "state_of", skip=20)
     elif step == "no name":
-        before(os, "fsync")
+        own: Any = SimpleNamespace(**vars(os))  # session.json is synced too
+        snapshot.os = own
+        before(own, "fsync")
     elif step == "before removal":
         before(segments, "older")
 
