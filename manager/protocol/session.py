@@ -8,6 +8,7 @@
         journal                  every event of the manager, in order; journal.* are its earlier parts and snapshots
         manager.log              and factory.log, seed.log, client.log
         manager.lease            who runs the manager (see `manager.live.lease`), beside manager.lock
+        manager.end              for a moment: `stoker down` ends a manager that reads no messages
         manager.json             how the manager of a session that stays was started
         policies.json            which policies decide, if not the default ones; policies/ has files of the user's
         seed.address             where the seed listens, if there is one
