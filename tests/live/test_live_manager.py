@@ -255,7 +255,7 @@ def test_a_second_manager_on_the_same_folder_is_refused(manager: Manager, folder
         [sys.executable, "-m", "stoker.manager.main", "--session", str(folder.path), "--name", "test"],
         capture_output=True, text=True, timeout=20, env=os.environ,
     )  # fmt: skip
-    assert second.returncode == 1
+    assert second.returncode == TAKEN_OVER
     assert "already" in second.stderr
 
 
