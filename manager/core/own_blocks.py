@@ -20,6 +20,13 @@ def standing(state: State) -> dict[str, str]:
     return {block: _now(state, text, came=block in came) for block, text in state.said_blocks.items()}
 
 
+def emptied(state: State) -> tuple[str, ...]:
+    """Blocks that have brought pilots and have none now, as their program calls them."""
+    here = {pilot.block for pilot in state.pilots.values()}
+    left = {pilot.block for pilot in state.gone_pilots.values()} - here
+    return tuple(block for block in state.said_blocks if block in left)
+
+
 def tell(state: State, subject: str) -> tuple[str, list[Note]] | None:
     """The headline of a block that is written as `b0`, and what happened to it; None if there is none."""
     found = next(((block, how) for block, how in standing(state).items() if show_block(block) == subject), None)

@@ -35,6 +35,7 @@ def status(state: State) -> to_client.Status:
         refused=refused,
         cancelled=state.cancelled,
         gone_pilots=state.pilots_gone,
+        emptied_blocks=own_blocks.emptied(state),
         jobs=tuple(blocks.tell(state.now, block) for block in state.blocks.values()),
         trouble=_trouble(state),
         objects=object_report.statuses(state),

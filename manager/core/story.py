@@ -187,7 +187,14 @@ def waits_for(state: State, context: Context) -> str:
         blocks = _blocks(state)
         if cut:
             return f"no pilot is here ({cut} cut off; {blocks})"
-        return f"no pilot is here any more ({blocks})" if state.pilots_gone else f"no pilot has joined yet ({blocks})"
+        last = next(reversed(state.gone_pilots.values()), None)
+        if last is None or not last.notes:
+            return (
+                f"no pilot is here any more ({blocks})" if state.pilots_gone else f"no pilot has joined yet ({blocks})"
+            )
+        at, what = last.notes[-1]
+        ago = f"{show_seconds(state.now - at)} ago: {what.removeprefix('gone: ')}"
+        return f"no pilot is here any more (the last one, {last.id}, {ago}; {blocks})"
     ready = [x for x in context.libraries.values() if x.state is LibraryState.READY]
     loading = [x for x in context.libraries.values() if x.state is LibraryState.LOADING]
     stopping = [x for x in context.libraries.values() if x.state is LibraryState.STOPPING]

@@ -19,6 +19,8 @@ from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.manager.protocol.session import SessionFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
     from stoker.manager.executor.executor import StokerExecutor
     from stoker.manager.executor.link import Link
 
@@ -81,6 +83,20 @@ def choose(executor: StokerExecutor, wanted: int, *, idle_only: bool) -> list[st
         return []
     order = sorted(active, key=lambda block: (running[block], -int(block)))
     return [block for block in order if not idle_only or not running[block]][:wanted]
+
+
+class Silent:
+    """Blocks whose jobs run although all of their pilots are lost: their nodes are frozen, or cannot be reached. When
+    that has been so for `limit_s` (as long as a pilot may be away) the job is cancelled, and Parsl starts another."""
+
+    def __init__(self, *, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._since: dict[str, float] = {}
+
+    def look(self, running: Iterable[str], *, emptied: Container[str], now: float) -> list[str]:
+        """Blocks to cancel. `running`: whose jobs run; `emptied`: those that have brought pilots and have none now."""
+        self._since = {block: self._since.get(block, now) for block in running if block in emptied}
+        return [block for block, since in self._since.items() if now - since >= self.limit_s]
 
 
 def most_pilots(provider: ExecutionProvider) -> int:

@@ -49,6 +49,7 @@ from stoker.manager.protocol.to_manager import EndSession, ReleaseBlock, WantPil
 from stoker.plain_text import refuse_odd_path
 from stoker.site import Engine
 from stoker.site_files import load_sites, write_sites
+from stoker.units import show_seconds
 from stoker.working_folder import working_folder
 
 logger = logging.getLogger(__name__)
@@ -137,6 +138,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._starting: Future[list[str]] | None = None
         self._draining: dict[str, float] = {}
         self._said_blocks: dict[str, str] = {}
+        self._silent = blocks.Silent(limit_s=self.site.session.lease_s)
         self._without_key: set[str] = set()
         """Blocks that are over, whose key is removed."""
         self._calm = False
@@ -355,6 +357,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         answer = self.ask_status()
         if answer is not None:
             self.seen_blocks.update(pilot.block for pilot in answer.pilots)
+            self._cancel_silent(status, answer.emptied_blocks)
             for block, job in status.items():
                 if job.state is JobState.COMPLETED and block not in self.seen_blocks and not answer.gone_pilots:
                     job.state = JobState.MISSING
@@ -362,6 +365,15 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._finish_draining()
         self.tell_blocks()
         return status
+
+    def _cancel_silent(self, status: dict[str, JobStatus], emptied: Sequence[str]) -> None:
+        running = [block for block, job in status.items() if job.state is JobState.RUNNING]
+        for block in self._silent.look(running, emptied=emptied, now=time.monotonic()):
+            job = self.blocks_to_job_id.get(block)
+            if job is not None:
+                gone_s = show_seconds(self._silent.limit_s)
+                logger.warning("block %s: its pilots went %s ago, and its job still runs: cancelled", block, gone_s)
+                self.provider.cancel([job])
 
     def tell_blocks(self) -> None:
         """Say to the manager, for `stoker status`, how the blocks are."""

@@ -6,8 +6,11 @@ pilot starts, and its status cannot be read. Nor can it when the folder is remov
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,15 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
         self.resources[pids[0]] = {**facts, "remote_pid": int(pids[0]), "script_path": script}
         return pids[0]
 
+    def cancel(self, job_ids: list[str]) -> list[bool]:
+        """End blocks. What was stopped in them (SIGSTOP) goes on, and ends."""
+        groups = {pid: _group(pid) for pid in (self.resources[job]["remote_pid"] for job in job_ids)}
+        done: list[bool] = super().cancel(job_ids)
+        for group in filter(None, groups.values()):
+            with suppress(OSError):  # it has ended
+                os.killpg(group, signal.SIGCONT)
+        return done
+
     def _read_job_file(self, script_path: str, suffix: str) -> str:
         """The content of a job's file. Without the file of its exit code the job's process alone tells how it is."""
         try:
@@ -46,3 +58,11 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
             if suffix != ".ec":
                 raise
             return "-"
+
+
+def _group(pid: int) -> int:
+    """The process group of a block's shell; 0 if it has ended."""
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0

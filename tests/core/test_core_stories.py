@@ -100,7 +100,7 @@ def test_a_call_that_came_back_says_why(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").ready().lose("p1")
     story = c.story("1")
     assert "p1 was lost (silent for 15 s): back in the queue, not counted as a try" in story
-    assert "no pilot is here any more" in story
+    assert "no pilot is here any more (the last one, p1, 0.0 ms ago: silent for 15 s; no block was submitted)" in story
     c.join("p2").ready().die(c.library("p2"), "c1")
     assert "its library died (ended by signal 9 (killed)), 1 of 2" in c.story("1")
 

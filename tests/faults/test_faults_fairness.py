@@ -9,7 +9,7 @@ import stat
 import time
 
 import pytest
-from faults.world import count_lines, note
+from faults.world import count_lines, kill, note, until
 
 import stoker
 from stoker import errors
@@ -153,3 +153,34 @@ def test_short_calls_do_not_wait_behind_one_that_keeps_the_interpreter_to_itself
         assert all(each.result(60) for number, each in enumerate(found) if number != 5)
         assert not found[5].done()
         found[5].cancel()
+
+
+ONE = """
+[provider]
+kind = "local"
+[pilot]
+devices = "cpu:1"
+max_blocks = 1
+[session]
+heartbeat = "1 s"
+lease = "4 s"
+"""
+
+
+def test_a_block_whose_pilot_is_frozen_is_replaced_and_ends(world, tmp_path):
+    (tmp_path / "one.toml").write_text(ONE)
+
+    @stoker.app()
+    def wait(seconds):
+        time.sleep(seconds)
+        return os.getpid()
+
+    with stoker.load(tmp_path / "one.toml", run_dir=str(world.runs), strategy_period=0.2):
+        before = wait(0).result(60)
+        call = wait(2)
+        time.sleep(0.5)
+        (pilot,) = world.of("stoker.pilot.main")
+        kill([pilot], signal.SIGSTOP)
+        call.result(60)  # there, in the time that a pilot has to end, or on the next pilot
+        assert wait(0).result(60) != before
+        until(lambda: pilot not in world.of("stoker.pilot.main"), why="the frozen pilot ends")
