@@ -63,7 +63,7 @@ class CallFuture(Future[Any]):
         """The call has ended. What may take long is done on another thread than this one."""
         settling = self._link.settling
         if settling.has_slow_callbacks or not opens_at_once(end):
-            settling.add(functools.partial(self._open, end))
+            settling.add(functools.partial(self._open_later, end))
             return False
         before = time.monotonic()
         self._open(end)
@@ -71,10 +71,13 @@ class CallFuture(Future[Any]):
             settling.has_slow_callbacks = True
         return False
 
-    def _open(self, end: CallEnd) -> None:
+    def _open_later(self, end: CallEnd) -> None:
         if self.done():  # cancelled meanwhile
             discard_result(end)
-            return
+        else:
+            self._open(end)
+
+    def _open(self, end: CallEnd) -> None:
         try:
             value = outcome(end, session=self._link.session.session)
         except BaseException as error:
