@@ -145,6 +145,39 @@ def test_a_segment_that_a_call_attaches_to_stays(served: FakeManager, segment: s
     assert not is_gone(segment.name)
 
 
+TRACKED = """
+import os
+from multiprocessing import resource_tracker, shared_memory
+from stoker.pilot.library import attaching
+attaching.register_created_segments_only()
+"""
+UNLINKED = "shared_memory.SharedMemory({name!r}).unlink()"
+UNREGISTERED = "resource_tracker.unregister(shared_memory.SharedMemory({name!r})._name, 'shared_memory')"
+MADE_BY_A_CHILD = """
+resource_tracker.ensure_running()
+there, name = os.pipe()
+if not os.fork():
+    os.write(name, shared_memory.SharedMemory(create=True, size=100).name.encode())
+    os._exit(0)
+shared_memory.SharedMemory(os.read(there, 100).decode()).unlink()
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "stays"),
+    [(UNLINKED, False), (UNREGISTERED, True), (MADE_BY_A_CHILD, True)],
+    ids=["unlinked", "unregistered", "made by a child"],
+)
+def test_what_a_call_only_attached_to_may_be_unlinked_or_unregistered(
+    segment: shared_memory.SharedMemory, does: str, stays: bool
+) -> None:
+    """The resource tracker printed a KeyError. It still forgets what a child made and another process removes."""
+    program = TRACKED + does.format(name=segment.name)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert is_gone(segment.name) is not stays
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_a_tensor_in_shared_memory_goes_with_its_library(served: FakeManager) -> None:
     served.ready(recipe())
