@@ -121,7 +121,7 @@ class Link:
         told_s = min(timeout_s, SLOW_S)
         if not self._joined.wait(told_s) and told_s < timeout_s:
             why = self._why_not_joined()
-            logger.warning("%s; it is waited for up to %.0f s", why, timeout_s)
+            logger.warning("%s; this program waits up to %.0f s for it", why, timeout_s)
             self._joined.wait(timeout_s - told_s)
         if self._over is not None:
             raise self._over
@@ -289,7 +289,7 @@ class Link:
                 self._turn(ready)
                 now = time.monotonic()
                 wait_s = self._out.due_in(now) if self._joined.is_set() else LOOK_EVERY_S
-                look_s = self.settling.look(now)
+                look_s = self.settling.start_thread_if_behind(now)
                 if look_s is not None:
                     wait_s = min(look_s, wait_s if wait_s is not None else look_s)
                 ready = {fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)}
@@ -426,6 +426,7 @@ class Link:
     def _welcome(self, message: to_client.ClientWelcome) -> None:
         with self._lock:
             self._base = message.number << CLIENT_SHIFT
+            self.journal_trouble = ""  # of the manager before; one that cannot write its journal says so again
             if message.again:
                 logger.warning(
                     "session %s: its manager has lost a part of its journal; %d calls are submitted again, "

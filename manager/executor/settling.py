@@ -4,7 +4,8 @@ Settling a future can run code that is not ours: the classes of a result rebuild
 or sleep), and the future's callbacks run. The link's I/O thread settles a future by itself only where neither is to be
 expected: the result is made of builtin types, and no callback in this program has been slow. The rest goes to a thread
 here. One thread is enough while it keeps up; the I/O thread looks, and starts another when results wait and none has
-been taken for `STUCK_S`. So a result that needs eight seconds delays no other by more than that.
+been taken for `STUCK_S`. So a result that needs eight seconds delays no other by more than that. Where no thread can be
+started at all, the thread that has a result settles it by itself.
 
 What `stoker.map` streams never comes here: its results are unpickled by the loop that takes them.
 """
@@ -59,7 +60,7 @@ class Settling:
         if begin:
             self._begin()
 
-    def look(self, now: float) -> float | None:
+    def start_thread_if_behind(self, now: float) -> float | None:
         """Start a thread if those that there are do not keep up; seconds until the next look, None if none is needed.
 
         `now` is on `time.monotonic`.
@@ -80,7 +81,11 @@ class Settling:
     def close(self, *, limit_s: float) -> None:
         """Let the threads end, and wait until all that was added is done, at most this long."""
         until = time.monotonic() + limit_s
-        while self._open and time.monotonic() < until and (wait_s := self.look(time.monotonic()) or STUCK_S):
+        while (
+            self._open
+            and time.monotonic() < until
+            and (wait_s := self.start_thread_if_behind(time.monotonic()) or STUCK_S)
+        ):
             time.sleep(min(wait_s, 0.005))
         with self._lock:
             self._closed = True
@@ -89,7 +94,26 @@ class Settling:
             self._work.put(None)
 
     def _begin(self) -> None:
-        threading.Thread(target=self._run, name="stoker-settling", daemon=True).start()
+        """Start a thread, which is counted already. If none can be started and none is there, do the work here."""
+        try:
+            threading.Thread(target=self._run, name="stoker-settling", daemon=True).start()
+        except RuntimeError as error:  # the limit of processes is reached, or the interpreter ends
+            with self._lock:
+                self._threads -= 1
+                is_alone = not self._threads
+            logger.debug("no thread can be started that opens results: %s", error)
+            if is_alone:
+                self._work_here()
+
+    def _work_here(self) -> None:
+        while True:
+            try:
+                work = self._work.get_nowait()
+            except queue.Empty:
+                return
+            if work is not None:
+                self._do(work)
+            del work
 
     def _run(self) -> None:
         while True:
@@ -104,10 +128,13 @@ class Settling:
                         self._threads -= 1
                         return
                 continue
-            try:
-                work()
-            except BaseException:  # a future's callback raised what no callback may raise; others still wait
-                logger.exception("a future's callback failed")
+            self._do(work)
             del work  # its future may go
-            with self._lock:
-                self._open -= 1
+
+    def _do(self, work: Work) -> None:
+        try:
+            work()
+        except BaseException:  # a future's callback raised what no callback may raise; others still wait
+            logger.exception("a future's callback failed")
+        with self._lock:
+            self._open -= 1

@@ -264,13 +264,29 @@ def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router
         router.say(msgspec.structs.replace(status, trouble={to_client.JOURNAL: full}))
         with pytest.raises(SessionError, match=f"lets no program in: {re.escape(full)}; that lasted for 1 s"):
             link.wait_joined(1.0)
-        assert any(f"{full}; it is waited for up to 1 s" in record.getMessage() for record in caplog.records)
+        assert any(f"{full}; this program waits up to 1 s for it" in record.getMessage() for record in caplog.records)
         router.welcome()
         link.wait_joined(10)
         router.say(status)
         until(lambda: not link.journal_trouble)
     finally:
         link.close()
+
+
+def test_a_manager_that_comes_back_with_room_says_nothing_of_the_full_disk(link, router, until):
+    """Its programs hear of trouble alone: they said for ever that the disk was full."""
+    status = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
+    router.say(msgspec.structs.replace(status, trouble={to_client.JOURNAL: "the disk of /runs is full"}))
+    until(lambda: link.journal_trouble)
+    router.hang_up()
+    until(lambda: not link._joined.is_set())
+    router.frames.clear()
+    router.listen()
+    router.hear(to_manager.ClientHello)
+    assert link.journal_trouble, "it may be full still"
+    router.welcome()
+    link.wait_joined(10)
+    assert not link.journal_trouble
 
 
 def test_a_frame_that_is_not_in_the_protocol_changes_nothing(link, router):

@@ -143,13 +143,52 @@ def test_threads_are_started_only_for_work_that_waits(monkeypatch):
     begun: list[Settling] = []
     monkeypatch.setattr(Settling, "_begin", lambda self: begun.append(self))
     here = Settling()
-    assert here.look(0.0) is None
+    assert here.start_thread_if_behind(0.0) is None
     here.add(lambda: None)
     here.add(lambda: None)
     assert len(begun) == 1
     at = here._taken_at
-    assert 0 < (here.look(at + 0.01) or 0) < settling.STUCK_S
+    assert 0 < (here.start_thread_if_behind(at + 0.01) or 0) < settling.STUCK_S
     assert len(begun) == 1
     for turn in range(2 * settling.MOST_THREADS):
-        here.look(at + (turn + 1) * settling.STUCK_S + 0.001)
+        here.start_thread_if_behind(at + (turn + 1) * settling.STUCK_S + 0.001)
     assert len(begun) == settling.MOST_THREADS
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    """No thread can be started that settles futures, as at the limit of a user's processes."""
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "stoker-settling":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    return lambda: monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_results_come_where_no_thread_can_be_started(link, router, no_threads):
+    """All calls of the program failed: "the link to the manager failed"."""
+    no_threads()
+    first, second, third = submitted(link, router, 3)
+    router.answer([ended(first, range(1)), ended(second, range(2))])
+    assert [first.result(10), second.result(10)] == [range(1), range(2)]
+    router.answer([ended(third, range(3))])
+    assert third.result(10) == range(3)
+
+
+def test_work_is_left_to_a_thread_that_is_there(no_threads, until):
+    """The caller must not wait for long work where another thread may do it."""
+    here, gate = Settling(), threading.Event()
+    done: list[int] = []
+    here.add(lambda: gate.wait(30))
+    until(here._work.empty)
+    no_threads()
+    here.add(lambda: done.append(1))
+    assert here.start_thread_if_behind(here._taken_at + 1.0) == settling.STUCK_S
+    assert not done
+    gate.set()
+    until(lambda: done)
+    here.close(limit_s=1.0)
+    until(lambda: not here._threads)
