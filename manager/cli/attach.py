@@ -27,7 +27,7 @@ def attach(*, session: str) -> None:
     A manager that has died is started again here, and goes on from its journal: calls that run go on, and those that
     have ended are not run again.
     """
-    folder = choosing.look(session) if session else choosing.change()
+    folder = choosing.session_to_show(session) if session else choosing.session_to_change()
     revive(folder)
     watch = Watch(folder)
     try:

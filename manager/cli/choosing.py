@@ -46,9 +46,10 @@ class Candidate(msgspec.Struct, frozen=True):
     is_up: bool
 
 
-def look(name: str = "") -> SessionFolder:
+def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder:
     """The session that a command looks at: by its folder, its id or a beginning of one; without a name, by the rule
-    above. A command that asks twice gets the same one. Raises SessionError."""
+    above. A command that asks twice gets the same one. `hint`: what a person types before the name of another one.
+    Raises SessionError."""
     named = named_folder(name)
     if named is not None:
         return named
@@ -60,12 +61,12 @@ def look(name: str = "") -> SessionFolder:
             return find_session(name)
         best = first(candidates)
         chosen[name] = SessionFolder(best.folder)
-        if not name and (text := told(best, candidates)):
+        if not name and (text := told(best, candidates, hint=hint)):
             console.note(text)
     return chosen[name]
 
 
-def change() -> SessionFolder:
+def session_to_change() -> SessionFolder:
     """The session that a command changes which names none. Raises SessionError if there is none, or no one alone."""
     found = [each for each in _candidates(detached_only=True) if each.is_up]
     own = [each for each in found if each.is_own]
@@ -82,7 +83,7 @@ def first(candidates: Sequence[Candidate]) -> Candidate:
     return min(candidates, key=lambda each: (not each.is_up, not each.is_own))
 
 
-def told(best: Candidate, candidates: Sequence[Candidate]) -> str:
+def told(best: Candidate, candidates: Sequence[Candidate], *, hint: str) -> str:
     """What to say of the choice; empty where there was none."""
     others = [each.session for each in candidates if each.is_up and each is not best]
     passed = next((each.session for each in candidates if each.is_own), "") if not best.is_own else ""
@@ -92,7 +93,7 @@ def told(best: Candidate, candidates: Sequence[Candidate]) -> str:
     if passed and passed not in others:
         reasons.append(f"{passed} of this folder is over")
     other = (others or [passed])[0]
-    return f"this is session {best.session}; {', and '.join(reasons)} (--session {other})"
+    return f"this is session {best.session}; {', and '.join(reasons)} ({hint} {other})"
 
 
 def _candidates(name: str = "", *, detached_only: bool = False) -> list[Candidate]:

@@ -41,7 +41,7 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     """End SESSION: calls that are left are cancelled, pilots end, jobs are cancelled. Says what is left if something
     is, and how to remove it; exit code 1 then. What pilots keep on their nodes for the next session is named too.
     """
-    folder = choosing.look(session) if session else choosing.change()
+    folder = choosing.session_to_show(session) if session else choosing.session_to_change()
     before = end(folder)
     remains = wait_until_gone(folder, before, wait_s=wait_s, waiting=console.note)
     shutil.rmtree(folder.objects, ignore_errors=True)  # of no use without their session
@@ -95,11 +95,13 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
 def _end_by_file(folder: SessionFolder) -> bool:
     """End a session whose manager reads no messages because its disk is full. False if it does not end by that."""
     try:
-        folder.asked_to_end.touch()
-        until = time.monotonic() + _FILE_S
-        while not (is_over := bool(folder.over())) and time.monotonic() < until:
-            time.sleep(_LOOK_EVERY_S)
-        folder.asked_to_end.unlink(missing_ok=True)
+        try:
+            folder.asked_to_end.touch()
+            until = time.monotonic() + _FILE_S
+            while not (is_over := bool(folder.over())) and time.monotonic() < until:
+                time.sleep(_LOOK_EVERY_S)
+        finally:  # also after Ctrl-C: the file would end the session when its manager can read again
+            folder.asked_to_end.unlink(missing_ok=True)
     except OSError:
         return False
     return is_over

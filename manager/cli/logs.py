@@ -32,7 +32,7 @@ def logs(*, what: str, follow: bool, session: str) -> None:
 
     Without WHAT: which logs there are.
     """
-    folder = choosing.look(session)
+    folder = choosing.session_to_show(session)
     if not what:
         if follow:
             raise click.UsageError("--follow needs a log to follow: stoker logs manager -f")

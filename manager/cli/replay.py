@@ -39,7 +39,7 @@ def replay(*, run: str, simulate: bool, as_json: bool) -> None:
     from stoker.manager.live.verify import session_in, verify
 
     path = Path(run)
-    where = path if run and path.is_file() else choosing.look(run).path
+    where = path if run and path.is_file() else choosing.session_to_show(run, hint="stoker replay").path
     journal, session = session_in(where)
     folder = SessionFolder(where if where.is_dir() else where.parent)
     began = time.monotonic()

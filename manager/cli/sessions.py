@@ -53,7 +53,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 def status_of(name: str) -> tuple[SessionFolder, Answer]:
     """The status of a session, live or over. Raises SessionError."""
-    folder = choosing.look(name)
+    folder = choosing.session_to_show(name)
     try:
         with Observer(folder) as observer:
             return folder, Answer(observer.status())
@@ -71,7 +71,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
     """
     from stoker.manager.live.replay import story_of_ended_session, story_with_journal
 
-    folder = choosing.look(name)
+    folder = choosing.session_to_show(name)
     try:
         with Observer(folder) as observer:
             story = observer.story(subject)
@@ -83,7 +83,7 @@ def story_of(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, s
 
 def calls_of(name: str, *, limit: int, only: ListedState | None) -> tuple[to_client.Calls, str]:
     """Calls of a session; and, of one that is over, that it is. Raises SessionError."""
-    folder = choosing.look(name)
+    folder = choosing.session_to_show(name)
     try:
         with Observer(folder) as observer:
             return observer.calls(limit=limit, only=only), ""

@@ -108,7 +108,7 @@ def watch_every_s() -> float:
 
 def _watch(session: str) -> None:
     try:
-        folder = choosing.look(session)
+        folder = choosing.session_to_show(session)
         with Observer(folder) as observer, console.redrawn() as place:
             picture = Picture(place, policy=policy_of(folder))
             while True:

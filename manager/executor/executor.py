@@ -368,7 +368,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
 
     def _cancel_silent(self, status: dict[str, JobStatus], emptied: Sequence[str]) -> None:
         running = [block for block, job in status.items() if job.state is JobState.RUNNING]
-        for block in self._silent.look(running, emptied=emptied, now=time.monotonic()):
+        for block in self._silent.blocks_to_cancel(running, emptied=emptied, now=time.monotonic()):
             job = self.blocks_to_job_id.get(block)
             if job is not None:
                 gone_s = show_seconds(self._silent.limit_s)

@@ -41,8 +41,8 @@ class JournalTrouble:
         """True if the journal can be written and everyone knows it."""
         return not (self._journal.trouble or self.text or self._told)
 
-    def look(self, now: float) -> str:
-        """Look at the journal. Returns a notice for the session if its state has changed, else an empty text."""
+    def changed_notice(self, now: float) -> str:
+        """A notice for the session if its journal can no longer be written, or can be again, since the last call."""
         if bool(self._journal.trouble) is bool(self.text):
             return ""
         if self._journal.trouble:

@@ -489,7 +489,7 @@ class Server:
     def _tell_of_journal(self) -> None:
         """Tell the session and its programs if the journal cannot be written, or can be again."""
         trouble, now = self._trouble, self.clock.now()
-        if notice := trouble.look(now):
+        if notice := trouble.changed_notice(now):
             self._notice(notice)
         if trouble.is_untold(now):
             told = report.status(self.core.state)

@@ -195,7 +195,6 @@ class Status(_Message, frozen=True, tag="status"):
     `pilot_in_s`: until the batch system expects to start one (0 = one is here, or it does not say).
 
     `emptied_blocks`: those of the program's own that have brought pilots and have none now.
-    `emptied_blocks`: those of the program's own that have brought pilots and have none now.
     `gone_pilots`: those that were here once and have left, `lost_pilots` among them, which `losses` counts by reason.
     `jobs` are blocks that the manager has asked for and that are not over, `ended_blocks` counts the others by how
     they ended; `trouble` says what is wrong with a batch system, or (`peers`) that pilots cannot reach each other, or

@@ -56,7 +56,7 @@ def looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     """The session that a command looks at which is typed in a folder, and what it says on stderr."""
     folder.mkdir(parents=True, exist_ok=True)
     monkeypatch.chdir(folder)
-    return choosing.look().read().session, capsys.readouterr().err.replace("\n", " ")
+    return choosing.session_to_show().read().session, capsys.readouterr().err.replace("\n", " ")
 
 
 def test_this_folders_session_comes_before_a_newer_one(make, tmp_path, monkeypatch, capsys):
@@ -103,9 +103,9 @@ def test_a_command_that_asks_twice_gets_one_session_and_one_sentence(make, tmp_p
     make("second", "b/runinfo/000/stoker", up=True)
     monkeypatch.chdir(tmp_path / "a")
     with click.Context(click.Command("status")):
-        before = choosing.look()
+        before = choosing.session_to_show()
         monkeypatch.chdir(tmp_path / "b")
-        assert choosing.look().path == before.path
+        assert choosing.session_to_show().path == before.path
     assert capsys.readouterr().err.count("this is session") == 1
 
 
@@ -115,11 +115,11 @@ def test_what_changes_a_session_takes_this_folders_or_asks(make, tmp_path, monke
     make("theirs", "elsewhere/session", up=True, stays=True)
     make("ended", "mine/ended", up=False, stays=True)
     monkeypatch.chdir(tmp_path / "mine")
-    assert choosing.change().read().session == "ours"
+    assert choosing.session_to_change().read().session == "ours"
     (tmp_path / "third").mkdir()
     monkeypatch.chdir(tmp_path / "third")
     with pytest.raises(SessionError, match="sessions ours, theirs are up; say which one"):
-        choosing.change()
+        choosing.session_to_change()
 
 
 def test_a_folder_that_was_removed_is_nobodys(make, tmp_path, monkeypatch):
@@ -127,7 +127,7 @@ def test_a_folder_that_was_removed_is_nobodys(make, tmp_path, monkeypatch):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert choosing.look().read().session == "one"
+    assert choosing.session_to_show().read().session == "one"
 
 
 def test_all_commands_look_at_the_same_session(
@@ -140,6 +140,18 @@ def test_all_commands_look_at_the_same_session(
         said = f"{result.stdout} {result.exception}"
         assert "session test" in said or str(manager.folder.path) in said or "c-7" in said
         assert "this is session test; newer is up too" in result.stderr.replace("\n", " ")
+
+
+def test_what_is_to_be_typed_for_another_session_is_what_the_command_takes(
+    make: Make, stoker: Stoker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`stoker replay` has no --session."""
+    make("one", "mine/session", up=True)
+    make("two", "elsewhere/session", up=True)
+    monkeypatch.chdir(tmp_path / "mine")
+    said = stoker("replay").stderr.replace("\n", " ")
+    assert "this is session one; two is up too (stoker replay two)" in said
+    assert "elsewhere/session" in str(stoker("replay", "two").exception), "which has no journal"
 
 
 def test_their_help_says_the_rule(stoker: Stoker) -> None:

@@ -162,6 +162,23 @@ def test_down_ends_a_session_whose_manager_reads_nothing_for_want_of_room(folder
         manager.close()
 
 
+def test_down_that_is_interrupted_leaves_nothing_that_ends_the_session_later(
+    folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manager that was short of room once more, days later, found the file and ended the session."""
+    there: list[bool] = []
+
+    def ctrl_c(_: float) -> None:
+        there.append(folder.asked_to_end.exists())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stoker.manager.cli.down.time.sleep", ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        down._end_by_file(folder)
+    assert there == [True]
+    assert not folder.asked_to_end.exists()
+
+
 def answers(folder: SessionFolder) -> bool:
     try:
         with ask.Observer(folder, timeout_s=0.5):

@@ -75,7 +75,7 @@ def test_a_folder_that_another_user_has_closed_is_named_and_hides_no_other(tmp_p
     folder = tmp_path / "closed" / "mine"
     assert not holds_session(folder)
     refused = r"mine cannot be read \(.*\): only the user who began a session can use it"
-    for look in (find_session, choosing.look):
+    for look in (find_session, choosing.session_to_show):
         with pytest.raises(SessionError, match=refused):
             look(str(folder))
 
