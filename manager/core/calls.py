@@ -289,6 +289,7 @@ def _close(core: Core, call: Call) -> None:
     state.reports.pop(call.id, None)
     state.forecasts.pop(call.id, None)
     state.breaks.pop(call.id, None)
+    state.broken_runs.pop(call.id, None)
     if state.trials:
         suspects.ended(core, call.id)
     closed(core, group, 1)

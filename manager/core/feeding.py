@@ -42,7 +42,7 @@ def takes(core: Core, library: Library, call: Call) -> bool:
         library.state is LibraryState.READY
         and library.pilot.state is PilotState.HERE
         and (library.context is group.context or library.context.recipe.key in group.options.variants)
-        and library.load < core.policies.dispatch.window(core.state, library)
+        and library.load < stuck.room(core, library)
         and library.admits(call)
     )
 
@@ -66,7 +66,7 @@ def reclass(core: Core, library: Library) -> None:
         library.stuck = False
         context.idle[id] = library
         return
-    has_room = load < core.policies.dispatch.window(core.state, library)
+    has_room = not library.stuck and load < core.policies.dispatch.window(core.state, library)
     if load > library.slots:
         context.backlogged[id] = library
     if has_room:
@@ -92,6 +92,8 @@ def pull(core: Core, library: Library) -> None:
             core.apply(answer, seam="dispatch")
             break
         head = queue.single()
+        if library.stuck:
+            answer = min(answer, library.slots - library.load)
         if answer <= 0 or head is None or not _give(core, library, head, answer):
             break
         reclass(core, library)

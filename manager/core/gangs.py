@@ -104,6 +104,7 @@ def _broke(core: Core, call: Call, library: Library, outcome: CallEnd) -> None:
     """A rank has lost the others: start again, on whatever is left."""
     said = outcome.failure.message if outcome.failure is not None else ""
     breaks = core.state.breaks[call.id] = core.state.breaks.get(call.id, 0) + 1
+    core.state.broken_runs[call.id] = call.sent_at
     if breaks >= MOST_BREAKS:
         text = f"its ranks lost each other {breaks} times; the last time on {library.pilot.id}: {said}"
         failure = Failure(FailureKind.GANG, text, library.pilot.id, library.id)
@@ -115,7 +116,9 @@ def _broke(core: Core, call: Call, library: Library, outcome: CallEnd) -> None:
 def broken(core: Core, library: Library, running: Iterable[int]) -> list[Call]:
     """Gang calls that a library ran when it died, and that were taken away because other ranks noticed that first."""
     state = core.state
-    return [state.calls[id] for id in running if id in library.zombies and id in state.breaks and id in state.calls]
+    here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
+    # Of ranks that die together one counts; those of a run that was broken off before have nothing to do with it.
+    return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
 
 
 def forgive(core: Core, library: Library) -> None:

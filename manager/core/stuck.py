@@ -22,9 +22,16 @@ if TYPE_CHECKING:
 
 TIMER = "stuck"
 STUCK_S = 1.0
-"""Calls that have taken every slot for so long hold up what waits behind them."""
+"""Calls that have taken every slot for so long, and far longer than is usual in their context, hold up what waits
+behind them."""
 LINGERS = 4
 """A call that runs so many times as long as its function usually does may run for any time."""
+
+
+def room(core: Core, library: Library) -> int:
+    """How many calls a library may hold: what its policy says, and none behind those that it is stuck in."""
+    window = core.policies.dispatch.window(core.state, library)
+    return min(window, library.slots) if library.stuck else window
 
 
 def look_soon(core: Core) -> None:
@@ -40,7 +47,7 @@ def due(core: Core) -> None:
         for library in {**context.backlogged, **context.roomy}.values():
             looked = True
             full = _full_since(library)
-            if full is None or state.now - full < STUCK_S:
+            if full is None or state.now - full < max(STUCK_S, LINGERS * context.run_s):
                 continue
             library.stuck = True
             context.roomy.pop(library.id, None)

@@ -41,10 +41,12 @@ class Ended(_Message, frozen=True, tag="ended"):
 
 
 class GivenBack(_Message, frozen=True, tag="given-back"):
-    """Calls that were not begun. `need_function`: because the function was no longer in the library's cache."""
+    """Calls that were not begun. `need_function`: because the function was no longer in the library's cache. `order`:
+    the number of the order that this answers; 0 = none."""
 
     calls: tuple[CallId, ...]
     need_function: bool = False
+    order: int = 0
 
 
 class Reports(_Message, frozen=True, tag="reports"):

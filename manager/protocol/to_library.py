@@ -34,10 +34,12 @@ class Run(_Message, frozen=True, tag="run"):
 
 
 class GiveBack(_Message, frozen=True, tag="give-back"):
-    """Give back up to `count` calls that have not begun, newest first (or just those named)."""
+    """Give back up to `count` calls that have not begun, newest first (or just those named). `order`: its number, which
+    the answer repeats."""
 
     count: int = 0
     calls: tuple[CallId, ...] = ()
+    order: int = 0
 
 
 class Evict(_Message, frozen=True, tag="evict"):

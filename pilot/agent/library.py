@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import Failure
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_agent import ToAgent
+from stoker.manager.protocol.to_library import GiveBack
 from stoker.manager.protocol.to_pilot import RunCalls, StartLibrary
 from stoker.pilot.cache import Pin
 from stoker.pilot.core.library import LibraryState
@@ -44,6 +46,9 @@ class Library:
         """Calls to stop even if they run, and until when they may end by themselves."""
         self.asked_back_at = 0.0
         """Since when it owes an answer to an order to give calls back; 0 = it owes none."""
+        self.void_order = 0
+        """What it answers to orders up to this one was answered in its place."""
+        self._order = 0
         self.ordered_at = time.monotonic()
         self.started_at = 0.0
         self.hello_at = 0.0
@@ -140,6 +145,15 @@ class Library:
             self._socket = None
 
     # ---- its calls
+
+    def give_back(self, *, count: int = 0, calls: Iterable[int] = ()) -> GiveBack:
+        """An order to give calls back: so many, or these."""
+        self._order += 1
+        return GiveBack(count=count, calls=tuple(calls), order=self._order)  # type: ignore[arg-type]
+
+    def answer_for_it(self) -> None:
+        """The orders that it has been sent are answered in its place: what it says to them later counts no more."""
+        self.asked_back_at, self.void_order = 0.0, self._order
 
     def running(self) -> list[tuple[int, int]]:
         """Calls that it runs, each with its start in nanoseconds of CLOCK_MONOTONIC."""

@@ -11,7 +11,7 @@ import msgspec
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import CallEnd, FailureKind
-from stoker.manager.protocol.to_library import Evict, GiveBack, Meet, Resize, Run, Stop
+from stoker.manager.protocol.to_library import Evict, Meet, Resize, Run, Stop
 from stoker.manager.protocol.to_manager import CallsEnded, CallsReturned, LibraryGone, LibraryResized
 from stoker.manager.protocol.to_pilot import (
     Ack,
@@ -161,7 +161,7 @@ def _take_back(agent: Agent, number: int, count: int) -> None:
     if library is None:
         return
     if library.state.state in (State.READY, State.DRAINING):
-        agent.wires.tell(library, GiveBack(count=count))
+        agent.wires.tell(library, library.give_back(count=count))
         library.asked_back_at = library.asked_back_at or time.monotonic()
         return
     back = library.state.returned(library.take_back_waiting(count))  # type: ignore[arg-type]
@@ -180,7 +180,7 @@ def _cancel(agent: Agent, order: CancelCalls) -> None:
         agent.link.post(CallsReturned(order.library, (*strange, *dropped)))
     rest = tuple(call for call in here if call in held)
     if rest and library.state.state in (State.READY, State.DRAINING):
-        agent.wires.tell(library, GiveBack(calls=rest))
+        agent.wires.tell(library, library.give_back(calls=rest))
         if order.running:
             if order.grace_s:
                 for call in rest:

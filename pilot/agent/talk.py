@@ -73,6 +73,8 @@ def _message(agent: Agent, library: Library, message: ToAgent) -> None:
             told = payloads.hand_in(agent, library, told)
             if told:
                 post(CallsEnded(number, told))
+        case GivenBack(order=order) if 0 < order <= library.void_order:
+            pass  # the calls may have been sent to it again since
         case GivenBack(calls=calls, need_function=need):
             library.asked_back_at = 0.0
             post(CallsReturned(number, tuple(state.returned(calls)), need_function=need))

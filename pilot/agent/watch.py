@@ -6,7 +6,6 @@ import logging
 import time
 
 from stoker.manager.protocol.calls import FailureKind
-from stoker.manager.protocol.to_library import GiveBack
 from stoker.manager.protocol.to_manager import CallsReturned
 from stoker.pilot.agent import device_memory, ending, orders
 from stoker.pilot.agent.agent import Agent
@@ -124,11 +123,12 @@ def _give_back_for(agent: Agent, library: Library) -> None:
     Calls that have ended there, but whose ends it could not send yet, are given back too and run once more elsewhere;
     what it says of them later is not heard.
     """
-    library.asked_back_at = 0.0
     running = {call for call, _ in library.running()}
     rest = tuple(library.state.returned([call for call in library.state.held if call not in running]))
+    library.asked_back_at = 0.0
     if rest:
         number = library.state.library
         log.warning("lib-%d has not answered for %g s: %d calls run elsewhere", number, DEAF_S, len(rest))
-        agent.wires.tell(library, GiveBack(calls=rest))
+        agent.wires.tell(library, library.give_back(calls=rest))
+        library.answer_for_it()
         agent.link.post(CallsReturned(number, rest))

@@ -268,10 +268,10 @@ class Server:
         match message:
             case Run():
                 self._queue_calls(message)
-            case GiveBack(count=count, calls=calls):
+            case GiveBack(count=count, calls=calls, order=order):
                 back = self._queue.drop(calls) if calls else self._queue.give_back(count)
                 if back or not calls:  # a count is always answered
-                    self._send([GivenBack(tuple(back))])  # type: ignore[arg-type]
+                    self._send([GivenBack(tuple(back), order=order)])  # type: ignore[arg-type]
             case Evict(call=call):
                 for runner in self._runners:
                     if runner.call == call:

@@ -188,7 +188,7 @@ class Server:
             library = self._libraries.pop(pid, None)
             if library is None:
                 continue
-            orphans = processes.kill_strays(self._libraries)
+            orphans = processes.kill_strays(self._libraries) - self._trackers.keys()  # those had ended
             leftovers.remove_system_v_segments({pid, *orphans}, since=self._began)
             until = time.monotonic() + leftovers.LIMIT_S
             for tracker in processes.trackers():
@@ -207,6 +207,10 @@ class Server:
             )
 
     def _look_at_trackers(self) -> None:
+        if not self._trackers:
+            return
+        here = set(processes.trackers())  # the number of one that was reaped may be another process's by now
+        self._trackers = {pid: until for pid, until in self._trackers.items() if pid in here}
         processes.kill_all(pid for pid, until in self._trackers.items() if time.monotonic() > until)
 
     def _clean(self) -> None:

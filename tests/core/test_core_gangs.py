@@ -174,6 +174,17 @@ def test_a_gang_that_kills_a_library_twice_is_a_poison_call(cluster: Make, rank:
     assert failure.kind is FailureKind.POISON
 
 
+def test_ranks_that_die_together_count_once_also_after_an_earlier_quarrel(cluster: Make) -> None:
+    c = cluster(pilots=1, devices_each=2).call("g", gang=(2, 2)).ready()
+    quarrel = CallEnd(c.ids["g"], False, b"", 0.1, ALONE)  # type: ignore[arg-type]
+    c.wait(1).report("p1", say.CallsEnded(c.holders("g")[1].id, [quarrel]))
+    for library in list(c.pilot().libraries.values()):
+        c.report("p1", say.CallsReturned(library.id, tuple(library.zombies)))
+    for member in c.holders("g"):
+        c.report("p1", say.LibraryGone(member.id, DIED, running=(c.ids["g"],)))  # type: ignore[arg-type]
+    assert c.the_call("g").kills == 1
+
+
 def test_a_pilot_that_comes_back_after_it_was_given_up_is_no_gang(three: Cluster) -> None:
     order = ranks(three)
     number = three.library(order[1]).id

@@ -6,7 +6,12 @@ from collections.abc import Callable
 
 from core.builders import Cluster, recipe
 
+from stoker.manager.core.seams import Policies, View
+from stoker.manager.core.state import Library
 from stoker.manager.core.stuck import TIMER
+from stoker.manager.policies.dispatch import HottestFirst
+from stoker.manager.policies.provisioning import KeepBlocks
+from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol import to_pilot
 
@@ -122,3 +127,33 @@ def test_a_timer_looks_for_stuck_libraries_only_while_some_could_become_so(clust
     assert TIMER in c.core.state.timers
     c.wait(2.5)  # it is stuck, and the other one is idle
     assert TIMER not in c.core.state.timers
+
+
+def by(dispatch: HottestFirst) -> Callable[[], Policies]:
+    return lambda: Policies(dispatch, LoadWhereWanted(), KeepBlocks())
+
+
+class GivesFive(HottestFirst):
+    """A dispatch policy of a user, who has not heard of libraries that are stuck."""
+
+    def window(self, view: View, library: Library) -> int:
+        return 5
+
+    def pull(self, view: View, library: Library) -> int:
+        return 5 - library.load
+
+
+def test_a_policy_that_knows_nothing_of_it_gives_a_stuck_library_no_backlog_either(cluster: Make) -> None:
+    c = cluster(pilots=1, policies=by(GivesFive())).calls(1).hot(run_s=SHORT_S).call("long").call("s1", "s2").wait(1.1)
+    c.give_back("s1", "s2").call("s3").wait(5)
+    assert c.held() == ["long"]
+    assert c.waiting() == ["s1", "s2", "s3"]
+    c.end("long")
+    assert c.held() == ["s1", "s2", "s3"]
+
+
+def test_a_backlog_of_calls_that_are_known_to_be_long_stays(cluster: Make) -> None:
+    c = cluster(pilots=1, policies=by(HottestFirst(prefetch_s=60.0))).calls(1).hot(run_s=5.0).calls(9)
+    for _ in range(5):
+        c.wait(5.0).end(c.held()[0], run_s=5.0)
+    assert not [said for said in c.mail["p1"] if isinstance(said, to_pilot.TakeBack)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import signal
@@ -230,13 +231,14 @@ class FakeManager:
         options: CallOptions | None = None,
         takes_context: bool = False,
         blob: bool | None = None,
+        ids: list[int] | None = None,
     ) -> list[int]:
-        """Send calls; returns their ids."""
+        """Send calls, new ones or those with these `ids` again; returns their ids."""
         sent = call if isinstance(call, FunctionBlob) else function(call, takes_context=takes_context)
         specs = []
-        for one in arguments:
-            self._calls += 1
-            specs.append(CallSpec(call=self._calls, payload=self._payload(one)))
+        for id, one in zip(ids or itertools.count(self._calls + 1), arguments, strict=False):
+            self._calls = max(self._calls, id)
+            specs.append(CallSpec(call=id, payload=self._payload(one)))  # type: ignore[arg-type]
         fresh = (library, sent.key) not in self._sent_functions if blob is None else blob
         self._sent_functions.add((library, sent.key))
         self.send(

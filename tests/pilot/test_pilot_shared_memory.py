@@ -217,3 +217,46 @@ def test_a_program_that_calls_itself_a_tracker_is_killed_after_a_while(tmp_path:
     processes.end_trackers(others, wait_s=0.1)
     assert child.wait(10) == -signal.SIGKILL
     assert gone([child.pid])
+
+
+TWO_ENDS = """
+import os, socket, subprocess, sys, time
+from stoker.pilot.zygote import processes
+from stoker.pilot.zygote.messages import Exited
+from stoker.pilot.zygote.server import Server
+
+TRACKER = "import sys; a = 'resource_" + "tracker import main'; sys.stdin.read()"  # it only looks like one
+
+server, told = Server(socket.socketpair()[0], scratch=""), []
+server._send = told.append
+processes.adopt_orphans()
+others_go_on, others_end = os.pipe()
+first = os.fork()
+if not first:
+    subprocess.Popen([sys.executable, "-c", TRACKER], stdin=others_go_on)
+    time.sleep(0.3)
+    os._exit(0)
+second = os.fork()
+if not second:
+    os.close(others_end)
+    os.read(others_go_on, 1)
+    os._exit(0)
+os.close(others_go_on)
+server._libraries = {first: 1, second: 2}
+while not told:
+    server._reap()
+(tracker,) = server._trackers
+os.close(others_end)  # both end, and nobody reaps them meanwhile
+for pid in (tracker, second):
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+while len(told) < 2:
+    server._reap()
+server._look_at_trackers()
+print([each.orphans for each in told], server._trackers)
+"""
+
+
+def test_a_tracker_that_has_ended_is_forgotten_whoever_reaps_it() -> None:
+    """Else the process that gets its number next is killed in its place."""
+    said = subprocess.run([sys.executable, "-c", TWO_ENDS], capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout == "[0, 0] {}\n"

@@ -75,7 +75,7 @@ def test_gangs_and_replicas_are_read_and_wrong_ones_refused_with_their_line() ->
     assert changed.world.delays.progress_s == 5.0
     with pytest.raises(ConfigError, match=r"s\.toml: line \d+: .*gang: at least 4 libraries and at most 2"):
         parse(TEXT.replace("inputs = 100", "inputs = 100\ngang = [4, 2]"))
-    with pytest.raises(ConfigError, match="no node that suits has over 1"):
+    with pytest.raises(ConfigError, match="of the nodes that suit none has over 1"):
         parse(TEXT, "contexts.llm.devices=2")
 
 
