@@ -449,8 +449,8 @@ class State:
         self.breaks: dict[int, int] = {}
         """How often the ranks of a gang call have lost each other."""
         self.broken_runs: dict[int, float] = {}
-        """When the last run of a gang call was sent that ended because its ranks had lost each other; until a library is
-        known to have died in it."""
+        """When the last run of a gang call was sent that ended because its ranks had lost each other: until a library
+        is known to have died in it."""
         self.timers: dict[str, float] = {}
         self.sources: dict[str, SourceState] = {}
         self.blocks: dict[BlockId, Block] = {}

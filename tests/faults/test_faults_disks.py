@@ -25,9 +25,11 @@ def _can_mount() -> bool:
 
 
 FILLS_ITS_DISK = """
-import os, signal, sys, time
+import contextlib, os, signal, sys, time
 from pathlib import Path
 import stoker
+from stoker.errors import StokerError
+from stoker.manager.cli.ask import Observer
 
 runs = Path(sys.argv[1])
 
@@ -78,9 +80,12 @@ KILLS_ITS_MANAGER = """
 manager = session.executor._manager
 before = manager.pid
 os.kill(before, signal.SIGKILL)
-while manager.pid == before or not session.executor.link._joined.is_set():
+trouble = ""
+while manager.pid == before or not trouble:  # whether the program is welcomed depends on the last page of the disk
     time.sleep(0.05)
-print(session.status(20).trouble["journal"], flush=True)
+    with contextlib.suppress(StokerError), Observer(session.executor.folder) as observer:
+        trouble = observer.status().trouble.get("journal", "")
+print(trouble, flush=True)
 (runs / "fill").unlink()
 assert sorted(call.result(60) for call in calls) == list(range(200))
 session.stop()
