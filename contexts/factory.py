@@ -164,6 +164,7 @@ def make_recipe(
     shown = name
     name = _name_of(loader)
     _check_fits(loader, args, kwargs, name=name)
+    _refuse_contexts((*args, *kwargs.values()), name=name)
     arguments = _short_arguments(loader, args, kwargs)
     args, kwargs, objects = _objects_in(loader, args, kwargs, options.files, name=name)
     preload = modules_of(loader) if options.preload is None else options.preload
@@ -194,6 +195,17 @@ def make_recipe(
         calls_per_library=options.calls_per_library,
         arguments=arguments,
     )
+
+
+def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
+    """Raise RecipeError for a context among a loader's arguments: it would come there as a recipe, not loaded."""
+    for value in values:
+        if isinstance(value, Recipe | RecipeFactory):
+            raise RecipeError(
+                f"no recipe of {name}: its argument {value!r} is a context, and a loader is given no other one; write"
+                " one loader that loads both",
+                loader=name,
+            )
 
 
 def _digest(name: str, *parts: Any) -> str:

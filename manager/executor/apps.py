@@ -89,7 +89,8 @@ def app(
     - `cache`, `ignore_for_cache`: Parsl's memoization; the context is part of what is remembered.
     - `executors`: labels of Parsl executors (default: every StokerExecutor that is loaded).
 
-    Everything that Parsl's `python_app` knows works: futures as arguments, `inputs`, `outputs`, `stdout`, `walltime`.
+    Everything that Parsl's `python_app` knows works: futures as arguments, `inputs`, `outputs`, `stdout`; `walltime`,
+    if the function has a parameter of that name.
     Raises ConfigError or RecipeError for an option that cannot be meant.
     """
     if isinstance(function, Recipe | RecipeFactory):

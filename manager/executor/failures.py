@@ -61,6 +61,9 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
     error = payloads.load_exception(_bytes(end.payload, end))
     if isinstance(error, Exception):
         error.add_note(_where(end, session))
+        if isinstance(error, StopIteration | StopAsyncIteration):
+            text = f"call {show_call(end.call)} raised {error!r}, which would end the loop that takes its result"
+            raise RuntimeError(text) from error  # as Python does for generators
         raise error
     kind = type(error).__name__  # SystemExit and the like would end this program instead of telling it something
     text = str(error.__cause__)

@@ -123,8 +123,15 @@ def map(
     )
 
 
+class _Lost:
+    """An item that cannot be had: a future that failed."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 class _NotSent:
-    """An item, or a batch of `items`, whose arguments could not be packed."""
+    """An item, or a batch of `items`, whose arguments could not be had or packed."""
 
     def __init__(self, error: Exception, *, items: int) -> None:
         self.error = error
@@ -228,7 +235,12 @@ class Stream(Iterator[Any]):
             if self._batch_size is None
             else f"items' results ({self.taken:,} batch{'es' * (self.taken != 1)})"
         )
-        return f"stoker.map stopped: {self.items:,}{left} {what} were taken{also}; to go on, map the items after these"
+        go_on = (
+            "to go on, map the items after these"
+            if self._ordered
+            else "they came in any order, so to go on let each result say which item it is of"
+        )
+        return f"stoker.map stopped: {self.items:,}{left} {what} were taken{also}; {go_on}"
 
     def __enter__(self) -> Stream:
         return self
@@ -351,6 +363,7 @@ class Stream(Iterator[Any]):
                         self._inputs = PulledInputs(self._inputs, bell=self._bell)
                 size = len(item) if self._batch_size is not None else 1
                 try:
+                    _refuse_lost(item if self._batch_size is not None else (item,))
                     payload = self._pack(item)
                 except Exception as error:  # raised, or given, where its result would have come
                     self._exhausted = not self._return_exceptions
@@ -423,7 +436,21 @@ def _app_in(function: Callable[..., Any]) -> PythonApp | None:
 
 def _settled(items: Iterable[Any]) -> Iterator[Any]:
     for item in items:
-        yield item.result() if isinstance(item, Future) else item
+        yield _result(item) if isinstance(item, Future) else item
+
+
+def _result(future: Future[Any]) -> Any:
+    try:
+        return future.result()
+    except Exception as error:
+        return _Lost(error)
+
+
+def _refuse_lost(items: Iterable[Any]) -> None:
+    """Raise what a future raised that one of these items should have come from."""
+    for item in items:
+        if type(item) is _Lost:
+            raise item.error
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

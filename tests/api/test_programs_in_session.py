@@ -11,6 +11,7 @@ import re
 import threading
 import time
 import weakref
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -301,6 +302,11 @@ def test_progress_counts_items_and_not_batches(session, capsys):
     stopped = stoker.map(sum, range(10), batch_size=4)
     assert next(stopped) == 6
     assert stopped.interrupted().startswith("stoker.map stopped: 4 of 10 items' results (1 batch) were taken")
+    stopped = stoker.map(abs, range(10), ordered=False)
+    next(stopped)
+    said = stopped.interrupted()
+    assert said.startswith("stoker.map stopped: 1 of 10 results were taken")
+    assert said.endswith("they came in any order, so to go on let each result say which item it is of")
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -330,6 +336,37 @@ def test_an_item_that_cannot_be_sent_can_be_a_result_too(session):
     )
     assert [type(each) for each in lists] == [errors.SerializationError, int]
     assert said[-1] == (4, 4)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_future_that_failed_costs_its_own_item(session, batch_size):
+    failed, ready = Future(), Future()
+    failed.set_exception(OSError("the file is gone"))
+    ready.set_result(2)
+    items = [failed, 1, 1, ready] if batch_size else [1, failed, ready]
+    results = list(stoker.map(str, items, batch_size=batch_size, return_exceptions=True))
+    assert [type(each) for each in results] == ([OSError, str] if batch_size else [str, OSError, str])
+    assert results[-1] == ("[1, 2]" if batch_size else "2")
+    with pytest.raises(OSError, match="the file is gone"):
+        list(stoker.map(str, items, batch_size=batch_size))
+
+
+def test_a_call_that_raises_stop_iteration_ends_no_loop_and_no_coroutine(session):
+    def takes_one_too_many(number):
+        return next(iter([number] * number))
+
+    with pytest.raises(RuntimeError, match=r"call .* raised StopIteration\(\), which would end the loop"):
+        list(stoker.map(takes_one_too_many, [1, 0, 1]))
+    assert [type(each) for each in stoker.map(takes_one_too_many, [0, 1], return_exceptions=True)] == [
+        RuntimeError,
+        int,
+    ]
+
+    async def awaits():
+        return await stoker.app()(takes_one_too_many)(0)
+
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        asyncio.run(asyncio.wait_for(awaits(), 30))
 
 
 def test_an_input_that_raises_ends_the_map_also_where_exceptions_are_results(session):

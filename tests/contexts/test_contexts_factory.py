@@ -252,3 +252,13 @@ def test_a_library_of_which_not_all_outlives_a_call_serves_one(awareness: str) -
         return 1
 
     assert model().calls_per_library == 1
+
+
+def test_a_context_is_no_argument_of_another_one() -> None:
+    inner = context(lambda: 1)
+    outer = context(lambda loaded: loaded)
+    for given in (inner, inner()):
+        with pytest.raises(RecipeError, match=r"is a context, and a loader is given no other one; write one loader"):
+            outer(given)
+        with pytest.raises(RecipeError, match="is a context"):
+            outer(loaded=given)
