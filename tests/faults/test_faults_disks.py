@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from faults.world import until
@@ -56,20 +57,21 @@ time.sleep(3)
 """
 
 
+def filling_its_disk(path: Path, then: str) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """A program fills the small disk that its session lies on, and does `then`. How it ended, and the disk."""
+    disk = path / "disk"
+    disk.mkdir()
+    mount = 'mount -t tmpfs -o size=4m none "$0"; exec "$@"'
+    program = [sys.executable, "-c", FILLS_ITS_DISK.format(then=then), str(disk)]
+    command = ["unshare", "--mount", "sh", "-c", mount, str(disk), *program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100), disk
+
+
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
 @pytest.mark.parametrize("then", ["os.kill(os.getpid(), signal.SIGKILL)", "session.stop()"])
 def test_nothing_stays_when_a_program_whose_disk_is_full_is_killed_or_ends(world, tmp_path, then):
     """Its manager and its pilot stayed until somebody made room."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = 'mount -t tmpfs -o size=4m none "$0"; exec "$@"'
-    program = [sys.executable, "-c", FILLS_ITS_DISK.format(then=then), str(disk)]
-    ran = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", mount, str(disk), *program],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    ran, disk = filling_its_disk(tmp_path, then)
     assert f"the disk of {disk}/runinfo/000/stoker is full" in ran.stdout, ran.stderr
     assert f"stoker: the journal cannot be written (No space left on device): the disk of {disk}" in ran.stderr
     assert ran.returncode == (-signal.SIGKILL if "KILL" in then else 0), ran.stderr
@@ -95,16 +97,7 @@ session.stop()
 @pytest.mark.skipif(not _can_mount(), reason="a small disk needs root and unshare(1)")
 def test_a_manager_that_is_killed_while_the_disk_is_full_comes_back(world, tmp_path):
     """It waited for room to write its lease, and its program lost all calls if that took minutes."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = 'mount -t tmpfs -o size=4m none "$0"; exec "$@"'
-    program = [sys.executable, "-c", FILLS_ITS_DISK.format(then=KILLS_ITS_MANAGER), str(disk)]
-    ran = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", mount, str(disk), *program],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    ran, _ = filling_its_disk(tmp_path, KILLS_ITS_MANAGER)
     assert ran.returncode == 0, ran.stderr
     assert "is full; calls and results wait" in ran.stdout.splitlines()[-1]
     world.empty(limit_s=30)
