@@ -6,7 +6,7 @@ import asyncio
 import functools
 import math
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,6 +22,26 @@ from stoker.manager.protocol.ids import CallId, show_call
 
 if TYPE_CHECKING:
     from stoker.manager.executor.link import Link
+
+
+_QUICK = ("parsl", "asyncio", "concurrent")
+"""Packages whose callbacks wait for nothing."""
+
+
+class _Callbacks:
+    """Whether a program has given callbacks of its own to its futures. One may wait for the next result, so none runs
+    on the thread that brings results: from then on all futures are settled on other threads."""
+
+    def __init__(self) -> None:
+        self.are_a_users = False
+
+    def note(self, callback: Callable[..., object]) -> None:
+        """A future gets a callback."""
+        module = getattr(getattr(callback, "func", callback), "__module__", None) or ""
+        self.are_a_users = self.are_a_users or module.partition(".")[0] not in _QUICK
+
+
+_callbacks = _Callbacks()
 
 
 class CallFuture(Future[Any]):
@@ -44,6 +64,11 @@ class CallFuture(Future[Any]):
         """The call's id as people write it."""
         return "" if self.call is None else show_call(self.call)
 
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        """Have a function called when the call has ended. It may wait for other calls."""
+        _callbacks.note(fn)
+        super().add_done_callback(fn)
+
     def cancel(self) -> bool:
         """Cancel the call, also when it runs. False if it has ended."""
         if self.cancelled():
@@ -62,7 +87,7 @@ class CallFuture(Future[Any]):
     def settle(self, end: CallEnd) -> bool:
         """The call has ended. What may take long is done on another thread than this one."""
         settling = self._link.settling
-        if settling.has_slow_callbacks or not opens_at_once(end):
+        if _callbacks.are_a_users or settling.has_slow_callbacks or not opens_at_once(end):
             settling.add(functools.partial(self._open_later, end))
             return False
         before = time.monotonic()
@@ -133,6 +158,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         """The same future. Parsl's kernel makes it, and takes no other class."""
         future.__class__ = AppCallFuture
         return future  # type: ignore[no-any-return]
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        """Have a function called when the call has ended. It may wait for other calls."""
+        _callbacks.note(fn)
+        super().add_done_callback(fn)
 
     def cancel(self) -> bool:
         """Cancel the call, also when it runs. False if it has ended."""

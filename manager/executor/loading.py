@@ -32,6 +32,7 @@ from stoker.largest import MOST_AT_ONCE
 from stoker.log_files import BoundedLog
 from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.executor import StokerExecutor
+from stoker.manager.executor.failures import retry_cost
 from stoker.manager.executor.futures import CallFuture
 from stoker.manager.executor.mapping import interrupt_open
 from stoker.manager.executor.options import check_count, check_load, parsls_config
@@ -84,7 +85,12 @@ def load(
             drain_s=drain_s,
             progress=progress,
         )
-        defaults: dict[str, Any] = {"initialize_logging": False, "usage_tracking": 0, "strategy": "simple"}
+        defaults: dict[str, Any] = {
+            "initialize_logging": False,
+            "usage_tracking": 0,
+            "strategy": "simple",
+            "retry_handler": retry_cost,
+        }
         given = {**defaults, **options}
         config = parsls_config(executors=[executor], run_dir=os.fspath(run_dir), retries=retries, **given)
         interrupted = False

@@ -29,6 +29,7 @@ import functools
 import itertools
 import queue
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -178,6 +179,8 @@ class Stream(Iterator[Any]):
         self._follow = follow
         self._inbox = Inbox()
         self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
+        self._taking = threading.RLock()
+        """One thread at a time takes a result; several may share a stream."""
         self._sent: dict[CallId, tuple[int, int]] = {}  # place in order, bytes
         self._bytes = 0
         self._places = itertools.count()
@@ -197,6 +200,10 @@ class Stream(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
+        with self._taking:
+            return self._take_or_end()
+
+    def _take_or_end(self) -> Any:
         try:
             return self._take()
         except StopIteration:

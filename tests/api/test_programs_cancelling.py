@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent.futures import CancelledError, wait
 
@@ -10,6 +11,7 @@ from faults.world import until
 from parsl.dataflow.errors import DependencyError
 
 import stoker
+from stoker import errors
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +95,26 @@ def test_a_stream_that_is_closed_cancels_what_it_has_sent(session, tmp_path):
         next(results)
     until(lambda: left(session) == 0, limit_s=60, why="nothing is left")
     assert len(list(tmp_path.iterdir())) < 200
+
+
+def test_what_was_decided_for_good_is_not_tried_again(session, tmp_path):
+    """With retries each library death, and each deadline, began anew."""
+
+    @stoker.app()
+    def dies(path):
+        with open(path, "a") as file:
+            file.write("x")
+        os.kill(os.getpid(), 9)
+
+    @stoker.app(deadline=0.5, late="drop")
+    def slow():
+        time.sleep(0.4)
+
+    begun = time.monotonic()
+    late = [slow() for _ in range(40)]
+    dropped = [future for future in late if isinstance(future.exception(60), errors.CallDroppedError)]
+    assert len(dropped) >= 20
+    assert time.monotonic() - begun < 10
+    with pytest.raises(errors.PoisonCallError):
+        dies(str(tmp_path / "deaths")).result(60)
+    assert (tmp_path / "deaths").read_text() == "xx"

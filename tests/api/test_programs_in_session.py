@@ -7,11 +7,12 @@ import functools
 import gc
 import itertools
 import os
+import queue
 import re
 import threading
 import time
 import weakref
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -367,6 +368,21 @@ def test_a_call_that_raises_stop_iteration_ends_no_loop_and_no_coroutine(session
 
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         asyncio.run(asyncio.wait_for(awaits(), 30))
+
+
+def test_a_callback_may_wait_for_another_call(session):
+    """It ran on the thread that brings results, and waited for ever."""
+    app, got = stoker.app()(abs), queue.SimpleQueue()
+    for number in range(5):
+        app(number).add_done_callback(lambda future: got.put(app(future.result() + 10).result(60)))
+    assert sorted(got.get(timeout=60) for _ in range(5)) == [10, 11, 12, 13, 14]
+
+
+def test_threads_may_share_a_stream(session):
+    stream = stoker.map(abs, range(200), window=8)
+    with ThreadPoolExecutor(4) as threads:
+        parts = [threads.submit(list, stream) for _ in range(4)]
+        assert sorted(value for part in parts for value in part.result(60)) == list(range(200))
 
 
 def test_an_input_that_raises_ends_the_map_also_where_exceptions_are_results(session):
