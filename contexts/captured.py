@@ -83,8 +83,8 @@ class _Binding:
     def holds(self, function: types.FunctionType) -> bool:
         """True while the function's name is bound to the same as at first."""
         value = _value_of(function, self.name, self._cell)
-        if self._ref is not None:
-            return self._ref() is value
+        if self._ref is not None:  # a set takes weak references too
+            return self._ref() is value and _same(self._elements, _elements(value))
         if type(value) in _ATOMS:
             return type(value) is type(self._value) and (value == self._value or value != value)
         return value is self._value and _same(self._elements, _elements(value))

@@ -178,6 +178,7 @@ def _key(preparer, function):
     [
         ("scale = 10", "scale = 11"),
         ("scale = [1, 2]", "scale.append(3)"),
+        ("scale = {1, 2}", "scale.add(3)"),
         ("scale = {'a': [1]}", "scale['b'] = 2"),
         ("def scale(): return 1", "def scale(): return 2"),
         ("def inner(): return 1\ndef scale(): return inner()", "def inner(): return 2"),
