@@ -6,26 +6,31 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, overload
 
 from parsl.app.errors import wrap_error
 from parsl.app.python import PythonApp
+from parsl.data_provider.files import File
 from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
 from parsl.errors import NoDataFlowKernelError
 
+from stoker.contexts import payloads
 from stoker.contexts.callables import how_it_yields
 from stoker.contexts.factory import RecipeFactory, as_recipe
 from stoker.contexts.recipe import Recipe
-from stoker.errors import ConfigError, SessionError
+from stoker.errors import ConfigError, SerializationError, SessionError
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import AppCallFuture
 from stoker.manager.executor.options import check_count, check_truth
 from stoker.manager.executor.packing import bare, name_of
-from stoker.manager.executor.prepared import SPECIFICATION, AppWants
+from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants
 from stoker.manager.executor.wants import SpecificationError, Wants, read_wants
 from stoker.manager.protocol.calls import Features
 from stoker.units import show_seconds
 
+_PARSLS = frozenset({"inputs", "outputs", "stdout", "stderr", "walltime", SPECIFICATION})
+"""Keywords of a call that Parsl's kernel acts on."""
 HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.load("site.toml")
       ...                          # call it here"""
 
@@ -215,7 +220,9 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self._labels = list(executors) if executors is not None else None
         self._is_method = False
         self._is_static = isinstance(function, staticmethod)
-        self._found: tuple[DataFlowKernel, list[str]] | None = None
+        self._found: tuple[DataFlowKernel, list[str], bool] | None = None
+        """The kernel that is loaded, the labels of the executors there, and whether all of these are Stoker's."""
+        self._has_own_packing = not cache and not _PARSLS.intersection(self.kwargs.keys() - {SPECIFICATION})
         self.__doc__ = function.__doc__
         self.__module__ = getattr(function, "__module__", None) or "builtins"
         self.__wrapped__ = function
@@ -226,13 +233,29 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         if self._labels is not None:
             if self._found is None or self._found[0] is not kernel:
                 self._check_labels(kernel, self._labels)
-                self._found = (kernel, self._labels)
+                ours = all(isinstance(kernel.executors[label], StokerExecutor) for label in self._labels)
+                self._found = (kernel, self._labels, ours)
             self.executors = self._labels
         elif self._found is None or self._found[0] is not kernel:
             labels = [executor.label for executor in stoker_executors(kernel, self.__name__)]
-            self._found = (kernel, labels)
+            self._found = (kernel, labels, True)
             self.executors = labels
+        packed = self._packed(args, kwargs) if self._found[2] else None
+        if packed is not None:
+            args, kwargs = (), {PACKED: packed}
         return AppCallFuture.of(super().__call__(*args, **kwargs))
+
+    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
+        """The arguments as they are now: a program may change a list or an array before Parsl's kernel has sent it.
+        None where the kernel has to see them: futures, files, Parsl's own keywords, a cache of results."""
+        if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
+            return None
+        if any(isinstance(value, Future | File) for value in (*args, *kwargs.values())):
+            return None
+        try:
+            return payloads.dumps((args, kwargs))
+        except SerializationError:  # the call's future says so
+            return None
 
     def _check_labels(self, kernel: DataFlowKernel, labels: Sequence[str]) -> None:
         """Raise ConfigError for an executor that is not loaded."""

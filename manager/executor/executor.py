@@ -37,8 +37,8 @@ from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.news import News
 from stoker.manager.executor.options import check_local_policy, check_options, check_session
-from stoker.manager.executor.packing import pack_arguments
-from stoker.manager.executor.prepared import SPECIFICATION, AppWants, Preparer
+from stoker.manager.executor.packing import pack_arguments, place_arguments
+from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
@@ -281,6 +281,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         prepared = self._preparer.function(func)
         wants = self._preparer.wants(resource_specification)
         folder = ""
+        packed = kwargs.pop(PACKED, None)
         if isinstance(resource_specification, AppWants):
             kwargs.pop(SPECIFICATION, None)
         else:
@@ -291,7 +292,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             elif wants.recipe.key == "bare":
                 folder = self._call_folder
         job = prepared.job(func, wants, folder=folder)
-        payload = pack_arguments(args, kwargs, name=prepared.name, large=link.large)
+        if packed is None:
+            payload = pack_arguments(args, kwargs, name=prepared.name, large=link.large)
+        else:
+            payload = place_arguments(packed, name=prepared.name, large=link.large)
         future.call = link.submit(job, payload, future, features=wants.features)
         return future
 

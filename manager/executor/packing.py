@@ -93,6 +93,12 @@ def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, 
         data = payloads.dumps((args, kwargs))
     except SerializationError as error:
         raise SerializationError(f"{name}: {error}", **error.facts) from error
+    return place_arguments(data, name=name, large=large)
+
+
+def place_arguments(data: bytes, *, name: str, large: LargeArguments) -> Payload:
+    """The bytes of a call's arguments, or the file of `large` that they were put into, if they are many. Raises
+    SerializationError."""
     if len(data) <= INLINE_LIMIT_BYTES:
         return data
     try:

@@ -23,6 +23,8 @@ from stoker.manager.executor.sendable import check_job
 from stoker.manager.executor.wants import Wants, read_parsl_spec, read_wants
 
 SPECIFICATION = "parsl_resource_specification"
+PACKED = "stoker_packed_arguments"
+"""The keyword under which the bytes of a call's arguments pass through Parsl's kernel."""
 PARSL_SPEC = "parsl_spec"
 _RECIPES_KEPT = 32
 

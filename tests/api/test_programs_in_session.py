@@ -378,6 +378,18 @@ def test_a_callback_may_wait_for_another_call(session):
     assert sorted(got.get(timeout=60) for _ in range(5)) == [10, 11, 12, 13, 14]
 
 
+def test_a_call_gets_its_arguments_as_they_were_when_it_was_made(session):
+    """A grid search that fills one dict again and again computed the last of its points for all of them."""
+    double = stoker.app()(lambda point, **more: (point["v"], more))
+    point, array, found = {}, np.zeros(1), []
+    for number in range(20):
+        point["v"] = array[:] = number
+        found.append(double(point, at=array))
+    for number, each in enumerate(found):
+        value, more = each.result(60)
+        assert (value, float(more["at"][0])) == (number, number)
+
+
 def test_threads_may_share_a_stream(session):
     stream = stoker.map(abs, range(200), window=8)
     with ThreadPoolExecutor(4) as threads:
