@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.world import World
@@ -61,13 +62,14 @@ def test_a_program_says_that_the_loopback_is_down(tmp_path: Path) -> None:
 def test_a_command_says_that_the_loopback_is_down_and_not_that_the_manager_is_gone(tmp_path: Path) -> None:
     with World(tmp_path / "world").entered():
         stoker = [sys.executable, "-m", "stoker.manager.cli.entry"]
-        up = subprocess.run([*stoker, "up"], capture_output=True, text=True, timeout=100)
+        how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 100, "cwd": tmp_path}
+        up = subprocess.run([*stoker, "up"], **how)
         assert up.returncode == 0, up.stderr
         for command in ("status", "down"):
-            said = subprocess.run([*NO_NETWORK, *stoker, command], capture_output=True, text=True, timeout=100)
+            said = subprocess.run([*NO_NETWORK, *stoker, command], **how)
             assert said.returncode == 1
             assert said.stderr.rstrip().endswith(f"cannot be reached: {DOWN}")
-        down = subprocess.run([*stoker, "down"], capture_output=True, text=True, timeout=100)
+        down = subprocess.run([*stoker, "down"], **how)
         assert down.returncode == 0, down.stderr
 
 
@@ -89,7 +91,7 @@ def test_a_program_that_is_not_answered_says_where_to_look(
                 link.wait_joined(0.3)
         finally:
             link.close()
-    [said] = [record.getMessage() for record in caplog.records if "waited for" in record.getMessage()]
+    [said] = [record.getMessage() for record in caplog.records if "this program waits" in record.getMessage()]
     assert said.startswith(f"session test: its manager at {address} accepts connections and does not answer")
     assert str(folder.manager_log) in said
 
