@@ -54,8 +54,8 @@ def leave_gaps(state: State) -> None:
 
 
 def ask_again(core: Core, client: Client) -> None:
-    """Note which calls of a client are open, or have ended since the manager came back. The client has the results of
-    those that it does not submit again. The manager tells it of no end before it has submitted again."""
+    """Note which calls of a client are open, or have ended since the manager came back. If the client
+    does not submit a call again, it has the result already. The manager sends it no result until it has submitted."""
     core.state.notice(JOURNAL_LOST)
     client.unnamed = {id for id, call in core.state.calls.items() if call.group.client is client}
     client.unnamed.update(end.call for end in client.unacked)

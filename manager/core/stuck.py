@@ -25,11 +25,11 @@ STUCK_S = 1.0
 """Calls that have taken every slot for so long, and far longer than is usual in their context, hold up what waits
 behind them."""
 LINGERS = 4
-"""A call that runs so many times as long as its function usually does may run for any time."""
+"""Once a call has run this many times longer than its function usually does, nobody can say when it will end."""
 
 
 def room(core: Core, library: Library) -> int:
-    """How many calls a library may hold: what its policy says, and none behind those that it is stuck in."""
+    """How many calls a library may hold: as many as its policy says, but no more than its slots while it is stuck."""
     window = core.policies.dispatch.window(core.state, library)
     return min(window, library.slots) if library.stuck else window
 

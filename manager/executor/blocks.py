@@ -94,8 +94,8 @@ class Silent:
         self._since: dict[str, float] = {}
 
     def blocks_to_cancel(self, running: Iterable[str], *, emptied: Container[str], now: float) -> list[str]:
-        """Blocks whose pilots have been gone for `limit_s`. `running`: whose jobs run; `emptied`: those that have
-        brought pilots and have none now."""
+        """The blocks whose pilots have been gone for `limit_s`. `running`: blocks with a running job. `emptied`: blocks
+        that had pilots and have none now."""
         self._since = {block: self._since.get(block, now) for block in running if block in emptied}
         return [block for block, since in self._since.items() if now - since >= self.limit_s]
 

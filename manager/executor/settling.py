@@ -61,7 +61,7 @@ class Settling:
             self._begin()
 
     def start_thread_if_behind(self, now: float) -> float | None:
-        """Start a thread if those that there are do not keep up; seconds until the next look, None if none is needed.
+        """Start another thread if results wait too long. Returns the seconds until the next check (None: no need).
 
         `now` is on `time.monotonic`.
         """

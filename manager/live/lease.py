@@ -117,8 +117,8 @@ class Lease:
             time.sleep(_LOOK_S)
 
     def release(self, *, over: str = "", unwritten: str = "") -> None:
-        """Let go of it; `over`: the session has ended, for this reason, and nobody is to follow; `unwritten`: why its
-        journal lacks what happened last."""
+        """Release the lease. `over`: why the session has ended, if it has: no other manager starts then. `unwritten`:
+        why the journal lacks its last records."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
