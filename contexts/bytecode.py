@@ -1,4 +1,7 @@
-"""What code refers to, read from its bytecode: globals, modules that it imports, names that it takes from them."""
+"""What code refers to, read from its bytecode: globals, modules that it imports, names that it takes from them.
+
+An import is the three instructions of every Python since 3.6: its level, its names, IMPORT_NAME.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import dis
 import functools
 import types
 from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+Found = TypeVar("Found")
 
 _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"})
 
@@ -17,25 +23,36 @@ def global_names(code: types.CodeType) -> frozenset[str]:
     return names | _nested(code, global_names)
 
 
-@functools.lru_cache(maxsize=1024)
+class Import(NamedTuple):
+    """One import statement: `from ..module import names` has level 2; `import module` has level 0 and no names."""
+
+    level: int
+    module: str
+    names: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def imports(code: types.CodeType) -> frozenset[Import]:
+    """What code imports when it runs, nested code included."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    found = frozenset(
+        Import(int(level.argval or 0), str(step.argval or ""), tuple(names.argval or ()))
+        for level, names, step in zip(steps, steps[1:], steps[2:], strict=False)
+        if step.opname == "IMPORT_NAME"
+    )
+    return found | _nested(code, imports)
+
+
 def imported_names(code: types.CodeType) -> frozenset[str]:
-    """Dotted names of modules that code imports when it runs, nested code included."""
-    names = frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME")
-    return (names | _nested(code, imported_names)) - {""}
+    """Dotted names of modules that code imports by their full names when it runs, nested code included."""
+    return frozenset(one.module for one in imports(code) if not one.level)
 
 
-@functools.lru_cache(maxsize=1024)
 def imported_parts(code: types.CodeType) -> frozenset[str]:
     """`module:name` for each `from module import name`, nested code included."""
-    names, module = set[str](), ""
-    for step in dis.get_instructions(code):
-        if step.opname == "IMPORT_NAME":
-            module = str(step.argval)
-        elif step.opname == "IMPORT_FROM" and module:
-            names.add(f"{module}:{step.argval}")
-    return frozenset(names) | _nested(code, imported_parts)
+    return frozenset(f"{one.module}:{name}" for one in imports(code) if not one.level for name in one.names)
 
 
-def _nested(code: types.CodeType, find: Callable[[types.CodeType], frozenset[str]]) -> frozenset[str]:
+def _nested(code: types.CodeType, find: Callable[[types.CodeType], frozenset[Found]]) -> frozenset[Found]:
     inner = [find(const) for const in code.co_consts if isinstance(const, types.CodeType)]
     return frozenset().union(*inner)

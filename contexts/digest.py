@@ -27,9 +27,11 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.contexts.bytecode import global_names, imported_names
+from stoker.contexts.bytecode import global_names
+from stoker.contexts.editable import stamp_of
 from stoker.contexts.unpicklable import future_kind
-from stoker.contexts.user_code import is_installed, users_source, version_of
+from stoker.contexts.user_code import Source, is_installed, source_of, version_of
+from stoker.contexts.user_modules import code_of, imported_by, package_of
 from stoker.errors import RecipeError
 
 _MODULE_NAMES = frozenset({"__name__", "__file__", "__spec__", "__package__", "__loader__", "__builtins__", "__doc__"})
@@ -60,7 +62,7 @@ class _Walk:
     def __init__(self) -> None:
         self.hash = hashlib.sha256()
         self._definitions: dict[int, int] = {}
-        self._sources: dict[str | None, int] = {}
+        self._sources: dict[Source | None, int] = {}
         self._above: list[int] = []
         self._alive: list[Any] = []  # what was made on the way, so that no id is used twice
         self._path: list[str] = []
@@ -158,7 +160,7 @@ class _Walk:
         self.open(tag, 3)
         self.text(home)
         self.text(name)
-        self.text(version_of(home))
+        self.text(version_of(home) + stamp_of(home))
 
     def _function(self, function: types.FunctionType) -> None:
         home = function.__module__ or ""
@@ -185,7 +187,7 @@ class _Walk:
             self.text(name)
             if name not in _MODULE_NAMES:
                 self.visit(function.__globals__[name], f" global {name!r} of {function.__name__}")
-        self._imports(function.__code__)
+        self._imports(function.__code__, str(function.__globals__.get("__package__") or home.rpartition(".")[0]))
         extra = {name: part for name, part in vars(function).items() if name != "__wrapped__"}
         if extra:
             self.visit(extra, f" attributes of {function.__name__}")
@@ -234,34 +236,32 @@ class _Walk:
         if is_installed(name):
             self._installed("installed-module", name, "")
             return
-        self._source(name, users_source(name))
+        self._source(name, source_of(name))
 
-    def _imports(self, code: types.CodeType) -> None:
+    def _imports(self, code: types.CodeType, package: str) -> None:
         """The user's own modules that code imports when it runs: they are its content as much as its globals are."""
-        for name in sorted(imported_names(code)):
-            file = users_source(name)
-            if file is not None:
+        for name in sorted(imported_by(code, package)):
+            source = source_of(name)
+            if source is not None:
                 self.text(name)
-                self._source(name, file)
+                self._source(name, source)
         self.raw("end", b"")
 
-    def _source(self, name: str, file: str | None) -> None:
+    def _source(self, name: str, source: Source | None) -> None:
         """A module by its source: which of its names are used can't be known. Comments and layout do not count."""
-        if file in self._sources:
-            self.raw("source-again", b"%d" % self._sources[file])
+        if source in self._sources:
+            self.raw("source-again", b"%d" % self._sources[source])
             return
-        if file is not None:
-            self._sources[file] = len(self._sources)
-        try:
-            with open(file or "", "rb") as source:
-                code = compile(source.read(), "", "exec", dont_inherit=True)
-        except (OSError, SyntaxError, ValueError):  # made by hand, or a compiled extension
+        if source is not None:
+            self._sources[source] = len(self._sources)
+        code = code_of(source) if source is not None else None
+        if source is None or code is None:  # made by hand, or a compiled extension
             self.open("nameless-source", 1)
             self.text(name)
             return
         self.open("source", 2)
         self._code(code)
-        self._imports(code)
+        self._imports(code, package_of(name, is_package=source.is_package))
 
     # ---- objects
 

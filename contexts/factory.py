@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, overload
 
-from stoker.contexts import glance, payloads
+from stoker.contexts import glance
 from stoker.contexts.callables import how_it_yields, is_async
 from stoker.contexts.captured import made_recipe
+from stoker.contexts.code_payloads import dumps_code
 from stoker.contexts.digest import digest_of
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
@@ -179,7 +180,7 @@ def make_recipe(
         [options.slots, options.awareness.value, options.calls_per_library],
     )
     try:
-        packed = payloads.dumps((loader, args, kwargs, SourceLines()), what="recipe")
+        packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
     except SerializationError as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
     made_recipe(digest[:32], loader)

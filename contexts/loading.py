@@ -7,7 +7,7 @@ from pathlib import Path
 from types import CoroutineType
 from typing import Any
 
-from stoker.contexts import payloads
+from stoker.contexts.code_payloads import loads_code
 from stoker.contexts.recipe import Recipe
 from stoker.errors import RecipeError
 
@@ -43,7 +43,8 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
     """
     if not recipe.loader:
         return None
-    function, args, kwargs, *_ = payloads.loads(recipe.loader)
+    (function, args, kwargs, *_), modules = loads_code(recipe.loader)
+    modules.enter_for_good()
     args = tuple(_substitute(value, objects, recipe) for value in args)
     kwargs = {name: _substitute(value, objects, recipe) for name, value in kwargs.items()}
     context = function(*args, **kwargs)

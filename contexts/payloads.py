@@ -51,11 +51,16 @@ def dumps(value: Any, *, what: str = "argument") -> bytes:
     return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
 
-def dump_parts(value: Any, *, what: str = "argument") -> list[Buffer]:
-    """The same bytes in pieces, for writing to a file without joining them first. Errors as in `dumps`."""
+def dump_parts(
+    value: Any, *, what: str = "argument", functions: list[types.FunctionType] | None = None
+) -> list[Buffer]:
+    """The same bytes in pieces, for writing to a file without joining them first. Errors as in `dumps`.
+
+    To `functions` those of the user's own are added that are in the value.
+    """
     buffers: list[pickle.PickleBuffer] = []
     try:
-        body = _pickle(value, buffers)
+        body = _pickle(value, buffers, functions)
     except Exception as error:
         raise SerializationError(explain(value, error, what=what), what=what) from error
     if not buffers:
@@ -146,7 +151,7 @@ def _plain(value: Any, depth: int) -> bool:
     return False
 
 
-def _pickle(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
+def _pickle(value: Any, buffers: list[pickle.PickleBuffer], functions: list[types.FunctionType] | None) -> bytes:
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
         try:
             big = buffer.raw().nbytes >= BIG_BUFFER_BYTES
@@ -158,7 +163,10 @@ def _pickle(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
 
     with io.BytesIO() as file:
         try:
-            _ByValue(file, protocol=5, buffer_callback=keep_inside).dump(value)
+            pickler = _ByValue(file, protocol=5, buffer_callback=keep_inside)
+            pickler.dump(value)
+            if functions is not None:
+                functions += pickler.functions
             return file.getvalue()
         except Exception:
             # By value, a function drags its module's globals along, and one of them may be a lock or a connection.
@@ -177,14 +185,15 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unt
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._codes: list[types.CodeType] = []
+        self.functions: list[types.FunctionType] = []
+        """The user's own that were pickled."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, SourceLines):
-            return know, (lines_of(self._codes),)
+            return know, (lines_of(function.__code__ for function in self.functions),)
         if isinstance(obj, types.FunctionType):
             if not is_installed(obj.__module__ or ""):
-                self._codes.append(obj.__code__)
+                self.functions.append(obj)
             if _is_users(obj.__module__):
                 return self._dynamic_function_reduce(obj)
         elif isinstance(obj, types.ModuleType):

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from stoker.contexts.bytecode import global_names, imported_names, imported_parts
-from stoker.contexts.user_code import is_installed
+from stoker.contexts.carried_modules import note_linked_packages
+from stoker.contexts.user_code import is_installed, source_of
 
 _ORDER_FIRST = ("torch", "transformers")
 
@@ -31,7 +32,8 @@ def modules_of(loader: Any) -> tuple[str, ...]:
     code = getattr(loader, "__code__", None)
     if not isinstance(code, types.CodeType):
         return _tidy([str(getattr(loader, "__module__", ""))], [])
-    modules, parts = [name.partition(".")[0] for name in imported_names(code)], sorted(imported_parts(code))
+    modules = [name.partition(".")[0] for name in imported_names(code) if source_of(name) is None]
+    parts = [part for part in sorted(imported_parts(code)) if source_of(part.partition(":")[0]) is None]
     for name in sorted(global_names(code) & loader.__globals__.keys()):
         value = loader.__globals__[name]
         home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
@@ -51,6 +53,7 @@ def import_for(names: Iterable[str]) -> dict[str, str]:
                 getattr(found, attribute)
         except Exception as error:  # an import runs code that may raise whatever it likes
             failed[name] = f"{type(error).__name__}: {error}"
+    note_linked_packages()
     return failed
 
 

@@ -14,9 +14,12 @@ import os
 import site
 import sys
 import sysconfig
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import NamedTuple
 
 _STDLIB = frozenset(sys.stdlib_module_names)
+_MAIN = ("__main__", "__mp_main__")
 
 
 _known: dict[str, bool] = {}
@@ -34,7 +37,7 @@ def is_installed(name: str) -> bool:
 
 def _is_installed(name: str) -> bool:
     top = name.partition(".")[0]
-    if top in ("__main__", "__mp_main__"):
+    if top in _MAIN:
         return False
     if top == "stoker" or top in _STDLIB or top in sys.builtin_module_names:
         return True
@@ -51,23 +54,74 @@ def _lies_in_environment(file: str) -> bool:
     return any(file.startswith(root) for root in _installed_roots())
 
 
-def users_source(name: str) -> str | None:
-    """The source file of the user's own module `name`, imported or not; None for any other module."""
-    if is_installed(name):
+class Source(NamedTuple):
+    """Where a module's source lies: a file, or for a package without `__init__.py` its folder."""
+
+    file: str
+    is_package: bool
+
+
+def source_of(name: str) -> Source | None:
+    """The source of the user's own module `name`, imported or not; None for any other module. It imports nothing."""
+    if not name or name.partition(".")[0] in _MAIN or is_installed(name):
         return None
     module = sys.modules.get(name)
     if module is not None:
-        return _file_of(module)
-    if "." in name:  # looking for it would import what it lies in
-        return users_source(name.partition(".")[0])
+        file = _file_of(module)
+        return Source(file, is_package=hasattr(module, "__path__")) if file else None
+    spec = _spec_of(name)
+    if spec is None:
+        return None
+    places = spec.submodule_search_locations
+    file = spec.origin if spec.has_location else next(iter(places or ()), None)
+    if file is None or _lies_in_environment(os.path.abspath(file)) or name.partition(".")[0] in _editable_names():
+        return None
+    return Source(os.path.abspath(file), is_package=places is not None)
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    """How a module that is not imported yet would be found. No package that it lies in is imported for that."""
+    parent = name.rpartition(".")[0]
     try:
-        spec = importlib.util.find_spec(name)
+        if not parent:
+            return importlib.util.find_spec(name)
+        module = sys.modules.get(parent)
+        above = None if module is not None else _spec_of(parent)
+        places = getattr(module, "__path__", None) if above is None else above.submodule_search_locations
+        return PathFinder.find_spec(name, places) if places is not None else None
     except (ImportError, ValueError):
         return None
-    file = spec.origin if spec is not None and spec.has_location else None
-    if file is None or _lies_in_environment(os.path.abspath(file)) or name in _editable_names():
-        return None
-    return os.path.abspath(file)
+
+
+def is_linked(top: str) -> bool:
+    """Whether a top-level module was installed as a link to its source (`pip install -e`). Stoker does not count."""
+    if top == "stoker" or top in _MAIN or top in _STDLIB or top in sys.builtin_module_names:
+        return False
+    known = _linked.get(top)
+    if known is None:
+        known = _is_linked(top)
+        if top in sys.modules:
+            _linked[top] = known
+    return known
+
+
+_linked: dict[str, bool] = {}
+
+
+def _is_linked(top: str) -> bool:
+    if top in _editable_names():
+        return True
+    place = place_of(top)
+    return place is not None and not place.startswith(_site_roots()) and (place + os.sep).startswith(_linked_roots())
+
+
+def place_of(top: str) -> str | None:
+    """The folder of a top-level package, or the file of a top-level module, imported or not; None if there is none."""
+    module = sys.modules.get(top)
+    spec = getattr(module, "__spec__", None) if module is not None else _spec_of(top)
+    places = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
+    file = next(iter(places or ()), None) or getattr(module, "__file__", None) or (spec.origin if spec else None)
+    return os.path.abspath(file) if isinstance(file, str) and os.path.exists(file) else None
 
 
 def version_of(name: str) -> str:
@@ -99,16 +153,27 @@ def _file_of(module: ModuleType) -> str | None:
 
 @functools.cache
 def _installed_roots() -> tuple[str, ...]:
+    return (*_site_roots(), *_linked_roots())
+
+
+@functools.cache
+def _site_roots() -> tuple[str, ...]:
     folders = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders.update(site.getsitepackages())
     folders.add(site.getusersitepackages())
-    # An editable install of the simple kind is a line in a .pth file that puts its source folder on sys.path.
-    for folder in list(folders):
+    return tuple(sorted(os.path.abspath(folder) + os.sep for folder in folders))
+
+
+@functools.cache
+def _linked_roots() -> tuple[str, ...]:
+    """Source folders of editable installs of the simple kind: a line in a .pth file puts each on `sys.path`."""
+    found: set[str] = set()
+    for folder in _site_roots():
         if os.path.isdir(folder):
             for entry in os.listdir(folder):
                 if entry.endswith(".pth"):
-                    folders.update(_folders_in_pth(os.path.join(folder, entry), base=folder))
-    return tuple(sorted(os.path.abspath(folder) + os.sep for folder in folders))
+                    found.update(_folders_in_pth(os.path.join(folder, entry), base=folder))
+    return tuple(sorted({os.path.abspath(folder) + os.sep for folder in found} - set(_site_roots())))
 
 
 def _folders_in_pth(file: str, *, base: str) -> list[str]:

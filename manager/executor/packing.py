@@ -17,6 +17,7 @@ from parsl.app.errors import wrap_error
 
 from stoker.contexts import payloads
 from stoker.contexts.captured import Captured
+from stoker.contexts.code_payloads import dumps_code
 from stoker.contexts.source_lines import SourceLines
 from stoker.errors import SerializationError
 from stoker.manager.executor.large import LargeArguments
@@ -121,7 +122,7 @@ def name_of(function: Callable[..., Any]) -> str:
 def _pickle_function(function: Callable[..., Any], *, takes_context: bool) -> FunctionBlob:
     name = name_of(function)
     try:
-        data = payloads.dumps((function, takes_context, SourceLines()), what="function")
+        data = dumps_code((function, takes_context, SourceLines()), what="function")
     except SerializationError as error:
         raise SerializationError(f"function {name}: {error}", what="function", function=name) from error
     key = FunctionKey(hashlib.blake2b(data, digest_size=16).hexdigest())

@@ -6,7 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from stoker.contexts import payloads
+from stoker.contexts.carried_modules import NO_MODULES
+from stoker.contexts.code_payloads import loads_code
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
 _ROOM = 128
@@ -21,14 +22,20 @@ class Function:
         """How long its calls take, recent ones counting most; 0 = not known yet."""
         self._blob = blob.blob
         self._opened: tuple[Callable[..., Any], bool] | None = None
+        self._modules = NO_MODULES
 
     def open(self) -> tuple[Callable[..., Any], bool]:
-        """The function, and whether it takes the context as its first argument. Raises whatever unpickling raises."""
+        """The function, and whether it takes the context as its first argument; what it imports is found from now on.
+
+        Raises whatever unpickling raises.
+        """
         opened = self._opened
         if opened is None:
-            function, takes_context, *_ = payloads.loads(self._blob)
+            (function, takes_context, *_), self._modules = loads_code(self._blob)
             self._opened = opened = (function, takes_context)
             self._blob = b""
+        else:
+            self._modules.enter()
         return opened
 
     def took(self, seconds: float) -> None:

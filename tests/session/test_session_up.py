@@ -142,6 +142,52 @@ def test_the_second_program_finds_hot_what_the_first_has_loaded(up: Up) -> None:
     assert (after.done - before.done, after.queued + after.running) == (3, 0)
 
 
+LAZY = """
+import sys
+import stoker
+
+@stoker.app
+def width():
+    import edited
+    return edited.WIDTH
+
+@stoker.context
+def net():
+    from parts import layer
+    return layer.DEPTH
+
+@stoker.app(context=net())
+def depth(net):
+    from parts.layer import DEPTH
+    return net, DEPTH
+
+with stoker.load(session=sys.argv[1]):
+    print(width().result(60), *depth().result(60))
+"""
+
+
+def test_a_module_that_was_edited_between_two_programs_is_the_new_one_wherever_it_is_imported(
+    up: Up, tmp_path: Path
+) -> None:
+    """Fresh eyes found it: what a function or a loader imported in its body was the module of the first program."""
+
+    def write(number: int, folder: Path) -> None:
+        (folder / "parts").mkdir(parents=True, exist_ok=True)
+        (folder / "parts" / "__init__.py").touch()
+        (folder / "parts" / "layer.py").write_text(f"DEPTH = {number}\n")
+        (folder / "edited.py").write_text(f"WIDTH = {number}\n")
+
+    def run(folder: Path) -> str:
+        out, err = (process := up.world.start(LAZY, up.name, folder=folder)).communicate(timeout=120)
+        assert process.returncode == 0, err
+        return out
+
+    other = tmp_path / "other"
+    for number, folder in ((1, up.world.path), (2, up.world.path), (3, other), (4, up.world.path)):
+        write(number, folder)
+        assert run(folder) == f"{number} {number} {number}\n"
+
+
 def test_two_programs_at_once_share_it_and_one_that_is_killed_costs_its_own_calls(up: Up) -> None:
     before = up.status()
     victim = up.start("print([measure(sys.argv[1], 'pilot', 600).result()])")

@@ -1,0 +1,150 @@
+"""Modules that travelled with a function: imported from what travelled, in the library that runs the function.
+
+They come before those that the search path holds. A module that is here already stays if it is the same version
+(`user_modules`); else it goes, and is imported anew by the function that asks for it. So a library that outlives
+programs never runs one program's function with another's module, nor with what a file held an hour ago.
+
+The modules of a context's loader stay known as long as the library lives; on top come those of the function that runs.
+With several slots the functions of one library run side by side, and the tables of two programs may then take turns:
+an import statement that runs at that very moment may find the other's.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from stoker.contexts.editable import stamps_of
+from stoker.contexts.user_modules import Table
+
+
+class CarriedModules:
+    """The modules of one function or loader, and the `stamps` of linked packages (`editable`) that it was made with;
+    `enter()` before it runs."""
+
+    def __init__(self, table: Table, stamps: Mapping[str, str]) -> None:
+        self._stamps = stamps
+        self.found = {
+            name: _Carried(file, version, data, is_package=is_package)
+            for name, (file, is_package, version, data) in table.items()
+        }
+
+    def enter(self) -> None:
+        """Have import statements find these modules; those that are here in another version go."""
+        if _finder.top is not self:
+            with _lock:
+                self._forget_others()
+                _finder.install()
+                _finder.top = self
+
+    def enter_for_good(self) -> None:
+        """The same, for as long as the process lives: these are a context's."""
+        self.enter()
+        _finder.base = self
+
+    def _forget_others(self) -> None:
+        for name, carried in self.found.items():
+            here = sys.modules.get(name)
+            if here is not None and not carried.is_that_of(here):
+                _forget_package(name)
+        for top, stamp in self._stamps.items():
+            if top in sys.modules and _imported_at.get(top) != stamp:
+                _forget_package(top)
+                importlib.invalidate_caches()
+            _imported_at[top] = stamp
+
+
+NO_MODULES = CarriedModules({}, {})
+_imported_at: dict[str, str] = {}
+"""The stamps of linked packages when this process imported them, as far as known."""
+
+
+def note_linked_packages() -> None:
+    """Remember at which stamps the linked packages are that this process has imported just now."""
+    for top, stamp in stamps_of().items():
+        _imported_at.setdefault(top, stamp)
+
+
+class _Carried(importlib.abc.ExecutionLoader):
+    """The loader of one module that travelled."""
+
+    def __init__(self, file: str, version: str, data: bytes, *, is_package: bool) -> None:
+        self.file = file
+        self.version = version
+        self.data = data
+        self._is_package = is_package
+
+    def spec(self, name: str) -> ModuleSpec:
+        """How `name` is imported."""
+        places = None
+        if self._is_package:
+            is_folder = not self.file.endswith(".py")
+            places = [self.file if is_folder else os.path.dirname(self.file)]
+        return importlib.util.spec_from_file_location(  # type: ignore[return-value]  # never None with a loader
+            name, self.file, loader=self, submodule_search_locations=places
+        )
+
+    def is_that_of(self, module: ModuleType) -> bool:
+        """Whether a module that was imported is this very one, or the same version of it."""
+        loader = getattr(getattr(module, "__spec__", None), "loader", None)
+        return isinstance(loader, _Carried) and loader.version == self.version
+
+    def get_filename(self, fullname: str) -> str:  # noqa: ARG002
+        return self.file
+
+    def get_source(self, fullname: str) -> str:  # noqa: ARG002
+        return importlib.util.decode_source(self.data)
+
+    def is_package(self, fullname: str) -> bool:  # noqa: ARG002
+        return self._is_package
+
+    def get_data(self, path: str) -> bytes:
+        """A data file beside the module, where this machine sees it (`pkgutil.get_data`)."""
+        with open(path, "rb") as file:
+            return file.read()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds what travelled, before the search path is looked at."""
+
+    def __init__(self) -> None:
+        self.top = self.base = NO_MODULES
+
+    def install(self) -> None:
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        carried = self.top.found.get(fullname) or self.base.found.get(fullname)
+        return carried.spec(fullname) if carried is not None else None
+
+
+_finder = _Finder()
+_lock = threading.Lock()
+
+
+def _forget_package(name: str) -> None:
+    for child in [other for other in sys.modules if other.startswith(f"{name}.")]:
+        _forget(child)
+    _forget(name)
+
+
+def _forget(name: str) -> None:
+    module = sys.modules.pop(name, None)
+    parent, _, child = name.rpartition(".")
+    around: Any = vars(sys.modules[parent]) if parent in sys.modules else {}
+    if module is not None and around.get(child) is module:
+        del around[child]

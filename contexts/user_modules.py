@@ -1,0 +1,169 @@
+"""The user's own modules that functions import when they run, read without importing them.
+
+A function that travels by value takes its globals and helpers along. What it imports in its body comes later, where it
+runs; there the module may be missing, or be that of another program or of an hour ago. So the sources of these modules
+travel with the function, those of the modules that they import too (`carried_modules` imports them there), and a digest
+covers them.
+
+A module's `version` is the digest of its code, of its packages' and of all that these import of the user's own. So
+comments do not count, a change below changes all above, and two programs that hold the same sources share one module.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import types
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from typing import NamedTuple
+
+from stoker.contexts.bytecode import imports
+from stoker.contexts.user_code import Source, source_of
+from stoker.units import show_bytes
+
+logger = logging.getLogger("stoker.captured")
+
+MOST_BYTES = 8_000_000
+"""Modules of more source than this do not travel: they are imported from where the library finds them."""
+
+Table = dict[str, tuple[str, bool, str, bytes]]
+"""Modules by dotted name: file, whether it is a package, version, source."""
+
+
+class _Read(NamedTuple):
+    """A module as its file was."""
+
+    stamp: tuple[int, int]
+    data: bytes
+    digest: str
+    imported: frozenset[str]
+
+
+def imported_by(code: types.CodeType, package: str) -> frozenset[str]:
+    """Dotted names of all that may be a module among what code imports: `from a.b import c` may import a, a.b, a.b.c.
+
+    `package` is the package that the code lies in, for relative imports.
+    """
+    found: set[str] = set()
+    for level, module, names in imports(code):
+        base = module
+        if level:
+            above = package.rsplit(".", level - 1)[0] if package else ""
+            base = ".".join(part for part in (above, module) if part) if above else ""
+        if base:
+            found.update(_with_packages(base))
+            found.update(f"{base}.{name}" for name in names if name != "*")
+    return frozenset(found)
+
+
+def package_of(name: str, *, is_package: bool) -> str:
+    """The package that a module's relative imports start from."""
+    return name if is_package else name.rpartition(".")[0]
+
+
+def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
+    """Dotted names of all that may be a module among what functions import when they run."""
+    return {name for function in functions for name in imported_by(function.__code__, _package_around(function))}
+
+
+def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
+    """The user's own modules among these names, and all that those import of the user's own.
+
+    `digest` makes the digest of a code object. Empty, with a warning, if the sources are more than MOST_BYTES.
+    """
+    read, below, size = dict[str, tuple[Source, _Read]](), dict[str, set[str]](), 0
+    waiting = sorted(names)
+    while waiting:
+        name = waiting.pop()
+        source = source_of(name) if name not in below else None
+        if source is None:
+            continue
+        found = _read(source, name, digest)
+        if found is None:
+            continue
+        read[name] = source, found
+        below[name] = set(found.imported) | set(_with_packages(name))
+        waiting += sorted(below[name])
+        size += len(found.data)
+        if size > MOST_BYTES:
+            logger.warning(
+                "modules that a function imports when it runs, %s among them, are over %s of source and do not travel"
+                " with it: libraries import them from their search path, once",
+                name,
+                show_bytes(MOST_BYTES),
+            )
+            return {}
+    versions = {name: _version(name, read, below) for name in sorted(read)}
+    return {
+        name: (read[name][0].file, read[name][0].is_package, versions[name], read[name][1].data) for name in versions
+    }
+
+
+def code_of(source: Source) -> types.CodeType | None:
+    """The code of a module's source, not run; None if there is none: a compiled extension, a file that is gone."""
+    data = _bytes_of(source)
+    return _compiled(data, source.file) if data is not None else None
+
+
+_known: dict[tuple[str, str], _Read] = {}
+
+
+def _read(source: Source, name: str, digest: Callable[[types.CodeType], str]) -> _Read | None:
+    try:
+        status = os.stat(source.file)
+    except OSError:
+        return None
+    stamp = (status.st_mtime_ns, status.st_size)
+    known = _known.get((source.file, name))
+    if known is not None and known.stamp == stamp:
+        return known
+    data = _bytes_of(source)
+    code = _compiled(data, source.file) if data is not None else None
+    if data is None or code is None:
+        return None
+    imported = imported_by(code, package_of(name, is_package=source.is_package))
+    found = _known[source.file, name] = _Read(stamp, data, digest(code), imported)
+    return found
+
+
+def _bytes_of(source: Source) -> bytes | None:
+    if source.is_package and os.path.isdir(source.file):
+        return b""
+    if not source.file.endswith(".py"):
+        return None
+    try:
+        with open(source.file, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _compiled(data: bytes, file: str) -> types.CodeType | None:
+    try:
+        return compile(data, file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _version(name: str, read: dict[str, tuple[Source, _Read]], below: dict[str, set[str]]) -> str:
+    seen, waiting = set[str](), [name]
+    while waiting:
+        one = waiting.pop()
+        if one in read and one not in seen:
+            seen.add(one)
+            waiting += below[one]
+    of_all = "\n".join(f"{one} {read[one][1].digest}" for one in sorted(seen))
+    return blake2b(of_all.encode(), digest_size=16).hexdigest()
+
+
+def _package_around(function: types.FunctionType) -> str:
+    given = function.__globals__.get("__package__")
+    return given if isinstance(given, str) else (function.__module__ or "").rpartition(".")[0]
+
+
+def _with_packages(name: str) -> Iterator[str]:
+    """A dotted name and those of the packages that it lies in."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]

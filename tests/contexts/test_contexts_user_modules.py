@@ -1,0 +1,256 @@
+"""Modules of the user's own that a function imports when it runs: they travel with it, and versions are kept apart."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.contexts import carried_modules, editable, user_code, user_modules
+from stoker.contexts.carried_modules import NO_MODULES
+from stoker.contexts.code_payloads import dumps_code, loads_code
+from stoker.contexts.digest import digest_of
+from stoker.contexts.preload import import_for, modules_of
+from stoker.errors import SerializationError
+
+PROGRAM = """
+def plain():
+    import shapes
+    return shapes.SIDES
+
+def below():
+    import nets.deep.inner
+    return nets.deep.inner.double(nets.deep.inner.WIDTH)
+
+def taken():
+    from nets.deep import inner
+    return inner.WIDTH
+
+def kind():
+    from nets.deep.inner import Layer
+    return Layer
+"""
+FILES = {
+    "shapes.py": "import corners\nSIDES = corners.COUNT\n",
+    "corners.py": "COUNT = 3\n",
+    "nets/__init__.py": "",
+    "nets/deep/__init__.py": "",
+    "nets/deep/inner.py": "from ..sizes import WIDTH\nclass Layer: pass\ndef double(x):\n    return 2 * x\n",
+    "nets/sizes.py": "WIDTH = 7\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_modules() -> Iterator[None]:
+    """What a test imports is gone after it."""
+    before, path, finders = set(sys.modules), list(sys.path), list(sys.meta_path)
+    yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] in ("shapes", "corners", "nets", "program", "linked", "__editable___linked_finder"):
+            del sys.modules[name]
+    sys.path[:], sys.meta_path[:] = path, finders
+    NO_MODULES.enter()
+    carried_modules._finder.base = NO_MODULES
+
+
+def written(folder: Path, **changed: str) -> Path:
+    for name, text in {**FILES, **{key.replace("__", "/") + ".py": text for key, text in changed.items()}}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    importlib.invalidate_caches()
+    return folder
+
+
+def made(folder: Path, name: str) -> Any:
+    """The function of a program that stands beside these files; nothing of them is imported."""
+    program = types.ModuleType("program")
+    exec(compile(PROGRAM, str(folder / "program.py"), "exec"), vars(program))
+    sys.modules["program"] = program
+    return getattr(program, name)
+
+
+def packed(folder: Path, name: str) -> bytes:
+    sys.path.insert(0, str(folder))
+    try:
+        return dumps_code(made(folder, name), what="function")
+    finally:
+        sys.path.remove(str(folder))
+
+
+def opened(data: bytes) -> Callable[[], Any]:
+    """The function as a library runs it."""
+    function, modules = loads_code(data)
+
+    def run() -> Any:
+        modules.enter()
+        return function()
+
+    return run
+
+
+@pytest.mark.parametrize(("name", "value"), [("plain", "3"), ("below", "14"), ("taken", "7")])
+def test_a_function_brings_the_modules_that_it_imports_to_where_there_are_none(
+    name: str, value: str, tmp_path: Path
+) -> None:
+    data = packed(written(tmp_path / "here"), name)
+    assert not {"shapes", "corners", "nets"} & set(sys.modules)
+    (tmp_path / "function").write_bytes(data)
+    code = f"""
+        from stoker.contexts.code_payloads import loads_code
+        function, _ = loads_code(open({str(tmp_path / "function")!r}, "rb").read())
+        print(function())
+    """
+    for file in sorted((tmp_path / "here").rglob("*.py")):
+        file.unlink()
+    out = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert out.stdout == f"{value}\n", out.stderr
+
+
+def test_programs_of_two_folders_take_turns_and_each_finds_its_own(tmp_path: Path) -> None:
+    first = written(tmp_path / "a")
+    second = written(tmp_path / "b", corners="COUNT = 4\n", nets__sizes="WIDTH = 9\n")
+    data = [packed(folder, name) for name in ("plain", "below", "taken") for folder in (first, second)]
+    functions = [opened(each) for each in data]
+    for _ in range(2):
+        assert [function() for function in functions] == [3, 4, 14, 18, 7, 9]
+
+
+def test_a_file_that_was_edited_is_imported_anew_and_what_is_the_same_stays(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    before = opened(packed(folder, "kind"))()
+    written(folder, nets__deep__inner="# the width is that of the paper\n" + FILES["nets/deep/inner.py"])
+    assert opened(packed(folder, "kind"))() is before
+    written(folder, nets__sizes="WIDTH = 8\n")
+    assert opened(packed(folder, "kind"))() is not before
+    assert opened(packed(folder, "below"))() == 16
+
+
+def test_a_function_that_brings_nothing_does_not_find_what_another_brought(tmp_path: Path) -> None:
+    assert opened(packed(written(tmp_path), "plain"))() == 3
+    for name in ("shapes", "corners"):
+        del sys.modules[name]
+    opened(dumps_code(len, what="function"))
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("shapes")
+
+
+def test_what_a_context_brought_is_found_under_what_a_function_brought(tmp_path: Path) -> None:
+    _, modules = loads_code(packed(written(tmp_path), "plain"))
+    modules.enter_for_good()
+    opened(packed(written(tmp_path), "below"))
+    assert importlib.import_module("shapes").SIDES == 3
+    opened(dumps_code(len, what="function"))
+    assert importlib.import_module("corners").COUNT == 3
+
+
+def test_too_much_source_stays_here_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(user_modules, "MOST_BYTES", 20)
+    data = packed(written(tmp_path), "plain")
+    assert data[:1] != b"M"
+    assert "are over 20 B of source and do not travel with it" in caplog.text
+
+
+def test_what_cannot_be_read_stays_here_too(tmp_path: Path) -> None:
+    folder = written(tmp_path, corners="COUNT = = 3\n")
+    (folder / "nets" / "deep" / "inner.py").unlink()
+    function = opened(packed(folder, "plain"))
+    with pytest.raises(ModuleNotFoundError, match="corners"):
+        function()
+    with pytest.raises(ModuleNotFoundError, match=r"nets\.deep\.inner"):
+        opened(packed(folder, "below"))()
+
+
+def test_bytes_that_are_cut_short_are_refused(tmp_path: Path) -> None:
+    data = packed(written(tmp_path), "plain")
+    for size in (1, 7, 9, 40):
+        with pytest.raises(SerializationError, match="damaged or cut short"):
+            loads_code(data[:size])
+
+
+@pytest.mark.parametrize("name", ["below", "taken", "kind"])
+def test_a_digest_covers_modules_of_packages_and_relative_imports(name: str, tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    sys.path.insert(0, str(folder))
+    before = digest_of(made(folder, name))
+    written(folder, nets__sizes="WIDTH = 7  # as before\n")
+    assert digest_of(made(folder, name)) == before
+    written(folder, nets__sizes="WIDTH = 8\n")
+    assert digest_of(made(folder, name)) != before
+
+
+def test_no_pilot_imports_the_users_own_modules_ahead(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    sys.path.insert(0, str(folder))
+    assert modules_of(made(folder, "kind")) == ()
+
+
+FINDER = """
+import importlib.util, sys
+MAPPING = {{"linked": {place!r}}}
+class Finder:
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name in MAPPING:
+            return importlib.util.spec_from_file_location(name, MAPPING[name] + "/__init__.py")
+sys.meta_path.append(Finder)
+"""
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A package that was installed as setuptools installs an editable one: an import hook finds it."""
+    place = tmp_path / "project" / "linked"
+    place.mkdir(parents=True)
+    (place / "__init__.py").write_text("from linked.inner import WIDTH\ndef width():\n    return WIDTH\n")
+    (place / "inner.py").write_text("WIDTH = 7\n")
+    finder = types.ModuleType("__editable___linked_finder")
+    sys.modules[finder.__name__] = finder
+    exec(FINDER.format(place=str(place)), vars(finder))
+    return place
+
+
+def edit(file: Path, text: str) -> None:
+    """Write a file so that its time of change is another one, and let stamps be taken again."""
+    file.write_text(text)
+    os.utime(file, ns=(1, file.stat().st_mtime_ns + 10**9))
+    editable._stamps.clear()
+
+
+def test_a_linked_package_that_was_edited_is_imported_anew(linked: Path) -> None:
+    width = importlib.import_module("linked").width
+    assert user_code.is_installed("linked")
+    assert opened(dumps_code(width, what="function"))() == 7
+    kind = sys.modules["linked"]
+    assert opened(dumps_code(width, what="function"))() == 7
+    assert sys.modules["linked"] is kind
+    before = digest_of(width)
+    edit(linked / "inner.py", "WIDTH = 8\n")
+    again = opened(dumps_code(sys.modules["linked"].width, what="function"))
+    assert again() == 8
+    assert digest_of(sys.modules["linked"].width) != before
+
+
+def test_a_linked_package_that_a_pilot_imported_ahead_stays_as_long_as_it_is_the_same(linked: Path) -> None:
+    assert import_for(["linked"]) == {}
+    kind = sys.modules["linked"]
+    assert opened(dumps_code(kind.width, what="function"))() == 7
+    assert sys.modules["linked"] is kind
+    edit(linked / "inner.py", "WIDTH = 8\n")
+    assert opened(dumps_code(kind.width, what="function"))() == 8
+
+
+def test_neither_stoker_nor_what_lies_in_site_packages_is_linked() -> None:
+    assert not any(user_code.is_linked(name) for name in ("stoker", "numpy", "json", "sys", "__main__", "no_such"))
