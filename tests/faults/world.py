@@ -92,13 +92,11 @@ class World:
 
     def manager(self) -> int:
         """The one manager."""
-        [pid] = until(lambda: self.of("stoker.manager.main"), why="a manager")
-        return pid
+        return until(lambda: _only(self.of("stoker.manager.main")), why="one manager")
 
     def pilot(self) -> int:
         """The one pilot."""
-        [pid] = until(lambda: _leaders(self.of("stoker.pilot.main")), why="a pilot")
-        return pid
+        return until(lambda: _only(self.of("stoker.pilot.main")), why="one pilot")
 
     def pilots(self) -> list[int]:
         """Pilots that are here just now."""
@@ -168,8 +166,15 @@ class World:
         )
 
 
+def _only(pids: list[int]) -> int:
+    """The one among processes that the others were forked from; 0 if there is none, or several."""
+    leaders = _leaders(pids)
+    return leaders[0] if len(leaders) == 1 else 0
+
+
 def _leaders(pids: list[int]) -> list[int]:
-    """Without those that were forked from another one of them: the agent's own children show its command line."""
+    """Without those that were forked from another one of them: a child shows its parent's command line until it runs
+    its own program."""
     return [pid for pid in pids if _parent(pid) not in pids]
 
 
