@@ -49,6 +49,7 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
     try:
         real = given.resolve(strict=True)
         str(real).encode()  # it travels as text
+        changed = real.stat().st_mtime_ns
         with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
             made = _manifest(real, remembered)
     except UnicodeEncodeError:
@@ -61,7 +62,8 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
     data = encode(made)
     name = name_of(data, suffix=_suffix_of(given.name) if made.kind is Kind.FILE else "")
     _keep(name, data)
-    return ObjectRef(name=name, size_bytes=made.size_bytes, source=str(real))
+    changed_ns = changed if made.kind is Kind.FILE and time.time_ns() - changed > _RACY_NS else 0
+    return ObjectRef(name=name, size_bytes=made.size_bytes, source=str(real), changed_ns=changed_ns)
 
 
 def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:

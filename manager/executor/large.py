@@ -42,7 +42,8 @@ class LargeArguments:
         with self._lock:
             self._users[ref.name] += 1
             draft.replace(place)
-        return ObjectRef(name=ref.name, size_bytes=ref.size_bytes, source=str(place))
+        # Nobody writes to it again, so that it is young does not matter.
+        return ObjectRef(ref.name, ref.size_bytes, str(place), changed_ns=place.stat().st_mtime_ns)
 
     def drop(self, ref: ObjectRef) -> None:
         """One call that used it has ended."""

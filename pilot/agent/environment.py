@@ -36,7 +36,9 @@ def hand_on(agent: Agent, archive: str) -> None:
 def _hand_on(agent: Agent, name: str, path: str) -> None:
     try:
         if os.path.exists(path):  # else another pilot of this host has handed it over already
-            bringing = Bringing(agent.cache, ObjectRef(name, os.path.getsize(path), path), key=agent.objects.key)
+            facts = os.stat(path)
+            ref = ObjectRef(name, facts.st_size, path, changed_ns=facts.st_mtime_ns)
+            bringing = Bringing(agent.cache, ref, key=agent.objects.key)
             bringing.offer([Source(path=path, origin=True)])
             bringing.run(alone_s=0.0)[0].release()
             os.unlink(path)  # from now on the cache decides how long it stays

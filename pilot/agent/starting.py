@@ -15,7 +15,7 @@ from stoker.pilot.agent import ending, objects, snapshots, standing
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.failures import is_ours, load_failure
 from stoker.pilot.agent.library import Library
-from stoker.pilot.cache import Pin
+from stoker.pilot.cache import Pin, disk
 from stoker.pilot.core.library import State
 from stoker.pilot.devices import visible
 from stoker.pilot.library import frames
@@ -65,6 +65,9 @@ def order(agent: Agent, message: StartLibrary) -> None:
         agent.link.post(LibraryNews(library=number, phase=LibraryPhase.FETCHING))
     if recipe.objects and not from_sources:
         objects.bring(agent, recipe.objects, lambda pins, lack: _fetched(agent, library, pins, lack))
+    elif changed := [ref for ref in recipe.objects if disk.was_changed(ref)]:
+        reason = f"{changed[0].source} was written to since the recipe was made from it; make the recipe again"
+        _fetched(agent, library, {}, objects.Lack(reason, ours=False))
     else:
         _have_snapshots(agent, library, {ref.name: ref.source for ref in recipe.objects})
 

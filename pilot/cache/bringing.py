@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from stoker.contexts.manifest import proves
 from stoker.contexts.objects import manifest_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.cache import disk
-from stoker.pilot.cache.store import CacheError, DiskError, ObjectCache, Pin
+from stoker.pilot.cache.store import CacheError, ChangedError, DiskError, ObjectCache, Pin
 from stoker.pilot.core.disk import takes_no_writes
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import Outcome, Source
@@ -74,8 +75,10 @@ class Bringing:
                 if here is not None:
                     return here, _NOTHING
                 self._cache.make_room(self._ref)
-                if self._have(draft):
-                    return self._cache.enter(self._ref, draft, manifest=self._offer[1]), _NOTHING
+                look = self._have(draft)
+                if look:
+                    with suppress(ChangedError):
+                        return self._cache.enter(self._ref, draft, manifest=self._offer[1], look=look), _NOTHING
                 return self._bring(draft, alone_s)
         except OSError as error:
             kind = DiskError if takes_no_writes(error) else CacheError
@@ -88,15 +91,16 @@ class Bringing:
         except wire.PeerError as error:
             raise CacheError(str(error), object=self._ref.name, cache=str(self._cache.folder)) from error
 
-    def _have(self, draft: Path) -> bool:
-        """Have it from its origin without copying it. A clone is a draft that is then checked like any other."""
+    def _have(self, draft: Path) -> str:
+        """Have it from its origin without copying it: how it looks then, or empty. A clone is a draft that is then
+        checked like any other."""
         with self._lock:
             paths = [source.path for source in self._offer[0] if source.path]
         for path in map(Path, paths):
-            if disk.link(path, draft, self._ref):
-                return True
+            if look := disk.link(path, draft, self._ref):
+                return look
             disk.share(path, draft)
-        return False
+        return ""
 
     def _bring(self, draft: Path, alone_s: float) -> tuple[Pin, Outcome]:
         def manifest_at(path: str) -> bytes:

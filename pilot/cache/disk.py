@@ -15,17 +15,37 @@ from stoker.contexts.recipe import ObjectRef
 _FICLONE = 0x40049409
 
 
-def link(source: Path, draft: Path, ref: ObjectRef) -> bool:
-    """Have a file by a second name for it. It may change with its source, which `look` notices; it is not read now."""
+def link(source: Path, draft: Path, ref: ObjectRef) -> str:
+    """Have a file by a second name for it; how it looks, or empty if it cannot be had so.
+
+    It is not read: it must be as it was when its content was named (`ref.changed_ns`). It may change with its source
+    later, which `look` notices.
+    """
     try:
         facts = source.stat()
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size != ref.size_bytes:
-            return False
+        if not stat.S_ISREG(facts.st_mode) or not _is_as_named(facts, ref):
+            return ""
         delete(draft)
         os.link(source.resolve(), draft)
+        facts = draft.lstat()
+    except OSError:
+        return ""
+    if not _is_as_named(facts, ref):
+        delete(draft)
+        return ""
+    return _look_of(facts)
+
+
+def _is_as_named(facts: os.stat_result, ref: ObjectRef) -> bool:
+    return bool(ref.changed_ns) and (facts.st_size, facts.st_mtime_ns) == (ref.size_bytes, ref.changed_ns)
+
+
+def was_changed(ref: ObjectRef) -> bool:
+    """Whether a file was written to since its content was named, as far as a glance at its source tells."""
+    try:
+        return bool(ref.changed_ns) and not _is_as_named(os.stat(ref.source), ref)
     except OSError:
         return False
-    return True
 
 
 def share(source: Path, draft: Path) -> bool:
@@ -46,7 +66,7 @@ def look(place: Path) -> str:
     try:
         facts = place.lstat()
         if not stat.S_ISDIR(facts.st_mode):
-            return f"{facts.st_ino} {facts.st_size} {facts.st_mtime_ns}"
+            return _look_of(facts)
         parts = []
         for folder, folders, files in os.walk(place):
             folders.sort()
@@ -57,6 +77,10 @@ def look(place: Path) -> str:
         return f"{len(parts)} {_hash_of(parts)}"
     except OSError:
         return ""
+
+
+def _look_of(facts: os.stat_result) -> str:
+    return f"{facts.st_ino} {facts.st_size} {facts.st_mtime_ns}"
 
 
 def size(place: Path) -> int:

@@ -54,6 +54,10 @@ class DiskError(CacheError):
     """This pilot's disk does not take an object: no fault of the object, and another pilot's may. Facts as above."""
 
 
+class ChangedError(OSError):
+    """What was taken in was changed as soon as it was there."""
+
+
 class _Facts(msgspec.Struct, frozen=True):
     """What an entry's file says: the object's cache name and length, and how its content looked when it came."""
 
@@ -90,8 +94,7 @@ class ObjectCache:
         self._entries = folder / "entries"
         self._manifests = folder / "manifests"
         self._drafts = folder / "drafts"
-        for part in (folder, self._objects, self._entries, self._manifests, self._drafts):
-            part.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._make_folders()
         if folder.stat().st_uid != os.getuid():
             raise CacheError(f"the cache folder {folder} belongs to somebody else; give --scratch another folder")
         folder.chmod(0o700)
@@ -114,6 +117,7 @@ class ObjectCache:
         name = file_name(ref.name)
         while True:
             claim = self._drafts / f"{name}.lock"
+            self._make_folders()
             with open(claim, "a+b") as file:
                 if not _wait_for(file.fileno(), claim.with_suffix("")):
                     name = f"{file_name(ref.name)}~{uuid.uuid4().hex[:8]}"  # beside one who does not get on with it
@@ -131,8 +135,9 @@ class ObjectCache:
                         claim.unlink(missing_ok=True)
                 return
 
-    def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"") -> Pin:
-        """Take a claimed draft in, which is complete. Raises OSError."""
+    def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
+        """Take a claimed draft in, which is complete. `look` is how it looked when its content was known to be right,
+        if others may write to it. Raises OSError, ChangedError where it looks otherwise by now."""
         place, entry = self._place(ref.name)
         with self._locked():
             here = self._lookup(place, entry)
@@ -143,11 +148,11 @@ class ObjectCache:
             os.rename(draft, place)
             if manifest:
                 self._write(self._manifests / place.name, manifest)
-            facts = _Facts(name=ref.name, size_bytes=disk.size(place), look=disk.look(place))
+            facts = _Facts(name=ref.name, size_bytes=disk.size(place), look=look or disk.look(place))
             self._write(entry, msgspec.json.encode(facts))
             found = self._lookup(place, entry)
         if found is None:
-            raise OSError(f"{place} was changed as soon as it was there")
+            raise ChangedError(f"{place} was changed as soon as it was there")
         return found
 
     def manifest(self, name: str) -> bytes:
@@ -199,6 +204,10 @@ class ObjectCache:
 
     # ---- inside
 
+    def _make_folders(self) -> None:
+        for part in (self.folder, self._objects, self._entries, self._manifests, self._drafts):
+            part.mkdir(mode=0o700, parents=True, exist_ok=True)
+
     def _name(self) -> str:
         file = self.folder / "identity"
         try:
@@ -215,6 +224,7 @@ class ObjectCache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        self._make_folders()  # somebody may have cleared them away
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             locks.wait(descriptor)

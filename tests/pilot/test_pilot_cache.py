@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from fake_manager import FakeManager, recipe
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Awareness, ObjectRef
-from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin, store
+from stoker.manager.protocol.calls import FailureKind
+from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin, disk, store
 from stoker.pilot.transfer.board import Source
 
 
@@ -43,6 +45,7 @@ def _program(code: str, folder: Path, ref: ObjectRef) -> list[str]:
 import resource, signal, sys, time
 from pathlib import Path
 from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.calls import FailureKind
 from stoker.pilot.cache import Bringing, CacheError, ObjectCache
 from stoker.pilot.transfer.board import Source
 def begin(bound):
@@ -71,6 +74,82 @@ def test_a_file_and_a_folder_come_in_and_stay(cache: ObjectCache, tmp_path: Path
     assert cache.used_bytes() == 150
     (tmp_path / "model.gguf").unlink()
     assert have(cache, one).path == first.path  # it needs its source no more
+
+
+def _settled(folder: Path, name: str, content: bytes) -> ObjectRef:
+    """An object of a file that was written an hour ago."""
+    path = folder / name
+    path.write_bytes(content)
+    hour_ago = path.stat().st_mtime - 3600
+    os.utime(path, (hour_ago, hour_ago))
+    return object_of(path, memo=folder / "memo")
+
+
+def test_a_file_on_the_same_disk_is_linked(cache: ObjectCache, tmp_path: Path) -> None:
+    pin = have(cache, _settled(tmp_path, "weights", b"w" * 100))
+    assert os.path.samefile(pin.path, tmp_path / "weights")
+
+
+def test_a_file_that_was_rewritten_after_it_was_named_does_not_come_in_under_the_old_name(
+    cache: ObjectCache, tmp_path: Path
+) -> None:
+    """Fresh eyes found it: checkpoints of one architecture are of one size, and `torch.save` writes in place."""
+    ref = _settled(tmp_path, "weights", b"w" * 100)
+    (tmp_path / "weights").write_bytes(b"x" * 100)
+    with pytest.raises(CacheError, match="no longer has the content that the recipe was made from"):
+        have(cache, ref)
+    again = _settled(tmp_path, "copy", b"w" * 100)
+    assert again.name == ref.name
+    assert Path(have(cache, again).path).read_bytes() == b"w" * 100
+
+
+def test_a_file_that_was_only_touched_after_it_was_named_is_copied(cache: ObjectCache, tmp_path: Path) -> None:
+    ref = _settled(tmp_path, "weights", b"w" * 100)
+    (tmp_path / "weights").touch()
+    pin = have(cache, ref)
+    assert not os.path.samefile(pin.path, tmp_path / "weights")
+    assert Path(pin.path).read_bytes() == b"w" * 100
+
+
+def test_a_file_that_is_rewritten_while_it_comes_in_is_not_taken(cache: ObjectCache, tmp_path: Path) -> None:
+    ref = _settled(tmp_path, "weights", b"w" * 100)
+    with cache.claim(ref) as draft:
+        look = disk.link(tmp_path / "weights", draft, ref)
+        assert look
+        (tmp_path / "weights").write_bytes(b"x" * 100)
+        with pytest.raises(store.ChangedError):
+            cache.enter(ref, draft, look=look)
+    assert cache.find(ref.name) is None
+
+
+def test_a_linked_file_that_is_rewritten_later_is_not_used_again(cache: ObjectCache, tmp_path: Path) -> None:
+    ref = _settled(tmp_path, "weights", b"w" * 100)
+    have(cache, ref).release()
+    (tmp_path / "weights").write_bytes(b"x" * 100)
+    assert cache.find(ref.name) is None
+
+
+def test_a_file_that_was_written_just_before_it_was_named_is_copied(cache: ObjectCache, tmp_path: Path) -> None:
+    """It could be written to again without a trace in its times."""
+    assert _file(tmp_path, "young", 100).changed_ns == 0
+    assert not os.path.samefile(have(cache, _file(tmp_path, "young", 100)).path, tmp_path / "young")
+
+
+@pytest.mark.parametrize("part", ["", "drafts", "objects", "entries", "manifests"])
+def test_a_cache_that_is_cleared_away_while_a_pilot_runs_is_made_again(
+    part: str, cache: ObjectCache, tmp_path: Path
+) -> None:
+    have(cache, _file(tmp_path, "first", 100)).release()
+    shutil.rmtree(cache.folder / part)
+    for name in ("first", "second"):
+        assert Path(have(cache, object_of(_path(tmp_path, name), memo=tmp_path / "memo")).path).stat().st_size == 100
+
+
+def _path(folder: Path, name: str) -> Path:
+    path = folder / name
+    if not path.exists():
+        path.write_bytes(os.urandom(100))
+    return path
 
 
 def test_the_least_recently_used_goes_first_and_pins_stay(cache: ObjectCache, tmp_path: Path) -> None:
@@ -256,6 +335,21 @@ def test_recipes_get_their_objects(served: FakeManager, tmp_path: Path, awarenes
         assert path.startswith(str(tmp_path / "scratch"))
         assert ready.fetch_s > 0
         served.until(lambda: served.heartbeats and served.heartbeats[-1].cache_bytes == 12)
+
+
+@pytest.mark.parametrize("awareness", list(Awareness))
+def test_a_file_that_was_rewritten_since_the_recipe_was_made_fails_the_load(
+    served: FakeManager, tmp_path: Path, awareness: Awareness
+) -> None:
+    ref = _settled(tmp_path, "weights", b"first")
+    (tmp_path / "weights").write_bytes(b"other")
+    served.start(recipe(_read, ObjectPath(ref.name), objects=(ref,), awareness=awareness))
+    left = served.gone()
+    assert left.loading
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.CONTEXT
+    assert str(tmp_path / "weights") in left.failure.message
+    assert "make the recipe again" in left.failure.message
 
 
 def test_an_object_that_is_nowhere_fails_the_load(served: FakeManager) -> None:
