@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 from parsl.dataflow.futures import AppFuture
 
+from stoker.manager.executor import callbacks
+from stoker.manager.executor.callbacks import UsersCallbacks
 from stoker.manager.executor.failures import opens_at_once, outcome
 from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.settling import SLOW_S
@@ -22,26 +24,6 @@ from stoker.manager.protocol.ids import CallId, show_call
 
 if TYPE_CHECKING:
     from stoker.manager.executor.link import Link
-
-
-_QUICK = ("parsl", "asyncio", "concurrent")
-"""Packages whose callbacks wait for nothing."""
-
-
-class _Callbacks:
-    """Whether a program has given callbacks of its own to its futures. One may wait for the next result, so none runs
-    on the thread that brings results: from then on all futures are settled on other threads."""
-
-    def __init__(self) -> None:
-        self.are_a_users = False
-
-    def note(self, callback: Callable[..., object]) -> None:
-        """A future gets a callback."""
-        module = getattr(getattr(callback, "func", callback), "__module__", None) or ""
-        self.are_a_users = self.are_a_users or module.partition(".")[0] not in _QUICK
-
-
-_callbacks = _Callbacks()
 
 
 class CallFuture(Future[Any]):
@@ -58,6 +40,7 @@ class CallFuture(Future[Any]):
         self.forecast: CallForecast | None = None
         self.call: CallId | None = None
         self._link = link
+        self._users_callbacks: UsersCallbacks
 
     @property
     def parsl_executor_task_id(self) -> str:
@@ -65,9 +48,11 @@ class CallFuture(Future[Any]):
         return "" if self.call is None else show_call(self.call)
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Have a function called when the call has ended. It may wait for other calls."""
-        _callbacks.note(fn)
-        super().add_done_callback(fn)
+        """Have a function called when the call has ended, on a thread for callbacks. It may wait for other calls."""
+        if self.done() or not callbacks.is_users(fn):
+            super().add_done_callback(fn)
+        elif self.__dict__.setdefault("_users_callbacks", UsersCallbacks()).add(fn):
+            super().add_done_callback(self._users_callbacks.hand_over)
 
     def cancel(self) -> bool:
         """Cancel the call, also when it runs. False if it has ended."""
@@ -87,13 +72,26 @@ class CallFuture(Future[Any]):
     def settle(self, end: CallEnd) -> bool:
         """The call has ended. What may take long is done on another thread than this one."""
         settling = self._link.settling
-        if _callbacks.are_a_users or settling.has_slow_callbacks or not opens_at_once(end):
+        if settling.has_slow_callbacks or not opens_at_once(end) or self._runs_users_code():
             settling.add(functools.partial(self._open_later, end))
             return False
         before = time.monotonic()
         self._open(end)
         if time.monotonic() - before > SLOW_S:
             settling.has_slow_callbacks = True
+        return False
+
+    def _runs_users_code(self) -> bool:
+        """True if to settle this runs a program's callback here: the future of an app of Parsl's own has one."""
+        for callback in callbacks.of(self):
+            record = callback.args[0] if isinstance(callback, functools.partial) and callback.args else None
+            app = record.get("app_fu") if isinstance(record, dict) else None
+            if (
+                isinstance(app, Future)
+                and not isinstance(app, AppCallFuture)
+                and any(map(callbacks.is_users, callbacks.of(app)))
+            ):
+                return True
         return False
 
     def _open_later(self, end: CallEnd) -> None:
@@ -152,6 +150,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
     """
 
     _was_cancelled = False
+    _users_callbacks: UsersCallbacks
 
     @staticmethod
     def of(future: AppFuture) -> AppCallFuture:
@@ -160,9 +159,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return future  # type: ignore[no-any-return]
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Have a function called when the call has ended. It may wait for other calls."""
-        _callbacks.note(fn)
-        super().add_done_callback(fn)
+        """Have a function called when the call has ended, on a thread for callbacks. It may wait for other calls."""
+        if self.done() or not callbacks.is_users(fn):
+            super().add_done_callback(fn)
+        elif self.__dict__.setdefault("_users_callbacks", UsersCallbacks()).add(fn):
+            super().add_done_callback(self._users_callbacks.hand_over)
 
     def cancel(self) -> bool:
         """Cancel the call, also when it runs. False if it has ended."""

@@ -39,7 +39,7 @@ from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.outgoing import Job, Outgoing, Waiter
 from stoker.manager.executor.processes import removed
 from stoker.manager.executor.questions import Questions
-from stoker.manager.executor.settling import Settling
+from stoker.manager.executor.settling import Settling, callbacks
 from stoker.manager.executor.waiting import WaitingCalls
 from stoker.manager.live.interfaces import is_listening, no_way_to
 from stoker.manager.protocol import to_client, to_manager, wire
@@ -58,7 +58,7 @@ GATHER_S = 0.001
 LOOK_EVERY_S = 1.0
 """How often a link whose manager is away looks where it is now."""
 SETTLE_LIMIT_S = 2.0
-"""How long a link that is closed waits for the futures of results that have come."""
+"""How long a link that is closed waits for results that have come and for callbacks, while none of them ends."""
 SLOW_S = 5.0
 """A program that has waited for its manager's welcome for so long says why."""
 AWAY_S = 30.0
@@ -76,7 +76,7 @@ class Link:
         self.session = folder.read()
         self.large = LargeArguments(folder.objects)
         self.waiting = WaitingCalls(self.large)
-        self.settling = Settling()
+        self.settling = Settling("results")
         self._observer = observer
         self._client = ClientId(f"client-{uuid4().hex[:12]}")
         self._out = Outgoing(self.waiting.waiters, describe=lambda recipe: describe(recipe, folder.objects))
@@ -218,6 +218,7 @@ class Link:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self.settling.close(limit_s=SETTLE_LIMIT_S)
+        callbacks.wait_done(limit_s=SETTLE_LIMIT_S)
 
     def wake(self) -> None:
         """Make the I/O thread look around."""
@@ -289,9 +290,6 @@ class Link:
                 self._turn(ready)
                 now = time.monotonic()
                 wait_s = self._out.due_in(now) if self._joined.is_set() else LOOK_EVERY_S
-                look_s = self.settling.start_thread_if_behind(now)
-                if look_s is not None:
-                    wait_s = min(look_s, wait_s if wait_s is not None else look_s)
                 ready = {fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)}
         except Exception as error:
             logger.exception("the link to session %s failed", self.session.session)

@@ -1,10 +1,14 @@
-"""Threads that settle the futures which may take long, so that other results need not wait for them.
+"""Threads that settle the futures which may take long, and that run a program's callbacks.
 
 Settling a future can run code that is not ours: the classes of a result rebuild themselves (they may import, read files
 or sleep), and the future's callbacks run. The link's I/O thread settles a future by itself only where neither is to be
 expected: the result is made of builtin types, and no callback in this program has been slow. The rest goes to a thread
-here. One thread is enough while it keeps up; the I/O thread looks, and starts another when results wait and none has
-been taken for `STUCK_S`. So a result that needs eight seconds delays no other by more than that. Where no thread can be
+here; callbacks have threads of their own (`callbacks`), so that one that waits for a call is never in the way of the
+result that it waits for.
+
+One thread is enough while it keeps up. While work waits a further thread looks (`_watch`), and starts another one when
+none has been taken for `STUCK_S`. So a result that needs eight seconds delays no other by more than that. There is no
+limit: callbacks may wait for each other, and then the program would stand still for ever. Where no thread can be
 started at all, the thread that has a result settles it by itself.
 
 What `stoker.map` streams never comes here: its results are unpickled by the loop that takes them.
@@ -13,6 +17,7 @@ What `stoker.map` streams never comes here: its results are unpickled by the loo
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -24,8 +29,8 @@ STUCK_S = 0.05
 """Results that have waited for this long while no thread took one get another thread."""
 SLOW_S = 0.05
 """A future whose callbacks took longer has slow ones."""
-MOST_THREADS = 64
-"""Then results wait: each of the threads holds a value that takes long to make."""
+MANY_THREADS = 64
+"""A program with so many threads here is told why."""
 IDLE_S = 10.0
 """A thread without work ends after this long."""
 
@@ -33,12 +38,13 @@ Work = Callable[[], object]
 
 
 class Settling:
-    """The threads of one link. `add` and `close` may be called from any thread, the others from the I/O thread.
+    """Threads for one kind of work: `what` they do. Every method may be called from any thread.
 
     `has_slow_callbacks` is set by the caller when callbacks took longer than SLOW_S: all futures come here then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
+        self.what = what
         self.has_slow_callbacks = False
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -46,6 +52,8 @@ class Settling:
         self._open = 0
         """Pieces of work that were added and are not done."""
         self._taken_at = 0.0
+        self._is_watched = False
+        self._has_warned = False
         self._closed = False
 
     def add(self, work: Work) -> None:
@@ -57,53 +65,82 @@ class Settling:
             begin = not self._threads
             self._threads += begin
             self._work.put(work)  # within the lock: a thread that ends has looked
+            watch = self._open > self._threads and not self._is_watched
+            self._is_watched |= watch
         if begin:
             self._begin()
+        if watch:
+            self._start(self._watch)
 
-    def start_thread_if_behind(self, now: float) -> float | None:
-        """Start another thread if results wait too long. Returns the seconds until the next check (None: no need).
-
-        `now` is on `time.monotonic`.
-        """
-        if self._work.empty():
-            return None
-        waited_s = now - self._taken_at
-        if waited_s < STUCK_S:
-            return STUCK_S - waited_s
+    def start_thread_if_behind(self, now: float) -> None:
+        """Start another thread if work has waited for STUCK_S. `now` is on `time.monotonic`."""
+        if self._work.empty() or now - self._taken_at < STUCK_S:
+            return
         with self._lock:
-            more = self._threads < MOST_THREADS
-            self._threads += more
+            self._threads += 1
             self._taken_at = now
-        if more:
-            self._begin()
-        return STUCK_S
+            warn = self._threads >= MANY_THREADS and not self._has_warned
+            self._has_warned |= warn
+        if warn:
+            logger.warning(
+                "%d %s of this program take long or wait for something, and more of them wait; they get more threads, "
+                "one each %.0f ms. Callbacks that submit a call and do not wait for it need none",
+                MANY_THREADS,
+                self.what,
+                STUCK_S * 1000,
+            )
+        self._begin()
+
+    def wait_done(self, *, limit_s: float) -> None:
+        """Wait until all that was added is done; give up when no piece of it has ended for this long."""
+        left = self._open
+        until = time.monotonic() + limit_s
+        while self._open and (now := time.monotonic()) < until:
+            if self._open < left:
+                left, until = self._open, now + limit_s
+            self.start_thread_if_behind(now)
+            time.sleep(0.005)
 
     def close(self, *, limit_s: float) -> None:
-        """Let the threads end, and wait until all that was added is done, at most this long."""
-        until = time.monotonic() + limit_s
-        while (
-            self._open
-            and time.monotonic() < until
-            and (wait_s := self.start_thread_if_behind(time.monotonic()) or STUCK_S)
-        ):
-            time.sleep(min(wait_s, 0.005))
+        """Wait as `wait_done` does, and let the threads end."""
+        self.wait_done(limit_s=limit_s)
         with self._lock:
             self._closed = True
             threads = self._threads
         for _ in range(threads):
             self._work.put(None)
 
+    def forget(self) -> None:
+        """Begin anew: in a process that was forked there are none of the threads, and no work."""
+        self.__init__(self.what)  # type: ignore[misc]
+
+    def _watch(self) -> None:
+        """Start threads while work waits."""
+        while True:
+            time.sleep(STUCK_S)
+            with self._lock:
+                if self._closed or self._work.empty():
+                    self._is_watched = False
+                    return
+            self.start_thread_if_behind(time.monotonic())
+
     def _begin(self) -> None:
         """Start a thread, which is counted already. If none can be started and none is there, do the work here."""
-        try:
-            threading.Thread(target=self._run, name="stoker-settling", daemon=True).start()
-        except RuntimeError as error:  # the limit of processes is reached, or the interpreter ends
+        if not self._start(self._run):
             with self._lock:
                 self._threads -= 1
                 is_alone = not self._threads
-            logger.debug("no thread can be started that opens results: %s", error)
             if is_alone:
                 self._work_here()
+
+    def _start(self, run: Callable[[], None]) -> bool:
+        """Start a thread. False at the limit of a user's processes, and while the interpreter ends."""
+        try:
+            threading.Thread(target=run, name="stoker-settling", daemon=True).start()
+        except RuntimeError as error:
+            logger.debug("no thread can be started for %s: %s", self.what, error)
+            return False
+        return True
 
     def _work_here(self) -> None:
         while True:
@@ -138,3 +175,8 @@ class Settling:
             logger.exception("a future's callback failed")
         with self._lock:
             self._open -= 1
+
+
+callbacks = Settling("done-callbacks")
+"""Runs the callbacks that programs give to their futures."""
+os.register_at_fork(after_in_child=callbacks.forget)

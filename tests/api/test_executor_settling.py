@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import pickle
+import queue
 import threading
+import time
 from typing import Any
 
 import pytest
+from parsl.dataflow.futures import AppFuture
 
 from stoker.contexts import payloads
 from stoker.contexts.recipe import BARE, ObjectRef
@@ -85,11 +90,15 @@ def test_an_exception_that_cannot_be_opened_yet_holds_up_no_other(link, router, 
 
 
 def test_a_slow_callback_holds_up_others_once(link, router, gate, monkeypatch):
+    def of_parsl(_):
+        gate[1].wait(30)
+
+    of_parsl.__module__ = "parsl.dataflow.dflow"  # those run on the thread that brings results
     monkeypatch.setattr(futures, "SLOW_S", 0.0)  # every callback is a slow one
     first, second, third = submitted(link, router, 3)
     router.answer([ended(first, 1)])
     assert first.result(10) == 1
-    second.add_done_callback(lambda _: gate[1].wait(30))
+    second.add_done_callback(of_parsl)
     router.answer([ended(second, 2), ended(third, 3)])
     assert third.result(10) == 3
     assert not gate[1].is_set()
@@ -142,17 +151,20 @@ def test_files_and_exceptions_are_not_opened_at_once_and_failures_are():
 def test_threads_are_started_only_for_work_that_waits(monkeypatch):
     begun: list[Settling] = []
     monkeypatch.setattr(Settling, "_begin", lambda self: begun.append(self))
-    here = Settling()
-    assert here.start_thread_if_behind(0.0) is None
+    monkeypatch.setattr(Settling, "_watch", lambda self: None)
+    here = Settling("results")
+    here.start_thread_if_behind(0.0)
+    assert not begun
     here.add(lambda: None)
     here.add(lambda: None)
     assert len(begun) == 1
     at = here._taken_at
-    assert 0 < (here.start_thread_if_behind(at + 0.01) or 0) < settling.STUCK_S
+    here.start_thread_if_behind(at + 0.01)
     assert len(begun) == 1
-    for turn in range(2 * settling.MOST_THREADS):
-        here.start_thread_if_behind(at + (turn + 1) * settling.STUCK_S + 0.001)
-    assert len(begun) == settling.MOST_THREADS
+    for turn in range(100):
+        here.start_thread_if_behind(at + 2 * (turn + 1) * settling.STUCK_S + 0.001)
+        here.start_thread_if_behind(at + 2 * (turn + 1) * settling.STUCK_S + 0.002)
+    assert len(begun) == 101
 
 
 @pytest.fixture
@@ -180,15 +192,126 @@ def test_results_come_where_no_thread_can_be_started(link, router, no_threads):
 
 def test_work_is_left_to_a_thread_that_is_there(no_threads, until):
     """The caller must not wait for long work where another thread may do it."""
-    here, gate = Settling(), threading.Event()
+    here, gate = Settling("results"), threading.Event()
     done: list[int] = []
     here.add(lambda: gate.wait(30))
     until(here._work.empty)
     no_threads()
     here.add(lambda: done.append(1))
-    assert here.start_thread_if_behind(here._taken_at + 1.0) == settling.STUCK_S
+    here.start_thread_if_behind(here._taken_at + 1.0)
     assert not done
     gate.set()
     until(lambda: done)
     here.close(limit_s=1.0)
     until(lambda: not here._threads)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Threads are added quickly."""
+    monkeypatch.setattr(settling, "STUCK_S", 0.002)
+
+
+@pytest.mark.parametrize("value", [1, range(3)])
+def test_2000_callbacks_that_wait_for_another_call_do_not_stop_a_program(link, router, until, value):
+    """The calls' results waited behind 64 callbacks, each of which waited for one of them: for ever, in silence."""
+    count = 2_000
+    job = Job(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions())
+    got: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def call_again(_: Any) -> None:
+        inner = CallFuture(link)
+        inner.call = link.submit(job, b"x", inner)
+        got.put(inner.result(60))
+
+    outer = submitted(link, router, count)
+    for future in outer:
+        future.add_done_callback(call_again)
+    router.answer([ended(future, value) for future in outer])
+    answered = count
+
+    def answer_new() -> bool:
+        nonlocal answered
+        new = router.calls(answered)[answered:]
+        if new:
+            router.answer([CallEnd(spec.call, True, pickle.dumps(value, 5)) for spec in new])
+            answered += len(new)
+        return got.qsize() == count
+
+    until(answer_new, limit_s=50)
+    assert {got.get() for _ in range(count)} == {value}
+
+
+def test_callbacks_that_wait_for_each_other_get_a_thread_each_and_one_warning(link, router, until, soon, caplog):
+    count = settling.MANY_THREADS + 20
+    here, last, through = submitted(link, router, count), threading.Event(), []
+    for number, future in enumerate(here):
+        wait = last.set if number == count - 1 else lambda: last.wait(30)
+        future.add_done_callback(lambda _, wait=wait: (wait(), through.append(1)))
+    router.answer([ended(future, 1) for future in here])
+    assert last.wait(20)
+    until(lambda: len(through) == count)
+    [warning] = [record.message for record in caplog.records if "done-callbacks" in record.message]
+    assert "64 done-callbacks of this program take long or wait for something, and more of them wait" in warning
+
+
+def test_more_values_than_64_that_take_long_hold_up_no_other(link, router, gate, soon):
+    name, event = gate
+    *slow, quick = submitted(link, router, 81)
+    router.answer([*(ended(future, Gated(name)) for future in slow), ended(quick, range(3))])
+    assert quick.result(20) == range(3)
+    event.set()
+    assert [future.result(10) for future in slow] == [f"passed {name}"] * 80
+
+
+def test_the_callbacks_of_a_future_run_in_order_also_after_one_that_raises(link, router, until):
+    ran: list[Any] = []
+    (future,) = submitted(link, router, 1)
+    for number in range(5):
+        future.add_done_callback(lambda _, number=number: ran.append((number, 1 // (number - 2))))
+    router.answer([ended(future, "value")])
+    until(lambda: len(ran) == 4)
+    assert [number for number, _ in ran] == [0, 1, 3, 4]
+    future.add_done_callback(lambda ended: ran.append((threading.get_ident(), ended.result())))
+    assert ran[-1] == (threading.get_ident(), "value")
+
+
+def test_a_waiting_callback_of_a_parsl_app_holds_up_no_other(link, router, gate):
+    """The future that its user has is Parsl's own, and runs callbacks where it is settled."""
+
+    def update(record: dict[str, Any], future: Any) -> None:
+        record["app_fu"].set_result(future.result())
+
+    update.__module__ = "parsl.dataflow.dflow"
+    parsls = AppFuture({})
+    parsls.add_done_callback(lambda _: gate[1].wait(30))
+    first, second = submitted(link, router, 2)
+    first.add_done_callback(functools.partial(update, {"app_fu": parsls}))
+    router.answer([ended(first, 1), ended(second, 2)])
+    assert second.result(10) == 2
+    assert parsls.result(10) == 1
+    assert not gate[1].is_set()
+
+
+def test_closing_waits_while_callbacks_end_and_not_for_one_that_does_not(gate):
+    here, done = Settling("done-callbacks"), []
+    for _ in range(5):
+        here.add(lambda: (time.sleep(0.1), done.append(1)))
+    here.close(limit_s=0.3)
+    assert len(done) == 5
+    there = Settling("done-callbacks")
+    there.add(lambda: gate[1].wait(30))
+    began = time.monotonic()
+    there.close(limit_s=0.1)
+    assert time.monotonic() - began < 5
+
+
+def test_a_forked_process_has_threads_of_its_own(gate, until):
+    settling.callbacks.add(lambda: gate[1].wait(30))
+    until(settling.callbacks._work.empty)
+    child = os.fork()
+    if not child:
+        ran = threading.Event()
+        settling.callbacks.add(ran.set)
+        os._exit(0 if ran.wait(10) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
