@@ -34,9 +34,9 @@ from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import retry_cost
 from stoker.manager.executor.futures import CallFuture
-from stoker.manager.executor.mapping import interrupt_open
 from stoker.manager.executor.options import check_count, check_load, parsls_config
 from stoker.manager.executor.prepared import AppWants
+from stoker.manager.executor.stream import interrupt_open
 from stoker.manager.executor.wants import read_wants
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.show_status import calls_in_words

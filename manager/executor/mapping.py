@@ -1,10 +1,5 @@
 """`stoker.map`: many calls of one function, streamed.
 
-It goes around Parsl's kernel, straight to the link: no task record, no future and no callback a call. Items are pulled
-when there is room (`window` calls and WINDOW_BYTES of arguments in flight, and as many results not yet taken), packed
-and sent in bulk; results come back in bulk on a queue and are unpickled by whoever consumes them. An input that takes
-long for an item goes on on a thread of its own (`pulling`), so that results that are there need not wait for it.
-
 Two questions that the name does not answer:
 
 - What does the function get? With `batch_size=None` each item as it is; with `batch_size=n` (any n, 1 too) a list of up
@@ -16,56 +11,24 @@ Two questions that the name does not answer:
   the exception stands in the place of the result, and the loop goes on.
 
 Progress is counted in the user's items, whatever the size of a batch.
-
-A loop that is left drops the last reference to its stream, which is what cancels: so the link knows the stream's
-`Inbox` only. Ctrl-C in the body of a loop does the same, before anybody can say what was kept; that is remembered
-(`_left`) for the session, which is the next to hear of the Ctrl-C.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import itertools
-import queue
-import sys
-import threading
-import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
-from concurrent.futures import Future
-from types import TracebackType
+from collections.abc import Callable, Iterable, Sized
 from typing import Any
-
-import msgspec
-from parsl.app.python import PythonApp
-from parsl.executors.errors import BadStateException
 
 from stoker.errors import ConfigError
 from stoker.largest import MOST_NUMBER
-from stoker.manager.executor.apps import StokerApp, loaded_kernel, stoker_executors
-from stoker.manager.executor.executor import StokerExecutor
-from stoker.manager.executor.failures import outcome
-from stoker.manager.executor.inbox import Inbox
-from stoker.manager.executor.large import discard_result
+from stoker.manager.executor.apps import loaded_kernel, stoker_executors
+from stoker.manager.executor.map_inputs import batches, settled
 from stoker.manager.executor.options import check_count, check_truth, refuse
-from stoker.manager.executor.packing import name_of, pack_arguments
+from stoker.manager.executor.packing import name_of
 from stoker.manager.executor.progress import Bar, Follow
-from stoker.manager.executor.pulling import SLOW_ITEMS, SLOW_S, NotYet, PulledInputs
 from stoker.manager.executor.rows import rows_of
-from stoker.manager.executor.wants import Wants
-from stoker.manager.protocol.calls import CallEnd, Payload
-from stoker.manager.protocol.ids import CallId
+from stoker.manager.executor.stream import Stream, app_in
 
 WINDOW = 2_000
-WINDOW_BYTES = 256_000_000
-CHUNK = 500
-"""Calls that are packed before they are sent."""
-PATIENCE_S = 0.02
-"""Slow inputs: what has been packed is sent after this long."""
-
-_PLAIN = Wants()
 
 
 def map(
@@ -82,15 +45,15 @@ def map(
 
     `function` is an app or a plain function. With `batch_size=n` it gets lists of up to n items, and there is one
     result a list. Results come in the order of the items; `ordered=False`: each as soon as it is there. `items` may be
-    endless: they are taken ahead, at most `window` calls (default 2,000) are in flight; futures among them are waited
-    for. An input that takes long for an item is read on a thread of its own, and one that waits for results of this
-    very map needs `window=1`. The items of a
-    data frame (pandas, polars) or an Arrow table are its rows, each a dict by column name. `progress=True` shows a
+    endless: they are taken ahead, at most `window` calls (default 2,000) are in flight, and fewer while large results
+    (256 MB) wait for the loop; futures among them are waited for. An input that takes long for an item is read on a
+    thread of its own, and one that waits for results of this very map needs `window=1`. The items of a data frame
+    (pandas, polars) or an Arrow table are its rows, each a dict by column name. `progress=True` shows a
     bar; a callable gets `(done, total)` in items, total None if `items` has no length. To leave the loop cancels what
     is left. Raises SessionError before a site is loaded, ConfigError for an option that cannot be meant, and what a
     call raised in place of its result; with `return_exceptions=True` that exception is the result instead.
     """
-    size = batch_size if batch_size is not None else getattr(_app_in(function), "batch_size", None)
+    size = batch_size if batch_size is not None else getattr(app_in(function), "batch_size", None)
     for name, number in (("batch_size", size), ("window", window)):
         if number is not None:
             check_count(f"stoker.map: {name}", number, least=1)
@@ -109,7 +72,7 @@ def map(
     kernel = loaded_kernel(f"stoker.map({name}, ...)", inside="use Python's own map")
     executor = stoker_executors(kernel, "stoker.map")[0]
     total = len(items) if isinstance(items, Sized) else None
-    inputs = _settled(items) if size is None else _batches(_settled(items), size)
+    inputs = settled(items) if size is None else batches(settled(items), size)
     follow = Bar(name, total, executor.ask_status) if progress is True else progress or None
     return Stream(
         executor,
@@ -122,348 +85,3 @@ def map(
         batch_size=size,
         return_exceptions=return_exceptions,
     )
-
-
-class _Lost:
-    """An item that cannot be had: a future that failed."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
-class _NotSent:
-    """An item, or a batch of `items`, whose arguments could not be had or packed."""
-
-    def __init__(self, error: Exception, *, items: int) -> None:
-        self.error = error
-        self.items = items
-
-
-class Stream(Iterator[Any]):
-    """The results of a `map`. `taken` counts those that were handed over, `items` the items that they are of.
-    `close()` cancels what is left."""
-
-    def __init__(
-        self,
-        executor: StokerExecutor,
-        function: Callable[..., Any],
-        inputs: Iterator[Any],
-        *,
-        ordered: bool,
-        window: int,
-        total: int | None,
-        follow: Follow | None,
-        batch_size: int | None,
-        return_exceptions: bool,
-    ) -> None:
-        wants = _PLAIN
-        self._before: tuple[Any, ...] = ()
-        self._with: dict[str, Any] = {}
-        app = _app_in(function)
-        if app is not None:
-            wants = app.specification.wants if isinstance(app, StokerApp) else _PLAIN
-            if isinstance(function, functools.partial):  # a method, or an app with arguments given ahead
-                self._before, self._with = function.args, function.keywords
-            function = app.func
-        self._link = executor.link
-        self._prepared = executor.preparer.function(function)
-        self._job = self._prepared.job(function, wants, folder="")
-        if batch_size:
-            options = msgspec.structs.replace(self._job.options, batch=batch_size)
-            self._job = dataclasses.replace(self._job, options=options)
-        self._inputs = inputs
-        self._slow_items = 0
-        self._ordered = ordered
-        self._window = window
-        self._total = total
-        self._follow = follow
-        self._inbox = Inbox()
-        self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
-        self._taking = threading.RLock()
-        """One thread at a time takes a result; several may share a stream."""
-        self._sent: dict[CallId, tuple[int, int]] = {}  # place in order, bytes
-        self._bytes = 0
-        self._places = itertools.count()
-        self._next = 0
-        self._ready: dict[int, Any] = {}
-        self._failed: dict[CallId, int] = {}  # of many items, it matters which one it was
-        self._batch_size = batch_size
-        self._short: dict[CallId, int] = {}  # batches that have fewer items than the others, and how many
-        self._return_exceptions = return_exceptions
-        self._exhausted = False
-        self._closed = False
-        self.taken = 0
-        self.items = 0
-        _open_streams.add(self)
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> Any:
-        with self._taking:
-            return self._take_or_end()
-
-    def _take_or_end(self) -> Any:
-        try:
-            return self._take()
-        except StopIteration:
-            self._finish()
-            raise
-        except KeyboardInterrupt:
-            sys.stderr.write(f"\n{self.interrupted()}\n")
-            raise
-        except BadStateException as bad:
-            self.close()
-            raise bad.__cause__ or bad from None
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Cancel the calls that are left. Later results are not taken."""
-        if not self._closed:
-            self._finish()
-            self._link.cancel(list(self._sent))
-            self._collect()
-            for end in self._ready.values():
-                if isinstance(end, CallEnd):
-                    discard_result(end)
-            self._sent.clear()
-            self._ready.clear()
-
-    def interrupted(self) -> str:
-        """Stop, and say what is kept and how to go on."""
-        left = "" if self._total is None else f" of {self._total:,}"
-        done = len(self._ready) + len(self._arrived)
-        also = f", {done:,} more had come" if done else ""
-        self.close()
-        what = (
-            "results"
-            if self._batch_size is None
-            else f"items' results ({self.taken:,} batch{'es' * (self.taken != 1)})"
-        )
-        go_on = (
-            "to go on, map the items after these"
-            if self._ordered
-            else "they came in any order, so to go on let each result say which item it is of"
-        )
-        return f"stoker.map stopped: {self.items:,}{left} {what} were taken{also}; {go_on}"
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not getattr(self, "_closed", True) and not _ending():
-            _left.append((time.monotonic(), self.interrupted()))
-
-    def __repr__(self) -> str:
-        total = "" if self._total is None else f" of {self._total:,}"
-        what = "results" if self._batch_size is None else "items' results"
-        return (
-            f"<map of {self._prepared.name}: {self.items:,}{total} {what} taken, {len(self._sent):,} calls in flight>"
-        )
-
-    def _take(self) -> Any:
-        if self._closed:
-            raise StopIteration
-        while True:
-            if self._arrived:
-                self._collect()
-            if self._window > 1 or self._next not in self._ready:  # one at a time: a result before the next item
-                self._fill()
-            if self._next in self._ready:
-                end = self._ready.pop(self._next)
-                self._next += 1
-                if type(end) is tuple:
-                    raise end[1]
-                return self._hand_over(end)
-            if not self._sent and self._exhausted and not self._arrived:
-                raise StopIteration
-            self._wait()
-
-    def _hand_over(self, end: CallEnd | _NotSent) -> Any:
-        """The result of a call, or of an item that could not be sent; its exception is raised, or is the result."""
-        try:
-            if isinstance(end, _NotSent):
-                raise end.error
-            value = outcome(end, session=self._link.session.session)
-        except Exception as error:
-            if isinstance(end, CallEnd) and end.call in self._failed:
-                what = "item" if self._batch_size is None else "batch"
-                error.add_note(f"stoker.map: {what} {self._failed.pop(end.call):,}, counted from 0")
-            if not self._return_exceptions:
-                raise
-            value = error
-            error.__traceback__ = None  # its frames are this module's; they would keep the stream alive
-        self.taken += 1
-        self.items += end.items if isinstance(end, _NotSent) else self._short.pop(end.call, self._batch_size or 1)
-        if self._follow is not None:
-            self._follow(self.items, self._total)
-        return value
-
-    def _wait(self) -> None:
-        """Until something has arrived. Rings of what was collected meanwhile are stale: they go first."""
-        while not self._bell.empty():
-            self._bell.get_nowait()
-        if self._arrived:
-            return
-        if isinstance(self._inputs, PulledInputs) and self._inputs.has_news and self._room() and not self._exhausted:
-            return
-        if self._follow is None:
-            self._bell.get()
-            return
-        try:
-            self._bell.get(timeout=1.0)
-        except queue.Empty:
-            self._follow(self.items, self._total)
-
-    def _collect(self) -> None:
-        arrived = self._arrived
-        while arrived:
-            end = arrived.popleft()
-            call = end[0] if type(end) is tuple else end.call
-            sent = self._sent.pop(call, None)
-            if sent is not None:
-                self._bytes -= sent[1]
-                self._ready[sent[0] if self._ordered else self._next + len(self._ready)] = end
-                if type(end) is CallEnd and not end.ok:
-                    self._failed[call] = sent[0]
-
-    def _fill(self) -> None:
-        """Send calls while there is room, but not one by one while results can be handed over."""
-        room = self._room()
-        if isinstance(self._inputs, PulledInputs):
-            self._inputs.allow(room)
-            if not self._inputs.has_news:
-                return
-        elif room < CHUNK and room < self._window // 4 and self._sent:
-            return
-        if self._exhausted or not room:
-            return
-        started = time.monotonic()
-        while room and not self._exhausted:
-            packed: list[Payload] = []
-            last = 0  # items of the batch that was packed last
-            sizes = 0
-            failed: tuple[None, Exception] | _NotSent | None = None
-            before = started
-            while len(packed) < min(room, CHUNK) and sizes < WINDOW_BYTES // 16:
-                try:
-                    item = next(self._inputs)
-                except NotYet:
-                    break
-                except StopIteration:
-                    self._exhausted = True
-                    break
-                except Exception as error:  # the input ends here; raised where its next result would have come
-                    self._exhausted = True
-                    failed = (None, error)
-                    break
-                if time.monotonic() - before > SLOW_S and self._sent:
-                    self._slow_items += 1
-                    if self._slow_items == SLOW_ITEMS and self._window > 1:
-                        self._inputs = PulledInputs(self._inputs, bell=self._bell)
-                size = len(item) if self._batch_size is not None else 1
-                try:
-                    _refuse_lost(item if self._batch_size is not None else (item,))
-                    payload = self._pack(item)
-                except Exception as error:  # raised, or given, where its result would have come
-                    self._exhausted = not self._return_exceptions
-                    failed = _NotSent(error, items=size)
-                    break
-                last = size
-                sizes += _size(payload)
-                packed.append(payload)
-                before = time.monotonic()
-                if before - started > PATIENCE_S:
-                    break
-            self._send(packed, last=last)
-            if failed is not None:
-                place = next(self._places)
-                self._ready[place if self._ordered else self._next + len(self._ready)] = failed
-            if self._arrived or self._next in self._ready:
-                return
-            started = time.monotonic()
-            room = self._room()
-            if isinstance(self._inputs, PulledInputs):
-                self._inputs.allow(room)
-                if not self._inputs.has_news:
-                    return
-
-    def _room(self) -> int:
-        if self._bytes >= WINDOW_BYTES:
-            return 0
-        return min(self._window - len(self._sent), 2 * self._window - len(self._sent) - len(self._ready))
-
-    def _pack(self, item: Any) -> Payload:
-        return pack_arguments((*self._before, item), self._with, name=self._prepared.name, large=self._link.large)
-
-    def _send(self, packed: list[Payload], *, last: int) -> None:
-        if packed:
-            for call, payload in zip(self._link.submit_many(self._job, packed, self._inbox), packed, strict=True):
-                size = _size(payload)
-                self._sent[call] = (next(self._places), size)
-                self._bytes += size
-            if last != (self._batch_size or 1):  # no batch but the very last is short
-                self._short[call] = last
-
-    def _finish(self) -> None:
-        self._closed = True
-        _open_streams.discard(self)
-        if isinstance(self._inputs, PulledInputs):
-            self._inputs.close()
-        self._inputs = iter(())
-        if isinstance(self._follow, Bar):
-            self._follow.close()
-
-
-_open_streams: weakref.WeakSet[Stream] = weakref.WeakSet()
-_left: deque[tuple[float, str]] = deque(maxlen=4)
-"""Streams whose loops were left, with what there was to say of them."""
-_JUST_S = 1.0
-
-
-def interrupt_open() -> list[str]:
-    """Stop every open stream, because Ctrl-C came while their consumer was at work; what to say of each."""
-    now = time.monotonic()
-    just = [said for at, said in _left if now - at < _JUST_S]
-    _left.clear()
-    return just + [stream.interrupted() for stream in list(_open_streams)]
-
-
-def _app_in(function: Callable[..., Any]) -> PythonApp | None:
-    inner = function.func if isinstance(function, functools.partial) else function
-    return inner if isinstance(inner, PythonApp) else None
-
-
-def _settled(items: Iterable[Any]) -> Iterator[Any]:
-    for item in items:
-        yield _result(item) if isinstance(item, Future) else item
-
-
-def _result(future: Future[Any]) -> Any:
-    try:
-        return future.result()
-    except Exception as error:
-        return _Lost(error)
-
-
-def _refuse_lost(items: Iterable[Any]) -> None:
-    """Raise what a future raised that one of these items should have come from."""
-    for item in items:
-        if type(item) is _Lost:
-            raise item.error
-
-
-def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    while batch := list(itertools.islice(items, size)):
-        yield batch
-
-
-def _size(payload: Payload) -> int:
-    return len(payload) if isinstance(payload, bytes) else payload.size_bytes

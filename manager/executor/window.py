@@ -1,0 +1,122 @@
+"""How far a `stoker.map` sends ahead: the calls in flight, and the bytes that they and their results take.
+
+Three bounds hold: calls in flight (`most_calls`), bytes of their arguments, and bytes of results that have come and
+were not taken yet (`most_bytes` each; a large result lies in a file of the session and counts by the file's size).
+
+Calls in flight will bring more results, so each of them counts with the mean size of the last results: a loop that is
+slower than its pilots holds about `most_bytes` and not a window of large results. A loop that is quicker than its
+pilots holds nothing, and a few large results must not leave the pilots idle: each time such a loop has to wait, more
+calls may be in flight than their bytes allow (as TCP opens its window), until results wait for the loop.
+
+Before the first result its size is unknown. As many calls go as would fill `most_bytes` with the largest results that
+travel in messages, and twice as many each GROW_S, for pools that have more slots than that and calls that take long.
+
+With nothing in flight and nothing to take there is always room for one call, so a stream never stands still.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from stoker.manager.protocol.calls import INLINE_LIMIT_BYTES
+from stoker.manager.protocol.ids import CallId
+
+WINDOW_BYTES = 256_000_000
+CHUNK = 500
+"""Calls that are packed before they are sent."""
+GROW_S = 5.0
+"""Before the first result, twice as many calls may be in flight after each so long."""
+_MEAN_OF = 64
+"""The mean size of results weighs about this many of the last ones."""
+
+
+class Window:
+    """The calls of one stream that are in flight, and its results that wait. `clock` says seconds.
+
+    The stream changes `in_flight` itself, and takes what the loop takes off `held_bytes`: it does so for each result.
+    """
+
+    def __init__(
+        self, most_calls: int, *, most_bytes: int = WINDOW_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.most_calls = most_calls
+        self.most_bytes = most_bytes
+        self.in_flight: dict[CallId, tuple[int, int]] = {}
+        """Place in the order of the items, and bytes of arguments."""
+        self.held_bytes = 0
+        """Results that have come and were not taken."""
+        self._argument_bytes = 0
+        self._ended = 0
+        self._mean_bytes = 0.0
+        self._more_calls = 0
+        """Calls that may be in flight above what their results' bytes allow."""
+        self._clock = clock
+        self._began_at = 0.0
+
+    def sent(self, argument_bytes: int) -> None:
+        """Calls with so many bytes of arguments were put into `in_flight`."""
+        self._argument_bytes += argument_bytes
+
+    def ended(self, calls: int, *, argument_bytes: int, result_bytes: int) -> None:
+        """So many calls were taken out of `in_flight`, with so many bytes of arguments and of results."""
+        self._argument_bytes -= argument_bytes
+        self._ended += calls
+        self.held_bytes += result_bytes
+        if calls:
+            self._mean_bytes += (result_bytes / calls - self._mean_bytes) * min(1.0, calls / min(self._ended, _MEAN_OF))
+
+    def starved(self) -> None:
+        """The loop waits, and no result is there."""
+        flying, most = len(self.in_flight), self._most_now()
+        if self._ended and most < self.most_calls and flying >= most - most // 4:
+            self._more_calls = min(self._more_calls + 1 + flying // 8, self.most_calls)
+
+    def room(self, *, ready: int) -> int:
+        """How many calls may be sent now. `ready` results wait for the loop."""
+        return self._room(ready, self._most_now())
+
+    def room_to_fill(self, *, ready: int) -> int:
+        """The same, but 0 while so little room would mean to send calls one by one."""
+        most = self._most_now()
+        room = self._room(ready, most)
+        return 0 if room < CHUNK and room < most // 4 and self.in_flight else room
+
+    def _room(self, ready: int, most: int) -> int:
+        flying = len(self.in_flight)
+        if not flying and not ready:
+            return most or 1
+        if self._argument_bytes >= self.most_bytes:
+            return 0
+        return max(0, min(most, 2 * self.most_calls - ready) - flying)
+
+    def grows_in(self) -> float | None:
+        """Seconds until there is more room without a result; None if there will not be."""
+        if self._ended or not self.in_flight or self._first_calls() >= self.most_calls:
+            return None
+        return GROW_S - (self._clock() - self._began_at) % GROW_S
+
+    def clear(self) -> None:
+        """Forget all calls and results."""
+        self.in_flight.clear()
+        self._argument_bytes = self.held_bytes = 0
+
+    def _most_now(self) -> int:
+        """How many calls may be in flight, by their number and by the results that they will bring."""
+        if not self._ended:
+            return min(self.most_calls, self._first_calls())
+        if self._mean_bytes * self.most_calls <= self.most_bytes - self.held_bytes:
+            return self.most_calls
+        if self._more_calls and self.held_bytes > self.most_bytes // 2:
+            self._more_calls //= 2
+        return min(self.most_calls, self._most_by_bytes() + self._more_calls)
+
+    def _most_by_bytes(self) -> int:
+        return max(0, int((self.most_bytes - self.held_bytes) / max(1.0, self._mean_bytes)))
+
+    def _first_calls(self) -> int:
+        now = self._clock()
+        if not self.in_flight:
+            self._began_at = now
+        doublings = int((now - self._began_at) / GROW_S)
+        return max(1, self.most_bytes // INLINE_LIMIT_BYTES) << min(doublings, 20)

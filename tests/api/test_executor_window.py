@@ -1,0 +1,211 @@
+"""What a `stoker.map` holds is bounded by bytes: results that a slow loop has not taken, and those that will come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import stoker
+from stoker.manager.executor.window import GROW_S, WINDOW_BYTES, Window
+from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.ids import CallId
+
+KB, MB = 1_000, 1_000_000
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs"))) as session:
+        yield session
+
+
+def large(number, size):
+    import os
+
+    return number, os.urandom(size)
+
+
+def came(stream):
+    """Bytes of results that came and were not taken."""
+    ends = [end for end in (*stream._ready.values(), *stream._arrived) if isinstance(end, CallEnd)]
+    return sum(len(end.payload) if isinstance(end.payload, bytes) else end.payload.size_bytes for end in ends)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(("size", "count"), [(300 * KB, 150), (1_200 * KB, 40)])
+def test_a_slow_loop_over_large_results_holds_bounded_bytes(session, until, ordered, size, count):
+    """The client held the whole window of results, 2 GB and more; those in files filled the disk."""
+    app = stoker.app()(lambda number: large(number, size))
+    stream = stoker.map(app, range(count), ordered=ordered)
+    window = stream._window
+    window.most_bytes = 6 * MB
+    held, on_disk, numbers = [], [], []
+    for number, data in stream:
+        assert len(data) == size
+        numbers.append(number)
+        until(lambda: len(stream._arrived) == len(window.in_flight))  # the loop is slower than any pilot
+        held.append(came(stream))
+        on_disk.append(sum(file.stat().st_size for file in Path(session.folder).rglob("result-*")))
+    assert sorted(numbers) == list(range(count))
+    assert not ordered or numbers == list(range(count))
+    assert 2 * MB < max(held) < 8 * MB
+    assert max(on_disk) < 8 * MB
+    assert window.held_bytes == 0
+
+
+def test_results_behind_a_slow_first_item_are_bounded_and_all_come(session, tmp_path, until):
+    gate = str(tmp_path / "go")
+
+    def gated(number):
+        import os
+        import time
+
+        while number == 0 and not os.path.exists(gate):
+            time.sleep(0.01)
+        return number, os.urandom(300 * KB)
+
+    stream = stoker.map(gated, range(120))
+    stream._window.most_bytes = 6 * MB
+    wait, sent = stream._wait, []
+
+    def look():  # the loop waits for the first item, and others come
+        sent.append(came(stream))
+        if stream._room() == 0 and sent[-1] > 4 * MB:
+            Path(gate).touch()
+        wait()
+
+    stream._wait = look
+    assert [number for number, _ in stream] == list(range(120))
+    assert max(sent) < 8 * MB
+
+
+def test_results_larger_than_the_bound_come_one_at_a_time(session, until):
+    stream = stoker.map(lambda number: large(number, 500 * KB), range(8))
+    stream._window.most_bytes = 400 * KB
+    for _ in range(8):
+        next(stream)
+        until(lambda: len(stream._arrived) == len(stream._window.in_flight))
+        assert came(stream) <= 600 * KB
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+class Calls:
+    """The calls of a window, by hand."""
+
+    def __init__(self, most_calls: int, *, most_bytes: int = WINDOW_BYTES) -> None:
+        self.now = 0.0
+        self.window = Window(most_calls, most_bytes=most_bytes, clock=lambda: self.now)
+        self.sent = 0
+        self.ready: list[int] = []
+
+    def fill(self) -> int:
+        room = self.window.room(ready=len(self.ready))
+        for _ in range(room):
+            self.window.in_flight[CallId(self.sent)] = (self.sent, 10)
+            self.sent += 1
+        self.window.sent(10 * room)
+        return room
+
+    def end(self, count: int, *, size_bytes: int) -> None:
+        for call in list(self.window.in_flight)[:count]:
+            del self.window.in_flight[call]
+            self.ready.append(size_bytes)
+        self.window.ended(count, argument_bytes=10 * count, result_bytes=count * size_bytes)
+
+    def take(self) -> None:
+        self.window.held_bytes -= self.ready.pop(0)
+
+
+def test_before_the_first_result_the_window_opens_slowly():
+    calls = Calls(2_000)
+    assert calls.fill() == 256
+    assert calls.fill() == 0
+    calls.now = 1.0
+    assert calls.window.grows_in() == GROW_S - 1.0
+    calls.now = 0.0
+    for most in (512, 1_024, 2_000):
+        calls.now += GROW_S
+        calls.fill()
+        assert len(calls.window.in_flight) == most
+    assert calls.window.grows_in() is None
+
+
+def test_small_results_open_the_whole_window_at_once():
+    calls = Calls(2_000)
+    calls.fill()
+    calls.end(1, size_bytes=100)
+    calls.take()
+    calls.fill()
+    assert len(calls.window.in_flight) == 2_000
+    assert calls.window.grows_in() is None
+
+
+def test_calls_in_flight_count_with_the_mean_of_the_last_results():
+    calls = Calls(2_000)
+    calls.fill()
+    calls.end(56, size_bytes=1 * MB)
+    assert calls.fill() == 0  # 56 MB are there, and 200 MB will come
+    for _ in range(20):
+        calls.take()
+    assert calls.fill() == 20
+    calls.end(220, size_bytes=1_000)  # what comes now is small, and so is what will come
+    assert calls.fill() > 1_000
+
+
+def test_a_loop_that_waits_may_have_more_in_flight_and_loses_that_when_results_wait():
+    """Else a hundred devices that make results of 100 MB would run two calls at a time."""
+    calls = Calls(2_000)
+    calls.fill()
+    calls.end(256, size_bytes=100 * MB)
+    while calls.ready:
+        calls.take()
+    assert calls.fill() == 2
+    for _ in range(40):
+        calls.window.starved()
+        calls.fill()
+        calls.end(1, size_bytes=100 * MB)
+        calls.take()
+        calls.fill()
+    assert len(calls.window.in_flight) > 100
+    calls.end(60, size_bytes=100 * MB)
+    for _ in range(50):
+        calls.take()
+        assert calls.fill() == 0
+    calls.end(len(calls.window.in_flight), size_bytes=100 * MB)
+    while calls.ready:
+        calls.take()
+    assert calls.fill() == 2
+
+
+def test_there_is_always_room_for_one_call_with_nothing_in_flight():
+    calls = Calls(5, most_bytes=10)
+    for _ in range(4):
+        assert calls.fill() == 1
+        calls.end(1, size_bytes=1_000)
+        assert calls.fill() == 0
+        calls.take()
+
+
+def test_few_calls_are_not_sent_one_by_one_while_others_are_in_flight():
+    calls = Calls(2_000)
+    calls.fill()
+    calls.end(1, size_bytes=0)
+    calls.take()
+    calls.fill()
+    calls.end(499, size_bytes=0)
+    assert calls.window.room_to_fill(ready=0) == 0
+    calls.end(1, size_bytes=0)
+    assert calls.window.room_to_fill(ready=0) == 500
+    calls.end(len(calls.window.in_flight), size_bytes=10 * MB)
+    while calls.ready:
+        calls.take()
+    assert calls.fill() == 25
+    calls.end(5, size_bytes=10 * MB)
+    for _ in range(5):
+        calls.take()
+    assert calls.window.room_to_fill(ready=0) == 0
+    calls.end(1, size_bytes=10 * MB)
+    calls.take()
+    assert calls.window.room_to_fill(ready=0) == 6
