@@ -1,159 +1,219 @@
 """What a function takes along by value, and whether it has changed since.
 
-A function of the user's own is pickled once, with the globals and helpers that it uses. In a notebook these are bound
-again all the time, so before a call is sent the bindings are compared with those of the last time: by identity, numbers
-and texts by value, small lists, dicts and sets by their elements. A change inside a larger object is not seen.
+A function of the user's own is pickled once, with its default arguments and the globals and helpers that it uses.
+Programs bind these again and change them in place all the time (a cell that is run anew, a network in training), so
+before a call is sent each is compared with what it was: functions by identity and code, atoms by value, anything else
+by its content (`fingerprint`).
 
 Values are held weakly where Python allows it, so a helper that names the function itself does not keep it alive.
 """
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stoker.contexts.unpicklable import global_names
+from stoker.contexts.bytecode import global_names
+from stoker.contexts.fingerprint import Fingerprint
+from stoker.contexts.own_attributes import MISSING, bases_of, is_users_class, members_of, own_attribute
 from stoker.contexts.user_code import is_installed
+from stoker.contexts.walk_plans import ATOMS, counts_by_identity
 
-_ATOMS = frozenset({int, str, float, bool, bytes, complex, type(None)})
-_CONTAINERS = frozenset({list, dict, set, tuple, frozenset})
-_WIDTH = 64
 _HELPERS = 64
 """More helpers of helpers than this are not followed."""
 
+Reader = Callable[[Any, Any], Any]
+
 
 class Captured:
-    """The bindings of a function and of the user's own functions that it uses, at the time of its making."""
+    """What a function and the user's own functions that it uses rested on, at the time of its making."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._own: list[_Binding] = []
-        self._helpers: list[tuple[weakref.ref[types.FunctionType], list[_Binding]]] = []
+        self._helpers: list[tuple[weakref.ref[types.FunctionType], _Function]] = []
         start = _plain(function)
-        if start is None:
-            return
-        self._own = list(_bindings(start))
-        seen, waiting = {id(start)}, list(_helpers(start))
+        self._is_plain = start is function
+        self._own = _Function(start) if start is not None else None
+        self._object = _Binding("what it holds", _itself, 0, function) if start is None else None
+        seen, waiting = {id(start)}, deque(_functions_in(function) if start is None else _helpers(start))
         while waiting and len(self._helpers) < _HELPERS:
-            helper = waiting.pop()
+            helper = waiting.popleft()
             if id(helper) not in seen:
                 seen.add(id(helper))
-                self._helpers.append((weakref.ref(helper), list(_bindings(helper))))
+                self._helpers.append((weakref.ref(helper), _Function(helper)))
                 waiting += _helpers(helper)
 
     def changed(self, function: Callable[..., Any]) -> str:
-        """The first name that is bound to something else now, empty if none is. `function` is that of the making."""
-        start = _plain(function)
-        if start is None:
-            return ""
-        for binding in self._own:
-            if not binding.holds(start):
-                return binding.name
-        for helper, bindings in self._helpers:
+        """The first name whose value is another one now, empty if there is none. `function` is that of the making."""
+        start: Any = function if self._is_plain else _plain(function)
+        name = self._own.changed(start) if self._own is not None and start is not None else ""
+        if name or (self._object is not None and not self._object.holds(function)):
+            return name or "what it holds"
+        for helper, known in self._helpers:
             alive = helper()
-            if alive is None:  # then a name above is bound to another one
-                continue
-            for binding in bindings:
-                if not binding.holds(alive):
-                    return binding.name
+            name = known.changed(alive) if alive is not None else ""  # else a name above is bound to another one
+            if name:
+                return name
         return ""
 
 
+class _Function:
+    """What one function rested on: its code, what its names stood for, and its attributes."""
+
+    __slots__ = ("_attributes", "_bindings", "_code")
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._code = function.__code__
+        self._bindings = list(_bindings(function))
+        self._attributes = Fingerprint(function.__dict__) if function.__dict__ else None
+
+    def changed(self, function: types.FunctionType) -> str:
+        """The first name that stands for something else now, empty if there is none."""
+        for binding in self._bindings:
+            if not binding.holds(function):
+                return binding.name
+        if function.__code__ is not self._code:
+            return function.__name__
+        attributes = function.__dict__
+        same = not attributes if self._attributes is None else self._attributes.matches(attributes)
+        return "" if same else f"the attributes of {function.__name__}"
+
+
 class _Binding:
-    """A name that a function uses, and what it was bound to."""
+    """A name that a function uses, and what it stood for."""
 
-    __slots__ = ("_cell", "_elements", "_ref", "_value", "name")
+    __slots__ = ("_at", "_fingerprint", "_read", "_ref", "_value", "name")
 
-    def __init__(self, name: str, value: Any, *, cell: int | None) -> None:
+    def __init__(self, name: str, read: Reader, at: Any, function: Any) -> None:
         self.name = name
-        self._cell = cell
+        self._read = read
+        self._at = at
         self._ref: weakref.ref[Any] | None = None
-        self._value: Any = None
-        self._elements = _elements(value)
-        if type(value) in _ATOMS:
+        self._value: Any = _HELD_WEAKLY
+        self._fingerprint: Fingerprint | None = None
+        value = read(function, at)
+        if id(type(value)) in ATOMS:
             self._value = value
-        else:
+        elif counts_by_identity(value):
             try:
                 self._ref = weakref.ref(value)
             except TypeError:
                 self._value = value
+        else:
+            self._fingerprint = Fingerprint(value)
 
-    def holds(self, function: types.FunctionType) -> bool:
-        """True while the function's name is bound to the same as at first."""
-        value = _value_of(function, self.name, self._cell)
-        if self._ref is not None:  # a set takes weak references too
-            return self._ref() is value and _same(self._elements, _elements(value))
-        if type(value) in _ATOMS:
-            return type(value) is type(self._value) and (value == self._value or value != value)
-        return value is self._value and _same(self._elements, _elements(value))
+    def holds(self, function: Any) -> bool:
+        """True while the name stands for the same as at first."""
+        value = self._read(function, self._at)
+        if value is self._value:
+            return True
+        if self._ref is not None:
+            return self._ref() is value
+        if self._fingerprint is not None:
+            return self._fingerprint.matches(value)
+        kind = type(value)
+        if kind is not type(self._value) or id(kind) not in ATOMS:
+            return False
+        return str(value) == str(self._value) if kind is float else bool(value == self._value)  # NaN, -0.0
 
 
-_MISSING = object()
+_HELD_WEAKLY = object()
 
 
 def _bindings(function: types.FunctionType) -> Iterator[_Binding]:
-    for name in dict.fromkeys(global_names(function.__code__)):
-        value = function.__globals__.get(name, _MISSING)
-        if not isinstance(value, types.ModuleType) and value is not function:
-            yield _Binding(name, value, cell=None)
+    code = function.__code__
+    for name, read, at in _variables(function):
+        value = read(function, at)
+        if value is not function and not (type(value) is types.ModuleType and counts_by_identity(value)):
+            yield _Binding(name, read, at, function)
+    defaults = function.__defaults__ or ()
+    for at, name in enumerate(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]):
+        yield _Binding(name, _default, at, function)
+    for name in function.__kwdefaults__ or ():
+        yield _Binding(name, _keyword_default, name, function)
+
+
+def _variables(function: types.FunctionType) -> Iterator[tuple[str, Reader, Any]]:
+    """The globals and the variables of enclosing functions that a function uses: their names, how and where to read."""
+    for name in sorted(global_names(function.__code__)):
+        yield name, _global, name
     for place, name in enumerate(function.__code__.co_freevars):
-        value = _value_of(function, name, place)
-        if value is not function:
-            yield _Binding(name, value, cell=place)
+        yield name, _cell, place
 
 
-def _value_of(function: types.FunctionType, name: str, cell: int | None) -> Any:
-    if cell is None:
-        return function.__globals__.get(name, _MISSING)
+def _itself(function: Any, _at: int) -> Any:
+    return function
+
+
+def _global(function: types.FunctionType, name: str) -> Any:
+    return function.__globals__.get(name, MISSING)
+
+
+def _cell(function: types.FunctionType, at: int) -> Any:
     try:
-        return (function.__closure__ or ())[cell].cell_contents
+        return (function.__closure__ or ())[at].cell_contents
     except (IndexError, ValueError):  # an empty cell
-        return _MISSING
+        return MISSING
+
+
+def _default(function: types.FunctionType, at: int) -> Any:
+    try:
+        return (function.__defaults__ or ())[at]
+    except IndexError:
+        return MISSING
+
+
+def _keyword_default(function: types.FunctionType, name: str) -> Any:
+    return (function.__kwdefaults__ or {}).get(name, MISSING)
+
+
+# ---- helpers: the user's own functions among what a function uses, which travel with it
 
 
 def _helpers(function: types.FunctionType) -> Iterator[types.FunctionType]:
-    """The user's own functions among what a function uses: they travel with it."""
-    names = [(name, None) for name in dict.fromkeys(global_names(function.__code__))]
-    cells = [(name, place) for place, name in enumerate(function.__code__.co_freevars)]
-    for name, cell in [*names, *cells]:
-        helper = _plain(_value_of(function, name, cell))
-        if helper is not None:
-            yield helper
+    for _, read, at in _variables(function):
+        yield from _functions_in(read(function, at))
+
+
+def _functions_in(value: Any) -> Iterator[types.FunctionType]:
+    """The user's own function in a value, or the methods of a user's class or of the class of an instance."""
+    if type(value) is functools.partial:
+        value = value.func
+    helper = _plain(value)
+    if helper is not None:
+        yield helper
+        return
+    kind = value if issubclass(type(value), type) else type(value)
+    for base in bases_of(kind) if is_users_class(kind) else ():
+        for member in members_of(base).values() if is_users_class(base) else ():
+            for part in _parts_of_member(member):
+                method = _plain(part)
+                if method is not None:
+                    yield method
+
+
+def _parts_of_member(member: Any) -> tuple[Any, ...]:
+    """The functions in a member of a class."""
+    if type(member) is property:
+        return member.fget, member.fset
+    return (member.__func__,) if type(member) is staticmethod or type(member) is classmethod else (member,)
 
 
 def _plain(value: Any) -> types.FunctionType | None:
     """The user's own function in a value, under the wrappers of decorators; None if there is none."""
+    if type(value) is types.FunctionType and "__wrapped__" not in value.__dict__:
+        return value if not is_installed(value.__module__ or "") else None
     for _ in range(8):
-        inner = getattr(value, "__wrapped__", None)
+        inner = own_attribute(value, "__wrapped__")
         if inner is None:
             break
         value = inner
-    if isinstance(value, types.FunctionType) and not is_installed(value.__module__ or ""):
+    if type(value) is types.FunctionType and not is_installed(value.__module__ or ""):
         return value
     return None
-
-
-def _elements(value: Any) -> tuple[Any, ...] | None:
-    """The elements of a small container; None for anything else."""
-    if type(value) not in _CONTAINERS or len(value) > _WIDTH:
-        return None
-    return tuple(value.items()) if type(value) is dict else tuple(value)
-
-
-def _same(before: tuple[Any, ...] | None, now: tuple[Any, ...] | None) -> bool:
-    if before is None or now is None:
-        return before is now
-    if len(before) != len(now):
-        return False
-    return all(_is_one(one, other) for one, other in zip(before, now, strict=True))
-
-
-def _is_one(one: Any, other: Any) -> bool:
-    if type(one) is tuple and type(other) is tuple and len(one) == len(other) == 2:  # an item of a dict
-        return _is_one(one[0], other[0]) and _is_one(one[1], other[1])
-    return one is other or (type(one) in _ATOMS and type(one) is type(other) and bool(one == other))
 
 
 # ---- recipes

@@ -56,7 +56,7 @@ class Prepared:
         self._spec_place = _place_of_parsl_spec(bare(function))
         self._told: set[str] = set()
         self._sendable: set[str] = set()
-        self._captures = _is_users(bare(function))
+        self._captures = _may_change(bare(function))
 
     def job(self, function: Callable[..., Any], wants: Wants, *, folder: str) -> Job:
         """The job of calls that want this. One Job object for each Wants object, so that its calls travel together.
@@ -170,9 +170,17 @@ def _same(known: list[Any], context: Any) -> bool:
         return False
 
 
-def _is_users(function: Callable[..., Any]) -> bool:
-    """True for a function that travels by value, with what it uses, and is held by its cache."""
-    return isinstance(function, types.FunctionType) and not is_installed(function.__module__ or "")
+def _may_change(function: Callable[..., Any]) -> bool:
+    """True for what travels with values that may change, and is kept by its cache: a function of the user's own, a
+    partial, an object that can be called."""
+    if isinstance(function, types.FunctionType):
+        return not is_installed(function.__module__ or "")
+    try:
+        weakref.ref(function)
+        hash(function)
+    except TypeError:
+        return False
+    return not isinstance(function, types.BuiltinFunctionType | type)
 
 
 def _place_of_parsl_spec(function: Callable[..., Any]) -> int | None:

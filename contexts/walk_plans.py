@@ -1,0 +1,91 @@
+"""How the walk of a fingerprint reads the instances of a class: found out once, and kept while the class lives."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+import types
+import weakref
+from typing import Any, NamedTuple
+
+from stoker.contexts.array_facts import Reader, has_attributes, is_index, is_torch_module, reader_of
+from stoker.contexts.own_attributes import MISSING, Layout, globals_of, home_of, is_users_class, layout_of
+from stoker.contexts.user_code import is_installed
+
+ATOMS = frozenset(map(id, (int, str, float, bool, bytes, complex, type(None), type(...))))
+"""The ids of classes whose instances compare by value. By id, since a metaclass may define `__hash__`."""
+_NAMED = (enum.Enum, logging.Logger, types.BuiltinFunctionType, types.CodeType)
+"""They do not change, or travel by their names."""
+_OPAQUE_HOMES = frozenset({"stoker", "parsl"})
+
+
+class Way(enum.Enum):
+    """How a value is read."""
+
+    IDENTITY = enum.auto()
+    FUNCTION = enum.auto()
+    CLASS = enum.auto()
+    MODULE = enum.auto()
+    READER = enum.auto()
+    TORCH_MODULE = enum.auto()
+    OBJECT = enum.auto()
+
+
+class Plan(NamedTuple):
+    """How the instances of a class are read. `users_class`: the class is the user's own, and read as well."""
+
+    way: Way
+    users_class: bool
+    layout: Layout
+    reader: Reader | None
+    alive: weakref.ref[type]
+
+
+_plans: dict[int, Plan] = {}
+_NOTHING = Layout(None, ())
+
+
+def plan_of(kind: type) -> Plan:
+    """How the instances of this class are read."""
+    plan = _plans.get(id(kind))
+    if plan is None or plan.alive() is not kind:
+        key = id(kind)
+        alive = weakref.ref(kind, lambda _: _plans.pop(key, None))
+        way, reader = _way_of(kind), reader_of(kind)
+        if way is Way.OBJECT and reader is not None:
+            way = Way.READER
+        walked = way in (Way.OBJECT, Way.TORCH_MODULE) or (reader is not None and has_attributes(reader))
+        layout = layout_of(kind) if walked else _NOTHING
+        plan = _plans[key] = Plan(way, way is not Way.CLASS and is_users_class(kind), layout, reader, alive)
+    return plan
+
+
+def _way_of(kind: type) -> Way:
+    if kind is types.FunctionType:
+        return Way.FUNCTION
+    if issubclass(kind, type):
+        return Way.CLASS
+    if kind is types.ModuleType:
+        return Way.MODULE
+    if issubclass(kind, _NAMED) or is_index(kind) or home_of(kind).partition(".")[0] in _OPAQUE_HOMES:
+        return Way.IDENTITY
+    return Way.TORCH_MODULE if is_torch_module(kind) else Way.OBJECT
+
+
+def counts_by_identity(value: Any) -> bool:
+    """True for what a walk does not look into: functions, installed classes and modules, enums, recipes, apps."""
+    way = plan_of(type(value)).way
+    if way is Way.CLASS:
+        return not is_users_class(value) or issubclass(value, enum.Enum)
+    if way is Way.MODULE:
+        return not _is_users_module(value)
+    return way is Way.IDENTITY or way is Way.FUNCTION or value is MISSING
+
+
+def _is_users_module(module: types.ModuleType) -> bool:
+    """True for a module of the user's own, which travels with its globals."""
+    name = globals_of(module).get("__name__")
+    if type(name) is not str or name in ("__main__", "__mp_main__"):
+        return False
+    return name in sys.modules and not is_installed(name)

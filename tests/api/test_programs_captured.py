@@ -1,0 +1,80 @@
+"""A program changes what its functions captured, in place, between calls: every call computes with it as it is then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = """
+import functools
+import numpy as np
+import torch
+import stoker
+
+net = torch.nn.Linear(1, 1, bias=False)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+table = np.zeros(200_000)
+items = [1]
+seen = []
+
+
+class Config:
+    rate = 0
+
+
+config = Config()
+
+
+def total(items):
+    return sum(items)
+
+
+@stoker.app
+def predict(x):
+    return float(net(torch.tensor([[x]])).detach())
+
+
+@stoker.app
+def entry(place):
+    return float(table[place])
+
+
+@stoker.app
+def rates(seen=seen):
+    return Config.rate, config.own, list(seen)
+
+
+totals = stoker.app(functools.partial(total, items))
+
+if __name__ == "__main__":
+    with stoker.load():
+        for step in range(3):
+            optimizer.zero_grad()
+            ((net(torch.ones(1, 1)) - 5) ** 2).sum().backward()
+            optimizer.step()
+            table[137_137] = Config.rate = step
+            config.own = [step]
+            seen.append(step)
+            items.append(step)
+            here = float(net(torch.ones(1, 1)).detach())
+            there = predict(1.0).result()
+            print(step, there == here, entry(137_137).result(), rates().result(), totals().result())
+"""
+
+
+def test_results_follow_what_is_trained_and_changed_in_place(tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    done = subprocess.run([sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [
+        "0 True 0.0 (0, [0], [0]) 1",
+        "1 True 1.0 (1, [1], [0, 1]) 2",
+        "2 True 2.0 (2, [2], [0, 1, 2]) 4",
+    ], done.stderr
+    for name in ("predict uses net", "entry uses table", "rates uses Config", "total uses what it holds"):
+        assert done.stderr.count(f"{name}, which has changed since its first call") == 1, done.stderr
+    assert done.returncode == 0
