@@ -23,7 +23,7 @@ from stoker.contexts.own_attributes import MISSING, bases_of, is_users_class, me
 from stoker.contexts.user_code import is_installed
 from stoker.contexts.walk_plans import ATOMS, counts_by_identity
 
-_HELPERS = 64
+_HELPERS = 256
 """More helpers of helpers than this are not followed."""
 
 Reader = Callable[[Any, Any], Any]
@@ -225,7 +225,7 @@ _made: OrderedDict[str, tuple[weakref.ref[Any], Captured]] = OrderedDict()
 
 def made_recipe(key: str, loader: Callable[..., Any]) -> None:
     """Remember what a loader rests on when a recipe is made of it."""
-    if _plain(loader) is None:
+    if _plain(loader) is None and counts_by_identity(loader):
         return
     try:
         _made[key] = (weakref.ref(loader), Captured(loader))

@@ -17,6 +17,7 @@ from parsl.dataflow.memoization import id_for_memo
 from stoker.contexts.captured import changed_since_made
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
+from stoker.contexts.walk_plans import counts_by_identity
 from stoker.manager.executor.outgoing import Job
 from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of
 from stoker.manager.executor.sendable import check_job
@@ -171,8 +172,8 @@ def _same(known: list[Any], context: Any) -> bool:
 
 
 def _may_change(function: Callable[..., Any]) -> bool:
-    """True for what travels with values that may change, and is kept by its cache: a function of the user's own, a
-    partial, an object that can be called."""
+    """True for what travels with values that may change, and is kept by its cache: a function or class of the
+    user's own, a partial, an object that can be called."""
     if isinstance(function, types.FunctionType):
         return not is_installed(function.__module__ or "")
     try:
@@ -180,7 +181,7 @@ def _may_change(function: Callable[..., Any]) -> bool:
         hash(function)
     except TypeError:
         return False
-    return not isinstance(function, types.BuiltinFunctionType | type)
+    return not counts_by_identity(function)
 
 
 def _place_of_parsl_spec(function: Callable[..., Any]) -> int | None:

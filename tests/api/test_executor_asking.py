@@ -201,6 +201,34 @@ def test_a_function_whose_globals_or_helpers_changed_is_sent_anew_and_that_is_sa
     assert "has changed since its first call" in said[0]
 
 
+class Scaler:
+    def __init__(self):
+        self.rates = [1]
+
+    def __call__(self, x):
+        return self.rates
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: functools.partial(load_model, ["a"]), lambda v: v.args[0].append("b")),
+        (Scaler, lambda v: v.rates.append(2)),
+        (lambda: type("Made", (Scaler,), {"rates": [1]}), lambda v: v.rates.append(2)),
+    ],
+    ids=["partial", "object", "class"],
+)
+def test_what_is_called_and_holds_something_that_changed_is_sent_anew(make, change, caplog):
+    preparer, called = Preparer(), make()
+    first = _key(preparer, called)
+    assert _key(preparer, called) == first
+    change(called)
+    assert _key(preparer, called) != first
+    assert [record.getMessage().partition(",")[0].partition(" ")[2] for record in caplog.records] == [
+        "uses what it holds"
+    ]
+
+
 def test_a_name_that_is_bound_to_an_equal_value_changes_nothing(caplog):
     names = _in_a_namespace("scale = 10.0\ndef times(x):\n    return x * scale * helper()\n")
     cell = compile("def helper():\n    return 1\n", "<cell 2>", "exec")

@@ -127,6 +127,7 @@ class Scaler:
     [
         (lambda: functools.partial(add, [1]), lambda v: v.args[0].append(2)),
         (Scaler, lambda v: v.rates.append(2)),
+        (lambda: type("Made", (Scaler,), {"rates": [1]}), lambda v: v.rates.append(2)),
     ],
 )
 def test_a_partial_or_an_object_that_is_called_is_seen(make, change):
@@ -179,3 +180,11 @@ def test_a_loader_whose_settings_changed_in_place_is_known_by_its_recipe():
     names["Settings"].size = 2
     assert changed_since_made(again.key) == "Settings"
     assert isinstance(again, stoker.contexts.recipe.Recipe)
+
+
+def test_a_loader_that_is_a_partial_is_known_by_its_recipe():
+    loader = functools.partial(add, [1])
+    recipe = stoker.contexts.recipe_of(loader, (2,))
+    assert changed_since_made(recipe.key) == ""
+    loader.args[0].append(2)
+    assert changed_since_made(recipe.key) == "what it holds"
