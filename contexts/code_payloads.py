@@ -14,7 +14,7 @@ from typing import Any
 
 from stoker.contexts import payloads
 from stoker.contexts.carried_modules import NO_MODULES, CarriedModules
-from stoker.contexts.digest import digest_of
+from stoker.contexts.digest import digest_of_code
 from stoker.contexts.editable import stamps_of
 from stoker.contexts.user_modules import imported_when_run, modules_for
 from stoker.errors import SerializationError
@@ -28,7 +28,7 @@ def dumps_code(value: Any, *, what: str) -> bytes:
     functions: list[types.FunctionType] = []
     parts = payloads.dump_parts(value, what=what, functions=functions)
     names = imported_when_run(functions)
-    table, stamps = modules_for(names, digest_of), stamps_of(names)
+    table, stamps = modules_for(names, digest_of_code), stamps_of(names)
     if table or stamps:
         packed = pickle.dumps((table, stamps), 5)
         head = _HEAD.pack(b"M", 1, 0, len(packed)) + packed

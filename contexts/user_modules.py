@@ -11,6 +11,7 @@ comments do not count, a change below changes all above, and two programs that h
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import types
@@ -139,6 +140,7 @@ def _bytes_of(source: Source) -> bytes | None:
         return None
 
 
+@functools.lru_cache(maxsize=512)
 def _compiled(data: bytes, file: str) -> types.CodeType | None:
     try:
         return compile(data, file, "exec", dont_inherit=True)
