@@ -164,7 +164,7 @@ def test_a_replaced_code_of_a_function_in_a_value_is_seen():
 @pytest.mark.parametrize(
     "one",
     [plain, len, int, Fingerprint, logging.getLogger("a"), datetime.datetime(2026, 1, 2), range(3), sys, object()],
-    ids=str,
+    ids=["function", "builtin", "builtin-class", "installed-class", "logger", "time", "range", "module", "object"],
 )
 def test_what_is_not_understood_counts_by_identity(one):
     held = [one]
