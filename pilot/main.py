@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="stoker-pilot", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="stoker-pilot", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
     parser.add_argument("--block", default="", help="the batch job (block) that it is part of [started by hand]")
     parser.add_argument("--devices", default="auto", help="auto, gpu, cpu, or cpu:N (default: %(default)s)")

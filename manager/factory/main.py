@@ -26,7 +26,7 @@ log = logging.getLogger("stoker.factory")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a factory until its session is over. Returns the exit status, an `Ending`."""
-    parser = argparse.ArgumentParser(prog="stoker-factory", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="stoker-factory", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="session folder, with its site files and keys")
     parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="who starts it (its manager)")
     parser.add_argument(

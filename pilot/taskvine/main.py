@@ -31,7 +31,7 @@ log = logging.getLogger("stoker.pilot")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the pilot; returns its exit code, as `stoker-pilot` does."""
-    parser = argparse.ArgumentParser(prog="stoker-pilot-taskvine", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="stoker-pilot-taskvine", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
     parser.add_argument("--site", default="local", help="the site whose plan it carries out")
     parser.add_argument("--block", default="", help="the block that this pilot is part of")

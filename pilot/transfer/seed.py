@@ -135,7 +135,9 @@ def address_file(session: SessionFolder) -> Path:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until the session is over, or SIGTERM."""
-    parser = argparse.ArgumentParser(prog="python -m stoker.pilot.transfer.seed", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m stoker.pilot.transfer.seed", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
     parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="who starts it (its manager)")
     options = parser.parse_args(arguments)

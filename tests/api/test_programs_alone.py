@@ -290,3 +290,23 @@ def test_a_program_without_standard_error_ends_well(tmp_path):
     command = f"exec {shlex.quote(sys.executable)} program.py 2>&-"
     ran = subprocess.run(["sh", "-c", command], cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=90)
     assert (ran.returncode, ran.stdout) == (0, "3\n")
+
+
+def test_a_python_that_keeps_no_docstrings_runs_programs_too(tmp_path, monkeypatch):
+    """PYTHONOPTIMIZE=2 reaches managers, pilots and libraries."""
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    done = run(
+        tmp_path,
+        """
+        import stoker
+
+        @stoker.app
+        def documented():
+            "Not kept."
+            return documented.__doc__
+
+        with stoker.load():
+            print(documented().result(60))
+        """,
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
