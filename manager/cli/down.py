@@ -96,9 +96,9 @@ def _end_by_file(folder: SessionFolder) -> bool:
     """End a session whose manager reads no messages because its disk is full. False if it does not end by that."""
     try:
         try:
-            folder.asked_to_end.touch()
             until = time.monotonic() + _FILE_S
             while not (is_over := bool(folder.over())) and time.monotonic() < until:
+                folder.asked_to_end.touch()  # again and again: one that a killed `stoker down` left says nothing
                 time.sleep(_LOOK_EVERY_S)
         finally:  # also after Ctrl-C: the file would end the session when its manager can read again
             folder.asked_to_end.unlink(missing_ok=True)

@@ -182,6 +182,8 @@ class Server:
         self._progress = Progress(folder.progress, done=self.core.state.done)
         self._told: dict[str, float] = {}
         """Notices of the session that are in the log."""
+        self._asked_to_end_ns = 0
+        """When the file by which `stoker down` ends a session was touched last; 0 while there is none."""
         first: list[Command] = []
         if back.ends:
             self._give(EndsKept(back.ends), now, first)
@@ -259,8 +261,18 @@ class Server:
         that the session is to end."""
         time.sleep(FULL_S)
         self._heard = dict.fromkeys(self._heard, now)
-        if not self.core.state.ending and self.folder.asked_to_end.exists():
+        if not self.core.state.ending and self._is_asked_to_end():
             self._give(SessionEnded("stoker down"), now, commands)
+
+    def _is_asked_to_end(self) -> bool:
+        """True while `stoker down` touches its file. A file that a killed `stoker down` left behind does not change."""
+        before = self._asked_to_end_ns
+        try:
+            with self.folder.asked_to_end.open("rb") as file:  # opened: a network file system then looks again
+                self._asked_to_end_ns = os.fstat(file.fileno()).st_mtime_ns
+        except OSError:
+            self._asked_to_end_ns = 0
+        return 0 != before != self._asked_to_end_ns != 0
 
     def _log_notices(self) -> None:
         """What `status` says of the session itself stands in the log too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from stoker.manager.protocol.calls import Failure, FailureKind
@@ -17,6 +18,19 @@ if TYPE_CHECKING:
 def is_ours(error: BaseException) -> bool:
     """Whether this pilot's disk is to blame for an error: another pilot may do better."""
     return isinstance(error, DiskError) or takes_no_writes(error)
+
+
+def lacks_processes(error: BaseException) -> bool:
+    """True if the node has no room for another process: its user's limit is reached, or there is no memory."""
+    return isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.ENOMEM)
+
+
+def no_process(reason: object) -> str:
+    """What to say of a library whose process could not be made."""
+    return (
+        f"no process could be made for it: {reason}; end other processes there, or raise the limit of processes"
+        " (ulimit -u) or of memory"
+    )
 
 
 def failure_of(agent: Agent, library: Library, kind: FailureKind, message: str, *, printed: bool = False) -> Failure:

@@ -13,7 +13,7 @@ from stoker.manager.protocol.to_manager import LibraryGone, LibraryNews, Library
 from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.agent import ending, objects, snapshots, standing
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.failures import is_ours, load_failure
+from stoker.pilot.agent.failures import is_ours, lacks_processes, load_failure, no_process
 from stoker.pilot.agent.library import Library
 from stoker.pilot.cache import Pin, disk
 from stoker.pilot.core.library import State
@@ -149,7 +149,9 @@ def start(agent: Agent, library: Library, objects: dict[str, str]) -> None:
             agent.wires.watch(zygote)
         zygote.fork(fork, theirs)
     except OSError as error:
-        library.cause = load_failure(agent, library, f"its process could not be started: {error}", ours=is_ours(error))
+        ours = is_ours(error) or lacks_processes(error)
+        what = no_process(error) if lacks_processes(error) else f"its process could not be started: {error}"
+        library.cause = load_failure(agent, library, what, ours=ours)
         ending.finish(agent, library)
         return
     library.zygote = zygote

@@ -33,7 +33,7 @@ from stoker.manager.protocol.to_manager import (
 )
 from stoker.pilot.agent import ending, orders, payloads, snapshots
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.failures import failure_of
+from stoker.pilot.agent.failures import failure_of, load_failure, no_process
 from stoker.pilot.agent.library import Library
 from stoker.pilot.core.library import State
 from stoker.pilot.transfer.wire import join_address
@@ -178,7 +178,7 @@ def from_zygote(agent: Agent, zygote: Zygote) -> None:
                 if library is not None:
                     library.pid = pid
             case ForkFailed(library=number, reason=reason):
-                _ended(agent, zygote, number, cause=f"its process could not be made: {reason}")
+                _ended(agent, zygote, number, cause=no_process(reason), ours=True)
             case Exited(library=number, orphans=orphans):
                 if orphans:
                     log.warning("lib-%d left %d processes behind; they were killed", number, orphans)
@@ -188,8 +188,15 @@ def from_zygote(agent: Agent, zygote: Zygote) -> None:
 
 
 def _ended(
-    agent: Agent, zygote: Zygote, number: int, *, exited: tuple[int, int, int] | None = None, cause: str = ""
+    agent: Agent,
+    zygote: Zygote,
+    number: int,
+    *,
+    exited: tuple[int, int, int] | None = None,
+    cause: str = "",
+    ours: bool = False,
 ) -> None:
+    """A library's process has ended, or could not be made; `ours`: for what this pilot lacks."""
     zygote.libraries.discard(number)
     library = agent.find(number)
     if library is None:
@@ -197,7 +204,7 @@ def _ended(
     library.exited = exited
     from_library(agent, library)  # its last words
     if cause:
-        library.cause = library.cause or failure_of(agent, library, FailureKind.CONTEXT, cause)
+        library.cause = library.cause or load_failure(agent, library, cause, ours=ours)
     ending.finish(agent, library)
 
 

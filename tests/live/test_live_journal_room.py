@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,6 +158,24 @@ def test_down_ends_a_session_whose_manager_reads_nothing_for_want_of_room(folder
         assert pilot.hear(to_pilot.Exit).reason == "stoker down"
         assert manager.ended(seconds=20) == 0
         assert folder.over() == "stoker down"
+        assert not folder.asked_to_end.exists()
+    finally:
+        manager.close()
+
+
+def test_a_file_that_a_killed_down_left_ends_no_session(folder: SessionFolder, peers: Peers) -> None:
+    """A manager that was short of room, days after the kill, ended the session."""
+    folder.asked_to_end.touch()
+    manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
+    try:
+        client, pilot = fill_up(manager, peers, folder)
+        client.send(say.Submit("f", "bare", [CallSpec(1, bytes(5000))]))  # type: ignore[arg-type]
+        until(lambda: not answers(folder), what="it reads nothing any more")
+        time.sleep(1.0)
+        assert not folder.over()
+        assert down.end(folder) is None  # another one, that is not killed
+        assert pilot.hear(to_pilot.Exit).reason == "stoker down"
+        assert manager.ended(seconds=20) == 0
         assert not folder.asked_to_end.exists()
     finally:
         manager.close()

@@ -410,3 +410,46 @@ def test_a_call_that_writes_to_the_socket_costs_its_library_and_never_the_agent(
     served.start(recipe(), library=2)
     served.wait_for(LibraryReady, library=2)
     assert served.results(served.run(_nothing, [()], library=2)) == [None]
+
+
+NO_FORK = """
+import os
+import sys
+
+def fork(*_):
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+if "stoker.pilot.zygote" in sys.orig_argv:
+    os.fork = fork
+"""
+NO_ZYGOTE = """
+import subprocess
+import sys
+
+if "stoker.pilot.main" in sys.orig_argv:
+    start = subprocess.Popen.__init__
+
+    def refuse(self, command, *rest, **named):
+        if "stoker.pilot.zygote" in command:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        start(self, command, *rest, **named)
+
+    subprocess.Popen.__init__ = refuse
+"""
+
+
+@pytest.mark.parametrize("patch", [NO_FORK, NO_ZYGOTE])
+def test_a_pilot_that_can_make_no_process_is_to_blame_and_not_the_context(
+    manager: FakeManager, tmp_path: Path, patch: str
+) -> None:
+    """At the limit of its user's processes (RLIMIT_NPROC) every call there failed with ContextError."""
+    (tmp_path / "sitecustomize.py").write_text(patch)
+    manager.start_pilot(PYTHONPATH=str(tmp_path))
+    manager.hello()
+    manager.start(recipe())
+    left = manager.gone()
+    assert left.loading
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.PILOT
+    assert "no process could be made for it: [Errno 11]" in left.failure.message
+    assert "raise the limit of processes (ulimit -u)" in left.failure.message
