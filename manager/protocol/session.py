@@ -38,6 +38,8 @@ from stoker.errors import SessionError
 IDENTITY_MARK = b"~"
 """A pilot connects to the manager as `name~secret`: only a peer that knows the secret can replace its connection."""
 _BLOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_CURVE_ROLES = ("server", "client", "pilot")
+_Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -179,7 +181,23 @@ class SessionFolder:
 
     def read_key(self, role: str) -> KeyPair:
         """The key pair of a role."""
-        return self._read(self.key_file(role), KeyPair)
+        file = self.key_file(role)
+        try:
+            pair = self._read(file, KeyPair)
+        except SessionError as error:
+            raise SessionError(f"{error}{self._without(role)}") from error
+        if role in _CURVE_ROLES and not (_Z85_KEY.fullmatch(pair.public) and _Z85_KEY.fullmatch(pair.secret)):
+            raise SessionError(f"{file} is damaged: it holds no key pair{self._without(role)}")
+        return pair
+
+    def _without(self, role: str) -> str:
+        """What to do without a role's key pair, if that is not plain from what is wrong with it."""
+        if role not in _CURVE_ROLES or not self.file.exists():
+            return ""
+        return (
+            "; without it no program or command can join the session. Put the file back from a copy, or end the session"
+            f" by hand: cancel its jobs and its manager, which {self.lease} names"
+        )
 
     def write(self, content: SessionFile) -> None:
         """Write `session.json`, whole or not at all."""

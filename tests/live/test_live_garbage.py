@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from live.peers import Manager, Peer
 
-from stoker.errors import ProtocolError
+from stoker.errors import ProtocolError, SessionError
+from stoker.manager.executor.link import Link
 from stoker.manager.protocol import to_client, wire
 from stoker.manager.protocol import to_manager as say
-from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.session import SessionFile, SessionFolder
 
 _BAD_TEXT = b"\xa2\xff\xfe"
 """A MessagePack string of two bytes that are not UTF-8."""
@@ -63,6 +64,25 @@ def test_a_manager_outlives_garbage_from_a_peer_with_a_key(
     assert manager.process.poll() is None
     lines = [line for line in folder.manager_log.read_text().splitlines() if "refused a frame" in line]
     assert 1 <= len(lines) <= 5, "one line in ten seconds about one peer"
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"public": "x", "secret": "y"}', None])
+def test_damaged_keys_of_a_session_are_told_with_what_to_do(folder: SessionFolder, data: bytes | None) -> None:
+    """Keys of the wrong length were a traceback of ZeroMQ, in `stoker down` too."""
+    server = folder.read_key("server")
+    folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", server.public))
+    file = folder.key_file("client")
+    if data is None:
+        file.unlink()
+    else:
+        file.write_bytes(data)
+    with pytest.raises(SessionError) as caught:
+        Link(folder)
+    assert "client.json" in str(caught.value)
+    assert "is damaged: " in str(caught.value) or data is None
+    assert "without it no program or command can join the session" in str(caught.value)
+    assert str(folder.lease) in str(caught.value)
+    assert folder.read_key("server") == server
 
 
 def test_damaged_files_of_a_session_are_told_as_such(tmp_path: Path) -> None:
