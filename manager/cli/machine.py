@@ -153,7 +153,7 @@ def sockets() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """The clock against that of the disk: leases and deadlines of a shared folder need them to agree."""
+    """The clock against that of the disk: the ages of files in a shared folder need them to agree."""
     folder = state_folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         folder = Path(tempfile.gettempdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
@@ -24,7 +25,7 @@ from stoker.manager.core.events import FromClient
 from stoker.manager.core.phases import CallState, PilotState
 from stoker.manager.core.state import JOURNAL_LOST, Client, Context, Cost, Group
 from stoker.manager.protocol import bounds, to_client, to_manager
-from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
 from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId, RecipeKey
 from stoker.manager.protocol.to_manager import (
     AskCalls,
@@ -263,8 +264,19 @@ def _are_of(client: Client, specs: list[CallSpec]) -> bool:
     return not ids or min(ids) >> CLIENT_SHIFT == max(ids) >> CLIENT_SHIFT == client.number
 
 
+def _options(message: Submit, *, now: float) -> CallOptions:
+    """The options of calls that come now, with their deadline on the manager's clock."""
+    options, due_in_s = message.options, message.due_in_s
+    if due_in_s is None:
+        return options
+    deadline_at = now + due_in_s or math.ulp(0.0)  # 0 would mean that there is none
+    return msgspec.structs.replace(
+        options, objective=msgspec.structs.replace(options.objective, deadline_at=deadline_at)
+    )
+
+
 def _submit(core: Core, client: Client, message: Submit) -> None:
-    state, options = core.state, message.options
+    state, options = core.state, _options(message, now=core.state.now)
     context, function = state.contexts.get(message.recipe), state.functions.get(message.function)
     if (context is None or function is None) and (client.inbox.has_hole or client.unnamed is not None):
         state.refuse("calls whose context or function was defined in a part of the journal that is lost")

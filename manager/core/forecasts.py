@@ -60,4 +60,4 @@ def send(core: Core) -> None:
     fresh, core.forecasts = core.forecasts, {}
     for client, said in fresh.items():
         if client.connected:
-            core.tell(client, Forecasts(said))
+            core.tell(client, Forecasts(said, core.state.now))

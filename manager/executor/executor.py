@@ -291,7 +291,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
                 args, kwargs = prepared.with_parsl_spec(args, kwargs, {**spec, "context": wants.recipe.name})
             elif wants.recipe.key == "bare":
                 folder = self._call_folder
-        job = prepared.job(func, wants, folder=folder)
+        due_at = getattr(resource_specification, "due_at", None)
+        job = prepared.job(func, wants, folder=folder, due_at=due_at)
+        future.due_at = job.due_at
         if packed is None:
             payload = pack_arguments(args, kwargs, name=prepared.name, large=link.large)
         else:

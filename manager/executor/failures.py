@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,9 +40,6 @@ _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
 }
 
 
-_FINAL = (CallDroppedError, CallCancelledError, PoisonCallError, NoDeviceError, SerializationError)
-
-
 _NAMES_SOMETHING = b"\x93"
 """The opcode STACK_GLOBAL: without this byte a pickle of protocol 4 or later holds builtin types alone."""
 
@@ -54,11 +50,6 @@ def opens_at_once(end: CallEnd) -> bool:
         return True
     payload = end.payload
     return end.ok and type(payload) is bytes and payload[:2] == b"\x80\x05" and _NAMES_SOMETHING not in payload
-
-
-def retry_cost(error: Exception, task: object) -> float:  # noqa: ARG001
-    """What a failure costs of Parsl's retries. What the manager has decided for good is not tried again."""
-    return math.inf if isinstance(error, _FINAL) else 1.0
 
 
 def outcome(end: CallEnd, *, session: str = "") -> Any:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 class CallFuture(Future[Any]):
     """A concurrent.futures.Future whose cancellation reaches the manager. `progress` is the call's last report, with
-    the last checkpoint that it has told, and `forecast` what the manager expects of its end, if it has a deadline.
+    the last checkpoint that it has told, and `forecast` what the manager expects of its end, if it has a deadline, in
+    seconds since the epoch as this machine counts them. `due_at`: that deadline on the monotonic clock.
 
     A call that runs can be cancelled too: it is stopped even if that costs its library. Parsl logs
     `parsl_executor_task_id`.
@@ -39,6 +40,7 @@ class CallFuture(Future[Any]):
         self.progress: CallProgress | None = None
         self.forecast: CallForecast | None = None
         self.call: CallId | None = None
+        self.due_at: float | None = None
         self._link = link
         self._users_callbacks: UsersCallbacks
 

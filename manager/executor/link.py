@@ -34,6 +34,7 @@ from uuid import uuid4
 
 from stoker.dealer import COPY_BELOW, Change, Dealer, Keys
 from stoker.errors import ProtocolError, SessionError
+from stoker.manager.executor.clocks import on_this_clock
 from stoker.manager.executor.describing import describe
 from stoker.manager.executor.large import LargeArguments
 from stoker.manager.executor.outgoing import Job, Outgoing, Waiter
@@ -265,7 +266,7 @@ class Link:
 
     def _unsaid(self) -> bool:
         with self._lock:
-            return bool(self._out.queue or self._out.again())
+            return bool(self._out.queue) or self._out.has_unacknowledged
 
     def _flush(self) -> None:
         """Send everything in the queue. The caller holds the lock."""
@@ -399,7 +400,7 @@ class Link:
             case to_client.Progress():
                 self.waiting.report(message.reports)
             case to_client.Forecasts():
-                self.waiting.report(message.forecasts)
+                self.waiting.report(on_this_clock(message, now=time.time()))
             case to_client.ClientWelcome():
                 self._welcome(message)
             case to_client.Rejected():
@@ -433,7 +434,7 @@ class Link:
                     len(self.waiting),
                 )
                 self._out.say_everything_again()
-            for frame in self._out.again():
+            for frame in self._out.again(time.monotonic()):
                 self._socket.send(frame)
             self._questions.again()
             self._joined.set()

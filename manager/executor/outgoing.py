@@ -3,6 +3,9 @@
 `queue` takes calls (as `(job, spec)`) and messages from any thread. `frames` empties it, in order: consecutive calls of
 one job become one `Submit`, definitions go once and before the calls that need them, and what was received is
 acknowledged along with whatever leaves. Everything else is the business of one thread at a time.
+
+A deadline leaves as the seconds that are left: wall clocks differ, and are set while a program runs. A frame that is
+sent again has fewer seconds left than the first time, so its deadlines are counted down.
 """
 
 from __future__ import annotations
@@ -51,17 +54,24 @@ class Waiter(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Job:
-    """What calls of one submission have in common. Calls of the same Job object travel together."""
+    """What calls of one submission have in common. Calls of the same Job object travel together. `due_at`: their
+    deadline on this program's monotonic clock; None = they have none."""
 
     function: FunctionBlob
     recipe: Recipe
     options: CallOptions
     variants: tuple[Recipe, ...] = ()
+    due_at: float | None = None
 
     @property
     def members(self) -> int:
         """Devices that a call wants at once: as many as it may have if it has a deadline, else as few."""
-        return self.options.gang[bool(self.options.objective.deadline_at)]
+        return self.options.gang[self.due_at is not None]
+
+    def submit(self, calls: list[CallSpec], *, now: float) -> to_manager.Submit:
+        """The message that submits these calls. `now`: the time on the clock of `due_at`."""
+        due_in_s = None if self.due_at is None else self.due_at - now
+        return to_manager.Submit(self.function.key, RecipeKey(self.recipe.key), calls, self.options, due_in_s)
 
 
 class Sent(msgspec.Struct, gc=False):
@@ -85,6 +95,8 @@ class Outgoing:
         self._wanted = wanted
         self._describe = describe
         self._outbox = Outbox()
+        self._counted_at: dict[int, float] = {}
+        """When the seconds to deadlines were counted, by the number of each unacknowledged frame that has some."""
         self._known: set[str] = set()
         self._sent: dict[CallId, Sent] = {}
         self._blocks: to_manager.WantPilots | None = None
@@ -120,13 +132,22 @@ class Outgoing:
         each frame that leaves lets another thread go on, and chasing what that submits makes frames of a few calls."""
         last = self._taken + len(self.queue)
         while self.queue and self._taken < last:
-            yield self._frame(self._next_batch())
+            yield self._frame(self._next_batch(now), now)
         if self.due_in(now) == 0.0:
-            yield self._frame([])
+            yield self._frame([], now)
 
-    def again(self) -> list[bytes]:
-        """Frames that were sent and may have been lost."""
-        return self._outbox.unacked()
+    def again(self, now: float) -> list[bytes]:
+        """Frames that were sent and may have been lost, with the seconds that are left by now."""
+        counted_at = self._counted_at
+        return [
+            _counted_down(frame, number, seconds=now - counted_at[number]) if number in counted_at else frame
+            for number, frame in enumerate(self._outbox.unacked(), self._outbox.acknowledged + 1)
+        ]
+
+    @property
+    def has_unacknowledged(self) -> bool:
+        """True if frames were sent that the manager has not acknowledged."""
+        return self._outbox.acknowledged < self._outbox.sequence
 
     @property
     def acknowledged(self) -> int:
@@ -137,6 +158,7 @@ class Outgoing:
         """The manager has lost a part of what was said: what is still wanted leaves anew, before what waits to leave.
         The caller keeps other threads from `frames` meanwhile."""
         frames = self._outbox.begin_again()
+        self._counted_at.clear()
         self._known.clear()
         self._said = 0
         again: list[tuple[Job, CallSpec] | Any] = []
@@ -154,16 +176,21 @@ class Outgoing:
     def acked(self, sequence: int) -> None:
         """The manager has frames up to this number for good."""
         self._outbox.acked(sequence)
+        for number in [each for each in self._counted_at if each <= self._outbox.acknowledged]:
+            del self._counted_at[number]
 
-    def _frame(self, messages: list[Any]) -> bytes:
+    def _frame(self, messages: list[Any], now: float) -> bytes:
         if self.received > self._said:
             messages.append(to_manager.Received(self.received))
             self._said = self.received
         frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # raises before the number is taken
-        self._outbox.keep(self._outbox.next(), frame)
+        number = self._outbox.next()
+        self._outbox.keep(number, frame)
+        if any(type(message) is to_manager.Submit and message.due_in_s is not None for message in messages):
+            self._counted_at[number] = now
         return frame
 
-    def _next_batch(self) -> list[Any]:
+    def _next_batch(self, now: float) -> list[Any]:
         messages: list[Any] = []
         job: Job | None = None
         specs: list[CallSpec] = []
@@ -191,7 +218,7 @@ class Outgoing:
                     continue
                 job = entry[0]
                 specs = []
-                messages.append(to_manager.Submit(job.function.key, RecipeKey(job.recipe.key), specs, job.options))
+                messages.append(job.submit(specs, now=now))
             specs.append(entry[1])
             self._sent[entry[1].call] = Sent(job, entry[1])
             count += 1
@@ -212,6 +239,17 @@ class Outgoing:
             self._known.add(function.key)
             messages.append(to_manager.DefineFunction(function.key, function.name, function.blob))
         return messages
+
+
+def _counted_down(frame: bytes, number: int, *, seconds: float) -> bytes:
+    """The same frame, so many seconds later."""
+    messages = [
+        msgspec.structs.replace(each, due_in_s=each.due_in_s - seconds)
+        if type(each) is to_manager.Submit and each.due_in_s is not None
+        else each
+        for each in wire.from_client()(frame).messages
+    ]
+    return wire.encode(messages, sequence=number)
 
 
 def _size_of(message: Any) -> int:

@@ -7,6 +7,7 @@ function object, weakly: when the program drops the function, this goes too.
 from __future__ import annotations
 
 import inspect
+import time
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -33,11 +34,21 @@ Check = Callable[[Wants], None]
 
 
 class AppWants(dict[str, Any]):
-    """The specification of a Stoker app, as Parsl hands it on: already read, and no argument of the function."""
+    """The specification of a Stoker app, as Parsl hands it on: already read, and no argument of the function. `due_at`:
+    the deadline that a first try of the call had, on the monotonic clock."""
 
-    def __init__(self, wants: Wants) -> None:
+    def __init__(self, wants: Wants, *, due_at: float | None = None) -> None:
         super().__init__()
         self.wants = wants
+        self.due_at = due_at
+
+
+class TriedWants(dict[str, Any]):
+    """The specification of a call that is tried again, with the deadline of the first try."""
+
+    def __init__(self, specification: Mapping[str, Any], *, due_at: float) -> None:
+        super().__init__(specification)
+        self.due_at = due_at
 
 
 @id_for_memo.register(AppWants)  # type: ignore[untyped-decorator]  # parsl is untyped
@@ -59,10 +70,11 @@ class Prepared:
         self._sendable: set[str] = set()
         self._captures = _may_change(bare(function))
 
-    def job(self, function: Callable[..., Any], wants: Wants, *, folder: str) -> Job:
+    def job(self, function: Callable[..., Any], wants: Wants, *, folder: str, due_at: float | None = None) -> Job:
         """The job of calls that want this. One Job object for each Wants object, so that its calls travel together.
 
-        Raises what the executor's check raises, and ConfigError for what cannot be sent.
+        `due_at`: the deadline that a first try had, on the monotonic clock; without it the time to a deadline begins
+        now. Raises what the executor's check raises, and ConfigError for what cannot be sent.
         """
         plain = bare(function)
         self._tell_of_context(wants.recipe)
@@ -72,11 +84,14 @@ class Prepared:
         if known is not None and known[0] is wants:
             return known[1]
         self._check(wants)
+        if due_at is None:
+            due_at = time.monotonic() + wants.deadline_s
         job = Job(
             function=self._cache.blob(plain, takes_context=wants.takes_context),
             recipe=wants.recipe,
-            options=wants.options_now(folder=folder),
+            options=wants.options_in(folder),
             variants=wants.variants,
+            due_at=due_at if wants.deadline_s else None,
         )
         check_job(job, wants.features, name=self.name, known=self._sendable)
         if not wants.deadline_s:

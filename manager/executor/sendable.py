@@ -13,7 +13,7 @@ from stoker.manager.executor.outgoing import Job
 from stoker.manager.protocol import to_manager, wire
 from stoker.manager.protocol.bounds import MOST_DEFINED_BYTES, wrong_with
 from stoker.manager.protocol.calls import CallSpec, Features
-from stoker.manager.protocol.ids import CallId, RecipeKey
+from stoker.manager.protocol.ids import CallId
 from stoker.units import show_bytes
 
 _decode = wire.from_client()
@@ -28,9 +28,7 @@ def check_job(job: Job, features: Features | None, *, name: str, known: set[str]
     messages: list[msgspec.Struct] = [
         *(to_manager.DefineRecipe(recipe) for recipe in (job.recipe, *job.variants) if recipe.key not in known),
         to_manager.DefineFunction(job.function.key, job.function.name, b""),
-        to_manager.Submit(
-            job.function.key, RecipeKey(job.recipe.key), [CallSpec(CallId(0), b"", features)], job.options
-        ),
+        job.submit([CallSpec(CallId(0), b"", features)], now=job.due_at or 0.0),
     ]
     for message in messages:
         try:

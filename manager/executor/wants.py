@@ -7,7 +7,6 @@ sent, names the key and lists the valid ones.
 from __future__ import annotations
 
 import difflib
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,13 +55,9 @@ class Wants(msgspec.Struct, frozen=True):
     deadline_s: float = 0.0
     takes_context: bool = False
 
-    def options_now(self, *, folder: str) -> CallOptions:
-        """The options of a call that is submitted now and, without a context, runs in `folder`."""
-        options = self.options
-        if self.deadline_s:
-            objective = msgspec.structs.replace(options.objective, deadline_at=time.time() + self.deadline_s)
-            options = msgspec.structs.replace(options, objective=objective)
-        return msgspec.structs.replace(options, folder=folder) if folder else options
+    def options_in(self, folder: str) -> CallOptions:
+        """The options of a call that, without a context, runs in `folder`. Its deadline is the job's (`Job.due_at`)."""
+        return msgspec.structs.replace(self.options, folder=folder) if folder else self.options
 
 
 def read_wants(specification: Mapping[str, Any], *, takes_context: bool = False) -> Wants:

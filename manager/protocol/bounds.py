@@ -69,7 +69,8 @@ def wrong_with_recipe(recipe: Recipe) -> str:
 
 
 def _submit(m: say.Submit) -> str:
-    return _options(m.options) or _specs(m.calls)
+    due = "" if m.due_in_s is None else _time("due_in_s", m.due_in_s, least=-MOST_S)
+    return due or _options(m.options) or _specs(m.calls)
 
 
 def _options(options: CallOptions) -> str:

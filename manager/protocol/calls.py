@@ -32,8 +32,9 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the user wants of a call's time. Seconds; 0 = not wanted. `deadline_at` is on the manager's clock; with
-    `drop_late`, a call that cannot make it is dropped, else it runs when nobody else needs its devices."""
+    """What the user wants of a call's time. Seconds; 0 = not wanted. `deadline_at` is on the clock of the manager,
+    which sets it when it takes the call (`Submit.due_in_s`). With `drop_late`, a call that cannot make it is dropped,
+    else it runs when nobody else needs its devices."""
 
     deadline_at: float = 0.0
     latency_s: float = 0.0
@@ -145,7 +146,8 @@ class CallProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallForecast(msgspec.Struct, frozen=True, array_like=True):
-    """When a policy expects a call to end, on the manager's clock, and whether that is before its deadline."""
+    """When a policy expects a call to end, on the manager's clock (see `Forecasts.said_at`), and whether that is before
+    its deadline."""
 
     call: CallId
     ends_at: float

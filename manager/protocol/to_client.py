@@ -51,9 +51,11 @@ class Progress(_Message, frozen=True, tag="progress"):
 
 
 class Forecasts(_Message, frozen=True, tag="forecasts"):
-    """When calls with deadlines are expected to end. Said of a call at first, and whenever it has changed."""
+    """When calls with deadlines are expected to end. Said of a call at first, and whenever it has changed. `said_at` is
+    the time on the manager's clock when it says so; 0 = unknown."""
 
     forecasts: list[CallForecast]
+    said_at: float = 0.0
 
 
 class Ack(_Message, frozen=True, tag="ack"):

@@ -64,12 +64,17 @@ class DefineFunction(_Message, frozen=True, tag="function"):
 
 
 class Submit(_Message, frozen=True, tag="submit"):
-    """Calls of one function on one context with the same options, in the order in which they should run."""
+    """Calls of one function on one context with the same options, in the order in which they should run.
+
+    `due_in_s`: the seconds that are left to the calls' deadline, below zero if it has passed; None = there is none, or
+    `options` name it. Each side counts by its own clock: a client does not know the manager's.
+    """
 
     function: FunctionKey
     recipe: RecipeKey
     calls: list[CallSpec]
     options: CallOptions = CallOptions()
+    due_in_s: float | None = None
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):

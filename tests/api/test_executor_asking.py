@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import pickle
+import time
 import weakref
 from pathlib import Path
 
@@ -68,10 +69,16 @@ def test_a_specification_says_everything_that_it_can():
 
 
 def test_a_deadline_counts_from_the_submission():
-    wants = read_wants({"deadline_s": 100})
-    first = wants.options_now(folder="").objective.deadline_at
-    assert wants.options.objective.deadline_at == 0
-    assert wants.options_now(folder="").objective.deadline_at >= first
+    def function() -> None: ...
+
+    prepared = Preparer().function(function)
+    wants, before = read_wants({"deadline_s": 100}), time.monotonic()
+    first = prepared.job(function, wants, folder="")
+    assert before + 100 <= first.due_at <= time.monotonic() + 100
+    assert prepared.job(function, wants, folder="").due_at > first.due_at
+    assert prepared.job(function, wants, folder="", due_at=7.0).due_at == 7.0, "a call that is tried again"
+    assert prepared.job(function, read_wants({}), folder="").due_at is None
+    assert first.options.objective.deadline_at == 0, "only the manager knows its clock"
 
 
 @pytest.mark.parametrize(

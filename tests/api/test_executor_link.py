@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import pickle
 import re
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -20,7 +22,7 @@ from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Job
 from stoker.manager.executor.processes import make_folder
 from stoker.manager.protocol import to_client, to_manager, wire
-from stoker.manager.protocol.calls import CallEnd, CallOptions, Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, Failure, FailureKind
 from stoker.manager.protocol.ids import CallId, FunctionKey
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_pilot import FunctionBlob
@@ -119,6 +121,30 @@ def test_after_a_broken_connection_hello_first_then_what_was_not_acknowledged(li
     assert [sequence for sequence, _ in router.frames] == list(range(2, 2 + len(router.frames)))
     router.say(to_client.Results(1, [done(calls[0].call, "made it")]))
     assert late.result(10) == "made it"
+
+
+def test_after_a_broken_connection_a_call_has_fewer_seconds_left_than_when_it_was_sent(link, router, until):
+    timed = dataclasses.replace(job("due"), due_at=time.monotonic() + 60)
+    submit(link, timed)
+    router.calls(1)
+    first = router.all(to_manager.Submit)[0].due_in_s
+    router.hang_up()
+    until(lambda: not link._joined.is_set())
+    router.frames.clear()
+    router.listen()
+    router.hear(to_manager.ClientHello)
+    router.say(to_client.ClientWelcome("test", 0))
+    until(lambda: _heard(router, "due"))
+    again = router.all(to_manager.Submit)[0].due_in_s
+    assert again < first <= 60
+    assert again == pytest.approx(timed.due_at - time.monotonic(), abs=5)
+
+
+def test_forecasts_are_told_on_the_clock_of_the_program(link, router, until):
+    future = submit(link, job())
+    [call] = router.calls(1)
+    router.say(to_client.Forecasts([CallForecast(call.call, 5060.0, True)], said_at=5000.0))
+    assert until(lambda: future.forecast).ends_at == pytest.approx(time.time() + 60, abs=5)
 
 
 def _heard(router, function):

@@ -53,3 +53,64 @@ def test_large_functions_leave_one_by_one_in_frames_that_a_manager_takes() -> No
                 defined.add(message.key)
             if isinstance(message, to_manager.Submit):
                 assert message.function in defined
+
+
+DUE_AT = 160.0
+TIMED = Job(FunctionBlob(FunctionKey("f"), "f", b"code"), BARE, CallOptions(), due_at=DUE_AT)
+
+
+def seconds_left(frame: bytes) -> list[float | None]:
+    messages = wire.from_client()(frame).messages
+    return [message.due_in_s for message in messages if isinstance(message, to_manager.Submit)]
+
+
+def timed(*jobs: Job) -> Outgoing:
+    out = Outgoing(range(100), describe=lambda _: [])  # type: ignore[arg-type]
+    out.queue.extend((job, CallSpec(CallId(n), b"")) for n, job in enumerate(jobs))
+    return out
+
+
+def test_a_deadline_leaves_as_the_seconds_that_are_left() -> None:
+    [frame] = timed(TIMED, JOB).frames(100.0)
+    assert seconds_left(frame) == [60.0, None]
+
+
+def test_a_call_that_waited_for_its_manager_has_fewer_seconds_left_and_may_have_none() -> None:
+    [late] = timed(TIMED).frames(170.0)
+    assert seconds_left(late) == [-10.0]
+
+
+def test_a_frame_that_is_sent_again_has_fewer_seconds_left_and_is_else_the_same() -> None:
+    out = timed(TIMED, JOB)
+    [frame] = out.frames(100.0)
+    out.queue.append((JOB, CallSpec(CallId(7), b"")))
+    [other] = out.frames(110.0)
+    again = out.again(130.0)
+    assert [seconds_left(each) for each in again] == [[30.0, None], [None]]
+    assert (again[1], out.again(100.0)) == (other, [frame, other])
+    assert out.again(200.0)[0] != again[0], "each time it is counted from the first"
+    assert seconds_left(out.again(200.0)[0]) == [-40.0, None]
+    read = wire.from_client()
+    assert (read(again[0]).sequence, calls_of(again[0])) == (read(frame).sequence, calls_of(frame))
+
+
+def test_what_is_acknowledged_is_not_counted_down_any_more() -> None:
+    out = timed(TIMED)
+    list(out.frames(100.0))
+    out.queue.append((TIMED, CallSpec(CallId(7), b"")))
+    list(out.frames(120.0))
+    assert out.has_unacknowledged
+    out.acked(1)
+    assert [seconds_left(each) for each in out.again(130.0)] == [[30.0]]
+    out.acked(2)
+    assert not out.again(130.0)
+    assert not out.has_unacknowledged
+
+
+def test_a_manager_that_has_lost_its_journal_hears_the_seconds_that_are_left_by_then() -> None:
+    out = timed(TIMED)
+    list(out.frames(100.0))
+    out.acked(1)
+    out.say_everything_again()
+    [frame] = out.frames(150.0)
+    assert seconds_left(frame) == [10.0]

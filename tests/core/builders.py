@@ -94,7 +94,7 @@ class Cluster(Desk):
 
     def call(
         self, *names: str, context: str = "bare", function: str = "f", client: str = "ana",
-        features: Features | None = None, **how: Any,
+        features: Features | None = None, due_in_s: float | None = None, **how: Any,
     ) -> Cluster:  # fmt: skip
         """Submit calls by these names, in one message."""
         number = self.core.state.clients[client].number  # type: ignore[index]
@@ -103,7 +103,7 @@ class Cluster(Desk):
             id = make_call_id(client=max(number, 0), sequence=len(self.ids) + 1)
             self.ids[name], self.names[id] = id, name
             specs.append(CallSpec(id, b"arguments", features=features))
-        return self.tell(client, say.Submit(function, context, specs, CallOptions(**how)))  # type: ignore[arg-type]
+        return self.tell(client, say.Submit(function, context, specs, CallOptions(**how), due_in_s))  # type: ignore[arg-type]
 
     def calls(self, count: int, **how: Any) -> Cluster:
         """Submit so many calls, named by their number: `"1"`, `"2"`, ..."""

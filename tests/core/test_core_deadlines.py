@@ -8,7 +8,8 @@ import pytest
 from core.builders import Cluster
 
 from stoker.manager.protocol import to_client
-from stoker.manager.protocol.calls import FailureKind, Objective
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallOptions, CallSpec, FailureKind, Objective
 
 Make = Callable[..., Cluster]
 
@@ -99,3 +100,50 @@ def test_deadlines_make_no_timer_a_call(cluster: Make) -> None:
         c.call(f"c{n}", objective=due(c, 100 - n))
     assert [key for key in c.core.state.timers if key.startswith("deadline/")] == ["deadline/bare"]
     assert c.core.state.timers["deadline/bare"] == pytest.approx(c.now + 51, abs=0.01)
+
+
+DROP = Objective(drop_late=True)
+
+
+def deadline_of(c: Cluster, name: str) -> float:
+    return c.core.state.calls[c.ids[name]].group.options.objective.deadline_at  # type: ignore[index]
+
+
+def test_the_seconds_that_a_client_says_are_left_count_from_when_the_manager_takes_the_call(cluster: Make) -> None:
+    c = cluster().wait(1000)
+    c.call("near", objective=DROP, due_in_s=5.0).call("far", objective=DROP, due_in_s=60.0).call("none")
+    assert (deadline_of(c, "near"), deadline_of(c, "far"), deadline_of(c, "none")) == (1005.0, 1060.0, 0.0)
+    c.wait(5.5)
+    assert set(c.ended) == {"near"}
+    c.wait(60)
+    assert set(c.ended) == {"near", "far"}
+
+
+def test_no_seconds_left_is_a_deadline_that_has_passed_and_not_none(cluster: Make) -> None:
+    c = cluster()
+    assert c.now == 0.0
+    c.call("due", objective=DROP, due_in_s=0.0).call("past", objective=DROP, due_in_s=-0.022).wait(0.001)
+    assert c.ended["past"].failure.message == "dropped: 22 ms past its deadline"  # type: ignore[union-attr]
+    assert set(c.ended) == {"due", "past"}
+
+
+def test_a_call_that_is_said_twice_keeps_its_first_deadline(cluster: Make) -> None:
+    c = cluster().call("c", objective=DROP, due_in_s=5.0).wait(3)
+    again = CallSpec(c.ids["c"], b"arguments")  # type: ignore[arg-type]
+    c.tell("ana", say.Submit("f", "bare", [again], CallOptions(objective=DROP), 5.0))  # type: ignore[arg-type]
+    assert deadline_of(c, "c") == 5.0
+    c.wait(2.5)
+    assert set(c.ended) == {"c"}
+
+
+@pytest.mark.parametrize("due_in_s", [float("nan"), float("inf"), -float("inf"), 1e11])
+def test_seconds_that_no_honest_client_says_are_refused(cluster: Make, due_in_s: float) -> None:
+    c = cluster().call("c", objective=DROP, due_in_s=due_in_s)
+    assert c.ended["c"].failure.message.startswith("due_in_s is ")  # type: ignore[union-attr]
+
+
+def test_a_forecast_says_the_time_at_which_it_is_made(cluster: Make) -> None:
+    c = cluster(pilots=1).wait(500).call("late", due_in_s=-1.0)
+    said = c.hears("ana", to_client.Forecasts)
+    assert said.said_at == 500.0
+    assert said.forecasts[0].ends_at >= said.said_at

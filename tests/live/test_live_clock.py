@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 from live.peers import Peer, pilot_hello, until
 
+from stoker.contexts.recipe import BARE
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.calls import CallOptions, CallSpec, FailureKind, Objective
+from stoker.manager.protocol.ids import CallId, FunctionKey, RecipeKey
+from stoker.manager.protocol.listed import ListedState
 from stoker.manager.protocol.session import SessionFolder
 
 Peers = Callable[..., Peer]
@@ -57,3 +61,20 @@ def test_an_hour_that_nobody_lived_through_changes_nothing(wall_clock: Path, pee
         time.sleep(0.1)
     stays.listen()
     assert not [message for message in stays.heard if isinstance(message, to_pilot.Exit)]
+
+
+@pytest.mark.parametrize("jump_s", [-7200, 7200])
+def test_a_deadline_is_over_when_its_seconds_have_passed(wall_clock: Path, peers: Peers, jump_s: int) -> None:
+    client = peers("client")
+    client.hear(to_client.ClientWelcome)
+    client.send(say.DefineRecipe(BARE), say.DefineFunction(FunctionKey("f"), "f", b"code"))
+    wall_clock.write_text(str(jump_s))
+    options = CallOptions(objective=Objective(drop_late=True))
+    for number, due_in_s in enumerate((60.0, 0.2)):
+        calls = [CallSpec(CallId(number), b"")]
+        client.send(say.Submit(FunctionKey("f"), RecipeKey(BARE.key), calls, options, due_in_s))
+    ends = client.hear(to_client.Results).ends
+    assert [(end.call, end.failure.kind) for end in ends if end.failure] == [(1, FailureKind.DROPPED)]
+    client.send(say.AskCalls(10, ListedState.WAITING), numbered=False)
+    [waiting] = client.hear(to_client.Calls).calls
+    assert waiting.due_in_s == pytest.approx(60, abs=15)

@@ -1,0 +1,97 @@
+"""Deadlines of calls where the program's wall clock is not the manager's, and where Parsl tries a call again."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from parsl import python_app
+
+import stoker
+from stoker import errors
+
+HOURS_S = 7200.0
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    with stoker.load(run_dir=str(tmp_path_factory.mktemp("runs")), retries=3) as session:
+        plain().result(60)
+        yield session
+
+
+@stoker.app()
+def plain():
+    return "hot"
+
+
+@pytest.fixture(params=[-HOURS_S, HOURS_S], ids=["behind", "ahead"])
+def ahead_s(request, monkeypatch, session):
+    """The wall clock of this program is hours off; that of the manager, another process, is not."""
+    really = time.time
+    monkeypatch.setattr(time, "time", lambda: really() + request.param)
+    return request.param
+
+
+@pytest.mark.usefixtures("ahead_s")
+def test_a_call_with_time_left_runs_and_one_whose_time_is_over_is_dropped():
+    @stoker.app(deadline="60 s", late="drop")
+    def patient():
+        return "in time"
+
+    @stoker.app(deadline=0.5, late="drop")
+    def hasty():
+        time.sleep(0.4)
+
+    assert patient().result(30) == "in time"
+    late = [hasty() for _ in range(20)]
+    dropped = [future for future in late if isinstance(future.exception(30), errors.CallDroppedError)]
+    assert len(dropped) >= 8
+
+
+@pytest.mark.usefixtures("ahead_s")
+def test_a_forecast_is_told_on_the_clock_of_the_program(until):
+    @stoker.app(deadline=0.01)
+    def late():
+        time.sleep(0.2)
+
+    late().result(30)
+    late().result(30)  # what it takes is known from here on
+    futures = [late() for _ in range(8)]
+    sent = [until(lambda future=future: future.task_record["exec_fu"]) for future in futures]
+    for future in futures:
+        future.result(30)
+    told = [call.forecast for call in sent if call.forecast is not None]
+    assert told, "the manager tells of calls that are late"
+    assert all(abs(said.ends_at - time.time()) < 60 for said in told)
+
+
+@stoker.app(deadline=1.0, late="drop")
+def of_stoker(path):
+    with open(path, "a") as file:
+        file.write("x")
+    time.sleep(0.6)
+    raise ValueError("again")
+
+
+@python_app
+def of_parsl(path, parsl_resource_specification):
+    with open(path, "a") as file:
+        file.write("x")
+    time.sleep(0.6)
+    raise ValueError("again")
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("of", ["stoker", "parsl"])
+def test_a_call_that_is_tried_again_keeps_its_first_deadline(tmp_path, of):
+    """With a second for each try, all four tries that `retries=3` allows would run."""
+    tries = tmp_path / "tries"
+    if of == "stoker":
+        future = of_stoker(str(tries))
+    else:
+        wants = {"deadline_s": 1.0, "late": "drop"}
+        future = of_parsl(str(tries), parsl_resource_specification=wants)
+    with pytest.raises(errors.CallDroppedError, match="past its deadline"):
+        future.result(30)
+    assert tries.read_text() in ("x", "xx")
