@@ -1,9 +1,9 @@
 """What an array, a tensor or a table holds, in a few values that differ when its content does.
 
-numpy, torch and pandas are looked for among the imported modules and never imported. Up to 64 kB an array is taken byte
-by byte; a larger one by the sum of its words, in which every single change shows, and by a sample of them, in which a
-change of their order does. A tensor's `_version` alone would not do: fused optimizers and `tensor.data` leave it as it
-is, so the content of a tensor in the CPU's memory is looked at as well.
+numpy, torch, pandas and polars are looked for among the imported modules and never imported. Up to 64 kB an array is
+taken byte by byte; a larger one by the sum of its words, in which every single change shows, and by a sample of them,
+in which a change of their order does. A tensor's `_version` alone would not do: fused optimizers and `tensor.data` do
+not raise it, so the content of a tensor in the CPU's memory is looked at as well.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ def reader_of(kind: type) -> Reader | None:
         return _table
     if home == "pandas" and _is_pandas(kind, "arrays.base", "ExtensionArray"):
         return _column
+    polars = sys.modules.get("polars")
+    if home == "polars" and polars is not None and issubclass(kind, (polars.DataFrame, polars.Series)):
+        return _polars
     return None
 
 
@@ -141,3 +144,13 @@ def _table(table: Any, _meter: Meter) -> Content:
 
 def _column(column: Any, _meter: Meter) -> Content:
     return (len(column),), tuple(getattr(column, name, None) for name in _COLUMN_FIELDS)
+
+
+def _polars(table: Any, meter: Meter) -> Content:
+    rows = table if hasattr(table, "hash_rows") else table.to_frame()
+    meter.summed_bytes += rows.estimated_size()
+    if meter.summed_bytes > SUMMED_BYTES:
+        rows = rows.gather_every(max(1, table.shape[0] // _LARGE_SAMPLE))
+    hashes = rows.hash_rows()
+    sample = hashes.gather_every(max(1, len(hashes) // _SAMPLE)).to_list()
+    return (*table.shape, *rows.columns, *map(str, rows.dtypes), hashes.sum(), *sample), ()

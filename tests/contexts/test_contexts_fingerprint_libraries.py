@@ -1,4 +1,4 @@
-"""Fingerprints of what torch and pandas hold: training in place is seen, whichever way the numbers are written."""
+"""Fingerprints of what torch, pandas and polars hold: a change in place is seen, whichever way it is written."""
 
 from __future__ import annotations
 
@@ -157,3 +157,27 @@ def test_a_series_that_changes_in_place_is_seen():
     before = Fingerprint(column)
     column.name = "b"
     assert not before.matches(column)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: v.__setitem__((0, "a"), 9),
+        lambda v: v.insert_column(0, v["a"].alias("b")),
+        lambda v: setattr(v, "columns", ["z", "s"]),
+        lambda v: v.extend(v.clone()),
+        lambda v: v.replace_column(0, v["a"].reverse()),
+    ],
+    ids=["element", "column", "name", "rows", "order of a column"],
+)
+def test_a_frame_of_polars_that_changes_in_place_is_seen(change):
+    polars = pytest.importorskip("polars")
+    table = polars.DataFrame({"a": [1, 2, 3], "s": ["x", None, "y"]})
+    column = table["a"].clone()
+    before, of_column = Fingerprint([table]), Fingerprint(column)
+    assert before.matches([table])
+    change(table)
+    assert not before.matches([table])
+    assert of_column.matches(column)
+    column[0] = 7
+    assert not of_column.matches(column)
