@@ -15,6 +15,7 @@ Others    anything else is what it would be rebuilt from (`__reduce_ex__`); if t
 
 from __future__ import annotations
 
+import copyreg
 import enum
 import functools
 import hashlib
@@ -309,6 +310,15 @@ class _Walk:
             self.text(str(value.dtype))
             self.visit(tuple(value.shape))
             self.raw("data", _array_bytes(value))
+        elif (storage := _storage_bytes(value)) is not None:
+            self.raw("storage", storage)
+        elif _is_dense_tensor(value):
+            self.open("tensor", 5)
+            self.text(_kind_name(kind))
+            self.text(str(value.dtype))
+            self.visit(tuple(value.shape))
+            self.visit(bool(value.requires_grad))
+            self.raw("data", _tensor_bytes(value))
         elif future := future_kind(value):
             raise RecipeError(f"{self._where() or 'it'} is {future}, which can't leave the program; use what it gives")
         else:
@@ -316,7 +326,8 @@ class _Walk:
 
     def _reduced(self, value: Any, kind: type) -> None:
         try:
-            reduced: Any = value.__reduce_ex__(4)
+            registered = copyreg.dispatch_table.get(kind)
+            reduced: Any = registered(value) if registered is not None else value.__reduce_ex__(4)
         except Exception as error:
             raise RecipeError(
                 f"{self._where() or 'it'} is a {_kind_name(kind)}, which cannot be sent ({error});"
@@ -353,6 +364,33 @@ def _found_by_name(value: Any, home: str) -> bool:
 def _is_array(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject
+
+
+def _is_dense_tensor(value: Any) -> bool:
+    """A tensor of PyTorch whose values lie in memory. Its pickle names the address of its storage."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and value.device.type != "meta"
+    )
+
+
+def _storage_bytes(value: Any) -> bytes | None:
+    """The bytes of a storage of PyTorch; None for anything else."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.UntypedStorage | torch.TypedStorage):
+        return None
+    plain = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
+    return _tensor_bytes(torch.empty(0, dtype=torch.uint8).set_(plain.cpu()))
+
+
+def _tensor_bytes(value: Any) -> bytes:
+    torch = sys.modules["torch"]
+    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes())
 
 
 def _array_bytes(value: Any) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -239,3 +240,41 @@ def test_what_has_no_content_is_named() -> None:
 def test_installed_functions_go_by_name() -> None:
     assert digest_of(textwrap.dedent) == digest_of(textwrap.dedent)
     assert digest_of(textwrap.dedent) != digest_of(textwrap.indent)
+
+
+VALUES = """
+import re, sys
+from stoker.contexts.digest import digest_of
+import torch
+torch.manual_seed(0)
+base = torch.arange(10.0)
+values = {
+    "pattern": re.compile("a+"), "tensor": torch.ones(3), "bfloat16": torch.ones(2, 3, dtype=torch.bfloat16),
+    "view": base[2:5], "turned": base.reshape(2, 5).T, "one": torch.tensor(3), "none": torch.zeros(0, 3),
+    "conj": torch.full((3,), 1j).conj(), "parameter": torch.nn.Parameter(torch.ones(3)), "bool": torch.tensor([True]),
+    "sparse": torch.eye(3).to_sparse(), "quantized": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "storage": torch.ones(3).untyped_storage(), "module": torch.nn.Linear(2, 2), "meta": torch.empty(3, device="meta"),
+}
+values = {name: digest_of(value) for name, value in values.items()}
+print(values)
+"""
+
+
+def test_tensors_and_patterns_digest_alike_in_every_process() -> None:
+    """Their pickles name addresses of memory, or are made by `copyreg` alone."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    seen = [
+        subprocess.run([sys.executable, "-c", VALUES], capture_output=True, text=True, check=True, timeout=120).stdout
+        for _ in range(2)
+    ]
+    assert seen[0] == seen[1]
+    digests = ast.literal_eval(seen[0])
+    assert len(set(digests.values())) == len(digests) == 15
+
+
+def test_tensors_by_content() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    made = torch.arange(6.0).reshape(2, 3)
+    assert digest_of(made) == digest_of(made.T.contiguous().T)
+    others = [made + 1, made.reshape(3, 2), made.int(), made.T, torch.arange(6.0).reshape(2, 3).requires_grad_()]
+    assert len({digest_of(value) for value in [made, *others]}) == 6
