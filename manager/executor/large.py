@@ -41,9 +41,12 @@ class LargeArguments:
         place = self.folder / f"{ref.name}~{self._mine}"
         with self._lock:
             self._users[ref.name] += 1
-            draft.replace(place)
-        # Nobody writes to it again, so that it is young does not matter.
-        return ObjectRef(ref.name, ref.size_bytes, str(place), changed_ns=place.stat().st_mtime_ns)
+            if self._users[ref.name] == 1 or not place.exists():
+                draft.replace(place)
+            else:  # a file that another call has named already must not change
+                draft.unlink()
+            # Nobody writes to it again, so that it is young does not matter.
+            return ObjectRef(ref.name, ref.size_bytes, str(place), changed_ns=place.stat().st_mtime_ns)
 
     def drop(self, ref: ObjectRef) -> None:
         """One call that used it has ended."""

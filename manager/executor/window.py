@@ -8,8 +8,8 @@ slower than its pilots holds about `most_bytes` and not a window of large result
 pilots holds nothing, and a few large results must not leave the pilots idle: each time such a loop has to wait, more
 calls may be in flight than their bytes allow (as TCP opens its window), until results wait for the loop.
 
-Before the first result its size is unknown. As many calls go as would fill `most_bytes` with the largest results that
-travel in messages, and twice as many each GROW_S, for pools that have more slots than that and calls that take long.
+Before the first result its size is unknown. As many calls go as would fill a quarter of `most_bytes` with the largest
+results that travel in messages, and twice as many after each GROW_S, for calls that take long on pools of many slots.
 
 With nothing in flight and nothing to take there is always room for one call, so a stream never stands still.
 """
@@ -25,7 +25,7 @@ from stoker.manager.protocol.ids import CallId
 WINDOW_BYTES = 256_000_000
 CHUNK = 500
 """Calls that are packed before they are sent."""
-GROW_S = 5.0
+GROW_S = 2.0
 """Before the first result, twice as many calls may be in flight after each so long."""
 _MEAN_OF = 64
 """The mean size of results weighs about this many of the last ones."""
@@ -119,4 +119,4 @@ class Window:
         if not self.in_flight:
             self._began_at = now
         doublings = int((now - self._began_at) / GROW_S)
-        return max(1, self.most_bytes // INLINE_LIMIT_BYTES) << min(doublings, 20)
+        return max(1, self.most_bytes // (4 * INLINE_LIMIT_BYTES)) << min(doublings, 20)
