@@ -10,16 +10,20 @@ import gzip
 import hashlib
 import json
 import lzma
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
+from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _KINDS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+_DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
+"""What reading a file that is cut off or damaged raises. (Of EOFError click says nothing: it takes it for Ctrl-D.)"""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -33,26 +37,39 @@ class Row(msgspec.Struct, frozen=True):
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows of `path`, lazily. Blank lines are skipped.
 
-    Raises ConfigError naming file and line when the file is missing, of an unknown ending, or has a row that cannot
-    be read.
+    Raises ConfigError naming file and line when the file is missing, of an unknown ending, cut off or damaged, or has a
+    row that cannot be read.
     """
     if path.is_dir():
         raise ConfigError(f"{path}: is a folder; name a file", file=str(path))
     if not path.exists():
         raise ConfigError(f"{path}: no such file", file=str(path))
     kind = _kind(path)
+    if kind == ".parquet":
+        rows = _parquet(path)
+    elif kind in _DELIMITERS:
+        rows = _csv(path, delimiter=_DELIMITERS[kind])
+    else:
+        rows = _jsonl(path)
+    last = ""
     try:
-        if kind == ".parquet":
-            yield from _parquet(path)
-        elif kind in _DELIMITERS:
-            yield from _csv(path, delimiter=_DELIMITERS[kind])
-        else:
-            yield from _jsonl(path)
+        for row in rows:
+            last = row.place
+            yield row
     except UnicodeDecodeError:
         raise _not_text(path) from None
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: cannot be read: {why}", file=str(path)) from None
+    except _DAMAGED as error:
+        raise _damaged(path, error, last=last) from None
+
+
+def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
+    """The error for a file that gave no more than the rows up to `last` (empty: none at all)."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path))
+    what = "is cut off" if isinstance(error, EOFError) else "is damaged"
+    where = f"after {last}" if last else "before its first row"
+    why = " ".join(str(error).split()).rstrip(".")
+    return ConfigError(f"{path}: {what} {where} ({why}); copy it or make it again", file=str(path))
 
 
 def digest_file(path: Path) -> str:
@@ -97,13 +114,17 @@ def _open(path: Path, *, errors: str = "strict") -> IO[str]:
 
 def _not_text(path: Path) -> ConfigError:
     """Which line it is: the decoder that failed was given pieces of the file, and knows of no lines."""
-    with _open(path, errors="surrogateescape") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                line.encode("utf-8", "surrogateescape").decode("utf-8")
-            except UnicodeDecodeError as error:
-                where = f"line {number}: is not UTF-8 text ({error.reason} at byte {error.start + 1} of the line)"
-                return ConfigError(f"{path}: {where}", file=str(path), line=number)
+    number = 0
+    try:
+        with _open(path, errors="surrogateescape") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    line.encode("utf-8", "surrogateescape").decode("utf-8")
+                except UnicodeDecodeError as error:
+                    where = f"line {number}: is not UTF-8 text ({error.reason} at byte {error.start + 1} of the line)"
+                    return ConfigError(f"{path}: {where}", file=str(path), line=number)
+    except _DAMAGED as error:  # the end is missing, too
+        return _damaged(path, error, last=f"line {number}" if number else "")
     return ConfigError(f"{path}: is not UTF-8 text", file=str(path))
 
 
@@ -114,7 +135,7 @@ def _jsonl(path: Path) -> Iterator[Row]:
                 continue
             try:
                 fields = json.loads(line)
-            except ValueError as error:
+            except UNREADABLE as error:
                 raise ConfigError(f"{path}: line {number}: is not JSON: {error}", file=str(path), line=number) from None
             if not isinstance(fields, dict):
                 raise ConfigError(
@@ -160,5 +181,7 @@ def _parquet(path: Path) -> Iterator[Row]:
                 for fields in batch.to_pylist():
                     number += 1
                     yield Row(number=number, place=f"row {number}", fields=fields)
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
-        raise ConfigError(f"{path}: cannot be read as Parquet: {error}", file=str(path)) from None
+    except (pyarrow.ArrowException, *UNREADABLE) as error:
+        where = f"after row {number}" if number else "from its beginning"
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{path}: cannot be read as Parquet {where}: {why}", file=str(path)) from None

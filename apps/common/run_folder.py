@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.apps.common.record_log import RecordLog
+from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 
 PART = "results.jsonl.part"
@@ -145,7 +146,7 @@ def _read_run(folder: Path, *, app: str) -> dict[str, Any]:
             raise TypeError
     except FileNotFoundError:
         raise ConfigError(f"{folder}: is not a run folder (it has no {_RUN})", file=str(folder)) from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, KeyError, TypeError, *UNREADABLE):
         raise ConfigError(f"{folder / _RUN}: cannot be read as a run", file=str(folder / _RUN)) from None
     if run.get("app") != app:
         raise ConfigError(f"{folder}: is a run of {run.get('app')}, not of {app}", file=str(folder))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ import msgspec
 from stoker.apps.common.datafile import read_rows
 from stoker.apps.common.names import refuse_unknown
 from stoker.apps.fact_verification.claims import LABELS, Claim, Label
+from stoker.config_errors import parse_toml
 from stoker.errors import ConfigError
 
 SHIPPED = Path(__file__).parent / "data" / "prompts.toml"
@@ -87,13 +87,14 @@ def _tables(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     if path.suffix.lower() in (".jsonl", ".ndjson"):
         return [(row.place, row.fields) for row in read_rows(path)]
     try:
-        whole = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}", file=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text: {error}", file=str(path)) from None
+    whole = parse_toml(text, file=str(path))
     refuse_unknown(whole, ["prompts"], file=path, where="top")
     tables = whole.get("prompts", [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):

@@ -26,7 +26,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ import msgspec
 
 from stoker.apps.common.datafile import Row, read_rows
 from stoker.apps.common.names import refuse_unknown
+from stoker.config_errors import parse_toml
 from stoker.errors import ConfigError
 
 EXAMPLE = Path(__file__).parent / "data" / "sweep.toml"
@@ -125,13 +125,14 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
     Raises ConfigError naming file, table and key; unknown keys with the nearest that exists.
     """
     try:
-        whole = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}", file=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text: {error}", file=str(path)) from None
+    whole = parse_toml(text, file=str(path))
     refuse_unknown(whole, ["data", "id", "models", "prompts", "parameters"], file=path, where="top")
     models = [
         Model(**{**table, "path": _model_path(table.get("path", ""), folder=path.parent)})

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.apps.common.whole_file import write_whole
+from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 from stoker.units import known_to_s
 
@@ -129,7 +130,7 @@ def read_entry(folder: Path) -> Entry | None:
     """The state in a run folder; None where there is none that can be read."""
     try:
         return msgspec.json.decode((folder / _STATE).read_bytes(), type=Entry)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return None
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.decoding import UNREADABLE
+
 BUDGET = 0.2
 """Of the time from submission to deadline, how much a lookup may take."""
 _FILE = "pace.json"
@@ -59,5 +61,5 @@ def _read(folder: Path) -> dict[str, list[Pace]]:
     """By kind of device, one for each number of virtual tokens. A file from before these were kept is as none."""
     try:
         return msgspec.json.decode((folder / _FILE).read_bytes(), type=dict[str, list[Pace]])
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return {}

@@ -6,6 +6,7 @@ import msgspec
 
 from stoker.apps.prompt_tuning.tuning.job import Job
 from stoker.apps.prompt_tuning.tuning.samples import Sample
+from stoker.decoding import UNREADABLE
 
 
 class BankPlace(msgspec.Struct, frozen=True):
@@ -58,5 +59,5 @@ def unpack(data: bytes) -> Saved | None:
     """What was packed; None for nothing, and for bytes that are no such thing: a job can begin again."""
     try:
         return msgspec.msgpack.decode(data, type=Saved) if data else None
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None

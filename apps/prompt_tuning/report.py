@@ -11,6 +11,7 @@ import msgspec
 from stoker.apps.prompt_tuning.board import Entry, Phase, read_entry
 from stoker.apps.prompt_tuning.show import clock, ended_by
 from stoker.apps.prompt_tuning.tuning.result import RESULT
+from stoker.decoding import UNREADABLE
 from stoker.units import show_seconds
 
 _LONGEST_TEXT = 100
@@ -50,7 +51,7 @@ def read_outcome(folder: Path) -> Outcome | None:
     if entry.phase is Phase.DONE:
         try:
             result = msgspec.json.decode((folder / RESULT).read_bytes(), type=Result)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNREADABLE):
             pass
     return Outcome(str(folder), entry, result)
 

@@ -50,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = error.exit_code
     except click.exceptions.Exit as exit_:
         code = exit_.exit_code
-    except (KeyboardInterrupt, click.Abort):
+    except click.Abort as abort:
+        if isinstance(abort.__cause__, EOFError):  # click takes every EOFError for Ctrl-D: this one is an error of ours
+            raise abort.__cause__ from None
+        code = 130
+    except KeyboardInterrupt:
         code = 130
     except StokerError as error:
         console.error(str(error))

@@ -1,5 +1,7 @@
+import gzip
 import io
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -52,11 +54,13 @@ def test_options_that_cannot_be_meant(here, arguments, says):
         (["--model", "./no-model"], RecipeError, "no-model"),
         (["--resume", "."], ConfigError, "is not a run folder"),
         (["--claims", "bad.csv"], ConfigError, "line 2: label is 'PERHAPS'"),
+        (["--claims", "cut.jsonl.gz"], ConfigError, "cut.jsonl.gz: is cut off before its first row"),
         (["--claims", "some.csv", "--prompts", "evidence.toml"], ConfigError, "line 3: claim 3 has no evidence"),
     ],
 )
 def test_input_that_cannot_be_used_changes_nothing(here, arguments, kind, says):
     (here / "bad.csv").write_text("claim,label\nA.,PERHAPS\n")
+    (here / "cut.jsonl.gz").write_bytes(gzip.compress(b"\xff" + random.Random(1).randbytes(5000))[:100])
     (here / "some.csv").write_text("claim,label,evidence\nA.,SUPPORTS,x\nB.,SUPPORTS,\n")
     (here / "evidence.toml").write_text("[[prompts]]\nname = 'e'\ntext = '{evidence} {claim}'\n")
     before = sorted(path.name for path in here.iterdir())

@@ -1,4 +1,8 @@
 import gzip
+import io
+import json
+import lzma
+import random
 
 import pyarrow
 import pyarrow.parquet
@@ -104,3 +108,55 @@ def test_digests_follow_the_content(tmp_path):
     assert digest_claims(read_claims(one)) != digest_claims(read_claims(other))
     again = put(tmp_path, "c.jsonl", "\n\n" + JSONL)
     assert digest_claims(read_claims(one)) == digest_claims(read_claims(again))
+
+
+ROWS = [{"id": n, "claim": f"Claim {n} über {n * n}."} for n in range(2000)]
+
+
+def packed(ending):
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+    if ".csv" in ending:
+        text = "id,claim\n" + "".join(f'{row["id"]},"{row["claim"]}"\n' for row in ROWS)
+    if ending == ".parquet":
+        file = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), file)
+        return file.getvalue()
+    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(ending[-3:], bytes)
+    return pack(text.encode())
+
+
+ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".csv", ".csv.gz", ".csv.xz", ".parquet")
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("how", ["cut off", "garbage", "not text and cut off", "damaged"])
+def test_a_file_that_is_cut_off_or_damaged_is_named_with_the_place(tmp_path, ending, how):
+    whole, chance = packed(ending), random.Random(7)
+    middle = len(whole) // 2
+    noise = b"\xff" + chance.randbytes(5000).translate(None, b"\r\n")
+    data = {
+        "cut off": whole[: whole.rfind(b"\xc3", 0, middle) + 1] if ending in (".jsonl", ".csv") else whole[:middle],
+        "garbage": noise,
+        "not text and cut off": {".gz": gzip.compress, ".xz": lzma.compress}.get(ending[-3:], bytes)(noise)[:100],
+        "damaged": whole[:middle] + b"\xff\x00" * 64 + whole[middle + 128 :],
+    }[how]
+    path = put(tmp_path, f"a{ending}", data)
+    with pytest.raises(ConfigError) as caught:
+        list(read_rows(path))
+    said = str(caught.value)
+    assert said.startswith(f"{path}: ")
+    assert any(
+        place in said for place in (": line ", " after line ", " after row ", " its first row", " its beginning")
+    )
+    if how == "cut off" and ending.endswith("z"):
+        assert "is cut off after line " in said
+    assert "\n" not in said
+
+
+def test_a_value_that_cannot_be_told_is_named_by_its_place(tmp_path):
+    table = pyarrow.table({"at": pyarrow.array([1, 10**18 + 1], pyarrow.timestamp("us"))})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet: cannot be read as Parquet"):
+        list(read_rows(tmp_path / "a.parquet"))
+    with pytest.raises(ConfigError, match="line 1: is not JSON"):
+        list(read_rows(put(tmp_path, "a.jsonl", "[" * 100_000)))

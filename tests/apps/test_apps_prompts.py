@@ -55,7 +55,7 @@ def test_jsonl_templates(tmp_path):
             "two labels have the same answer",
         ),
         ("prompts = 3\n", "must be tables"),
-        ("prompts = [\n", "Invalid value"),
+        ("prompts = [\n", "line 2: not TOML"),
         ("", "holds no templates"),
     ],
 )

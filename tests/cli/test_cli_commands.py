@@ -341,3 +341,13 @@ def test_a_time_to_wait_is_refused_where_nothing_waits_and_below_zero(stoker: St
     for command in ("doctor", "down"):
         said = stoker(command, "--wait", "-1")
         assert (said.exit_code, "-1 is not a number of seconds, 0 or more" in said.output) == (2, True)
+
+
+def test_the_end_of_a_file_in_a_command_is_an_error_and_not_ctrl_d(tmp_path: Path) -> None:
+    """click takes every EOFError for Ctrl-D, and the command ended without a word."""
+    program = tmp_path / "program.py"
+    lines = ["import click", "@click.command()", "def command():", "    raise EOFError('the archive is cut off')"]
+    program.write_text("\n".join(lines))
+    ended = command_line("run", str(program))
+    assert ended.returncode == 1
+    assert "EOFError: the archive is cut off" in ended.stderr

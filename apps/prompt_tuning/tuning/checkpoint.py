@@ -20,6 +20,7 @@ import torch
 
 from stoker.apps.common.whole_file import write_whole
 from stoker.apps.prompt_tuning.tuning.result import Point
+from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ def unpack(data: bytes, *, job: str) -> State | None:
             name.removeprefix(_OPTIMIZER): value for name, value in tensors.items() if name.startswith(_OPTIMIZER)
         }
         state = State(header, tensors[_PROMPT], tensors[_BEST], optimizer)
-    except (safetensors.SafetensorError, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+    except (safetensors.SafetensorError, KeyError, TypeError, *UNREADABLE) as error:
         log.warning("a checkpoint of %d bytes can't be read (%s); the job begins again", len(data), error)
         return None
     if header.job != job:

@@ -1,0 +1,61 @@
+"""Damaged files of the applications: an error names the file; one that can be made anew counts as not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.apps.common.run_folder import read_options
+from stoker.apps.fact_verification.prompts import read_prompts
+from stoker.apps.inference_sweep.plan import read_sweep
+from stoker.apps.prompt_tuning import board, budget, order
+from stoker.apps.prompt_tuning.board import Entry
+from stoker.apps.prompt_tuning.tuning.job import read_job
+from stoker.errors import ConfigError
+
+DAMAGED = {
+    "empty": b"",
+    "cut off": b'{"name": "a", "ca',
+    "not text": b'{"name": "\xff\xfe"}',
+    "garbage": bytes(range(256)) * 4,
+    "deep": b"[" * 200_000,
+    "deep in a field": b'{"elsewhere":' * 200_000,
+    "deep in a setting": b"x = " + b"[" * 200_000,
+}
+
+
+@pytest.fixture(params=list(DAMAGED))
+def damaged(request: pytest.FixtureRequest) -> bytes:
+    return DAMAGED[request.param]
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("run.json", lambda path: read_options(path.parent, app="toy")),
+        ("prompts.toml", read_prompts),
+        ("sweep.toml", read_sweep),
+        ("job.toml", read_job),
+    ],
+)
+def test_a_file_that_the_user_wrote_or_named_is_refused_by_name(
+    tmp_path: Path, damaged: bytes, name: str, read: Callable[[Path], Any]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(damaged)
+    with pytest.raises(ConfigError) as caught:
+        read(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_what_can_be_made_anew_counts_as_not_there(tmp_path: Path, damaged: bytes) -> None:
+    for name in ("state.json", "pace.json"):
+        (tmp_path / name).write_bytes(damaged)
+    assert board.read_entry(tmp_path) is None
+    assert budget.read_paces(tmp_path) == {}
+    assert order.unpack(damaged) is None
+    board.write_entry(tmp_path, Entry(name="a"))
+    assert board.read_entry(tmp_path) is not None
