@@ -11,6 +11,7 @@ from stoker.manager.core import (
     blocks,
     call_list,
     calls,
+    departures,
     heartbeats,
     holes,
     objects,
@@ -91,6 +92,8 @@ def _message(core: Core, client: Client, message: to_manager.FromClient) -> None
             _submit(core, client, message)
         case Received(total=total):
             _received(client, total)
+            if message.unused:
+                departures.forget_functions(core, client, message.unused)
         case DefineFunction(key=key):
             state.functions.setdefault(key, FunctionBlob(key, message.name, message.blob))
             client.defined.add(key)

@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import calls, clients, heartbeats
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.state import Client, Context, State
-from stoker.manager.protocol.ids import ClientId
+from stoker.manager.protocol.ids import ClientId, FunctionKey
 from stoker.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -106,6 +107,26 @@ def _forget(core: Core, client: Client) -> None:
         del state.departed[next(iter(state.departed))]
     heartbeats.record_runs(core)
     _forget_unused(core, client.id)
+
+
+def forget_functions(core: Core, client: Client, keys: Iterable[FunctionKey]) -> None:
+    """A client will not name these functions again: forget those that nobody else has defined, at once or when their
+    last open call has ended and a client says so of another function."""
+    state = core.state
+    client.defined.difference_update(keys)
+    state.unused_functions.update(dict.fromkeys(keys))
+    defined = set[str]().union(*(each.defined for each in state.clients.values()))
+    needed = {group.function.key for group in state.groups.values() if group.open_calls}
+    unused = [key for key in state.unused_functions if key not in needed]
+    for key in unused:
+        del state.unused_functions[key]
+    dropped = {key for key in unused if key not in defined}
+    for key in dropped:
+        state.functions.pop(key, None)
+    if dropped:
+        heartbeats.record_runs(core)
+        state.groups = {key: group for key, group in state.groups.items() if group.function.key not in dropped}
+        state.costs = {key: cost for key, cost in state.costs.items() if key[0] not in dropped}
 
 
 def _forget_unused(core: Core, id: str) -> None:

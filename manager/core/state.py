@@ -409,6 +409,8 @@ class State:
         self.departed: dict[int, None] = {}
         """Numbers of clients that were gone for so long that the rest of them is forgotten."""
         self.functions: dict[FunctionKey, FunctionBlob] = {}
+        self.unused_functions: dict[FunctionKey, None] = {}
+        """Those that their clients will not name again, as long as open calls need them."""
         self.groups: dict[object, Group] = {}
         self.costs: dict[tuple[str, str], Cost] = {}
         """By function and recipe key."""

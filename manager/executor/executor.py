@@ -43,6 +43,7 @@ from stoker.manager.executor.processes import ManagerProcess, make_folder, manag
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
 from stoker.manager.live.chosen import keep_policies, policies_for
+from stoker.manager.protocol.ids import FunctionKey
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
 from stoker.manager.protocol.to_manager import EndSession, ReleaseBlock, WantPilots
@@ -132,7 +133,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.seen_blocks: set[str] = set()
         self._manager: ManagerProcess | None = None
         self._link: Link | None = None
-        self._preparer = Preparer(lambda wants: engines.check_wants(self.site, wants, honours=honours))
+        self._preparer = Preparer(
+            lambda wants: engines.check_wants(self.site, wants, honours=honours), unused=self._tell_unused
+        )
         self._call_folder = ""
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
@@ -148,6 +151,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def __repr__(self) -> str:
         where = f"session {self._link.session.session}" if self._link else "not started"
         return f"StokerExecutor(label={self.label!r}, site={self.site.name!r}, provider={self.provider!r})  # {where}"
+
+    def _tell_unused(self, function: FunctionKey) -> None:
+        if self._link is not None:
+            self._link.will_not_name(function)
 
     @property
     def link(self) -> Link:

@@ -37,7 +37,7 @@ from stoker.errors import ProtocolError, SessionError
 from stoker.manager.executor.clocks import on_this_clock
 from stoker.manager.executor.describing import describe
 from stoker.manager.executor.large import LargeArguments
-from stoker.manager.executor.outgoing import Job, Outgoing, Waiter
+from stoker.manager.executor.outgoing import Job, Outgoing, Unused, Waiter
 from stoker.manager.executor.processes import removed
 from stoker.manager.executor.questions import Questions
 from stoker.manager.executor.settling import Settling, callbacks
@@ -45,7 +45,7 @@ from stoker.manager.executor.waiting import WaitingCalls
 from stoker.manager.live.interfaces import is_listening, no_way_to
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallSpec, Features, Payload
-from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId
+from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
 from stoker.manager.protocol.session import SessionFolder
 from stoker.seldom import SeldomLog
 
@@ -177,6 +177,10 @@ class Link:
         gone = self.waiting.give_up(calls)
         if gone and self._over is None:
             self.tell(to_manager.Cancel(gone, running))
+
+    def will_not_name(self, function: FunctionKey) -> None:
+        """Let the manager forget a function when it hears the next thing, after the calls that were submitted."""
+        self._out.queue.append(Unused(function))
 
     def tell(self, message: Any) -> None:
         """Send one message, after everything that was submitted before it."""

@@ -20,7 +20,7 @@ import msgspec
 from stoker.contexts.recipe import Recipe
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, CallProgress, CallSpec
-from stoker.manager.protocol.ids import CallId, RecipeKey
+from stoker.manager.protocol.ids import CallId, FunctionKey, RecipeKey
 from stoker.manager.protocol.reliable import Outbox
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
@@ -81,6 +81,12 @@ class Sent(msgspec.Struct, gc=False):
     spec: CallSpec
 
 
+class Unused(msgspec.Struct, frozen=True):
+    """Goes through the queue behind the calls of a function that no further call will name, as far as is known."""
+
+    function: FunctionKey
+
+
 class Outgoing:
     """The sending side of a link. A call that is not in `wanted` any more when its turn comes is not sent.
 
@@ -98,6 +104,8 @@ class Outgoing:
         self._counted_at: dict[int, float] = {}
         """When the seconds to deadlines were counted, by the number of each unacknowledged frame that has some."""
         self._known: set[str] = set()
+        self._unused: list[FunctionKey] = []
+        """Functions that the manager may forget, and was not told so."""
         self._sent: dict[CallId, Sent] = {}
         self._blocks: to_manager.WantPilots | None = None
         """What was said last of the client's own blocks."""
@@ -160,6 +168,7 @@ class Outgoing:
         frames = self._outbox.begin_again()
         self._counted_at.clear()
         self._known.clear()
+        self._unused.clear()
         self._said = 0
         again: list[tuple[Job, CallSpec] | Any] = []
         for call in sorted(self._sent):
@@ -180,9 +189,10 @@ class Outgoing:
             del self._counted_at[number]
 
     def _frame(self, messages: list[Any], now: float) -> bytes:
-        if self.received > self._said:
-            messages.append(to_manager.Received(self.received))
+        if self.received > self._said or self._unused:
+            messages.append(to_manager.Received(self.received, tuple(self._unused)))
             self._said = self.received
+            self._unused.clear()
         frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # raises before the number is taken
         number = self._outbox.next()
         self._outbox.keep(number, frame)
@@ -199,6 +209,11 @@ class Outgoing:
         while queue and count < FRAME_CALLS and size < FRAME_BYTES:
             entry = queue.popleft()
             self._taken += 1
+            if type(entry) is Unused:
+                if entry.function in self._known:
+                    self._known.remove(entry.function)
+                    self._unused.append(entry.function)
+                continue
             if type(entry) is not tuple:
                 messages.append(entry)
                 if type(entry) is to_manager.WantPilots:
@@ -237,6 +252,7 @@ class Outgoing:
         function = job.function
         if function.key not in self._known:
             self._known.add(function.key)
+            self._unused = [key for key in self._unused if key != function.key]
             messages.append(to_manager.DefineFunction(function.key, function.name, function.blob))
         return messages
 

@@ -39,9 +39,10 @@ class _Pickled:
 
 
 class FunctionCache:
-    """Pickled functions by function object."""
+    """Pickled functions by function object. `unused` hears of bytes that others have taken the place of."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unused: Callable[[FunctionKey], None] = lambda _key: None) -> None:
+        self._unused = unused
         self._known: weakref.WeakKeyDictionary[Any, _Pickled] = weakref.WeakKeyDictionary()
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -67,7 +68,10 @@ class FunctionCache:
         fresh = self._known[function] = _Pickled(function)
         for takes_context, before in known.blobs.items():
             now = fresh.blobs[takes_context] = _pickle_function(function, takes_context=takes_context)
-            if now.key != before.key and function not in self._told:
+            if now.key == before.key:
+                continue
+            self._unused(before.key)
+            if function not in self._told:
                 self._told.add(function)
                 logger.warning(
                     "%s uses %s, which has changed since its first call: calls from now on use the new one (said once;"

@@ -23,6 +23,7 @@ from stoker.manager.executor.outgoing import Job
 from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of
 from stoker.manager.executor.sendable import check_job
 from stoker.manager.executor.wants import Wants, read_parsl_spec, read_wants
+from stoker.manager.protocol.ids import FunctionKey
 
 SPECIFICATION = "parsl_resource_specification"
 PACKED = "stoker_packed_arguments"
@@ -133,12 +134,15 @@ class Prepared:
 
 
 class Preparer:
-    """Finds what is known of a function and of a specification. `check` refuses what the engine cannot honour."""
+    """Finds what is known of a function and of a specification. `check` refuses what the engine cannot honour, `unused`
+    hears of functions that are sent anew because what they captured has changed."""
 
-    def __init__(self, check: Check = lambda _wants: None) -> None:
+    def __init__(
+        self, check: Check = lambda _wants: None, *, unused: Callable[[FunctionKey], None] = lambda _key: None
+    ) -> None:
         self._check = check
         self._functions: weakref.WeakKeyDictionary[Any, Prepared] = weakref.WeakKeyDictionary()
-        self._cache = FunctionCache()
+        self._cache = FunctionCache(unused=unused)
         self._plain = Wants()
         self._paper: list[tuple[list[Any], Recipe, Wants]] = []
 

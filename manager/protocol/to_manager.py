@@ -85,9 +85,13 @@ class Cancel(_Message, frozen=True, tag="cancel"):
 
 
 class Received(_Message, frozen=True, tag="received"):
-    """The client holds its first `total` results: the manager may forget them."""
+    """The client holds its first `total` results: the manager may forget them.
+
+    So it may the `unused` functions, once no call that has come needs them: the client defines them again if it does.
+    """
 
     total: int
+    unused: tuple[FunctionKey, ...] = ()
 
 
 class AskStatus(_Message, frozen=True, tag="ask-status"):

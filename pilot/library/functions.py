@@ -11,6 +11,7 @@ from stoker.contexts.code_payloads import loads_code
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
 _ROOM = 128
+_ROOM_BYTES = 128_000_000
 
 
 class Function:
@@ -18,6 +19,7 @@ class Function:
 
     def __init__(self, blob: FunctionBlob) -> None:
         self.name = blob.name
+        self.size_bytes = len(blob.blob)
         self.mean_s = 0.0
         """How long its calls take, recent ones counting most; 0 = not known yet."""
         self._blob = blob.blob
@@ -44,10 +46,12 @@ class Function:
 
 
 class Functions:
-    """A bounded cache of functions."""
+    """A cache of at most `room` functions, and of at most `room_bytes` or one."""
 
-    def __init__(self, *, room: int = _ROOM) -> None:
+    def __init__(self, *, room: int = _ROOM, room_bytes: int = _ROOM_BYTES) -> None:
         self._room = room
+        self._room_bytes = room_bytes
+        self._bytes = 0
         self._here: OrderedDict[str, Function] = OrderedDict()
 
     def find(self, key: str, blob: FunctionBlob | None) -> Function | None:
@@ -57,8 +61,9 @@ class Functions:
             if blob is None:
                 return None
             found = self._here[key] = Function(blob)
-            if len(self._here) > self._room:
-                self._here.popitem(last=False)
+            self._bytes += found.size_bytes
+            while len(self._here) > self._room or (self._bytes > self._room_bytes and len(self._here) > 1):
+                self._bytes -= self._here.popitem(last=False)[1].size_bytes
         else:
             self._here.move_to_end(key)
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.executor.outgoing import Job, Outgoing
+from stoker.manager.executor.outgoing import Job, Outgoing, Unused
 from stoker.manager.live.doors import FRAME_LIMIT_BYTES
 from stoker.manager.protocol import to_manager, wire
 from stoker.manager.protocol.calls import CallOptions, CallSpec
@@ -53,6 +53,38 @@ def test_large_functions_leave_one_by_one_in_frames_that_a_manager_takes() -> No
                 defined.add(message.key)
             if isinstance(message, to_manager.Submit):
                 assert message.function in defined
+
+
+def test_a_function_that_is_unused_is_told_behind_its_calls_and_defined_again_if_it_is_used_again() -> None:
+    jobs = [Job(FunctionBlob(FunctionKey(f"f{n}"), "f", b"code"), BARE, CallOptions()) for n in range(2)]
+    out = Outgoing(range(100), describe=lambda _: [])  # type: ignore[arg-type]
+
+    def leaves(*entries: object) -> list[str]:
+        out.queue.extend(entries)
+        said = []
+        for frame in out.frames(0.0):
+            for message in wire.from_client()(frame).messages:
+                match message:
+                    case to_manager.DefineFunction(key=key):
+                        said.append(f"define {key}")
+                    case to_manager.Submit(function=key):
+                        said.append(f"call {key}")
+                    case to_manager.Received(unused=keys):
+                        said += [f"unused {key}" for key in keys]
+        return said
+
+    old, new = ((job, CallSpec(CallId(n), b"")) for n, job in enumerate(jobs))
+    assert leaves(old, Unused(jobs[0].function.key), new) == [
+        "define f0",
+        "call f0",
+        "define f1",
+        "call f1",
+        "unused f0",
+    ]
+    assert leaves(old) == ["define f0", "call f0"]
+    assert leaves(Unused(jobs[0].function.key), old) == ["define f0", "call f0"]
+    assert leaves(Unused(jobs[0].function.key)) == ["unused f0"]
+    assert leaves(Unused(jobs[0].function.key)) == []
 
 
 DUE_AT = 160.0

@@ -109,6 +109,15 @@ def test_functions_are_forgotten_least_recently_used_first() -> None:
     assert first.open() == (len, False)
 
 
+def test_functions_take_a_bounded_number_of_bytes() -> None:
+    functions = Functions(room_bytes=2500)
+    for name in "abc":
+        functions.find(name, FunctionBlob(key=name, name=name, blob=bytes(1000)))  # type: ignore[arg-type]
+    assert [functions.find(name, None) is not None for name in "abc"] == [False, True, True]
+    functions.find("large", FunctionBlob(key="large", name="large", blob=bytes(5000)))  # type: ignore[arg-type]
+    assert [functions.find(name, None) is not None for name in ("b", "c", "large")] == [False, False, True]
+
+
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
     before = os.getcwd()
