@@ -17,6 +17,7 @@ from stoker.errors import StokerError
 from stoker.log_files import keep_log
 from stoker.manager.live import interfaces, journal, keeper, lease
 from stoker.manager.live.chosen import chosen_in, policies_of
+from stoker.manager.live.ports_taken import NO_PORT, PortsTakenError
 from stoker.manager.live.server import Patience, Server, check_folder
 from stoker.manager.live.taken import TAKEN_OVER, TakenError
 from stoker.manager.protocol.session import SessionFolder
@@ -25,7 +26,7 @@ from stoker.site import Session
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a manager until its session is over. Returns the exit status: 0 over, 1 could not start, 3 another manager
-    runs the session, 4 could not go on."""
+    runs the session, 4 could not go on, 5 found no free port when it came back."""
     options = _parser().parse_args(arguments)
     folder = SessionFolder(options.session)
     keep_log(folder.manager_log)
@@ -62,6 +63,11 @@ def main(arguments: list[str] | None = None) -> int:
     except TakenError as error:  # it has not let go of its journal yet
         _cannot_start(error)
         return TAKEN_OVER
+    except PortsTakenError as error:
+        if not folder.file.exists():
+            return _cannot_start(error)
+        logging.critical("%s", error)
+        return NO_PORT
     except StokerError as error:
         if over:  # nothing needs to be started again to write the last records of a journal
             unwritten = server.journal.trouble or journal.SLOW
@@ -85,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", default="", help="session id (default: the folder's name)")
     parser.add_argument("--interface", default=interfaces.LOOPBACK, help="what pilots reach: an address, ib0, or auto")
     parser.add_argument("--ports", default=Session().ports, help="where to listen, low-high (default: %(default)s)")
+    parser.add_argument("--any-port", action="store_true", help="if those are all taken listen on another")
     parser.add_argument("--heartbeat", type=float, default=5.0, help="seconds between a pilot's heartbeats")
     parser.add_argument("--pilot-lease", type=float, default=60.0, help="seconds that a pilot waits for a lost manager")
     parser.add_argument(
@@ -112,6 +119,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callabl
         patience=patience,
         interface=interfaces.resolve(options.interface),
         ports=Session(ports=options.ports).port_range,
+        any_port=options.any_port,
         detached=options.detached,
         parent=options.parent,
         sure=sure,

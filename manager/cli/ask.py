@@ -19,7 +19,6 @@ from stoker.dealer import Keys, open_socket
 from stoker.errors import SessionError
 from stoker.manager.executor import detached
 from stoker.manager.live import lease
-from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.listed import ListedState
 from stoker.manager.protocol.session import SessionFile, SessionFolder
@@ -54,7 +53,7 @@ class Observer:
         self.file = folder.read()
         self._timeout_s = timeout_s
         self._decode = wire.to_client_decoder()
-        if not is_listening(self.file.address):
+        if not detached.is_up(folder):
             if why := detached.unreachable(folder):
                 raise SessionError(why, session=self.file.session)
             raise SessionEndedError(nobody_listens(folder, self.file))
@@ -114,9 +113,9 @@ class Observer:
                     raise SessionError(text + _of_another_version(self.folder, self.file))
                 if isinstance(message, to_client.SessionOver):
                     raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
+        who = f"the manager of session {self.file.session}{_elsewhere(self.folder)} at {self.file.address}"
         raise NoAnswerError(
-            f"the manager of session {self.file.session} at {self.file.address} does not answer within"
-            f" {self._timeout_s:g} s; its log may say why: {self.folder.manager_log}",
+            f"{who} does not answer within {self._timeout_s:g} s; its log may say why: {self.folder.manager_log}",
             session=self.file.session,
             log=str(self.folder.manager_log),
         )
@@ -134,6 +133,12 @@ def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
     )
 
 
+def _elsewhere(folder: SessionFolder) -> str:
+    """Which manager of another machine runs the session, in brackets; empty for one of this machine."""
+    holder = lease.read_if_whole(folder.lease)
+    return f" ({holder})" if holder is not None and lease.is_alive(holder) is None else ""
+
+
 def _ended_at(folder: SessionFolder) -> str:
     """When a session's manager wrote last, as a clock shows it; with the date, where that is not today's."""
     newest = 0.0
@@ -149,4 +154,10 @@ def nobody_listens(folder: SessionFolder, file: SessionFile) -> str:
     why = detached.over(folder)
     if why or not detached.is_detached(folder):
         return f"session {file.session} ended at {_ended_at(folder)}" + (f" ({why})" if why else "")
+    holder = lease.read_if_whole(folder.lease)
+    if holder is not None and lease.is_alive(holder):
+        return (
+            f"the manager of session {file.session} ({holder}) does not listen yet: it reads its journal; its log: "
+            f"{folder.manager_log}"
+        )
     return f"the manager of session {file.session} is gone; `stoker attach {file.session}` brings it back"

@@ -26,7 +26,6 @@ from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import console
 from stoker.manager.executor import detached
-from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol.session import SessionFolder, find_session, named_folder
 
 LOOKS = "the one of this folder if it is up, else the newest that is up, else this folder's newest"
@@ -107,7 +106,7 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[Candidat
             if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
                 found.append((session, folder))
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a host that is away answers late
-        up = pool.map(_is_not_over if detached_only else _listens, [folder for _, folder in found])
+        up = pool.map(_is_not_over if detached_only else _is_up, [folder for _, folder in found])
         return [
             Candidate(session, folder.path, here is not None and _belong(folder.path, here), is_up)
             for (session, folder), is_up in zip(found, up, strict=True)
@@ -145,7 +144,7 @@ def _is_not_over(folder: SessionFolder) -> bool:
     return False
 
 
-def _listens(folder: SessionFolder) -> bool:
+def _is_up(folder: SessionFolder) -> bool:
     with contextlib.suppress(SessionError):
-        return not detached.over(folder) and is_listening(folder.read().address)
+        return detached.is_up(folder)
     return False

@@ -80,7 +80,7 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
                 return None
             console.note("its manager is gone; it is started again, to end what it knows of")
             try:
-                detached.start(folder, waiting=console.note)
+                detached.start(folder, waiting=console.note, to_end=True)
             except SessionError:
                 if not detached.over(folder):
                     raise

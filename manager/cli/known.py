@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -15,20 +16,20 @@ from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, SessionError, UnitError
 from stoker.manager.cli import console, prune
 from stoker.manager.executor import detached
-from stoker.manager.live.interfaces import is_listening
 from stoker.manager.protocol.session import SessionFolder, holds_session
 from stoker.units import parse_seconds, show_bytes, show_seconds
 from stoker.working_folder import folders_here
 
 _OLDER = "14d"
 _DAY_S = 86400.0
+_ASKED_AT_ONCE = 16
 
 
 class State(enum.Enum):
     """Whether a session goes on."""
 
     UP = "up"
-    """Its manager listens."""
+    """Its manager is there."""
     LOST = "lost"
     """It is not over, and has no manager: `stoker attach` or `stoker down`."""
     OVER = "over"
@@ -58,7 +59,7 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
         older_s = parse_seconds(older)
     except UnitError as error:
         raise ConfigError(f"--older: {error}", key="older") from None
-    found = list(known())
+    found = known()
     if not remove:
         if as_json:
             console.json({"sessions": found})
@@ -73,17 +74,16 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
         console.lines(render_pruned(pruned, older=older))
 
 
-def known() -> Iterator[Known]:
+def known() -> list[Known]:
     """Every session whose folder is there, the newest first."""
     home = state_folder()
     places = [*(home / "sessions").glob("*"), *(home / "sessions.d").glob("*")]
     for here in folders_here():
         places += Path(here).glob("runinfo/*/*")
     found = {place.resolve() for place in places if holds_session(place)}
-    for idle_s, path in sorted((_idle_s(path), path) for path in found):
-        folder = SessionFolder(path)
-        with contextlib.suppress(SessionError):  # damaged, or removed meanwhile
-            yield Known(folder.read().session, str(path), _state(folder), idle_s)
+    newest_first = sorted((_idle_s(path), path) for path in found)
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a manager on another machine may take seconds to answer
+        return [each for each in pool.map(lambda one: _look(*one), newest_first) if each is not None]
 
 
 def render(found: Sequence[Known]) -> list[str]:
@@ -119,8 +119,17 @@ def render_pruned(pruned: Sequence[prune.Pruned], *, older: str) -> list[str]:
     return [*out, f"removed {len(removed)} session{'s' * (len(removed) != 1)}, {total}"]
 
 
+def _look(idle_s: float, path: Path) -> Known | None:
+    """What is known of the session in a folder; None if it is damaged, or was removed meanwhile."""
+    folder = SessionFolder(path)
+    try:
+        return Known(folder.read().session, str(path), _state(folder), idle_s)
+    except SessionError:
+        return None
+
+
 def _state(folder: SessionFolder) -> State:
-    if is_listening(folder.read().address):
+    if detached.is_up(folder):
         return State.UP
     return State.LOST if detached.is_detached(folder) and not detached.over(folder) else State.OVER
 

@@ -39,7 +39,7 @@ def store() -> Iterator[Finding]:
 
 def sessions() -> Iterator[Finding]:
     """Sessions that are known here: alive, over, or gone without a trace."""
-    found = list(known.known())
+    found = known.known()
     alive = [each.session for each in found if each.state is State.UP]
     over = [Path(each.folder) for each in found if each.state is State.OVER]
     links = sorted((state_folder() / "sessions").glob("*"))

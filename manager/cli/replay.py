@@ -12,7 +12,7 @@ import click
 
 from stoker.errors import SessionError
 from stoker.manager.cli import choosing, console
-from stoker.manager.live.interfaces import is_listening
+from stoker.manager.live import presence
 from stoker.manager.protocol.session import SessionFolder
 from stoker.units import show_seconds
 
@@ -109,7 +109,7 @@ def compared(makespans: Compared) -> str:
 def _lives(folder: SessionFolder, journal: Path) -> bool:
     """Whether the manager of the session that the journal belongs to is there, and writes it."""
     with contextlib.suppress(SessionError):
-        return journal == folder.journal and is_listening(folder.read().address)
+        return journal == folder.journal and presence.is_up(folder)
     return False
 
 

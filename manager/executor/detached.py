@@ -24,7 +24,7 @@ from stoker.manager.environment.preparing import prepare
 from stoker.manager.executor import engines
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
 from stoker.manager.factory.pilot_command import refuse_odd_imports
-from stoker.manager.live import interfaces, lease
+from stoker.manager.live import interfaces, lease, presence
 from stoker.manager.live.chosen import check_policies, keep_policies
 from stoker.manager.live.taken import TAKEN_OVER
 from stoker.manager.protocol.session import SessionFolder, find_session
@@ -107,8 +107,8 @@ def is_detached(folder: SessionFolder) -> bool:
 
 
 def is_up(folder: SessionFolder) -> bool:
-    """Whether somebody listens at the session's address."""
-    return folder.file.exists() and interfaces.is_listening(folder.read().address)
+    """True if the session's manager is there and can be reached (`manager.live.presence`)."""
+    return presence.is_up(folder)
 
 
 def unreachable(folder: SessionFolder) -> str:
@@ -142,13 +142,16 @@ def find(name: str) -> tuple[SessionFolder, Site]:
     return folder, msgspec.structs.replace(Site.default(), name=sites, engine=engines.engine_of(folder))
 
 
-def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Holder:
+def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.Holder:
     """Start the manager of a session here, for the first time or again, and wait until it listens; who it is. Where
     somebody else starts it at the same time there is one all the same.
 
-    `waiting` hears what is waited for, if that takes long. Raises SessionError with the end of the manager's log.
+    `waiting` hears what is waited for, if that takes long. `to_end`: it is started to end the session, and listens on
+    any port if those of its site are taken. Raises SessionError with the end of the manager's log.
     """
     launch = _read_launch(folder)
+    if to_end:
+        launch = msgspec.structs.replace(launch, options=(*launch.options, "--any-port"))
     if why := unreachable(folder):
         raise SessionError(why, session=launch.session)
     path = lease.lease_file(folder)
@@ -162,25 +165,26 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None]) -> lease.Hol
             f"the manager of session {launch.session} was {before}; it is started here if that one gives no sign of "
             f"life for {lease.PATIENCE_S:.0f} s"
         )
+    said_at = folder.manager_log.stat().st_size if folder.manager_log.exists() else 0
     process, tries_left = _spawn(folder, launch), _TRIES
     until = time.monotonic() + patience_s
     try:
         while _written_at(folder) == said_before or (holder := lease.read(path)) is None:
             if process.poll() is not None:
                 other = lease.read(path)
+                if other is not None and other.over:  # somebody was quicker, and has ended the session as well
+                    raise _over(launch, other.over)
+                if other is not None and is_up(folder):  # somebody else, or its keeper, was quicker
+                    register(folder)
+                    return other
                 if other is None or not lease.is_alive(other):
-                    if other is not None and other.over:  # somebody was quicker, and has ended the session as well
-                        raise _over(launch, other.over)
                     tries_left -= 1
                     if (process.returncode >= 0 and process.returncode != TAKEN_OVER) or not tries_left:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
-                        raise _failed(folder, what)
+                        raise _failed(folder, what, said_at=said_at)
                     process = _spawn(folder, launch)  # it was killed, or the one that it found was
-                elif is_up(folder):  # somebody else, or its keeper, was quicker
-                    register(folder)
-                    return other
             if time.monotonic() > until:
-                raise _failed(folder, f"the manager did not listen within {patience_s:.0f} s")
+                raise _failed(folder, f"the manager did not listen within {patience_s:.0f} s", said_at=said_at)
             time.sleep(0.02)
     except BaseException:  # Ctrl-C too: nobody would know that it is there
         process.terminate()
@@ -229,8 +233,12 @@ def _read_launch(folder: SessionFolder) -> Launch:
         raise SessionError(f"{folder.launch} is damaged: {error}") from error
 
 
-def _failed(folder: SessionFolder, what: str) -> SessionError:
+def _failed(folder: SessionFolder, what: str, *, said_at: int) -> SessionError:
+    """`said_at`: the size of the manager's log before this manager was started."""
     log = folder.manager_log
-    lines = log.read_text(errors="replace").splitlines()[-_TAIL_LINES:] if log.exists() else []
-    text = "".join(f"\n  {line}" for line in lines) or " (it is empty)"
+    said = log.read_bytes() if log.exists() else b""
+    if len(said) >= said_at:  # else the log was full and began anew
+        said = said[said_at:]
+    lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    text = "".join(f"\n  {line}" for line in lines) or " (it said nothing)"
     return SessionError(f"{what}; the end of {log}:{text}", log=str(log))

@@ -17,6 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from stoker.errors import SessionError
 from stoker.manager.live.admission import KnownKeys, User
+from stoker.manager.live.ports_taken import ports_taken
 from stoker.manager.live.unproven import UnprovenConnections
 from stoker.manager.protocol.session import IDENTITY_MARK, SessionFolder
 
@@ -53,9 +54,10 @@ class Doors:
         address: str = "",
         interface: str = "127.0.0.1",
         ports: tuple[int, int] = PORTS,
+        any_port: bool = False,
     ) -> None:
-        """Listen on `address` if it can be had here, else on a free port of `interface`. Raises SessionError if that
-        cannot be."""
+        """Listen on `address` if it can be had here, else on a free one of these ports of `interface`; `any_port`: on
+        another if they are all taken. Raises SessionError if that cannot be."""
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
@@ -77,7 +79,7 @@ class Doors:
         self.router.setsockopt(zmq.CURVE_PUBLICKEY, server.public.encode())
         self._monitor = self.router.get_monitor_socket(_WATCHED)
         try:
-            self.address = self._bind(address, interface, ports)
+            self.address = self._bind(folder, address, interface, ports, any_port=any_port)
         except SessionError:
             self.close()
             raise
@@ -93,7 +95,9 @@ class Doors:
         """Who was read on such a connection: they look alive, and have left."""
         self.turned_away = 0
 
-    def _bind(self, address: str, interface: str, ports: tuple[int, int]) -> str:
+    def _bind(
+        self, folder: SessionFolder, address: str, interface: str, ports: tuple[int, int], *, any_port: bool
+    ) -> str:
         """Where it listens now: peers know the address of before, so that one is best."""
         if address:
             try:
@@ -111,10 +115,10 @@ class Doors:
             except zmq.ZMQError as error:
                 if error.errno != zmq.EADDRINUSE:
                     raise SessionError(f"the manager cannot listen on {address}: {error}") from error
-        raise SessionError(
-            f"the manager cannot listen on {interface}: ports {first}-{last} are all taken; give it others "
-            "([session] ports in the site file)"
-        )
+        if any_port:
+            self.router.bind(f"tcp://{interface}:*")
+            return self.router.getsockopt_string(zmq.LAST_ENDPOINT)
+        raise ports_taken(folder, interface=interface, ports=ports)
 
     def watch(self, fd: int) -> None:
         """Have `wait` return when a descriptor becomes readable."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from stoker.manager.live.ports_taken import NO_PORT
 from stoker.manager.live.restarts import Restarts, after
 
 log = logging.getLogger("stoker.manager")
@@ -26,9 +27,10 @@ _LOOK_S = 0.1
 
 def keep(command: Sequence[str], *, progress: Path) -> int:
     """Run a manager until it ends by itself; its exit status. SIGTERM ends the manager, but not the session.
-    `progress`: the file that a manager touches when it has done something."""
+    `progress`: the file that a manager touches when it has done something. If the very first manager finds no free port
+    it is not started again: the command that waits for it tells a person, who can free one."""
     restarts = Restarts(progress)
-    stopped = False
+    stopped, is_first = False, True
     process: subprocess.Popen[bytes] | None = None
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -43,8 +45,9 @@ def keep(command: Sequence[str], *, progress: Path) -> int:
         restarts.started()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         code = process.wait()
-        if code >= 0 and code != FAILED:
+        if code >= 0 and code != FAILED and (code != NO_PORT or is_first):
             return code
+        is_first = False
         how = "failed" if code > 0 else f"was killed by signal {-code}"
         pause_s = restarts.died()
         if pause_s is None:

@@ -131,6 +131,7 @@ class Server:
         patience: Patience,
         interface: str = "127.0.0.1",
         ports: tuple[int, int] = PORTS,
+        any_port: bool = False,
         detached: bool = False,
         parent: int = 0,
         sync: bool = False,
@@ -163,7 +164,7 @@ class Server:
             tell=lambda text: self._notice(text),
         )  # fmt: skip
         address = before.address if before else ""
-        self.doors = Doors(folder, address=address, interface=interface, ports=ports)
+        self.doors = Doors(folder, address=address, interface=interface, ports=ports, any_port=any_port)
         if self.journal.wake_fd >= 0:
             self.doors.watch(self.journal.wake_fd)
         self.history = History(session=session)

@@ -22,6 +22,7 @@ from stoker.errors import SessionError
 from stoker.manager.cli import ask
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.core.libraries import LOAD_TRIES
+from stoker.manager.live import interfaces
 from stoker.manager.live.chosen import keep_policies
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
@@ -292,7 +293,7 @@ def test_what_to_do_about_a_manager_of_another_version(
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://127.0.0.1:99999", "tcp://nowhere.invalid:80", "junk"])
 def test_nobody_listens_there(address: str) -> None:
-    assert not ask.is_listening(address)
+    assert not interfaces.is_listening(address)
 
 
 def test_an_ended_session_is_told_apart(folder: SessionFolder) -> None:

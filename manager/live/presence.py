@@ -1,0 +1,144 @@
+"""Is a session's manager there? One answer for all that ask: programs that join, commands, lists of sessions.
+
+An open port does not tell. The manager may be gone, and another session's manager, or any program, may have its port by
+now. So, in this order:
+
+- The lease: a session that is over has no manager.
+- The port: where nothing accepts connections, no manager can be reached.
+- The lease again: of a manager on this machine it names the process, which must live and listen on that port itself. No
+  answer is waited for: a manager that is busy, or frozen, is there.
+- Of a manager elsewhere (on another machine, or on this one before it was started anew) the lease settles nothing, and
+  the same holds where there is no lease, or a damaged one. Then a sign of life is waited for: a CURVE handshake, which
+  only a manager with the session's secret key completes, or a renewed lease. A manager that is too busy to shake hands
+  renews its lease all the same, on a thread of its own.
+
+A wrong "no" costs time, and never makes a second manager: who starts one waits for the lease (`lease.take`).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import select
+import time
+from types import TracebackType
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import psutil
+import zmq
+
+from stoker.dealer import Change, Dealer, Keys
+from stoker.errors import SessionError
+from stoker.manager.live import lease
+from stoker.manager.live.interfaces import is_listening
+from stoker.manager.protocol.session import SessionFile, SessionFolder
+
+log = logging.getLogger("stoker.manager")
+
+SIGN_S = 2 * lease.RENEW_S + 1
+"""A manager elsewhere gives a sign of life within this: it renews its lease twice."""
+_LOOK_S = 0.25
+"""How often the lease is read meanwhile."""
+_RECONNECT_MS = (500, 1000)
+
+
+def is_up(folder: SessionFolder) -> bool:
+    """True if the session's manager is there, and its address leads to it. Takes up to `SIGN_S` where the lease names
+    no process of this machine. Raises SessionError for a `session.json` that cannot be read."""
+    if not folder.file.exists() or folder.over():
+        return False
+    file = folder.read()
+    if not is_listening(file.address):
+        return False
+    holder = lease.read_if_whole(folder.lease)
+    alive = lease.is_alive(holder) if holder is not None else None
+    if holder is not None and alive is not None:
+        return alive and _listens_at(holder.pid, file.address)
+    return _gives_sign(folder, file, holder)
+
+
+def _listens_at(pid: int, address: str) -> bool:
+    """True if a process of this machine listens on the port of an address; also if that cannot be seen."""
+    port = urlsplit(address).port
+    try:
+        if os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):
+            return True
+        connections = psutil.Process(pid).net_connections("tcp")
+    except (psutil.AccessDenied, PermissionError):
+        return True
+    except (psutil.Error, OSError):  # it has ended meanwhile
+        return False
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
+
+
+def _gives_sign(folder: SessionFolder, file: SessionFile, holder: lease.Holder | None) -> bool:
+    """True if the session's manager shakes hands at its address, or renews its lease, within `SIGN_S`."""
+    until = time.monotonic() + SIGN_S
+    try:
+        handshake = Handshake(folder, file)
+    except (SessionError, zmq.ZMQError) as error:  # its keys are lost, or damaged: no program can join it
+        log.warning("session %s: its manager cannot be asked whether it is there: %s", file.session, error)
+        return False
+    with handshake:
+        while (answer := handshake.wait(_LOOK_S)) is not Answer.OURS:
+            there = lease.read_if_whole(folder.lease)
+            if there is not None and there != holder:
+                is_renewed = holder is not None and there.token == holder.token
+                return not there.over if is_renewed else is_up(folder)
+            if time.monotonic() > until or (holder is None and answer is Answer.FOREIGN):
+                return False
+    return True
+
+
+class Answer(enum.Enum):
+    """What came of a handshake."""
+
+    NONE = "none"
+    """There was no answer yet."""
+    OURS = "ours"
+    """The manager of the session answered."""
+    FOREIGN = "foreign"
+    """A program answered that is not the session's manager, or does not take its client's key."""
+
+
+class Handshake:
+    """A connection to a session's address that says nothing: that its handshake succeeds is all. A context manager.
+
+    Raises SessionError, zmq.ZMQError for keys that are lost or damaged.
+    """
+
+    def __init__(self, folder: SessionFolder, file: SessionFile) -> None:
+        pair = folder.read_key("client")
+        keys = Keys(file.server_key, pair.public, pair.secret)
+        name = f"client-{uuid4().hex[:12]}"
+        self._answer = Answer.NONE
+        self._dealer = Dealer(file.address, name=name, keys=keys, log=log, reconnect_ms=_RECONNECT_MS)
+
+    def __enter__(self) -> Handshake:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._dealer.close()
+
+    def wait(self, timeout_s: float) -> Answer:
+        """What came of it so far; waits for news if there is none."""
+        if not self._note() and not self._dealer.readable():
+            poll = select.poll()
+            poll.register(self._dealer.filenos()[1], select.POLLIN)
+            poll.poll(timeout_s * 1000)
+            self._note()
+        return self._answer
+
+    def _note(self) -> bool:
+        """Take note of what has happened; whether that settled something."""
+        before = self._answer
+        for change in self._dealer.changes():
+            if change is Change.MADE:
+                self._answer = Answer.OURS
+            elif change is not Change.BROKEN and self._answer is Answer.NONE:
+                self._answer = Answer.FOREIGN
+        return self._answer is not before

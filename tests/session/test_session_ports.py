@@ -1,0 +1,265 @@
+"""A manager is there if it is the session's own: another program may listen on its port by now."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from faults.world import World, command_of, kill, until
+from live.peers import Manager, session_folder
+from session.test_session_up import stoker
+
+from stoker.manager.cli.ask import NoAnswerError, Observer
+from stoker.manager.executor import detached
+from stoker.manager.live import lease, presence
+from stoker.manager.protocol import wire
+from stoker.manager.protocol.session import SessionFile, SessionFolder, find_session
+
+SITE = """
+name = "one"
+[pilot]
+devices = "cpu:1"
+[session]
+heartbeat = "1 s"
+ports = "{first}-{last}"
+"""
+PROGRAM = """
+import sys, stoker
+
+@stoker.app
+def plus_one(number):
+    return number + 1
+
+with stoker.load(session=sys.argv[1]):
+    print(plus_one(1).result(60))
+"""
+
+
+def free_ports(count: int = 1) -> int:
+    """The first of so many ports in a row that are free."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as one:
+            first = one.getsockname()[1]
+        try:
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return int(first)
+
+
+def up(world: World, first: int, last: int = 0) -> SessionFolder:
+    """A session that stays, whose manager listens on one of these ports."""
+    (world.path / "one.toml").write_text(SITE.format(first=first, last=last or first))
+    said = stoker(world, "up", "one.toml", "--json")
+    assert said.returncode == 0, said.stderr
+    return find_session(json.loads(said.stdout)["session"])
+
+
+def port_of(folder: SessionFolder) -> int:
+    return int(folder.read().address.rpartition(":")[2])
+
+
+def lose_manager(world: World, folder: SessionFolder) -> None:
+    """Kill a session's manager, and its parent that would start it again."""
+    there = lease.read(folder.lease)
+    assert there is not None
+    managers = [pid for pid in world.of("stoker.manager.main") if str(folder.path) in command_of(pid)]
+    kill([pid for pid in managers if "--kept" in command_of(pid)])
+    kill([there.pid])
+    until(lambda: lease.is_alive(there) is False)
+
+
+def states(world: World) -> dict[str, str]:
+    told = json.loads(stoker(world, "sessions", "--json").stdout)
+    return {each["session"]: each["state"] for each in told["sessions"]}
+
+
+def run(world: World, name: str) -> tuple[int, str, str]:
+    process = world.start(PROGRAM, name)
+    out, err = process.communicate(timeout=100)
+    return process.returncode, out, err
+
+
+def test_a_session_whose_port_another_session_has_by_now_is_lost_and_comes_back_on_another(world: World) -> None:
+    """It was out of reach: every command believed that its manager was there, and did not answer."""
+    first = free_ports(2)
+    lost = up(world, first, first + 1)
+    name, port = lost.read().session, port_of(lost)
+    lose_manager(world, lost)
+    other = up(world, port)
+    assert port_of(other) == port
+    assert states(world) == {name: "lost", other.read().session: "up"}
+    shown = stoker(world, "status", name)
+    assert f"the manager of session {name} is gone; `stoker attach {name}` brings it back" in shown.stdout
+
+    code, out, err = run(world, name)
+    assert (code, out) == (0, "2\n"), err
+    assert port_of(lost) in {first, first + 1} - {port}, "it keeps to its range"
+    assert states(world) == {name: "up", other.read().session: "up"}
+    for folder in (lost, other):
+        said = stoker(world, "down", folder.read().session)
+        assert said.returncode == 0, said.stderr
+    assert set(states(world).values()) == {"over"}
+
+
+def test_where_another_session_has_its_only_port_it_says_which_and_can_be_ended_all_the_same(world: World) -> None:
+    lost = up(world, free_ports())
+    name, port = lost.read().session, port_of(lost)
+    lose_manager(world, lost)
+    other = up(world, port).read().session
+    began = time.monotonic()
+    code, _, err = run(world, name)
+    assert code == 1
+    assert (
+        f"ports {port}-{port} are all taken (by session {other}); session {name} keeps the ports of its site file: free"
+        f" one (`stoker down {other}`, or end another program that listens there), then `stoker attach {name}`"
+    ) in err
+    assert err.count("are all taken") == 1
+    assert time.monotonic() - began < 10, "it is told at once"
+
+    said = stoker(world, "down", name)
+    assert said.returncode == 0, said.stderr
+    assert f"session {name} has ended: 0 calls done, 1 pilot let go, 1 job ended" in said.stdout
+    assert states(world) == {name: "over", other: "up"}
+    said = stoker(world, "down", other)
+    assert said.returncode == 0, said.stderr
+
+
+def test_a_listener_that_is_no_manager_does_not_keep_a_session_from_coming_back(world: World) -> None:
+    first = free_ports(2)
+    lost = up(world, first, first + 1)
+    name, port = lost.read().session, port_of(lost)
+    lose_manager(world, lost)
+    with socket.create_server(("127.0.0.1", port)):
+        assert states(world) == {name: "lost"}
+        code, out, err = run(world, name)
+        assert (code, out) == (0, "2\n"), err
+        lose_manager(world, lost)
+        said = stoker(world, "down", name)
+        assert said.returncode == 0, said.stderr
+        assert states(world) == {name: "over"}
+
+
+@pytest.fixture
+def folder(world: World, tmp_path: Path) -> SessionFolder:
+    return session_folder(tmp_path / "session")
+
+
+@pytest.fixture
+def manager(folder: SessionFolder) -> Iterator[Manager]:
+    manager = Manager(folder)
+    yield manager
+    manager.close()
+
+
+def test_a_manager_that_is_frozen_is_there(manager: Manager) -> None:
+    assert manager.process is not None
+    manager.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    assert presence.is_up(manager.folder)
+    assert time.monotonic() - began < 2, "no answer is waited for"
+
+
+def test_a_session_that_is_over_is_not_up_whatever_listens_on_its_port(manager: Manager) -> None:
+    with Observer(manager.folder) as observer:
+        observer.end("enough")
+    assert manager.ended() == 0
+    with socket.create_server(("127.0.0.1", port_of(manager.folder))):
+        assert not presence.is_up(manager.folder)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"\0" * 40)], ids=["none", "damaged"])
+def test_without_a_lease_its_manager_is_told_by_its_handshake(manager: Manager, damage) -> None:
+    assert manager.process is not None
+    manager.process.send_signal(signal.SIGSTOP)  # so that it does not write its lease again
+    damage(manager.folder.lease)
+    manager.process.send_signal(signal.SIGCONT)
+    assert presence.is_up(manager.folder)
+
+
+def test_without_a_lease_another_sessions_manager_is_told_by_its_handshake(manager: Manager, tmp_path: Path) -> None:
+    other = session_folder(tmp_path / "other")
+    file = manager.folder.read()
+    other.write(SessionFile("other", wire.VERSION, file.address, other.read_key("server").public))
+    began = time.monotonic()
+    assert not presence.is_up(other)
+    assert time.monotonic() - began < presence.SIGN_S, "it is told at once"
+
+
+def test_a_session_whose_keys_are_damaged_is_not_up_and_says_why(
+    folder: SessionFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        folder.write(SessionFile("test", wire.VERSION, address, "no key"))
+        assert not presence.is_up(folder)
+    assert "session test: its manager cannot be asked whether it is there" in caplog.text
+
+
+ELSEWHERE = """
+import sys, time
+from stoker.manager.live import lease
+from stoker.manager.protocol.session import SessionFolder
+held = lease.take(SessionFolder(sys.argv[1]).lease)
+held.keep(lambda holder: None)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def elsewhere(folder: SessionFolder) -> Iterator[psutil.Process]:
+    """A process that holds the session's lease and renews it, as a manager on another machine does: a process namespace
+    is as another machine, since process ids say nothing there. A silent listener has its port."""
+    if subprocess.run(["unshare", "-pf", "true"], capture_output=True).returncode:
+        pytest.skip("process namespaces cannot be made here: needs root, or unprivileged namespaces")
+    command = ["unshare", "-pf", "--kill-child", sys.executable, "-c", ELSEWHERE, str(folder.path)]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+        folder.write(SessionFile("test", wire.VERSION, address, folder.read_key("server").public))
+        [there] = psutil.Process(process.pid).children()
+        yield there
+        there.kill()
+
+
+def test_a_manager_on_another_machine_that_renews_its_lease_is_there_however_slowly_it_answers(
+    folder: SessionFolder, elsewhere: psutil.Process
+) -> None:
+    assert presence.is_up(folder)
+    with pytest.raises(NoAnswerError, match=r"the manager of session test \(pid 1 on .*\) at tcp:.* does not answer"):
+        Observer(folder, timeout_s=0.2).__enter__()
+
+
+def test_a_manager_on_another_machine_whose_lease_stands_still_is_gone(
+    folder: SessionFolder, elsewhere: psutil.Process
+) -> None:
+    elsewhere.suspend()
+    assert not presence.is_up(folder)
+
+
+def test_no_second_manager_starts_beside_one_on_another_machine_that_cannot_be_reached(
+    folder: SessionFolder, elsewhere: psutil.Process
+) -> None:
+    """Its port is another program's here, as where its address is the loopback of its machine."""
+    folder.launch.write_text(json.dumps({"session": "test", "options": []}))
+    before = lease.read(folder.lease)
+    assert before is not None
+    assert detached.start(folder, waiting=lambda _: None).token == before.token
+    assert "already has a manager (pid 1 on " in folder.manager_log.read_text()
+    after = lease.read(folder.lease)
+    assert after is not None
+    assert (after.token, after.counter > before.counter) == (before.token, True)
