@@ -13,7 +13,6 @@ import pytest
 from click.testing import Result
 from live.peers import Manager
 
-from stoker import locks
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import choosing
@@ -40,12 +39,11 @@ def make(tmp_path: Path) -> Iterator[Make]:
         made_at = 2e9 + len(listeners)
         os.utime(folder.file, (made_at, made_at))
         if up:
-            me = os.getpid()
-            holder = lease.Holder("here", locks.machine(), me, locks.started(me), "token")
+            lease.take(folder.lease)
         else:
             listener.close()
             holder = lease.Holder("here", "machine", 1, 1, "token", over="it was ended")
-        lease.lease_file(folder).write_bytes(msgspec.json.encode(holder))
+            folder.lease.write_bytes(msgspec.json.encode(holder))
         if stays:
             folder.launch.write_bytes(b"{}")
         (links / name).symlink_to(folder.path)

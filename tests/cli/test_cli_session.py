@@ -22,7 +22,7 @@ from stoker.errors import SessionError
 from stoker.manager.cli import ask
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.core.libraries import LOAD_TRIES
-from stoker.manager.live import interfaces
+from stoker.manager.live import interfaces, lease
 from stoker.manager.live.chosen import keep_policies
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
@@ -262,6 +262,7 @@ def test_a_manager_that_does_not_answer_is_a_clear_error(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         folder.write(SessionFile("test", wire.VERSION, f"tcp://127.0.0.1:{silent.getsockname()[1]}", key_pair().public))
+        lease.take(folder.lease)
         with pytest.raises(SessionError, match=r"does not answer within 0\.2 s; its log may say why: .*manager\.log"):
             Observer(folder, timeout_s=0.2).__enter__()
 
