@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from session.test_session_up import stoker
 
 from stoker.manager.cli.ask import NoAnswerError, Observer
 from stoker.manager.executor import detached
-from stoker.manager.live import lease, presence
+from stoker.manager.live import interfaces, lease, presence
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.session import SessionFile, SessionFolder, find_session
 
@@ -44,16 +45,16 @@ with stoker.load(session=sys.argv[1]):
 
 
 def free_ports(count: int = 1) -> int:
-    """The first of so many ports in a row that are free."""
+    """The first of so many ports in a row that are free. The kernel gives none of them to a connection, so that they
+    stay free until they are taken."""
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as one:
-            first = one.getsockname()[1]
+        first = random.randint(22_000, 32_000)
         try:
             for port in range(first, first + count):
                 socket.create_server(("127.0.0.1", port)).close()
         except OSError:
             continue
-        return int(first)
+        return first
 
 
 def up(world: World, first: int, last: int = 0) -> SessionFolder:
@@ -75,7 +76,7 @@ def lose_manager(world: World, folder: SessionFolder) -> None:
     managers = [pid for pid in world.of("stoker.manager.main") if str(folder.path) in command_of(pid)]
     kill([pid for pid in managers if "--kept" in command_of(pid)])
     kill([there.pid])
-    until(lambda: lease.is_alive(there) is False)
+    until(lambda: not interfaces.is_listening(folder.read().address), why="the kernel closes its port")
 
 
 def states(world: World) -> dict[str, str]:
