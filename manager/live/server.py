@@ -157,7 +157,7 @@ class Server:
         before = folder.read() if folder.file.exists() else None
         back = come_back(folder.journal, session, policies)
         core = back.core
-        self.clock = Clock(not_before=core.state.now if core else 0.0)
+        self.clock = Clock(not_before=core.state.now if core else 0.0, file=folder.clock)
         self.journal = Journal(folder.journal, sync=sync, end=back.end)
         self.compaction = Compaction(
             self.journal, snapshot_bytes=back.snapshot_bytes, tail_bytes=back.tail_bytes, now=back.compact,

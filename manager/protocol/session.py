@@ -95,6 +95,12 @@ class SessionFolder:
         return self.path / "manager.progress"
 
     @property
+    def clock(self) -> Path:
+        """The file by which a manager that is started again goes on with the clock of the one before
+        (`manager.live.clock`)."""
+        return self.path / "manager.clock"
+
+    @property
     def manager_log(self) -> Path:
         """The manager's log."""
         return self.path / "manager.log"

@@ -13,32 +13,49 @@ import pytest
 from live.peers import Peer, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
-from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.live.clock import Clock
+from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallOptions, CallSpec, FailureKind, Objective
 from stoker.manager.protocol.ids import CallId, FunctionKey, RecipeKey
 from stoker.manager.protocol.listed import ListedState
-from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.session import SessionFolder, changed_at
 
 Peers = Callable[..., Peer]
 
 
+class JumpingManager:
+    """A manager of a host whose wall clock is ahead by as much as a test says (`jump`)."""
+
+    def __init__(self, folder: SessionFolder, ahead: Path) -> None:
+        self._folder, self._ahead = folder, ahead
+        self.jump(0)
+        self.start()
+
+    def jump(self, seconds: float) -> None:
+        self._ahead.write_text(str(seconds))
+
+    def start(self) -> None:
+        here = Path(__file__).with_name("jumping_manager.py")
+        command = [sys.executable, str(here), "--session", str(self._folder.path), "--name", "test", "--heartbeat", "1"]
+        before = changed_at(self._folder.file)
+        self._process = subprocess.Popen(command, env={**os.environ, "CLOCK_AHEAD": str(self._ahead)})
+        until(lambda: changed_at(self._folder.file) != before, seconds=30, what="manager listening")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(5)
+
+
 @pytest.fixture
-def wall_clock(folder: SessionFolder, tmp_path: Path) -> Iterator[Path]:
-    """A manager runs; what is written into this file is added to its wall clock."""
-    ahead = tmp_path / "ahead"
-    ahead.write_text("0")
-    here = Path(__file__).with_name("jumping_manager.py")
-    command = [sys.executable, str(here), "--session", str(folder.path), "--name", "test", "--heartbeat", "1"]
-    process = subprocess.Popen(command, env={**os.environ, "CLOCK_AHEAD": str(ahead)})
-    until(folder.file.exists, seconds=30, what="manager listening")
-    yield ahead
-    process.kill()
-    process.wait(5)
+def manager(folder: SessionFolder, tmp_path: Path) -> Iterator[JumpingManager]:
+    made = JumpingManager(folder, tmp_path / "ahead")
+    yield made
+    made.kill()
 
 
 @pytest.mark.parametrize("jump_s", [-3600, 3600])
-def test_an_hour_that_nobody_lived_through_changes_nothing(wall_clock: Path, peers: Peers, jump_s: int) -> None:
+def test_an_hour_that_nobody_lived_through_changes_nothing(manager: JumpingManager, peers: Peers, jump_s: int) -> None:
     client = peers("client")
     client.hear(to_client.ClientWelcome)
     stays, leaves = peers("pilot", hello=False), peers("pilot", hello=False)
@@ -46,7 +63,7 @@ def test_an_hour_that_nobody_lived_through_changes_nothing(wall_clock: Path, pee
         pilot.send(pilot_hello(pilot.session, ends_in_s=1800.0), numbered=False)
         pilot.hear(to_pilot.PilotWelcome)
 
-    wall_clock.write_text(str(jump_s))
+    manager.jump(jump_s)
     leaves.close()  # its connection breaks: that is still noticed, and waited for no longer than usual
 
     def here() -> list[str]:
@@ -63,18 +80,63 @@ def test_an_hour_that_nobody_lived_through_changes_nothing(wall_clock: Path, pee
     assert not [message for message in stays.heard if isinstance(message, to_pilot.Exit)]
 
 
+def submit(client: Peer, *due_in_s: float) -> None:
+    """A call for each deadline, to be dropped where it cannot make it."""
+    client.send(say.DefineRecipe(BARE), say.DefineFunction(FunctionKey("f"), "f", b"code"))
+    options = CallOptions(objective=Objective(drop_late=True))
+    for number, seconds in enumerate(due_in_s):
+        calls = [CallSpec(CallId(number), b"")]
+        client.send(say.Submit(FunctionKey("f"), RecipeKey(BARE.key), calls, options, seconds))
+
+
+def waiting_due_in_s(client: Peer) -> list[float | None]:
+    client.send(say.AskCalls(10, ListedState.WAITING), numbered=False)
+    return [call.due_in_s for call in client.hear(to_client.Calls).calls]
+
+
 @pytest.mark.parametrize("jump_s", [-7200, 7200])
-def test_a_deadline_is_over_when_its_seconds_have_passed(wall_clock: Path, peers: Peers, jump_s: int) -> None:
+def test_a_deadline_is_over_when_its_seconds_have_passed(manager: JumpingManager, peers: Peers, jump_s: int) -> None:
     client = peers("client")
     client.hear(to_client.ClientWelcome)
-    client.send(say.DefineRecipe(BARE), say.DefineFunction(FunctionKey("f"), "f", b"code"))
-    wall_clock.write_text(str(jump_s))
-    options = CallOptions(objective=Objective(drop_late=True))
-    for number, due_in_s in enumerate((60.0, 0.2)):
-        calls = [CallSpec(CallId(number), b"")]
-        client.send(say.Submit(FunctionKey("f"), RecipeKey(BARE.key), calls, options, due_in_s))
+    manager.jump(jump_s)
+    submit(client, 60.0, 0.2)
     ends = client.hear(to_client.Results).ends
     assert [(end.call, end.failure.kind) for end in ends if end.failure] == [(1, FailureKind.DROPPED)]
-    client.send(say.AskCalls(10, ListedState.WAITING), numbered=False)
-    [waiting] = client.hear(to_client.Calls).calls
-    assert waiting.due_in_s == pytest.approx(60, abs=15)
+    assert waiting_due_in_s(client) == [pytest.approx(60, abs=15)]
+
+
+@pytest.mark.parametrize("jump_s", [-7200, 7200])
+def test_a_manager_that_is_started_again_under_another_wall_clock_keeps_the_deadlines(
+    manager: JumpingManager, peers: Peers, jump_s: int
+) -> None:
+    client = peers("client")
+    client.hear(to_client.ClientWelcome)
+    submit(client, 60.0)
+    [before] = until(lambda: waiting_due_in_s(client), what="the call is there")
+    manager.kill()
+    manager.jump(jump_s)
+    manager.start()
+    observer = peers("client", name="observer", hello=False)
+    observer.send(say.ClientHello(wire.VERSION, observer.session, observer=True), numbered=False)
+    observer.hear(to_client.ClientWelcome)
+    [after] = waiting_due_in_s(observer)
+    assert before - 30 < after < before
+
+
+def test_a_clock_goes_on_where_the_one_before_is_while_the_machine_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "clock"
+    first, really = Clock(file=file), time.time
+    monkeypatch.setattr(time, "time", lambda: really() + 7200)
+    assert Clock(file=file).now() == pytest.approx(first.now(), abs=5)
+    assert Clock().now() == pytest.approx(first.now() + 7200, abs=5)
+    assert Clock(file=file, not_before=first.now() + 900).now() == pytest.approx(first.now() + 7200, abs=5)
+
+
+@pytest.mark.parametrize("kept", [b"", b"{", b"\xff", b'{"monotonic": "another machine", "ahead_s": 1.0}'])
+def test_a_clock_of_another_machine_or_that_cannot_be_read_is_not_gone_on_with(tmp_path: Path, kept: bytes) -> None:
+    file = tmp_path / "clock"
+    file.write_bytes(kept)
+    assert Clock(file=file).now() == pytest.approx(time.time(), abs=5)
+    assert Clock(file=file, not_before=9e9).now() == pytest.approx(9e9, abs=5)
