@@ -111,15 +111,22 @@ def _note(agent: Agent, left_s: float) -> None:
 
 
 def _condor(file: str, now: float) -> float:
+    """Seconds until the job ends by its ad. The ad has the start on the clock of another machine, and HTCondor does not
+    need clocks that agree (Slurm does: munge). A start in the future counts as now. A job whose time is over by its ad
+    and that runs all the same has its time from when this machine wrote the ad."""
     try:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
+        written = os.stat(file).st_mtime
     except OSError as error:
         log.warning("the job's ad can't be read: %s", error)
         return NO_END
     ad = {name.lower(): _number(value) for name, value in re.findall(r"^(\w+) = ([0-9.]+)$", text, re.MULTILINE)}
-    started = ad.get("jobcurrentstartdate") or now
     limits = [ad.get(name) for name in ("allowedexecuteduration", "allowedjobduration", "stokerwalltime")]
-    return max(0.0, min((started + limit - now for limit in limits if limit), default=NO_END))
+    limit_s = min(filter(None, limits), default=NO_END)
+    passed_s = max(0.0, now - (ad.get("jobcurrentstartdate") or now))
+    if passed_s >= limit_s:
+        passed_s = max(0.0, now - written)
+    return max(0.0, limit_s - passed_s)
 
 
 def _until(text: str) -> float:

@@ -53,6 +53,23 @@ def test_what_variables_and_ads_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ahead_s", "left_s"),
+    [
+        pytest.param(7200.0, 3590.0, id="ahead: it looks as if the job were over"),
+        pytest.param(-7200.0, 3600.0, id="behind: it looks as if the job had not begun"),
+        pytest.param(60.0, 3440.0, id="a little ahead"),
+    ],
+)
+def test_an_ad_whose_start_is_of_another_clock_says_no_time_that_cannot_be(
+    tmp_path: Path, ahead_s: float, left_s: float
+) -> None:
+    ad, now = tmp_path / "job.ad", NOW + ahead_s
+    ad.write_text(AD)
+    os.utime(ad, (now - 10, now - 10))
+    assert walltime.said({"_CONDOR_JOB_AD": str(ad)}, now=now) == left_s
+
+
+@pytest.mark.parametrize(
     ("name", "job", "text", "expected"),
     [
         ("squeue", "SLURM_JOB_ID", "[ \"$*\" = '-h -j 88 -o %e' ] && echo TOMORROW", 86400.0),
