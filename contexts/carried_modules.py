@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
+from importlib.readers import FileReader
 from types import ModuleType
 from typing import Any
 
@@ -77,7 +78,7 @@ class _Carried(importlib.abc.ExecutionLoader):
     """The loader of one module that travelled."""
 
     def __init__(self, file: str, version: str, data: bytes, *, is_package: bool) -> None:
-        self.file = file
+        self.path = file
         self.version = version
         self.data = data
         self._is_package = is_package
@@ -86,10 +87,10 @@ class _Carried(importlib.abc.ExecutionLoader):
         """How `name` is imported."""
         places = None
         if self._is_package:
-            is_folder = not self.file.endswith(".py")
-            places = [self.file if is_folder else os.path.dirname(self.file)]
+            is_folder = not self.path.endswith(".py")
+            places = [self.path if is_folder else os.path.dirname(self.path)]
         return importlib.util.spec_from_file_location(  # type: ignore[return-value]  # never None with a loader
-            name, self.file, loader=self, submodule_search_locations=places
+            name, self.path, loader=self, submodule_search_locations=places
         )
 
     def is_that_of(self, module: ModuleType) -> bool:
@@ -98,13 +99,17 @@ class _Carried(importlib.abc.ExecutionLoader):
         return isinstance(loader, _Carried) and loader.version == self.version
 
     def get_filename(self, fullname: str) -> str:  # noqa: ARG002
-        return self.file
+        return self.path
 
     def get_source(self, fullname: str) -> str:  # noqa: ARG002
         return importlib.util.decode_source(self.data)
 
     def is_package(self, fullname: str) -> bool:  # noqa: ARG002
         return self._is_package
+
+    def get_resource_reader(self, fullname: str) -> FileReader | None:  # noqa: ARG002
+        """Data files beside the module, where this machine sees them (`importlib.resources`)."""
+        return FileReader(self) if self._is_package and self.path.endswith(".py") else None  # type: ignore[arg-type]
 
     def get_data(self, path: str) -> bytes:
         """A data file beside the module, where this machine sees it (`pkgutil.get_data`)."""

@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
+import msgspec
+
 from stoker.contexts.manifest import PART_BYTES, Entry, Kind, Manifest, encode, name_of, proves
 from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.state import state_folder
@@ -49,8 +51,9 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
     try:
         real = given.resolve(strict=True)
         str(real).encode()  # it travels as text
-        changed = real.stat().st_mtime_ns
         with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
+            _write_back(real)
+            facts = real.stat()
             made = _manifest(real, remembered)
     except UnicodeEncodeError:
         raise RecipeError(f"the path {os.fsencode(given)!r} is not UTF-8, so it can't travel; rename it") from None
@@ -62,8 +65,10 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
     data = encode(made)
     name = name_of(data, suffix=_suffix_of(given.name) if made.kind is Kind.FILE else "")
     _keep(name, data)
-    changed_ns = changed if made.kind is Kind.FILE and time.time_ns() - changed > _RACY_NS else 0
-    return ObjectRef(name=name, size_bytes=made.size_bytes, source=str(real), changed_ns=changed_ns)
+    ref = ObjectRef(name=name, size_bytes=made.size_bytes, source=str(real))
+    if made.kind is Kind.FILE and time.time_ns() - facts.st_mtime_ns > _RACY_NS:
+        return msgspec.structs.replace(ref, changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
+    return ref
 
 
 def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
@@ -121,6 +126,13 @@ def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
         else:
             shutil.copyfile(path, place)
             place.chmod(0o700 if _executable(path.stat()) else 0o600)
+
+
+def _write_back(file: Path) -> None:
+    """Have what was written to a file through a memory map on disk: the next such write then changes its times."""
+    if file.is_file():
+        with suppress(OSError), file.open("rb") as opened:
+            os.fsync(opened.fileno())
 
 
 _kept: OrderedDict[str, bytes] = OrderedDict()

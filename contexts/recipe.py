@@ -28,15 +28,16 @@ class ObjectRef(msgspec.Struct, frozen=True):
     """A content-addressed file or folder.
 
     `name` is its injective cache name (digest and kind in the name itself), `size_bytes` its length (of a folder: the
-    sum), `source` where it can be had first: an absolute path that the pilot may or may not see. `changed_ns` is when
-    the file there was last written to, as its file system says, when its content was read; 0 = not known, or too short
-    a time before for a later change to show.
+    sum), `source` where it can be had first: an absolute path that the pilot may or may not see. `inode` and
+    `changed_ns` say which file was there when its content was read, and when it had last been written to; 0 = not
+    known, or too short a time before for a later change to show.
     """
 
     name: str
     size_bytes: int
     source: str = ""
     changed_ns: int = 0
+    inode: int = 0
 
 
 class Needs(msgspec.Struct, frozen=True):

@@ -88,9 +88,20 @@ def _spec_of(name: str) -> ModuleSpec | None:
         module = sys.modules.get(parent)
         above = None if module is not None else _spec_of(parent)
         places = getattr(module, "__path__", None) if above is None else above.submodule_search_locations
-        return PathFinder.find_spec(name, places) if places is not None else None
+        return _spec_below(name, list(places)) if places is not None else None
     except (ImportError, ValueError):
         return None
+
+
+def _spec_below(name: str, places: list[str]) -> ModuleSpec | None:
+    """How a module of a package would be found that lies in these folders."""
+    try:
+        return PathFinder.find_spec(name, places)
+    except KeyError:  # a folder without `__init__.py`, in a package that is not imported
+        spec = ModuleSpec(name, None, is_package=True)
+        child = name.rpartition(".")[2]
+        spec.submodule_search_locations = [os.path.join(place, child) for place in places]
+        return spec
 
 
 def is_linked(top: str) -> bool:

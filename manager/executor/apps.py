@@ -240,10 +240,22 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             labels = [executor.label for executor in stoker_executors(kernel, self.__name__)]
             self._found = (kernel, labels, True)
             self.executors = labels
-        packed = self._packed(args, kwargs) if self._found[2] else None
-        if packed is not None:
-            args, kwargs = (), {PACKED: packed}
+        if self._found[2]:
+            packed = self._packed(args, kwargs)
+            if packed is not None:
+                args, kwargs = (), {PACKED: packed}
+            if SPECIFICATION not in kwargs:
+                kwargs = {**kwargs, SPECIFICATION: self._specification_now(kernel.executors[self._found[1][0]])}
         return AppCallFuture.of(super().__call__(*args, **kwargs))
+
+    def _specification_now(self, executor: StokerExecutor) -> AppWants:
+        """With the function as it is now: a program may bind what it captures anew before Parsl's kernel has sent the
+        call."""
+        wants = self.specification.wants
+        try:
+            return AppWants(wants, function=executor.preparer.function(self.func).blob(self.func, wants))
+        except SerializationError:  # the call's future says so
+            return self.specification
 
     def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
         """The arguments as they are now: a program may change a list or an array before Parsl's kernel has sent it.

@@ -299,7 +299,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             elif wants.recipe.key == "bare":
                 folder = self._call_folder
         due_at = getattr(resource_specification, "due_at", None)
-        job = prepared.job(func, wants, folder=folder, due_at=due_at)
+        blob = getattr(resource_specification, "function", None)
+        job = prepared.job(func, wants, folder=folder, due_at=due_at, blob=blob)
         future.due_at = job.due_at
         if packed is None:
             payload = pack_arguments(args, kwargs, name=prepared.name, large=link.large)

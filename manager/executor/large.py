@@ -46,7 +46,8 @@ class LargeArguments:
             else:  # a file that another call has named already must not change
                 draft.unlink()
             # Nobody writes to it again, so that it is young does not matter.
-            return ObjectRef(ref.name, ref.size_bytes, str(place), changed_ns=place.stat().st_mtime_ns)
+            facts = place.stat()
+            return ObjectRef(ref.name, ref.size_bytes, str(place), changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
 
     def drop(self, ref: ObjectRef) -> None:
         """One call that used it has ended."""

@@ -106,6 +106,10 @@ class Outgoing:
         self._known: set[str] = set()
         self._unused: list[FunctionKey] = []
         """Functions that the manager may forget, and was not told so."""
+        self._replaced: set[FunctionKey] = set()
+        """Functions of which it was said once."""
+        self._late: set[FunctionKey] = set()
+        """Those among them that calls in the next frame name after all: the manager may forget them after that."""
         self._sent: dict[CallId, Sent] = {}
         self._blocks: to_manager.WantPilots | None = None
         """What was said last of the client's own blocks."""
@@ -189,6 +193,10 @@ class Outgoing:
             del self._counted_at[number]
 
     def _frame(self, messages: list[Any], now: float) -> bytes:
+        if self._late:
+            self._known -= self._late
+            self._unused += sorted(self._late.difference(self._unused))
+            self._late.clear()
         if self.received > self._said or self._unused:
             messages.append(to_manager.Received(self.received, tuple(self._unused)))
             self._said = self.received
@@ -210,6 +218,7 @@ class Outgoing:
             entry = queue.popleft()
             self._taken += 1
             if type(entry) is Unused:
+                self._replaced.add(entry.function)
                 if entry.function in self._known:
                     self._known.remove(entry.function)
                     self._unused.append(entry.function)
@@ -234,6 +243,8 @@ class Outgoing:
                 job = entry[0]
                 specs = []
                 messages.append(job.submit(specs, now=now))
+                if job.function.key in self._replaced:
+                    self._late.add(job.function.key)
             specs.append(entry[1])
             self._sent[entry[1].call] = Sent(job, entry[1])
             count += 1

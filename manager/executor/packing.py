@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -43,32 +44,35 @@ class FunctionCache:
 
     def __init__(self, *, unused: Callable[[FunctionKey], None] = lambda _key: None) -> None:
         self._unused = unused
+        self._lock = threading.RLock()
+        """Calls are made in the program's threads, and by Parsl's kernel in its own."""
         self._known: weakref.WeakKeyDictionary[Any, _Pickled] = weakref.WeakKeyDictionary()
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def blob(self, function: Callable[..., Any], *, takes_context: bool) -> FunctionBlob:
-        """The function's bytes under their digest. Raises SerializationError, naming the function."""
-        try:
-            known = self._known.get(function)
-            if known is None:
-                known = self._known[function] = _Pickled(function)
-        except TypeError:  # neither hashable nor weakly referable: pickled every time
-            known = _Pickled(function)
-        found = known.blobs.get(takes_context)
-        if found is None:
-            found = known.blobs[takes_context] = _pickle_function(function, takes_context=takes_context)
-        return found
+    def blob(self, function: Callable[..., Any], *, takes_context: bool, may_change: bool = False) -> FunctionBlob:
+        """The function's bytes under their digest. With `may_change` it is pickled anew where a global or helper has
+        changed. Raises SerializationError, naming the function."""
+        with self._lock:
+            try:
+                known = self._known.get(function)
+                if known is None:
+                    known = self._known[function] = _Pickled(function)
+                elif may_change and (name := known.captured.changed(function)):
+                    known = self._renew(function, known, name)
+            except TypeError:  # neither hashable nor weakly referable: pickled every time
+                known = _Pickled(function)
+            found = known.blobs.get(takes_context)
+            if found is None:
+                found = known.blobs[takes_context] = _pickle_function(function, takes_context=takes_context)
+            return found
 
-    def renew(self, function: Callable[..., Any]) -> bool:
-        """True if a global or helper of the function has changed since it was pickled: `blob` pickles it anew."""
-        known = self._known.get(function)
-        name = known.captured.changed(function) if known is not None else ""
-        if known is None or not name:
-            return False
+    def _renew(self, function: Callable[..., Any], known: _Pickled, name: str) -> _Pickled:
+        """Pickle a function anew, because something that it captures has changed."""
         fresh = self._known[function] = _Pickled(function)
         for takes_context, before in known.blobs.items():
             now = fresh.blobs[takes_context] = _pickle_function(function, takes_context=takes_context)
             if now.key == before.key:
+                fresh.blobs[takes_context] = before  # the same bytes are one object, by which jobs know them
                 continue
             self._unused(before.key)
             if function not in self._told:
@@ -79,7 +83,7 @@ class FunctionCache:
                     now.name,
                     name,
                 )
-        return True
+        return fresh
 
 
 def bare(function: Callable[..., Any]) -> Callable[..., Any]:

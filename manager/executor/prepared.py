@@ -24,6 +24,7 @@ from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of
 from stoker.manager.executor.sendable import check_job
 from stoker.manager.executor.wants import Wants, read_parsl_spec, read_wants
 from stoker.manager.protocol.ids import FunctionKey
+from stoker.manager.protocol.to_pilot import FunctionBlob
 
 SPECIFICATION = "parsl_resource_specification"
 PACKED = "stoker_packed_arguments"
@@ -36,12 +37,14 @@ Check = Callable[[Wants], None]
 
 class AppWants(dict[str, Any]):
     """The specification of a Stoker app, as Parsl hands it on: already read, and no argument of the function. `due_at`:
-    the deadline that a first try of the call had, on the monotonic clock."""
+    the deadline that a first try of the call had, on the monotonic clock. `function`: its bytes when the call was made;
+    None = as it is when the call is sent."""
 
-    def __init__(self, wants: Wants, *, due_at: float | None = None) -> None:
+    def __init__(self, wants: Wants, *, due_at: float | None = None, function: FunctionBlob | None = None) -> None:
         super().__init__()
         self.wants = wants
         self.due_at = due_at
+        self.function = function
 
 
 class TriedWants(dict[str, Any]):
@@ -71,24 +74,30 @@ class Prepared:
         self._sendable: set[str] = set()
         self._captures = _may_change(bare(function))
 
-    def job(self, function: Callable[..., Any], wants: Wants, *, folder: str, due_at: float | None = None) -> Job:
+    def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
+        """The function's bytes, with what it captures as that is now. Raises SerializationError."""
+        return self._cache.blob(bare(function), takes_context=wants.takes_context, may_change=self._captures)
+
+    def job(
+        self, function: Callable[..., Any], wants: Wants, *, folder: str, due_at: float | None = None,
+        blob: FunctionBlob | None = None,
+    ) -> Job:  # fmt: skip
         """The job of calls that want this. One Job object for each Wants object, so that its calls travel together.
 
         `due_at`: the deadline that a first try had, on the monotonic clock; without it the time to a deadline begins
-        now. Raises what the executor's check raises, and ConfigError for what cannot be sent.
+        now. `blob`: the function's bytes when the call was made; without them as it is now. Raises what the executor's
+        check raises, and ConfigError for what cannot be sent.
         """
-        plain = bare(function)
         self._tell_of_context(wants.recipe)
-        if self._captures and self._cache.renew(plain):
-            self._jobs.clear()
+        blob = self.blob(function, wants) if blob is None else blob
         known = self._jobs.get((id(wants), folder))
-        if known is not None and known[0] is wants:
+        if known is not None and known[0] is wants and known[1].function is blob:
             return known[1]
         self._check(wants)
         if due_at is None:
             due_at = time.monotonic() + wants.deadline_s
         job = Job(
-            function=self._cache.blob(plain, takes_context=wants.takes_context),
+            function=blob,
             recipe=wants.recipe,
             options=wants.options_in(folder),
             variants=wants.variants,

@@ -28,7 +28,9 @@ def retry_cost(error: Exception, task: dict[str, Any]) -> float:
     sent, specification = task["exec_fu"], task["resource_specification"]
     if isinstance(sent, CallFuture) and sent.due_at is not None:
         if isinstance(specification, AppWants):
-            task["resource_specification"] = AppWants(specification.wants, due_at=sent.due_at)
+            task["resource_specification"] = AppWants(
+                specification.wants, due_at=sent.due_at, function=specification.function
+            )
         else:
             task["resource_specification"] = TriedWants(specification, due_at=sent.due_at)
     return 1.0

@@ -37,7 +37,7 @@ def _hand_on(agent: Agent, name: str, path: str) -> None:
     try:
         if os.path.exists(path):  # else another pilot of this host has handed it over already
             facts = os.stat(path)
-            ref = ObjectRef(name, facts.st_size, path, changed_ns=facts.st_mtime_ns)
+            ref = ObjectRef(name, facts.st_size, path, changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
             bringing = Bringing(agent.cache, ref, key=agent.objects.key)
             bringing.offer([Source(path=path, origin=True)])
             bringing.run(alone_s=0.0)[0].release()

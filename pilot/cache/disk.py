@@ -37,7 +37,8 @@ def link(source: Path, draft: Path, ref: ObjectRef) -> str:
 
 
 def _is_as_named(facts: os.stat_result, ref: ObjectRef) -> bool:
-    return bool(ref.changed_ns) and (facts.st_size, facts.st_mtime_ns) == (ref.size_bytes, ref.changed_ns)
+    named = (ref.size_bytes, ref.changed_ns, ref.inode)
+    return bool(ref.changed_ns) and (facts.st_size, facts.st_mtime_ns, facts.st_ino) == named
 
 
 def was_changed(ref: ObjectRef) -> bool:

@@ -78,3 +78,55 @@ def test_results_follow_what_is_trained_and_changed_in_place(tmp_path):
     for name in ("predict uses net", "entry uses table", "rates uses Config", "total uses what it holds"):
         assert done.stderr.count(f"{name}, which has changed since its first call") == 1, done.stderr
     assert done.returncode == 0
+
+
+BURST = """
+import stoker
+
+rates, settings = [0], {}
+
+
+class Config:
+    rate = 0
+
+
+@stoker.app
+def rate_of(tried=""):
+    import os, signal
+    if tried and not os.path.exists(tried):
+        open(tried, "w").close()
+        raise RuntimeError("tried once")
+    return rate, rates[0], settings["rate"]
+
+
+@stoker.app
+def of_class():
+    return Config.rate
+
+
+@stoker.app(cache=True)
+def cached(number):
+    return number, rate
+
+
+if __name__ == "__main__":
+    import sys
+    with stoker.load(retries=1, progress=False):
+        calls = []
+        for rate in range(5):
+            rates[0] = settings["rate"] = Config.rate = rate
+            calls.append((rate_of(), of_class(), rate_of(f"{sys.argv[1]}/{rate}"), cached(rate)))
+        for plain, own, again, known in calls:
+            print(*plain.result(60), own.result(60), *again.result(60), *known.result(60))
+"""
+
+
+def test_each_call_of_a_loop_has_what_was_captured_when_it_was_made(tmp_path):
+    """Parsl's kernel sends a call later, and again where it failed."""
+    file = tmp_path / "program.py"
+    file.write_text(BURST)
+    done = subprocess.run(
+        [sys.executable, str(file), str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=90
+    )
+    expected = "".join(" ".join([str(rate)] * 9) + "\n" for rate in range(5))
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr

@@ -173,6 +173,21 @@ def test_what_cannot_be_read_stays_here_too(tmp_path: Path) -> None:
         opened(packed(folder, "below"))()
 
 
+def test_folders_without_init_and_data_files_of_packages(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path, nets__plain__leaf="from importlib.resources import files\nTEXT = files('nets') / 'text'\n"
+    )
+    (folder / "nets" / "text").write_text("beside")
+    sys.path.insert(0, str(folder))
+    code = "def read():\n    from nets.plain import leaf\n    return leaf.TEXT.read_text()\n"
+    program = types.ModuleType("program")
+    exec(compile(code, str(folder / "program.py"), "exec"), vars(program))
+    sys.modules["program"] = program
+    data = dumps_code(program.read, what="function")
+    sys.path.remove(str(folder))
+    assert opened(data)() == "beside"
+
+
 def test_bytes_that_are_cut_short_are_refused(tmp_path: Path) -> None:
     data = packed(written(tmp_path), "plain")
     for size in (1, 7, 9, 40):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import signal
@@ -109,6 +110,37 @@ def test_a_file_that_was_only_touched_after_it_was_named_is_copied(cache: Object
     pin = have(cache, ref)
     assert not os.path.samefile(pin.path, tmp_path / "weights")
     assert Path(pin.path).read_bytes() == b"w" * 100
+
+
+def test_a_file_that_was_replaced_by_one_of_its_size_and_time_is_not_taken_for_it(
+    cache: ObjectCache, tmp_path: Path
+) -> None:
+    """Unpacked archives and package stores give all files one time of change."""
+    ref = _settled(tmp_path, "weights", b"w" * 100)
+    other = tmp_path / "other"
+    other.write_bytes(b"x" * 100)
+    os.utime(other, ns=(0, ref.changed_ns))
+    other.replace(tmp_path / "weights")
+    with pytest.raises(CacheError, match="no longer has the content that the recipe was made from"):
+        have(cache, ref)
+
+
+def test_a_file_that_is_written_to_through_a_map_that_was_open_before_is_not_taken_for_it(
+    cache: ObjectCache, tmp_path: Path
+) -> None:
+    if subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True).stdout == "tmpfs\n":
+        pytest.skip("tmpfs keeps no time of writes through a map")
+    path = tmp_path / "weights"
+    path.write_bytes(b"w" * 100)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 100) as mapped:
+        mapped[0:1] = b"v"
+        hour_ago = time.time() - 3600
+        os.utime(path, (hour_ago, hour_ago))
+        ref = object_of(path, memo=tmp_path / "memo")
+        assert ref.changed_ns
+        mapped[0:1] = b"u"
+        with pytest.raises(CacheError, match="no longer has the content that the recipe was made from"):
+            have(cache, ref)
 
 
 def test_a_file_that_is_rewritten_while_it_comes_in_is_not_taken(cache: ObjectCache, tmp_path: Path) -> None:
