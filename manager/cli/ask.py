@@ -18,7 +18,7 @@ import zmq
 from stoker.dealer import Keys, open_socket
 from stoker.errors import SessionError
 from stoker.manager.executor import detached
-from stoker.manager.live import lease
+from stoker.manager.live import lease, presence
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.listed import ListedState
 from stoker.manager.protocol.session import SessionFile, SessionFolder
@@ -113,7 +113,7 @@ class Observer:
                     raise SessionError(text + _of_another_version(self.folder, self.file))
                 if isinstance(message, to_client.SessionOver):
                     raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
-        who = f"the manager of session {self.file.session}{_elsewhere(self.folder)} at {self.file.address}"
+        who = f"the manager of session {self.file.session}{presence.elsewhere(self.folder)} at {self.file.address}"
         raise NoAnswerError(
             f"{who} does not answer within {self._timeout_s:g} s; its log may say why: {self.folder.manager_log}",
             session=self.file.session,
@@ -131,12 +131,6 @@ def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:
         ". Use the version of Stoker that the session began with. If that is not there any more: end"
         f" {where} by hand, then `stoker down {file.session}` ends the rest"
     )
-
-
-def _elsewhere(folder: SessionFolder) -> str:
-    """Which manager of another machine runs the session, in brackets; empty for one of this machine."""
-    holder = lease.read_if_whole(folder.lease)
-    return f" ({holder})" if holder is not None and lease.is_alive(holder) is None else ""
 
 
 def _ended_at(folder: SessionFolder) -> str:

@@ -43,6 +43,7 @@ from stoker.manager.executor.questions import Questions
 from stoker.manager.executor.settling import Settling, callbacks
 from stoker.manager.executor.waiting import WaitingCalls
 from stoker.manager.live.interfaces import is_listening, no_way_to
+from stoker.manager.live.presence import elsewhere
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallSpec, Features, Payload
 from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
@@ -136,7 +137,7 @@ class Link:
     def _why_not_joined(self) -> str:
         """Why the manager has not said welcome. Raises SessionError where waiting cannot help."""
         address = self.session.address
-        session = f"session {self.session.session}: its manager at {address}"
+        session = f"session {self.session.session}: its manager{elsewhere(self.folder)} at {address}"
         if self.journal_trouble:
             return f"{session} lets no program in: {self.journal_trouble}"
         if why := no_way_to(address):

@@ -59,6 +59,13 @@ def is_up(folder: SessionFolder) -> bool:
     return _gives_sign(folder, file, holder)
 
 
+def elsewhere(folder: SessionFolder) -> str:
+    """` (pid 7 on login2)`, for people: the manager of another machine that runs the session; empty for one of this
+    machine, or none."""
+    holder = lease.read_if_whole(folder.lease)
+    return f" ({holder})" if holder is not None and lease.is_alive(holder) is None else ""
+
+
 def _listens_at(pid: int, address: str) -> bool:
     """True if a process of this machine listens on the port of an address; also if that cannot be seen."""
     port = urlsplit(address).port

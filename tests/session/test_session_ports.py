@@ -18,8 +18,10 @@ from faults.world import World, command_of, kill, until
 from live.peers import Manager, session_folder
 from session.test_session_up import stoker
 
-from stoker.manager.cli.ask import NoAnswerError, Observer
+from stoker.errors import SessionError
+from stoker.manager.cli.ask import NoAnswerError, Observer, SessionEndedError
 from stoker.manager.executor import detached
+from stoker.manager.executor.link import Link
 from stoker.manager.live import interfaces, lease, presence
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.session import SessionFile, SessionFolder, find_session
@@ -170,6 +172,19 @@ def test_a_manager_that_is_frozen_is_there(manager: Manager) -> None:
     assert time.monotonic() - began < 2, "no answer is waited for"
 
 
+def test_a_manager_that_comes_back_and_does_not_listen_yet_is_not_up_and_not_gone(
+    manager: Manager, folder: SessionFolder, tmp_path: Path
+) -> None:
+    """Another session's manager has the port that it had. It may find another one once it has read its journal."""
+    other = session_folder(tmp_path / "other")
+    other.launch.touch()
+    other.write(SessionFile("other", wire.VERSION, folder.read().address, other.read_key("server").public))
+    lease.take(other.lease)
+    assert not presence.is_up(other)
+    with pytest.raises(SessionEndedError, match=r"the manager of session other \(pid \d+ on .*\) does not listen yet"):
+        Observer(other)
+
+
 def test_a_session_that_is_over_is_not_up_whatever_listens_on_its_port(manager: Manager) -> None:
     with Observer(manager.folder) as observer:
         observer.end("enough")
@@ -243,6 +258,12 @@ def test_a_manager_on_another_machine_that_renews_its_lease_is_there_however_slo
     assert presence.is_up(folder)
     with pytest.raises(NoAnswerError, match=r"the manager of session test \(pid 1 on .*\) at tcp:.* does not answer"):
         Observer(folder, timeout_s=0.2).__enter__()
+    link = Link(folder)
+    try:
+        with pytest.raises(SessionError, match=r"its manager \(pid 1 on .*\) at tcp:.* and does not answer"):
+            link.wait_joined(0.2)
+    finally:
+        link.close()
 
 
 def test_a_manager_on_another_machine_whose_lease_stands_still_is_gone(
