@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,7 +12,7 @@ class Draw:
     """The tokens of one prompt. Its random numbers are its own, so that no other prompt changes them."""
 
     def __init__(self, *, temperature: float, top_p: float, seed: tuple[int, int], stop: Sequence[str]) -> None:
-        if temperature < 0 or not 0 < top_p <= 1:
+        if not 0 <= temperature < math.inf or not 0 < top_p <= 1:
             raise ValueError(f"temperature must be 0 or more and top_p in (0, 1]; they are {temperature} and {top_p}")
         self.text = ""
         self._temperature = temperature

@@ -10,8 +10,9 @@ import gzip
 import hashlib
 import json
 import lzma
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ from stoker.errors import ConfigError
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _KINDS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+_SURROGATE = re.compile("[\\ud800-\\udfff]")
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """What reading a file that is cut off or damaged raises. (Of EOFError click says nothing: it takes it for Ctrl-D.)"""
 
@@ -141,7 +143,17 @@ def _jsonl(path: Path) -> Iterator[Row]:
                 raise ConfigError(
                     f"{path}: line {number}: is {type(fields).__name__}, must be an object", file=str(path), line=number
                 )
+            if "\\ud" in line or "\\uD" in line:
+                _check_whole(fields, path=path, number=number)
             yield Row(number=number, place=f"line {number}", fields=fields)
+
+
+def _check_whole(fields: dict[str, Any], *, path: Path, number: int) -> None:
+    """Raise ConfigError for a text with half of a character: it could be neither sent nor written."""
+    broken = _SURROGATE.search(json.dumps(fields, ensure_ascii=False))
+    if broken:
+        problem = f"holds \\u{ord(broken[0]):04x}, half of a character; write it whole or leave it out"
+        raise ConfigError(f"{path}: line {number}: {problem}", file=str(path), line=number)
 
 
 def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
@@ -155,6 +167,7 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
                     continue
                 if not header:
                     header = [cell.strip() for cell in cells]
+                    _check_columns(header, path=path, where=f"line {number}")
                     continue
                 if len(cells) != len(header):
                     raise ConfigError(
@@ -170,6 +183,14 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
             ) from None
 
 
+def _check_columns(names: Sequence[str], *, path: Path, where: str) -> None:
+    """Raise ConfigError for two columns of one name: a row would keep the last one only. Columns may have no name."""
+    twice = next((name for name in names if name and names.count(name) > 1), "")
+    if twice:
+        problem = f"two columns are called {twice}; give each a name of its own"
+        raise ConfigError(f"{path}: {where}: {problem}", file=str(path), key=twice)
+
+
 def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
@@ -177,6 +198,7 @@ def _parquet(path: Path) -> Iterator[Row]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
+            _check_columns(table.schema_arrow.names, path=path, where="its schema")
             for batch in table.iter_batches(batch_size=4096):
                 for fields in batch.to_pylist():
                     number += 1

@@ -48,6 +48,8 @@ class Screen:
 
     def json(self, value: Any) -> None:
         """The one document of `--json`, on stdout."""
+        if sys.stdout is None:  # closed before the command began
+            return
         with survive_closed_pipe():
             sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False) + "\n")
             sys.stdout.flush()

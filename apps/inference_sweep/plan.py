@@ -36,10 +36,13 @@ from stoker.apps.common.datafile import Row, read_rows
 from stoker.apps.common.names import refuse_unknown
 from stoker.config_errors import parse_toml
 from stoker.errors import ConfigError
+from stoker.largest import MOST_NUMBER
 
 EXAMPLE = Path(__file__).parent / "data" / "sweep.toml"
 PARAMETERS: dict[str, tuple[type, float, Any]] = {"max_new_tokens": (int, 1, 32), "temperature": (float, 0.0, 0.0)}
 """What can be swept: its type, its least value, and what it is when it is not given."""
+_LEAST_ABOVE_0 = 1e-6
+"""A model's numbers that are divided by a smaller temperature have no place in a float any more."""
 _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
@@ -202,10 +205,11 @@ def _grid(table: Any, *, file: Path) -> list[dict[str, Any]]:
         values = given if isinstance(given, list) else [given]
         for value in values:
             number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-            if not number or value < least:
+            if not number or not least <= value <= MOST_NUMBER or 0 < value < _LEAST_ABOVE_0:
                 what = "a whole number" if kind is int else "a number"
+                more = f" (from {_LEAST_ABOVE_0:g} on, if it is not 0)" if kind is float else ""
                 raise ConfigError(
-                    f"{file}: parameters: {name} is {value!r:.40}; it must be {what}, {least} or more",
+                    f"{file}: parameters: {name} is {value!r:.40}; it must be {what}, {least} or more{more}",
                     file=str(file), key=name,
                 )  # fmt: skip
         if not values or len(set(values)) < len(values):

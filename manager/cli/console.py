@@ -7,6 +7,7 @@ plain lines. With `--json` one document goes to stdout and nothing else does.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ from rich.text import Text
 
 _STYLES = {"ok": "green", "warn": "yellow", "need": "bold red", "no": "dim"}
 _out = Console(highlight=False, soft_wrap=True)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _err = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
@@ -54,6 +56,8 @@ def error(text: str) -> None:
 
 def json(value: Any) -> None:
     """The one document of `--json`: structs, dicts and lists."""
+    if sys.stdout is None:  # closed before the command began
+        return
     with survive_closed_pipe():
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=1).decode() + "\n")
         sys.stdout.flush()
@@ -61,6 +65,8 @@ def json(value: Any) -> None:
 
 def raw(data: bytes) -> None:
     """Bytes as they are: what a call printed, a log."""
+    if sys.stdout is None:
+        return
     with survive_closed_pipe():
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
@@ -94,13 +100,23 @@ def redrawn() -> Iterator[Redrawn]:
 
 @contextlib.contextmanager
 def survive_closed_pipe() -> Iterator[None]:
-    """`stoker logs | head` ends quietly: nobody reads any more."""
+    """`stoker logs | head` ends quietly: nobody reads any more. `stoker status > file` on a full disk says so."""
     try:
         yield
     except BrokenPipeError:
-        # What is buffered would be written again at exit, into the same closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         raise SystemExit(141) from None
+    except OSError as trouble:
+        if trouble.errno not in _NO_ROOM:
+            raise
+        _write_no_more()
+        error(f"the output cannot be written: {trouble.strerror}; make room where it goes, or send it elsewhere")
+        raise SystemExit(1) from None
+
+
+def _write_no_more() -> None:
+    """Drop what is buffered: it would be written again at exit, to the same place."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _styled(text: str) -> Text:

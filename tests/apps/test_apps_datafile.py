@@ -160,3 +160,23 @@ def test_a_value_that_cannot_be_told_is_named_by_its_place(tmp_path):
         list(read_rows(tmp_path / "a.parquet"))
     with pytest.raises(ConfigError, match="line 1: is not JSON"):
         list(read_rows(put(tmp_path, "a.jsonl", "[" * 100_000)))
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"line 1: two columns are called claim; give each a name"):
+        list(read_rows(put(tmp_path, "a.csv", "claim,label,claim\nA.,B.,C.\n")))
+    table = pyarrow.Table.from_arrays([pyarrow.array([1]), pyarrow.array([2])], names=["a", "a"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="its schema: two columns are called a"):
+        list(read_rows(tmp_path / "a.parquet"))
+    [row] = read_rows(put(tmp_path, "b.csv", "claim,label,,\nA.,B.,,\n"))
+    assert (row.fields["claim"], row.fields["label"]) == ("A.", "B."), "columns without a name are nobody's"
+
+
+@pytest.mark.parametrize("text", [r'{"id": "\ud800"}', r'{"id": {"a": ["b\uDC00"]}}'])
+def test_half_a_character_is_refused_where_it_stands(tmp_path, text):
+    whole = r'{"id": "\ud83d\ude00 and \\ud800"}' + "\n"
+    with pytest.raises(ConfigError, match=r"line 2: holds \\u[0-9a-f]{4}, half of a character"):
+        list(read_rows(put(tmp_path, "a.jsonl", whole + text + "\n")))
+    [row] = read_rows(put(tmp_path, "b.jsonl", whole))
+    assert row.fields["id"] == "\U0001f600 and \\ud800"

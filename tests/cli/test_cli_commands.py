@@ -351,3 +351,18 @@ def test_the_end_of_a_file_in_a_command_is_an_error_and_not_ctrl_d(tmp_path: Pat
     ended = command_line("run", str(program))
     assert ended.returncode == 1
     assert "EOFError: the archive is cut off" in ended.stderr
+
+
+@pytest.mark.parametrize("arguments", [["sessions"], ["sessions", "--json"]])
+def test_output_that_cannot_be_written_is_an_error_and_closed_output_is_none(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "stoker.manager.cli.main", *arguments]
+    with open("/dev/full", "w") as full:
+        said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (said.returncode, said.stderr.splitlines()) == (
+        1,
+        ["the output cannot be written: No space left on device; make room where it goes, or send it elsewhere"],
+    )
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    assert (closed.returncode, closed.stderr) == (0, "")

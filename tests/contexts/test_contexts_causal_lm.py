@@ -205,8 +205,9 @@ def test_texts_end_where_they_should(model: Any) -> None:
         model.generate(PROMPTS, max_new_tokens=0)
     with pytest.raises(ValueError, match="2 seeds for 3 prompts"):
         model.generate(PROMPTS, seed=[1, 2])
-    with pytest.raises(ValueError, match="temperature"):
-        model.generate(PROMPTS, temperature=-1)
+    for temperature in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="temperature"):
+            model.generate(PROMPTS, temperature=temperature)
 
 
 # ---- forms of a model
