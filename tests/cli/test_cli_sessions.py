@@ -87,6 +87,18 @@ def test_prune_removes_old_ones_that_are_over_and_says_what(stoker: Stoker, mana
     assert "no session is over for 2d or longer" in stoker("sessions", "--prune", "--older", "2d").output
 
 
+def test_one_that_is_over_and_whose_port_another_session_has_by_now_is_over_and_removed(
+    stoker: Stoker, manager: Manager
+) -> None:
+    old = a_session("old1")
+    old.write(SessionFile("old1", 1, manager.folder.read().address, old.read_key("server").public))
+    aged(old, 20)
+    told = msgspec.json.decode(stoker("sessions", "--json").output)["sessions"]
+    assert {each["session"]: each["state"] for each in told} == {"test": "up", "old1": "over"}
+    assert "removed  old1" in stoker("sessions", "--prune").output
+    assert not old.path.exists()
+
+
 def test_a_time_without_a_unit_is_refused_and_removes_nothing(stoker: Stoker) -> None:
     old = a_session("old1")
     result = stoker("sessions", "--prune", "--older", "2")
