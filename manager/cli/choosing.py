@@ -105,8 +105,9 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[Candidat
             session = folder.read().session
             if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
                 found.append((session, folder))
+    is_alone = len(found) == 1  # it is meant whether its manager is there or not, and the command asks that anyway
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a host that is away answers late
-        up = pool.map(_is_not_over if detached_only else _is_up, [folder for _, folder in found])
+        up = pool.map(_is_not_over if detached_only or is_alone else _is_up, [folder for _, folder in found])
         return [
             Candidate(session, folder.path, here is not None and _belong(folder.path, here), is_up)
             for (session, folder), is_up in zip(found, up, strict=True)
