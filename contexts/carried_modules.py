@@ -46,6 +46,12 @@ class CarriedModules:
                 _finder.install()
                 _finder.top = self
 
+    def over(self, other: CarriedModules) -> CarriedModules:
+        """These, and below them those of another."""
+        both = CarriedModules({}, {**other._stamps, **self._stamps})
+        both.found = {**other.found, **self.found}
+        return both
+
     def enter_for_good(self) -> None:
         """The same, for as long as the process lives: these are a context's."""
         self.enter()
@@ -66,6 +72,11 @@ class CarriedModules:
 NO_MODULES = CarriedModules({}, {})
 _imported_at: dict[str, str] = {}
 """The stamps of linked packages when this process imported them, as far as known."""
+
+
+def has_travelled(name: str) -> bool:
+    """Whether this module is here because it came with a function."""
+    return isinstance(getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None), _Carried)
 
 
 def note_linked_packages() -> None:

@@ -10,25 +10,53 @@ from __future__ import annotations
 import pickle
 import struct
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from stoker.contexts import payloads
 from stoker.contexts.carried_modules import NO_MODULES, CarriedModules
 from stoker.contexts.digest import digest_of_code
 from stoker.contexts.editable import stamps_of
-from stoker.contexts.user_modules import imported_when_run, modules_for
+from stoker.contexts.user_modules import Table, imported_when_run, modules_for
 from stoker.errors import SerializationError
 
 _HEAD = struct.Struct("<cBHI")  # magic, version, unused, length of the table
 _ALIGN = 64
+_NONE: frozenset[str] = frozenset()
 
 
-def dumps_code(value: Any, *, what: str) -> bytes:
-    """The bytes of a value with functions of the user's own in it. Raises SerializationError, naming `what`."""
+def dumps_code(value: Any, *, what: str, by_name: frozenset[str] = _NONE) -> bytes:
+    """The bytes of a value with functions of the user's own in it. Raises SerializationError, naming `what`.
+
+    Classes of modules that travel with it go by name; so do those of the modules `by_name`, which are there already.
+    """
     functions: list[types.FunctionType] = []
-    parts = payloads.dump_parts(value, what=what, functions=functions)
+    parts = payloads.dump_parts(value, what=what, functions=functions, by_name=by_name)
     names = imported_when_run(functions)
     table, stamps = modules_for(names, digest_of_code), stamps_of(names)
+    if table:
+        parts = payloads.dump_parts(value, what=what, by_name=by_name.union(table))
+    return _joined(parts, table, stamps)
+
+
+def dumps_arguments(value: Any, *, by_name: frozenset[str] = _NONE) -> bytes:
+    """The bytes of a call's arguments, with the modules that methods and functions among them import when they run.
+
+    The modules `by_name` have travelled with the function or with its context. Raises SerializationError.
+    """
+    plain = payloads.plain_bytes(value)
+    if plain is not None:
+        return plain
+    functions: list[types.FunctionType] = []
+    parts = payloads.dump_parts(value, functions=functions, by_name=by_name)
+    names = imported_when_run(functions) - by_name if functions else None
+    table = modules_for(names, digest_of_code) if names else {}
+    if table:
+        parts = payloads.dump_parts(value, by_name=by_name.union(table))
+    return _joined(parts, table, {})
+
+
+def _joined(parts: list[payloads.Buffer], table: Table, stamps: Mapping[str, str]) -> bytes:
     if table or stamps:
         packed = pickle.dumps((table, stamps), 5)
         head = _HEAD.pack(b"M", 1, 0, len(packed)) + packed
@@ -36,14 +64,32 @@ def dumps_code(value: Any, *, what: str) -> bytes:
     return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
 
-def loads_code(data: bytes) -> tuple[Any, CarriedModules]:
-    """The value of `dumps_code`'s bytes, and the modules that it imports, which are entered.
+_names: dict[str, frozenset[str]] = {}
+_MOST_NAMES = 1000
+
+
+def names_carried(key: str, data: bytes) -> frozenset[str]:
+    """The modules that travel in `dumps_code`'s bytes, which are known by a key."""
+    if data[:1] != b"M":
+        return _NONE
+    known = _names.get(key)
+    if known is None:
+        if len(_names) >= _MOST_NAMES:
+            _names.clear()
+        length = _HEAD.unpack_from(data)[3]
+        table, _ = pickle.loads(memoryview(data)[_HEAD.size : _HEAD.size + length])
+        known = _names[key] = frozenset(table)
+    return known
+
+
+def loads_code(data: payloads.Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
+    """The value of `dumps_code`'s bytes, and the modules that it imports, over those `under` it; they are entered.
 
     Raises SerializationError for other bytes, and whatever unpickling raises.
     """
     if data[:1] != b"M":
-        NO_MODULES.enter()
-        return payloads.loads(data), NO_MODULES
+        under.enter()
+        return payloads.loads(data), under
     try:
         _, version, _, length = _HEAD.unpack_from(data)
     except struct.error:
@@ -52,5 +98,7 @@ def loads_code(data: bytes) -> tuple[Any, CarriedModules]:
     if version != 1 or len(data) <= end:
         raise SerializationError(f"a function of {len(data)} bytes is damaged or cut short", what="function")
     modules = CarriedModules(*pickle.loads(memoryview(data)[_HEAD.size : end]))
+    if under is not NO_MODULES:
+        modules = modules.over(under)
     modules.enter()
     return payloads.loads(memoryview(data)[end + -end % _ALIGN :]), modules

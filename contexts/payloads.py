@@ -25,6 +25,8 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as _inside
 
+from stoker.contexts.carried_modules import has_travelled
+from stoker.contexts.classes_by_name import class_by_name, is_found_by_name, simple_attributes
 from stoker.contexts.source_lines import SourceLines, know, lines_of
 from stoker.contexts.unpicklable import explain
 from stoker.contexts.user_code import is_installed
@@ -43,6 +45,14 @@ _DEPTH = 4
 _WIDTH = 64
 
 
+_NONE: frozenset[str] = frozenset()
+
+
+def plain_bytes(value: Any) -> bytes | None:
+    """The bytes of a small value of builtin types, which needs no more than plain pickle; None for any other."""
+    return pickle.dumps(value, 5) if _plain(value, _DEPTH) else None
+
+
 def dumps(value: Any, *, what: str = "argument") -> bytes:
     """The bytes of a value. Raises SerializationError, naming `what` and the part of it that can't be pickled."""
     if _plain(value, _DEPTH):
@@ -52,15 +62,20 @@ def dumps(value: Any, *, what: str = "argument") -> bytes:
 
 
 def dump_parts(
-    value: Any, *, what: str = "argument", functions: list[types.FunctionType] | None = None
+    value: Any,
+    *,
+    what: str = "argument",
+    functions: list[types.FunctionType] | None = None,
+    by_name: frozenset[str] = _NONE,
 ) -> list[Buffer]:
     """The same bytes in pieces, for writing to a file without joining them first. Errors as in `dumps`.
 
-    To `functions` those of the user's own are added that are in the value.
+    To `functions` those of the user's own are added that are in the value. Classes of the modules `by_name` go by name:
+    these modules are where the value goes.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
-        body = _pickle(value, buffers, functions)
+        body = _pickle(value, buffers, functions, by_name)
     except Exception as error:
         raise SerializationError(explain(value, error, what=what), what=what) from error
     if not buffers:
@@ -151,7 +166,12 @@ def _plain(value: Any, depth: int) -> bool:
     return False
 
 
-def _pickle(value: Any, buffers: list[pickle.PickleBuffer], functions: list[types.FunctionType] | None) -> bytes:
+def _pickle(
+    value: Any,
+    buffers: list[pickle.PickleBuffer],
+    functions: list[types.FunctionType] | None,
+    by_name: frozenset[str],
+) -> bytes:
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
         try:
             big = buffer.raw().nbytes >= BIG_BUFFER_BYTES
@@ -164,6 +184,7 @@ def _pickle(value: Any, buffers: list[pickle.PickleBuffer], functions: list[type
     with io.BytesIO() as file:
         try:
             pickler = _ByValue(file, protocol=5, buffer_callback=keep_inside)
+            pickler.by_name = by_name
             pickler.dump(value)
             if functions is not None:
                 functions += pickler.functions
@@ -187,6 +208,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unt
         super().__init__(*args, **kwargs)
         self.functions: list[types.FunctionType] = []
         """The user's own that were pickled."""
+        self.by_name = _NONE
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, SourceLines):
@@ -201,6 +223,8 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is unt
                 state = {name: part for name, part in vars(obj).items() if name not in _MODULE_MACHINERY}
                 return _inside.dynamic_subimport, (obj.__name__, state)
         elif isinstance(obj, type) and _is_users(obj.__module__):
+            if (obj.__module__ in self.by_name or has_travelled(obj.__module__)) and is_found_by_name(obj):
+                return class_by_name, (obj.__module__, obj.__qualname__, simple_attributes(obj))
             return _inside._dynamic_class_reduce(obj)
         return super().reducer_override(obj)
 

@@ -15,8 +15,8 @@ from parsl.data_provider.files import File
 from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
 from parsl.errors import NoDataFlowKernelError
 
-from stoker.contexts import payloads
 from stoker.contexts.callables import how_it_yields
+from stoker.contexts.code_payloads import dumps_arguments
 from stoker.contexts.factory import RecipeFactory, as_recipe
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SerializationError, SessionError
@@ -24,7 +24,7 @@ from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import AppCallFuture
 from stoker.manager.executor.options import check_count, check_truth
 from stoker.manager.executor.packing import bare, name_of
-from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants
+from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, travels_with
 from stoker.manager.executor.wants import SpecificationError, Wants, read_wants
 from stoker.manager.protocol.calls import Features
 from stoker.units import show_seconds
@@ -241,11 +241,11 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             self._found = (kernel, labels, True)
             self.executors = labels
         if self._found[2]:
-            packed = self._packed(args, kwargs)
+            specification = self._specification_now(kernel.executors[self._found[1][0]])
+            packed = self._packed(args, kwargs, specification)
             if packed is not None:
                 args, kwargs = (), {PACKED: packed}
-            if SPECIFICATION not in kwargs:
-                kwargs = {**kwargs, SPECIFICATION: self._specification_now(kernel.executors[self._found[1][0]])}
+            kwargs = {SPECIFICATION: specification, **kwargs}
         return AppCallFuture.of(super().__call__(*args, **kwargs))
 
     def _specification_now(self, executor: StokerExecutor) -> AppWants:
@@ -257,7 +257,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         except SerializationError:  # the call's future says so
             return self.specification
 
-    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
+    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants) -> bytes | None:
         """The arguments as they are now: a program may change a list or an array before Parsl's kernel has sent it.
         None where the kernel has to see them: futures, files, Parsl's own keywords, a cache of results."""
         if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
@@ -265,7 +265,9 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         if any(isinstance(value, Future | File) for value in (*args, *kwargs.values())):
             return None
         try:
-            return payloads.dumps((args, kwargs))
+            function, recipe = specification.function, specification.wants.recipe
+            by_name = frozenset() if function is None else travels_with(function, recipe)
+            return dumps_arguments((args, kwargs), by_name=by_name)
         except SerializationError:  # the call's future says so
             return None
 

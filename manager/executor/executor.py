@@ -38,7 +38,7 @@ from stoker.manager.executor.link import Link
 from stoker.manager.executor.news import News
 from stoker.manager.executor.options import check_local_policy, check_options, check_session
 from stoker.manager.executor.packing import pack_arguments, place_arguments
-from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer
+from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, travels_with
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
@@ -303,7 +303,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         job = prepared.job(func, wants, folder=folder, due_at=due_at, blob=blob)
         future.due_at = job.due_at
         if packed is None:
-            payload = pack_arguments(args, kwargs, name=prepared.name, large=link.large)
+            by_name = travels_with(job.function, job.recipe)
+            payload = pack_arguments(args, kwargs, name=prepared.name, large=link.large, by_name=by_name)
         else:
             payload = place_arguments(packed, name=prepared.name, large=link.large)
         future.call = link.submit(job, payload, future, features=wants.features)

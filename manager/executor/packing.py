@@ -16,9 +16,8 @@ from typing import Any
 
 from parsl.app.errors import wrap_error
 
-from stoker.contexts import payloads
 from stoker.contexts.captured import Captured
-from stoker.contexts.code_payloads import dumps_code
+from stoker.contexts.code_payloads import dumps_arguments, dumps_code
 from stoker.contexts.source_lines import SourceLines
 from stoker.errors import SerializationError
 from stoker.manager.executor.large import LargeArguments
@@ -35,7 +34,7 @@ class _Pickled:
     """What is kept of a function: its bytes with and without the context as first argument, and what they rest on."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.blobs: dict[bool, FunctionBlob] = {}
+        self.blobs: dict[tuple[bool, frozenset[str]], FunctionBlob] = {}
         self.captured = Captured(function)
 
 
@@ -49,7 +48,10 @@ class FunctionCache:
         self._known: weakref.WeakKeyDictionary[Any, _Pickled] = weakref.WeakKeyDictionary()
         self._told: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def blob(self, function: Callable[..., Any], *, takes_context: bool, may_change: bool = False) -> FunctionBlob:
+    def blob(
+        self, function: Callable[..., Any], *, takes_context: bool, may_change: bool = False,
+        by_name: frozenset[str] = frozenset(),
+    ) -> FunctionBlob:  # fmt: skip
         """The function's bytes under their digest. With `may_change` it is pickled anew where a global or helper has
         changed. Raises SerializationError, naming the function."""
         with self._lock:
@@ -61,18 +63,20 @@ class FunctionCache:
                     known = self._renew(function, known, name)
             except TypeError:  # neither hashable nor weakly referable: pickled every time
                 known = _Pickled(function)
-            found = known.blobs.get(takes_context)
+            found = known.blobs.get((takes_context, by_name))
             if found is None:
-                found = known.blobs[takes_context] = _pickle_function(function, takes_context=takes_context)
+                found = _pickle_function(function, takes_context=takes_context, by_name=by_name)
+                known.blobs[takes_context, by_name] = found
             return found
 
     def _renew(self, function: Callable[..., Any], known: _Pickled, name: str) -> _Pickled:
         """Pickle a function anew, because something that it captures has changed."""
         fresh = self._known[function] = _Pickled(function)
-        for takes_context, before in known.blobs.items():
-            now = fresh.blobs[takes_context] = _pickle_function(function, takes_context=takes_context)
-            if now.key == before.key:
-                fresh.blobs[takes_context] = before  # the same bytes are one object, by which jobs know them
+        for (takes_context, by_name), before in known.blobs.items():
+            now = _pickle_function(function, takes_context=takes_context, by_name=by_name)
+            same = now.key == before.key
+            fresh.blobs[takes_context, by_name] = before if same else now  # jobs know the same bytes as one object
+            if same:
                 continue
             self._unused(before.key)
             if function not in self._told:
@@ -96,10 +100,14 @@ def bare(function: Callable[..., Any]) -> Callable[..., Any]:
     return inner if inner is not None and getattr(function, "__code__", None) is _WRAPPER_CODE else function
 
 
-def pack_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, large: LargeArguments) -> Payload:
-    """The bytes of a call's arguments; in a file of `large` if they are many. Raises SerializationError."""
+def pack_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, large: LargeArguments,
+    by_name: frozenset[str] = frozenset(),
+) -> Payload:  # fmt: skip
+    """The bytes of a call's arguments; in a file of `large` if they are many. `by_name`: modules that travel with its
+    function or context. Raises SerializationError."""
     try:
-        data = payloads.dumps((args, kwargs))
+        data = dumps_arguments((args, kwargs), by_name=by_name)
     except SerializationError as error:
         raise SerializationError(f"{name}: {error}", **error.facts) from error
     return place_arguments(data, name=name, large=large)
@@ -127,10 +135,10 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(name).replace("<locals>.", "").encode("utf-8", "replace").decode()
 
 
-def _pickle_function(function: Callable[..., Any], *, takes_context: bool) -> FunctionBlob:
+def _pickle_function(function: Callable[..., Any], *, takes_context: bool, by_name: frozenset[str]) -> FunctionBlob:
     name = name_of(function)
     try:
-        data = dumps_code((function, takes_context, SourceLines()), what="function")
+        data = dumps_code((function, takes_context, SourceLines()), what="function", by_name=by_name)
     except SerializationError as error:
         raise SerializationError(f"function {name}: {error}", what="function", function=name) from error
     key = FunctionKey(hashlib.blake2b(data, digest_size=16).hexdigest())

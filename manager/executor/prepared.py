@@ -16,6 +16,7 @@ from typing import Any
 from parsl.dataflow.memoization import id_for_memo
 
 from stoker.contexts.captured import changed_since_made
+from stoker.contexts.code_payloads import names_carried
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.contexts.walk_plans import counts_by_identity
@@ -76,7 +77,9 @@ class Prepared:
 
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
         """The function's bytes, with what it captures as that is now. Raises SerializationError."""
-        return self._cache.blob(bare(function), takes_context=wants.takes_context, may_change=self._captures)
+        takes = wants.takes_context
+        by_name = _carried(wants.recipe) if takes else _NONE
+        return self._cache.blob(bare(function), takes_context=takes, may_change=self._captures, by_name=by_name)
 
     def job(
         self, function: Callable[..., Any], wants: Wants, *, folder: str, due_at: float | None = None,
@@ -184,6 +187,19 @@ class Preparer:
             del self._paper[_RECIPES_KEPT:]
             self._paper.insert(0, (_copy(context), recipe, wants))
         return wants
+
+
+_NONE: frozenset[str] = frozenset()
+
+
+def travels_with(blob: FunctionBlob, recipe: Recipe) -> frozenset[str]:
+    """The modules that travel with a function and with the context that its calls run on."""
+    names = names_carried(blob.key, blob.blob)
+    return names | _carried(recipe) if recipe.loader else names
+
+
+def _carried(recipe: Recipe) -> frozenset[str]:
+    return names_carried(recipe.key, recipe.loader)
 
 
 def _copy(context: Any) -> list[Any]:

@@ -36,6 +36,7 @@ from stoker.manager.executor.inbox import Inbox
 from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.map_inputs import refuse_lost
 from stoker.manager.executor.packing import pack_arguments
+from stoker.manager.executor.prepared import travels_with
 from stoker.manager.executor.progress import Bar, Follow
 from stoker.manager.executor.pulling import SLOW_ITEMS, SLOW_S, NotYet, PulledInputs
 from stoker.manager.executor.wants import Wants
@@ -86,6 +87,7 @@ class Stream(Iterator[Any]):
         self._link = executor.link
         self._prepared = executor.preparer.function(function)
         self._job = self._prepared.job(function, wants, folder="")
+        self._by_name = travels_with(self._job.function, self._job.recipe)
         if batch_size:
             options = msgspec.structs.replace(self._job.options, batch=batch_size)
             self._job = dataclasses.replace(self._job, options=options)
@@ -330,7 +332,13 @@ class Stream(Iterator[Any]):
         return self._window.room(ready=len(self._ready))
 
     def _pack(self, item: Any) -> Payload:
-        return pack_arguments((*self._before, item), self._with, name=self._prepared.name, large=self._link.large)
+        return pack_arguments(
+            (*self._before, item),
+            self._with,
+            name=self._prepared.name,
+            large=self._link.large,
+            by_name=self._by_name,
+        )
 
     def _send(self, packed: list[Payload], *, last: int) -> None:
         if packed:

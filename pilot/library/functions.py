@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from stoker.contexts import payloads
 from stoker.contexts.carried_modules import NO_MODULES
 from stoker.contexts.code_payloads import loads_code
 from stoker.manager.protocol.to_pilot import FunctionBlob
@@ -39,6 +40,12 @@ class Function:
         else:
             self._modules.enter()
         return opened
+
+    def open_arguments(self, data: payloads.Buffer) -> Any:
+        """The value of a call's arguments; the function is open. What they import is found over what it imports."""
+        if data[:1] != b"M":
+            return payloads.loads(data)
+        return loads_code(data, under=self._modules)[0]
 
     def took(self, seconds: float) -> None:
         """A call of it took this long."""

@@ -214,7 +214,7 @@ class Runner:
             data: Any = spec.payload
             if isinstance(data, ObjectRef):
                 data = _map(work.run.objects.get(data.name) or data.source)
-            args, kwargs = payloads.loads(data)
+            args, kwargs = work.function.open_arguments(data)
         except BaseException as error:
             raise _NotMoved(
                 self._failure(

@@ -161,8 +161,17 @@ def depth(net):
     from parts.layer import DEPTH
     return net, DEPTH
 
+class Model:
+    def height(self):
+        import below
+        return below.HEIGHT
+
+@stoker.app
+def height(model):
+    return model.height()
+
 with stoker.load(session=sys.argv[1]):
-    print(width().result(60), *depth().result(60))
+    print(height(Model()).result(60), width().result(60), *depth().result(60))
 """
 
 
@@ -176,6 +185,7 @@ def test_a_module_that_was_edited_between_two_programs_is_the_new_one_wherever_i
         (folder / "parts" / "__init__.py").touch()
         (folder / "parts" / "layer.py").write_text(f"DEPTH = {number}\n")
         (folder / "edited.py").write_text(f"WIDTH = {number}\n")
+        (folder / "below.py").write_text(f"HEIGHT = {number}\n")
 
     def run(folder: Path) -> str:
         out, err = (process := up.world.start(LAZY, up.name, folder=folder)).communicate(timeout=120)
@@ -185,7 +195,7 @@ def test_a_module_that_was_edited_between_two_programs_is_the_new_one_wherever_i
     other = tmp_path / "other"
     for number, folder in ((1, up.world.path), (2, up.world.path), (3, other), (4, up.world.path)):
         write(number, folder)
-        assert run(folder) == f"{number} {number} {number}\n"
+        assert run(folder) == f"{number} {number} {number} {number}\n"
 
 
 def test_two_programs_at_once_share_it_and_one_that_is_killed_costs_its_own_calls(up: Up) -> None:

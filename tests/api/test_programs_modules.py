@@ -1,0 +1,98 @@
+"""A class of a module beside the program is one class: in the program, in a loader, in a function that imports it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SHAPES = """
+import dataclasses
+import enum
+
+class Color(enum.Enum):
+    RED = 1
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    side: int
+
+class Settings:
+    rate = 1
+    names = ["a"]
+
+class Broken(Exception):
+    pass
+
+def broken():
+    raise Broken("so it is")
+"""
+PROGRAM = """
+import stoker
+from shapes import Box, Broken, Color, Settings
+
+@stoker.context
+def load():
+    from shapes import Box
+    return Box(3)
+
+@stoker.app
+def takes(box, color):
+    from shapes import Box, Color
+    return isinstance(box, Box), box == Box(3), {Box(3): 1}.get(box), color is Color.RED
+
+@stoker.app
+def captures():
+    import shapes
+    return Box is shapes.Box, Color.RED is shapes.Color.RED
+
+@stoker.app
+def gives():
+    from shapes import Box, Color
+    return Box(3), Color.RED
+
+@stoker.app(context=load())
+def of_context(loaded):
+    return isinstance(loaded, Box), loaded == Box(3)
+
+@stoker.app
+def fails():
+    import shapes
+    shapes.broken()
+
+@stoker.app
+def settings():
+    import shapes
+    return Settings.rate, shapes.Settings.rate, shapes.Settings.names
+
+if __name__ == "__main__":
+    with stoker.load(progress=False):
+        print(takes(Box(3), Color.RED).result(60))
+        print(list(stoker.map(takes.function, [])), [each for each in stoker.map(stoker.app(lambda box: takes.function(
+            box, Color.RED)), [Box(3)])])
+        print(captures().result(60))
+        box, color = gives().result(60)
+        print(type(box) is Box, box == Box(3), color is Color.RED)
+        print(of_context().result(60))
+        try:
+            fails().result(60)
+        except Broken as error:
+            print("caught:", error)
+        Settings.rate, Settings.names = 2, ["b"]
+        print(settings().result(60))
+"""
+EXPECTED = """\
+(True, True, 1, True)
+[] [(True, True, 1, True)]
+(True, True)
+True True True
+(True, True)
+caught: so it is
+(2, 2, ['b'])
+"""
+
+
+def test_a_class_of_a_module_beside_the_program_is_one_class_everywhere(tmp_path):
+    (tmp_path / "shapes.py").write_text(SHAPES)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    assert (done.returncode, done.stdout) == (0, EXPECTED), done.stderr
