@@ -88,6 +88,7 @@ class Stream(Iterator[Any]):
         self._prepared = executor.preparer.function(function)
         self._job = self._prepared.job(function, wants, folder="")
         self._by_name = travels_with(self._job.function, self._job.recipe)
+        self._deadline_s = wants.deadline_s
         if batch_size:
             options = msgspec.structs.replace(self._job.options, batch=batch_size)
             self._job = dataclasses.replace(self._job, options=options)
@@ -343,7 +344,10 @@ class Stream(Iterator[Any]):
     def _send(self, packed: list[Payload], *, last: int) -> None:
         if packed:
             total = 0
-            for call, payload in zip(self._link.submit_many(self._job, packed, self._inbox), packed, strict=True):
+            job = self._job
+            if self._deadline_s:  # a deadline counts from when a call is submitted, and not from the first one
+                job = dataclasses.replace(job, due_at=time.monotonic() + self._deadline_s)
+            for call, payload in zip(self._link.submit_many(job, packed, self._inbox), packed, strict=True):
                 size = _size(payload)
                 self._window.in_flight[call] = (next(self._places), size)
                 total += size

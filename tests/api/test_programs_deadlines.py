@@ -66,6 +66,20 @@ def test_a_forecast_is_told_on_the_clock_of_the_program(until):
     assert all(abs(said.ends_at - time.time()) < 60 for said in told)
 
 
+@pytest.mark.usefixtures("session")
+def test_each_call_of_a_map_has_its_time_from_when_it_is_sent():
+    @stoker.app(deadline="2 s", late="drop")
+    def same(number):
+        return number
+
+    def slowly():
+        for number in range(4):
+            time.sleep(0.8)
+            yield number
+
+    assert list(stoker.map(same, slowly())) == [0, 1, 2, 3]
+
+
 @stoker.app(deadline=1.0, late="drop")
 def of_stoker(path):
     with open(path, "a") as file:
