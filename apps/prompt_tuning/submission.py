@@ -17,6 +17,7 @@ from stoker.apps.prompt_tuning.submit import Ready, call_of
 from stoker.apps.prompt_tuning.tuning.result import Tuned, write_tuned
 from stoker.apps.prompt_tuning.watch import Picture, look, saved_in, sent
 from stoker.errors import CallDroppedError
+from stoker.manager.live.clock import Clock
 
 if TYPE_CHECKING:
     from stoker.manager.executor.futures import AppCallFuture
@@ -27,6 +28,8 @@ class Submission:
 
     def __init__(self, ready: Ready, *, name: str, folder: RunFolder, start: bytes) -> None:
         until = ready.job.until
+        self._clock = Clock()
+        """A wall clock that is set while the job runs must not make it late, or in time."""
         self.ready = ready
         self.folder = folder
         self.future: AppCallFuture | None = None
@@ -41,7 +44,7 @@ class Submission:
     def submit(self, *, session: str, gang: tuple[int, int], late: str, bank: str | None) -> None:
         """Hand it to the session that is loaded; its time to the deadline runs from now."""
         app, order = call_of(self.ready, gang=gang, late=late, bank=bank, start=self._start)
-        now = time.time()
+        now = self._clock.now()
         self.future = app(order)
         self.future.add_done_callback(self._over)
         self._note(
@@ -54,7 +57,8 @@ class Submission:
         if self.future is None or self.entry.phase.is_over:
             return
         call, before = sent(self.future), self.entry
-        self.entry = look(self.entry, call=call, picture=picture)
+        now = self._clock.now()
+        self.entry = look(self.entry, call=call, picture=picture, now=now, ahead_s=now - time.time())
         saved = saved_in(call.progress if call is not None else None)
         if saved is not None and saved.checkpoint != self._kept:
             self._kept = saved.checkpoint
@@ -67,14 +71,14 @@ class Submission:
     def stop(self, why: str) -> None:
         """Nobody waits for it any more."""
         if not self.entry.phase.is_over:
-            self._note(phase=Phase.STOPPED, why=why, ended_at=time.time())
+            self._note(phase=Phase.STOPPED, why=why, ended_at=self._clock.now())
 
     def _over(self, future: object) -> None:
         del future
-        self._ended_at = time.time()
+        self._ended_at = self._clock.now()
 
     def _settle(self, future: AppCallFuture) -> None:
-        ended = {"ended_at": self._ended_at or time.time(), "why": ""}
+        ended = {"ended_at": self._ended_at or self._clock.now(), "why": ""}
         error = future.exception()
         if error is None:
             self.tuned = future.result()

@@ -87,8 +87,11 @@ def saved_in(progress: CallProgress | None) -> Saved | None:
     return unpack(payloads.loads(progress.state)) if progress is not None and progress.state else None
 
 
-def look(entry: Entry, *, call: CallFuture | None, picture: Picture | None, now: float | None = None) -> Entry:
-    """The job's state, by what is known now (`now`: seconds since the epoch)."""
+def look(
+    entry: Entry, *, call: CallFuture | None, picture: Picture | None, now: float | None = None, ahead_s: float = 0.0
+) -> Entry:
+    """The job's state, by what is known now (`now`: seconds since the epoch, by a clock that is `ahead_s` ahead of the
+    wall clock)."""
     now = time.time() if now is None else now
     if call is None:
         return entry
@@ -98,7 +101,7 @@ def look(entry: Entry, *, call: CallFuture | None, picture: Picture | None, now:
         listed = next((one for one in picture.calls if one.call == entry.call), None)
     if listed is not None and picture is not None:
         entry = _placed(entry, listed, picture, now)
-    entry = _forecast(entry, call.forecast)
+    entry = _forecast(entry, call.forecast, ahead_s)
     if call.progress is not None:
         entry = _told(entry, call.progress, now)
     match entry.in_time(now):
@@ -171,8 +174,8 @@ def _told(entry: Entry, progress: CallProgress, now: float) -> Entry:
     return msgspec.structs.replace(entry, iteration=done, ends_at=ends_at, measured_ends_at=ends_at)
 
 
-def _forecast(entry: Entry, forecast: CallForecast | None) -> Entry:
+def _forecast(entry: Entry, forecast: CallForecast | None, ahead_s: float) -> Entry:
     """What the manager expects."""
     if forecast is None or not math.isfinite(forecast.ends_at):  # nobody knows yet
         return entry
-    return msgspec.structs.replace(entry, ends_at=forecast.ends_at)
+    return msgspec.structs.replace(entry, ends_at=forecast.ends_at + ahead_s)

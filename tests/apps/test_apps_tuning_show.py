@@ -84,6 +84,8 @@ def test_a_running_job_ends_as_its_own_pace_says_and_before_that_as_it_is_foreca
     assert (entry.phase, entry.devices, entry.started_at) == (Phase.TUNING, ("a/lib-1", "b/lib-2"), NOON + 20)
     assert (entry.iteration, entry.loss, entry.metric) == (2, 0.5, 0.5)
     assert (entry.ends_at, entry.known_late_at, entry.in_time(NOON + 30)) == (NOON + 700, NOON + 30, False)
+    shifted = look(JOB, call=sent(forecast), picture=running, now=NOON + 30, ahead_s=-60.0)
+    assert shifted.ends_at == NOON + 640, "the clock of the job is behind the wall clock, which the forecast is told on"
     later = seen(entry, 50, call=sent(progress(102), forecast), of=running)
     assert later.ends_at == NOON + 50 + 398 * 20 / 100
     assert (later.in_time(NOON + 50), later.known_late_at) == (True, None)

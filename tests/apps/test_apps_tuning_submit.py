@@ -21,10 +21,12 @@ pytestmark = [
 ]
 
 import stoker  # noqa: E402
+from stoker.apps.common.run_folder import open_run  # noqa: E402
 from stoker.apps.prompt_tuning import tune  # noqa: E402
 from stoker.apps.prompt_tuning.bank.candidate import read_candidates  # noqa: E402
-from stoker.apps.prompt_tuning.board import Phase, read_board  # noqa: E402
+from stoker.apps.prompt_tuning.board import APP, Phase, read_board  # noqa: E402
 from stoker.apps.prompt_tuning.prompts import SHIPPED  # noqa: E402
+from stoker.apps.prompt_tuning.submission import Submission  # noqa: E402
 from stoker.apps.prompt_tuning.submit import call_of, check  # noqa: E402
 from stoker.apps.prompt_tuning.tuning.job import parse_job, read_job  # noqa: E402
 from stoker.apps.prompt_tuning.watch import sent  # noqa: E402
@@ -216,3 +218,18 @@ def test_prompts_of_a_file_are_put_into_a_bank(place, session):
     assert said["prompts"] == len(read_candidates(SHIPPED)) + 1
     tuned = tune(read_job(write(place, "banked", initial="", iterations=1)), bank=place / "own").result(LIMIT_S)
     assert f"{said['prompts']} scored" in tuned.initial_from
+
+
+def test_a_wall_clock_that_is_set_makes_no_job_late(place, session, monkeypatch):
+    ready = check(read_job(write(place, "clock", until='slo = "10 min"')))
+    folder = open_run(place / "runs", app=APP, prefix="clock", parameters={}, options={}, fresh=True)
+    submission = Submission(ready, name="clock", folder=folder, start=b"")
+    submission.submit(session=session.id, gang=(1, 1), late="run", bank=None)
+    really = time.time
+    monkeypatch.setattr(time, "time", lambda: really() + 7200)
+    submission.future.result(LIMIT_S)
+    submission.look(None)
+    folder.close()
+    assert submission.entry.phase is Phase.DONE
+    assert submission.entry.in_time(submission.entry.ended_at)
+    assert submission.entry.known_late_at is None
