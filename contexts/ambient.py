@@ -137,7 +137,7 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
 def saved_state(default: Any = None) -> Any:
     """The checkpoint that this call left when it was evicted elsewhere, or `default` if it starts afresh."""
     scope = _current()
-    return payloads.loads(scope.state) if scope is not None and scope.state else default
+    return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
 
 
 def gang(*, limit_s: float = 60.0) -> Gang:

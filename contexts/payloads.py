@@ -27,6 +27,7 @@ from cloudpickle import cloudpickle as _inside
 
 from stoker.contexts.carried_modules import has_travelled
 from stoker.contexts.classes_by_name import class_by_name, is_found_by_name, simple_attributes
+from stoker.contexts.kept_classes import loads_keeping_classes
 from stoker.contexts.source_lines import SourceLines, know, lines_of
 from stoker.contexts.unpicklable import explain
 from stoker.contexts.user_code import is_installed
@@ -92,17 +93,19 @@ def dump_parts(
     return [_HEAD.pack(b"B", 1, 0, len(raws)) + b"".join(table), *parts]
 
 
-def loads(data: Buffer) -> Any:
+def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
     """The value of `dumps`' bytes.
 
-    Arrays that were writable come back writable: as views if `data` is writable memory, else as copies. Raises
-    SerializationError for bytes that `dumps` has not made; whatever unpickling raises (a module that is not
-    installed here) comes as it is.
+    Arrays that were writable come back writable: as views if `data` is writable memory, else as copies. With
+    `keep_classes` the classes of this process keep their attributes (`kept_classes`): results, exceptions and
+    checkpoints want it. Raises SerializationError for bytes that `dumps` has not made; whatever unpickling raises (a
+    module that is not installed here) comes as it is.
     """
+    rebuild = loads_keeping_classes if keep_classes else pickle.loads
     if data[:1] != b"B":
         if data[:1] != b"\x80":
             raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
-        return pickle.loads(data)
+        return rebuild(data)
     view = memoryview(data)
     try:
         _, version, _, count = _HEAD.unpack_from(view)
@@ -119,7 +122,7 @@ def loads(data: Buffer) -> Any:
         else view[offset : offset + length].toreadonly()
         for offset, length, writable in table
     )
-    return pickle.loads(body, buffers=buffers)
+    return rebuild(body, buffers=buffers)
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -284,7 +287,7 @@ def load_exception(data: Buffer) -> BaseException:
     why = "it could not be pickled in the library"
     if body:
         try:
-            error = _saying(message, _rebuild_exception(loads(body)))
+            error = _saying(message, _rebuild_exception(loads(body, keep_classes=True)))
             repr(error)
         except BaseException as failure:  # user code runs here, and may raise SystemExit
             if is_interrupt(failure):
@@ -321,7 +324,7 @@ def _name_of(kind: type) -> str:
 def _exception_body(error: BaseException) -> bytes:
     try:
         whole = dumps((error, type(error), (), {}), what="exception")
-        loads(whole)  # an `__init__` that wants other arguments than `args` holds would fail on the other side
+        loads(whole, keep_classes=True)  # an `__init__` that wants other arguments than `args` holds would fail on the other side
         return whole
     except Exception:
         pass

@@ -109,7 +109,7 @@ def failure_error(failure: Failure, *, call: int, session: str = "") -> StokerEr
 def _open(payload: Payload, end: CallEnd) -> Any:
     data = _bytes(payload, end)
     try:
-        return payloads.loads(data)
+        return payloads.loads(data, keep_classes=True)
     except BaseException as error:  # what the result's classes do may raise SystemExit, which would end our thread
         if payloads.is_interrupt(error):
             raise

@@ -130,3 +130,62 @@ def test_each_call_of_a_loop_has_what_was_captured_when_it_was_made(tmp_path):
     )
     expected = "".join(" ".join([str(rate)] * 9) + "\n" for rate in range(5))
     assert (done.returncode, done.stdout) == (0, expected), done.stderr
+
+
+PROGRAM_WITH_CLASSES = """
+import stoker
+
+level = 1
+
+
+class Config:
+    rate = 1.0
+
+    def level(self):
+        return level
+
+
+class ConfigError(Exception):
+    rate = 1.0
+
+
+class Same:
+    def level(self):
+        return 1
+
+
+@stoker.app
+def same():
+    return Same()
+
+
+@stoker.app
+def make(fail):
+    if fail:
+        raise ConfigError("too much")
+    return Config()
+
+
+if __name__ == "__main__":
+    with stoker.load():
+        futures = make(False), make(True)
+        method = Config.level
+        for future in futures:
+            future.exception()
+        Config.rate = ConfigError.rate = 0.5
+        level = 2
+        again = make(False)
+        assert isinstance(make(True).exception(), ConfigError)
+        for _ in range(3):
+            same().result()
+        print(type(again.result()) is Config, Config.rate, ConfigError.rate, Config.level is method, Config().level())
+"""
+
+
+def test_results_and_exceptions_leave_the_classes_of_the_program_alone(tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM_WITH_CLASSES)
+    done = subprocess.run([sys.executable, str(file)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True 0.5 0.5 True 2\n"
+    assert "make uses Config, which has changed" in done.stderr  # the program has set its rate
+    assert "same uses" not in done.stderr

@@ -1,0 +1,79 @@
+"""Values of a library, rebuilt in a process whose classes stay as they are.
+
+A class that travels by value takes its attributes along. In a library this is wanted: a program that sets `Config.lr`
+between two calls sets it there too. In the program it is not: a result that holds a `Config` would set `Config.lr` back
+to what it was when the call began, and replace each method by a copy with globals of its own.
+
+cloudpickle finds a class again by the id that it gave it, and then sets its attributes (`_class_setstate`). Here a class
+that is found stays as it is. A class that is made counts as found once its attributes are set, and not before: another
+thread may rebuild a value with the same class at that moment, and the first one to get there may fail half-way.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cloudpickle import cloudpickle as _inside
+
+_NAMES_A_CLASS = re.compile(rb"_class_setstate")
+_unfilled: weakref.WeakSet[type] = weakref.WeakSet()
+"""The classes that were made here, and whose attributes are not set yet."""
+_filling = threading.RLock()
+"""Held while attributes are set, never while a value is rebuilt."""
+
+
+def loads_keeping_classes(data: bytes | bytearray | memoryview, *, buffers: Iterable[Any] | None = None) -> Any:
+    """The value of a pickle. Classes that are in this process already keep their attributes."""
+    if _NAMES_A_CLASS.search(data) is None:  # it brings no class
+        return pickle.loads(data, buffers=buffers)
+    return _Unpickler(io.BytesIO(data), buffers=buffers).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str, /) -> Any:
+        instead = _INSTEAD.get(name) if module.partition(".")[0] == "cloudpickle" else None
+        return instead if instead is not None else super().find_class(module, name)
+
+
+def _class(*parts: Any) -> Any:
+    """A class without its attributes. `parts` are those of cloudpickle: the last but one is the id of the class."""
+    return _found_or_made(parts[-2], _inside._make_skeleton_class, parts)
+
+
+def _enumeration(*parts: Any) -> Any:
+    return _found_or_made(parts[-2], _inside._make_skeleton_enum, parts)
+
+
+def _found_or_made(identity: str | None, make: Callable[..., Any], parts: tuple[Any, ...]) -> Any:
+    """The class that has this id here, or a new one. Its bases hear of a new one alone (`__init_subclass__`)."""
+    if identity is None:
+        found = None
+    else:
+        with _inside._DYNAMIC_CLASS_TRACKER_LOCK:
+            found = _inside._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
+    if found is not None:
+        return found
+    made = make(*parts[:-2], None, parts[-1])
+    _unfilled.add(made)  # before other threads can find it
+    return _inside._lookup_class_or_track(identity, made)
+
+
+def _set_attributes(kind: Any, state: Any) -> Any:
+    with _filling:
+        if kind in _unfilled:
+            _inside._class_setstate(kind, state)
+            _unfilled.discard(kind)
+    return kind
+
+
+_INSTEAD: dict[str, Callable[..., Any]] = {
+    "_make_skeleton_class": _class,
+    "_make_skeleton_enum": _enumeration,
+    "_class_setstate": _set_attributes,
+}

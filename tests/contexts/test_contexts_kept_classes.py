@@ -1,0 +1,232 @@
+"""What a library sends back leaves the classes of the program alone; what a program sends sets them in the library."""
+
+from __future__ import annotations
+
+import enum
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.contexts import payloads
+from stoker.contexts.captured import Captured
+from stoker.contexts.code_payloads import dumps_code
+
+_LIBRARY = """
+import sys
+from stoker.contexts import payloads
+from stoker.contexts.code_payloads import loads_code
+function, pack = loads_code(sys.stdin.buffer.read())[0]
+try:
+    result = function()
+    sys.stdout.buffer.write(pack(result) if pack else payloads.dumps(result, what="result"))
+except Exception as error:
+    sys.stdout.buffer.write(payloads.dump_exception(error))
+"""
+
+
+def of_a_library(function: Callable[[], Any], *, pack: Callable[[Any], bytes] | None = None) -> bytes:
+    """The bytes of what a function gives, or of what it raises, in a process that has none of the test's classes."""
+    data = dumps_code((function, pack), what="function")
+    done = subprocess.run([sys.executable, "-c", _LIBRARY], input=data, capture_output=True, timeout=60, cwd="/")
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout
+
+
+level = 1
+
+
+class Config:
+    rate = 1.0
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+
+    def level(self) -> int:
+        return level
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+    def level(self) -> int:
+        return level
+
+
+class ConfigError(Exception):
+    rate = 1.0
+
+    def level(self) -> int:
+        return level
+
+
+def fail() -> None:
+    raise ConfigError("too much")
+
+
+@pytest.fixture(autouse=True)
+def classes_as_they_are_above() -> Any:
+    before = [(kind, name, vars(kind)[name]) for kind in (Config, ConfigError) for name in ("rate", "level")]
+    Config.made = 0
+    yield
+    for kind, name, value in before:
+        setattr(kind, name, value)
+
+
+def train() -> Config:
+    return Config()
+
+
+def test_a_result_leaves_the_attributes_and_methods_of_its_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = of_a_library(train)
+    method = Config.level
+    Config.rate, Config.made = 0.5, 7
+    back = payloads.loads(data, keep_classes=True)
+    assert type(back) is Config
+    assert (Config.rate, Config.made, Config.level) == (0.5, 7, method)
+    monkeypatch.setitem(globals(), "level", 2)
+    assert back.level() == 2
+
+
+def test_an_enumeration_and_its_members_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = Colour.level
+    assert payloads.loads(of_a_library(lambda: Colour.RED), keep_classes=True) is Colour.RED
+    assert Colour.level is method
+    monkeypatch.setitem(globals(), "level", 2)
+    assert Colour.RED.level() == 2
+
+
+def test_an_exception_leaves_its_class_alone() -> None:
+    data = of_a_library(fail)
+    method = ConfigError.level
+    ConfigError.rate = 0.5
+    error = payloads.load_exception(data)
+    assert type(error) is ConfigError
+    assert str(error) == "too much"
+    assert (ConfigError.rate, ConfigError.level) == (0.5, method)
+
+
+def test_to_dump_an_exception_leaves_its_class_alone() -> None:
+    method = ConfigError.level
+    payloads.dump_exception(ConfigError("too much"))
+    assert ConfigError.level is method
+
+
+def test_no_function_seems_changed_after_its_result() -> None:
+    known = Captured(train)
+    payloads.loads(of_a_library(train), keep_classes=True)
+    assert known.changed(train) == ""
+
+
+def test_an_argument_brings_what_the_program_has_set() -> None:
+    data = payloads.dumps(Config())
+    Config.rate = 0.5
+    payloads.loads(data)
+    assert Config.rate == 1.0
+
+
+def make_there() -> list[Any]:
+    class Found:
+        rate = 1.0
+
+        def level(self) -> int:
+            return level
+
+    return [Found(), Found()]
+
+
+def test_a_class_that_came_with_a_result_is_complete_and_stays() -> None:
+    data = of_a_library(make_there)
+    first, second = payloads.loads(data, keep_classes=True)
+    kind = type(first)
+    assert type(second) is kind
+    assert (kind.rate, first.level()) == (1.0, 1)
+    kind.rate = 0.5
+    again, _ = payloads.loads(data, keep_classes=True)
+    assert type(again) is kind
+    assert kind.rate == 0.5
+
+
+class Reads:
+    """Rebuilt as the text of a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.read_text, (self.file,)
+
+
+def pack_with_and_without(kind: type[Any]) -> bytes:
+    """An instance of a class twice: with the attribute `text`, and without it."""
+    whole = payloads.dumps(kind(), what="result")
+    del kind.text
+    return pickle.dumps((whole, payloads.dumps(kind(), what="result")))
+
+
+def with_and_without_text(file: Path) -> tuple[bytes, bytes]:
+    def make() -> type[Any]:
+        reads = Reads(file)
+
+        class Found:
+            text = reads
+            rate = 1.0
+
+            def level(self) -> int:
+                return level
+
+        return Found
+
+    both: tuple[bytes, bytes] = pickle.loads(of_a_library(make, pack=pack_with_and_without))
+    return both
+
+
+def test_a_class_that_could_not_be_rebuilt_at_first_is_complete_the_next_time(tmp_path: Path) -> None:
+    data, _ = with_and_without_text(tmp_path / "text")
+    with pytest.raises(FileNotFoundError):
+        payloads.loads(data, keep_classes=True)
+    (tmp_path / "text").write_text("here")
+    back = payloads.loads(data, keep_classes=True)
+    assert (back.text, back.level()) == ("here", 1)
+
+
+def test_two_threads_rebuild_values_of_one_new_class(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    slow, quick = with_and_without_text(fifo)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(payloads.loads(slow, keep_classes=True)))
+    thread.start()
+    with open(fifo, "w") as file:  # opened once the thread reads it: the class is made and has no attributes
+        back = payloads.loads(quick, keep_classes=True)
+        assert (back.rate, back.level()) == (1.0, 1)
+        type(back).rate = 0.5
+        file.write("late")
+    thread.join(60)
+    assert type(found[0]) is type(back)
+    assert (found[0].rate, found[0].level()) == (0.5, 1)
+
+
+families: list[str] = []
+
+
+class Family:
+    def __init_subclass__(cls) -> None:
+        families.append(cls.__name__)
+
+
+class Child(Family):
+    pass
+
+
+def test_a_base_class_hears_of_no_copy() -> None:
+    families.clear()
+    assert type(payloads.loads(payloads.dumps(Child()), keep_classes=True)) is Child
+    assert families == []
