@@ -4,9 +4,9 @@ A class that travels by value takes its attributes along. In a library this is w
 between two calls sets it there too. In the program it is not: a result that holds a `Config` would set `Config.lr` back
 to what it was when the call began, and replace each method by a copy with globals of its own.
 
-cloudpickle finds a class again by the id that it gave it, and then sets its attributes (`_class_setstate`). Here a class
-that is found stays as it is. A class that is made counts as found once its attributes are set, and not before: another
-thread may rebuild a value with the same class at that moment, and the first one to get there may fail half-way.
+cloudpickle finds a class again by its own id for it, and then sets its attributes (`_class_setstate`). Here such a class
+stays as it is, and so does a class that is found by name. A new class counts as found once its attributes are set, not
+before: another thread may need the same class at that moment, and the thread that made it may fail half-way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import Any
 
 from cloudpickle import cloudpickle as _inside
 
-_NAMES_A_CLASS = re.compile(rb"_class_setstate")
+from stoker.contexts.classes_by_name import class_by_name
+
+_NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
 """The classes that were made here, and whose attributes are not set yet."""
 _filling = threading.RLock()
@@ -37,7 +39,7 @@ def loads_keeping_classes(data: bytes | bytearray | memoryview, *, buffers: Iter
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str, /) -> Any:
-        instead = _INSTEAD.get(name) if module.partition(".")[0] == "cloudpickle" else None
+        instead = _INSTEAD.get((module.partition(".")[0], name))
         return instead if instead is not None else super().find_class(module, name)
 
 
@@ -72,8 +74,13 @@ def _set_attributes(kind: Any, state: Any) -> Any:
     return kind
 
 
-_INSTEAD: dict[str, Callable[..., Any]] = {
-    "_make_skeleton_class": _class,
-    "_make_skeleton_enum": _enumeration,
-    "_class_setstate": _set_attributes,
+def _named(module: str, name: str, _attributes: dict[str, Any]) -> Any:
+    return class_by_name(module, name, {})
+
+
+_INSTEAD: dict[tuple[str, str], Callable[..., Any]] = {
+    ("cloudpickle", "_make_skeleton_class"): _class,
+    ("cloudpickle", "_make_skeleton_enum"): _enumeration,
+    ("cloudpickle", "_class_setstate"): _set_attributes,
+    ("stoker", "class_by_name"): _named,
 }

@@ -324,7 +324,8 @@ def _name_of(kind: type) -> str:
 def _exception_body(error: BaseException) -> bytes:
     try:
         whole = dumps((error, type(error), (), {}), what="exception")
-        loads(whole, keep_classes=True)  # an `__init__` that wants other arguments than `args` holds would fail on the other side
+        # An `__init__` that wants other arguments than `args` holds would fail on the other side.
+        loads(whole, keep_classes=True)
         return whole
     except Exception:
         pass

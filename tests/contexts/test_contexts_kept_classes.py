@@ -230,3 +230,13 @@ def test_a_base_class_hears_of_no_copy() -> None:
     families.clear()
     assert type(payloads.loads(payloads.dumps(Child()), keep_classes=True)) is Child
     assert families == []
+
+
+def test_a_class_that_goes_by_name_keeps_its_attributes() -> None:
+    data = dumps_code(Config(), what="result", by_name=frozenset({__name__}))
+    assert b"class_by_name" in data
+    Config.rate = 0.5
+    assert type(payloads.loads(data, keep_classes=True)) is Config
+    assert Config.rate == 0.5
+    payloads.loads(data)
+    assert Config.rate == 1.0
