@@ -4,9 +4,9 @@ A class that travels by value takes its attributes along. In a library this is w
 between two calls sets it there too. In the program it is not: a result that holds a `Config` would set `Config.lr` back
 to what it was when the call began, and replace each method by a copy with globals of its own.
 
-cloudpickle finds a class again by its own id for it, and then sets its attributes (`_class_setstate`). Here such a class
-stays as it is, and so does a class that is found by name. A new class counts as found once its attributes are set, not
-before: another thread may need the same class at that moment, and the thread that made it may fail half-way.
+cloudpickle finds a class again by its own id for it, and then sets its attributes (`_class_setstate`). Here such a
+class stays as it is, and so does a class that is found by name. A new class counts as found once its attributes are
+set, not before: another thread may need it at that moment, and the thread that made it may fail half-way.
 """
 
 from __future__ import annotations

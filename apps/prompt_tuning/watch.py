@@ -84,7 +84,7 @@ def sent(future: AppCallFuture) -> CallFuture | None:
 
 def saved_in(progress: CallProgress | None) -> Saved | None:
     """What the call said last that it can go on from."""
-    return unpack(payloads.loads(progress.state, keep_classes=True)) if progress is not None and progress.state else None
+    return unpack(payloads.loads(progress.state)) if progress is not None and progress.state else None
 
 
 def look(

@@ -102,7 +102,7 @@ class Reporter:
 
     def leaving(self, evicted: Evicted) -> Evicted:
         """What ends the call, with the initial prompt beside the tuning's checkpoint."""
-        checkpoint = payloads.loads(evicted.state, keep_classes=True)
+        checkpoint = payloads.loads(evicted.state)
         return Evicted(payloads.dumps(self._state(checkpoint), what="checkpoint"))
 
     def _state(self, checkpoint: bytes) -> bytes:
