@@ -36,7 +36,7 @@ def resolve(interface: str) -> str:
         return choose(there, named=_named(), towards_world=_towards_world())
     if interface in there:
         return there[interface]
-    if interface in there.values() or _is_loopback(interface):
+    if interface in there.values() or (_is_loopback(interface) and not _is_ipv6(interface)):
         return interface
     raise ConfigError(_unknown(interface, there))
 
@@ -112,8 +112,17 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
+def _is_ipv6(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
+
+
 def _unknown(interface: str, there: Mapping[str, str]) -> str:
     close = difflib.get_close_matches(interface, there, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]}?" if close else ""
     known = ", ".join(f"{name} {address}" for name, address in there.items())
+    if _is_ipv6(interface):
+        return f"interface {interface!r} is an IPv6 address, and a manager listens on IPv4: name one of {known}"
     return f"interface {interface!r} is no network of this host ({socket.gethostname()} has {known}){hint}"

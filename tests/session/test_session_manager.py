@@ -330,6 +330,13 @@ def test_a_network_that_is_not_here_names_those_that_are() -> None:
     assert interfaces.resolve("127.0.0.1") == "127.0.0.1"
     with pytest.raises(ConfigError, match=r"'l0' is no network of this host \(.*lo 127\.0\.0\.1.*did you mean lo\?"):
         interfaces.resolve("l0")
+    for address in ("::1", "fe80::1%eth0", "2001:db8::7"):
+        with pytest.raises(
+            ConfigError, match=r"is an IPv6 address, and a manager listens on IPv4: name one of .*lo 127"
+        ):
+            interfaces.resolve(address)
+    with pytest.raises(ConfigError, match="'eth0:7' is no network of this host"):
+        interfaces.resolve("eth0:7")
 
 
 def _other(folder: SessionFolder, before: lease.Holder) -> lease.Holder | None:
