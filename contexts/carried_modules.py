@@ -17,7 +17,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.readers import FileReader
 from types import ModuleType
@@ -61,6 +61,8 @@ class CarriedModules:
         for name, carried in self.found.items():
             here = sys.modules.get(name)
             if here is not None and not carried.is_that_of(here):
+                if before_replacing is not None and has_travelled(name):
+                    before_replacing()
                 _forget_package(name)
         for top, stamp in self._stamps.items():
             if top in sys.modules and _imported_at.get(top) != stamp:
@@ -70,6 +72,9 @@ class CarriedModules:
 
 
 NO_MODULES = CarriedModules({}, {})
+before_replacing: Callable[[], None] | None = None
+"""Called before a module that came with one function goes for that of another. A module may have registered something
+in the process, which it could not do again: a library that holds no context ends itself here."""
 _imported_at: dict[str, str] = {}
 """The stamps of linked packages when this process imported them, as far as known."""
 

@@ -119,6 +119,7 @@ _SAID_BY_CODE = {
     frames.SOCKET_LOST: "lost its connection to the pilot: something in it closes files that are not its own",
     frames.FOLDER_GONE: "found that its pilot's scratch folder is gone",
     frames.NO_DESCRIPTORS: "had hardly any file descriptors left: calls in it leave files open",
+    frames.OTHER_MODULES: "got a function with other versions of modules that it had imported",
     frames.RUINED: "can run no more calls: one of them emptied sys.modules, or lowered a limit for good",
     child.NOT_SETTLED: "could not open its log {log} or its folder; is that disk full?",
 }

@@ -31,6 +31,8 @@ FOLDER_GONE = 116
 """Exit code of a library whose pilot has lost its scratch folder: what fails then is no fault of the call."""
 NO_DESCRIPTORS = 115
 """Exit code of a library whose calls have left so many files open that it can open no more."""
+OTHER_MODULES = 113
+"""Exit code of a library that holds no context and got a function with other versions of modules that it had."""
 RUINED = 114
 """Exit code of a library whose interpreter or limits a call has changed for good."""
 _encode_into = msgspec.msgpack.Encoder().encode_into

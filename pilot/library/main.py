@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import gc
 import os
 import signal
@@ -14,7 +15,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from stoker.contexts import ambient
+from stoker.contexts import ambient, carried_modules
 from stoker.contexts.hub import HubWatch
 from stoker.contexts.loading import load_context
 from stoker.decoding import UNREADABLE
@@ -32,9 +33,11 @@ from stoker.pilot.library.runner import Runner, clean, leave_child
 from stoker.pilot.library.sandbox import Ground, Sandbox
 from stoker.pilot.library.server import Server
 from stoker.pilot.library.settings import Settings
-from stoker.pilot.library.soundness import Soundness
+from stoker.pilot.library.soundness import Fault, Soundness
 
 _TAIL_LINES = 20
+_YOUNG_S = 2.0
+"""A library that is younger does not end itself for a function with other modules."""
 _LEAST_ROOM_BYTES = 64 << 10
 """A scratch disk that does not take so much is full."""
 
@@ -89,6 +92,9 @@ def serve(number: int) -> None:
         gang_key=settings.gang_key,
     )
 
+    if not order.recipe.loader and slots == 1:
+        carried_modules.before_replacing = functools.partial(_make_way, server, time.monotonic())
+
     def make_runner(slot: int) -> Runner:
         own = sandbox if slot == 0 else Sandbox(os.path.join(settings.folder, f"slot-{slot}"))
         if slots > 1:
@@ -115,6 +121,13 @@ def serve(number: int) -> None:
         server.serve(make_runner(0), idle=lambda: marker.idle(0))
     else:
         server.serve_threads(make_runner, slots, idle=marker.idle)
+
+
+def _make_way(server: Server, began: float) -> None:
+    """End a library that holds no context, so that a fresh one imports modules that were edited. Where functions of two
+    programs take turns, which would end it at every call, the modules are imported anew here."""
+    if time.monotonic() - began > _YOUNG_S:
+        server.leave(Fault(frames.OTHER_MODULES, "a function came with other versions of modules that it has imported"))
 
 
 def _leave_ends_to_the_agent() -> None:

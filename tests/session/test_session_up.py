@@ -198,6 +198,32 @@ def test_a_module_that_was_edited_between_two_programs_is_the_new_one_wherever_i
         assert run(folder) == f"{number} {number} {number} {number}\n"
 
 
+REGISTERS = """
+import sys
+import time
+import stoker
+
+@stoker.app
+def registered():
+    import registry
+    return registry.NUMBER
+
+with stoker.load(session=sys.argv[1]):
+    print([registered().result(60) for _ in range(3)])
+    time.sleep(2)
+"""
+
+
+def test_a_module_that_registers_itself_in_the_process_may_be_edited(up: Up) -> None:
+    """It cannot be imported twice in one process, so the functions of the new one run in a fresh library."""
+    for number in (1, 2):
+        (up.world.path / "registry.py").write_text(
+            f"import sys\nassert not hasattr(sys, 'registered')\nsys.registered = True\nNUMBER = {number}\n"
+        )
+        out, err = up.world.start(REGISTERS, up.name, folder=up.world.path).communicate(timeout=120)
+        assert out == f"{[number] * 3}\n", err
+
+
 def test_two_programs_at_once_share_it_and_one_that_is_killed_costs_its_own_calls(up: Up) -> None:
     before = up.status()
     victim = up.start("print([measure(sys.argv[1], 'pilot', 600).result()])")
