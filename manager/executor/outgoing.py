@@ -189,8 +189,9 @@ class Outgoing:
     def acked(self, sequence: int) -> None:
         """The manager has frames up to this number for good."""
         self._outbox.acked(sequence)
-        for number in [each for each in self._counted_at if each <= self._outbox.acknowledged]:
-            del self._counted_at[number]
+        if self._counted_at:
+            for number in [each for each in self._counted_at if each <= self._outbox.acknowledged]:
+                del self._counted_at[number]
 
     def _frame(self, messages: list[Any], now: float) -> bytes:
         if self._late:
@@ -204,8 +205,10 @@ class Outgoing:
         frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # raises before the number is taken
         number = self._outbox.next()
         self._outbox.keep(number, frame)
-        if any(type(message) is to_manager.Submit and message.due_in_s is not None for message in messages):
-            self._counted_at[number] = now
+        for message in messages:
+            if type(message) is to_manager.Submit and message.due_in_s is not None:
+                self._counted_at[number] = now
+                break
         return frame
 
     def _next_batch(self, now: float) -> list[Any]:
