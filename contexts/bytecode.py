@@ -23,6 +23,12 @@ def global_names(code: types.CodeType) -> frozenset[str]:
     return names | _nested(code, global_names)
 
 
+@functools.lru_cache(maxsize=1024)
+def attribute_names(code: types.CodeType) -> frozenset[str]:
+    """Names that code looks up, as attributes or otherwise, nested code included."""
+    return frozenset(code.co_names) | _nested(code, attribute_names)
+
+
 class Import(NamedTuple):
     """One import statement: `from ..module import names` has level 2; `import module` has level 0 and no names."""
 

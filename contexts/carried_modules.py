@@ -5,8 +5,8 @@ They come before those that the search path holds. A module that is here already
 programs never runs one program's function with another's module, nor with what a file held an hour ago.
 
 The modules of a context's loader stay known as long as the library lives; on top come those of the function that runs.
-With several slots the functions of one library run side by side, and the tables of two programs may then take turns:
-an import statement that runs at that very moment may find the other's.
+With several slots the functions of one library run side by side, each with its own. Where two of them bring two
+versions of one module, an import statement finds that of the call that began last.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class CarriedModules:
 
     def enter(self) -> None:
         """Have import statements find these modules; those that are here in another version go."""
-        if _finder.top is not self:
+        if _finder.top is not self or _finder.thread.__dict__.get("top") is not self:
             with _lock:
                 self._forget_others()
                 _finder.install()
-                _finder.top = self
+                _finder.top = _finder.thread.top = self
 
     def over(self, other: CarriedModules) -> CarriedModules:
         """These, and below them those of another."""
@@ -137,7 +137,11 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Finds what travelled, before the search path is looked at."""
 
     def __init__(self) -> None:
-        self.top = self.base = NO_MODULES
+        self.base = NO_MODULES
+        self.top = NO_MODULES
+        """Those of the call that began last, which the threads that calls start find."""
+        self.thread = threading.local()
+        """Those of the call that a slot runs."""
 
     def install(self) -> None:
         if self not in sys.meta_path:
@@ -149,7 +153,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        carried = self.top.found.get(fullname) or self.base.found.get(fullname)
+        top: CarriedModules = getattr(self.thread, "top", self.top)
+        carried = top.found.get(fullname) or self.base.found.get(fullname)
         return carried.spec(fullname) if carried is not None else None
 
 

@@ -20,7 +20,7 @@ import enum
 import functools
 import hashlib
 import itertools
-import os
+import pathlib
 import re
 import struct
 import sys
@@ -28,7 +28,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.contexts.bytecode import global_names
+from stoker.contexts.bytecode import attribute_names, global_names
 from stoker.contexts.editable import stamp_of
 from stoker.contexts.unpicklable import future_kind
 from stoker.contexts.user_code import Source, is_installed, source_of, version_of
@@ -50,7 +50,7 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
     `names`, and what is in the part.
     """
     walk = _Walk()
-    walk.text("stoker-content-2")
+    walk.text("stoker-content-3")
     walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")
     for part, name in itertools.zip_longest(parts, names, fillvalue=""):
         walk.visit(part, name)
@@ -146,11 +146,11 @@ class _Walk:
             self._above.pop()
 
     def _mapping(self, value: dict[Any, Any]) -> None:
+        """In its order, which a loader may rest on: labels by their numbers, layers by their names."""
         self.open("dict", len(value))
-        keyed = sorted(((digest_of(key), key) for key in value), key=lambda pair: pair[0])
-        for digest, key in keyed:
-            self.text(digest)
-            self.visit(value[key], f"[{key!r:.40}]")
+        for key, part in value.items():
+            self.visit(key)
+            self.visit(part, f"[{key!r:.40}]")
 
     # ---- definitions: functions, classes, modules
 
@@ -193,7 +193,10 @@ class _Walk:
         for name in names:
             self.text(name)
             if name not in _MODULE_NAMES:
-                self.visit(function.__globals__[name], f" global {name!r} of {function.__name__}")
+                value = function.__globals__[name]
+                self.visit(value, f" global {name!r} of {function.__name__}")
+                if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
+                    self._state(value, attribute_names(function.__code__))
         self._imports(function.__code__, str(function.__globals__.get("__package__") or home.rpartition(".")[0]))
         extra = {name: part for name, part in vars(function).items() if name != "__wrapped__"}
         if extra:
@@ -245,6 +248,19 @@ class _Walk:
             return
         self._source(name, source_of(name))
 
+    def _state(self, module: types.ModuleType, names: frozenset[str]) -> None:
+        """Values of these names in a user's module, which travels as it is: the program may have set them."""
+        values = {name: vars(module)[name] for name in sorted(names & vars(module).keys() - _MODULE_NAMES)}
+        for name, value in values.items():
+            if isinstance(value, types.ModuleType) or not _is_data(value):
+                continue
+            self.text(name)
+            depth, path = len(self._above), len(self._path)
+            try:
+                self.visit(value)
+            except RecipeError:  # its sending says so, if it has to be sent
+                del self._above[depth:], self._path[path:]
+
     def _imports(self, code: types.CodeType, package: str) -> None:
         """The user's own modules that code imports when it runs: they are its content as much as its globals are."""
         for name in sorted(imported_by(code, package)):
@@ -273,9 +289,9 @@ class _Walk:
     # ---- objects
 
     def _object(self, value: Any, kind: type) -> None:
-        if isinstance(value, os.PathLike):
+        if isinstance(value, pathlib.PurePath):
             self.open("path", 1)
-            self.visit(os.fspath(value))
+            self.text(str(value))
         elif isinstance(value, enum.Enum):
             self.open("enum", 2)
             self.visit(kind)
@@ -361,9 +377,14 @@ def _found_by_name(value: Any, home: str) -> bool:
     return found is value
 
 
+def _is_data(value: Any) -> bool:
+    """Whether a module's value is no part of its code."""
+    return not isinstance(value, types.FunctionType | type | types.BuiltinFunctionType)
+
+
 def _is_array(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray) and not value.dtype.hasobject
+    return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
 
 
 def _is_dense_tensor(value: Any) -> bool:
@@ -371,7 +392,8 @@ def _is_dense_tensor(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return (
         torch is not None
-        and isinstance(value, torch.Tensor)
+        and type(value) in (torch.Tensor, torch.nn.Parameter)
+        and not vars(value)
         and value.layout is torch.strided
         and not value.is_quantized
         and value.device.type != "meta"

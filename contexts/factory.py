@@ -174,7 +174,7 @@ def make_recipe(
         "recipe",
         loader,
         [_stable(value) for value in args],
-        {key: _stable(value) for key, value in kwargs.items()},
+        {key: _stable(kwargs[key]) for key in sorted(kwargs)},
         [ref.name for ref in objects],
         _facts(options.needs),
         [options.slots, options.awareness.value, options.calls_per_library],

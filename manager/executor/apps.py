@@ -252,10 +252,14 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         """With the function as it is now: a program may bind what it captures anew before Parsl's kernel has sent the
         call."""
         wants = self.specification.wants
+        prepared = executor.preparer.function(self.func)
         try:
-            return AppWants(wants, function=executor.preparer.function(self.func).blob(self.func, wants))
+            specification = AppWants(wants, function=prepared.blob(self.func, wants))
         except SerializationError:  # the call's future says so
             return self.specification
+        if self.cache and specification.function is not None:
+            specification.content = prepared.content(self.func, specification.function)
+        return specification
 
     def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants) -> bytes | None:
         """The arguments as they are now: a program may change a list or an array before Parsl's kernel has sent it.

@@ -17,9 +17,11 @@ from parsl.dataflow.memoization import id_for_memo
 
 from stoker.contexts.captured import changed_since_made
 from stoker.contexts.code_payloads import names_carried
+from stoker.contexts.digest import digest_of
 from stoker.contexts.recipe import Recipe
 from stoker.contexts.user_code import is_installed
 from stoker.contexts.walk_plans import counts_by_identity
+from stoker.errors import RecipeError
 from stoker.manager.executor.outgoing import Job
 from stoker.manager.executor.packing import FunctionCache, bare, logger, name_of
 from stoker.manager.executor.sendable import check_job
@@ -46,6 +48,8 @@ class AppWants(dict[str, Any]):
         self.wants = wants
         self.due_at = due_at
         self.function = function
+        self.content = ""
+        """The digest of the function's content, where the results of calls are kept."""
 
 
 class TriedWants(dict[str, Any]):
@@ -58,8 +62,8 @@ class TriedWants(dict[str, Any]):
 
 @id_for_memo.register(AppWants)  # type: ignore[untyped-decorator]  # parsl is untyped
 def _id_for_memo(specification: AppWants, output_ref: bool = False) -> bytes:  # noqa: ARG001
-    """A call's context is part of what it computes, its priority is not."""
-    return specification.wants.recipe.key.encode()
+    """A call's context and its function are part of what it computes, its priority is not."""
+    return f"{specification.wants.recipe.key} {specification.content}".encode()
 
 
 class Prepared:
@@ -73,6 +77,7 @@ class Prepared:
         self._spec_place = _place_of_parsl_spec(bare(function))
         self._told: set[str] = set()
         self._sendable: set[str] = set()
+        self._content = ("", "")
         self._captures = _may_change(bare(function))
 
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
@@ -80,6 +85,15 @@ class Prepared:
         takes = wants.takes_context
         by_name = _carried(wants.recipe) if takes else _NONE
         return self._cache.blob(bare(function), takes_context=takes, may_change=self._captures, by_name=by_name)
+
+    def content(self, function: Callable[..., Any], blob: FunctionBlob) -> str:
+        """The digest of what is in the function's bytes, the same in another program; empty where it has none."""
+        if self._content[0] != blob.key:
+            try:
+                self._content = (blob.key, digest_of(bare(function)))
+            except RecipeError:
+                self._content = (blob.key, blob.key)
+        return self._content[1]
 
     def job(
         self, function: Callable[..., Any], wants: Wants, *, folder: str, due_at: float | None = None,

@@ -189,3 +189,37 @@ def test_results_and_exceptions_leave_the_classes_of_the_program_alone(tmp_path)
     assert done.stdout == "True 0.5 0.5 True 2\n"
     assert "make uses Config, which has changed" in done.stderr  # the program has set its rate
     assert "same uses" not in done.stderr
+
+
+MEMO = """
+import stoker
+
+rate = 1
+
+
+@stoker.app(cache=True)
+def times(number):
+    import uuid
+    return number * rate, uuid.uuid4().hex
+
+
+def make(step):
+    @stoker.app(cache=True)
+    def add(number):
+        return number + step
+    return add
+
+
+if __name__ == "__main__":
+    with stoker.load(progress=False):
+        first, again = times(10).result(60), times(10).result(60)
+        rate = 2
+        print(first == again, times(10).result(60)[0], make(1)(1).result(60), make(2)(1).result(60))
+"""
+
+
+def test_results_are_kept_for_the_function_as_it_is(tmp_path):
+    """By its name alone, a cell that is run again, or a global that has changed, would give results of before."""
+    (tmp_path / "program.py").write_text(MEMO)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    assert (done.returncode, done.stdout) == (0, "True 20 2 3\n"), done.stderr

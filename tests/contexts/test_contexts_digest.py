@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
 import textwrap
+from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy
@@ -17,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.contexts.digest import digest_of
+from stoker.contexts.factory import recipe_of
 from stoker.errors import RecipeError
 
 LOADER = """
@@ -141,16 +145,13 @@ values = st.recursive(
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, with types: 1, 1.0 and True differ, as do -0.0 and 0.0."""
+    """Equal, with types: 1, 1.0 and True differ, as do -0.0 and 0.0; dicts with the order of their keys."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict):
-        tagged = {(type(key), key): value for key, value in other.items()}
-        return len(one) == len(other) and all(
-            (type(key), key) in tagged and same(value, tagged[type(key), key]) for key, value in one.items()
-        )
+        return same(list(one.items()), list(other.items()))
     if isinstance(one, frozenset):
         return {(type(item), item) for item in one} == {(type(item), item) for item in other}
     return one == other and repr(one) == repr(other)
@@ -190,8 +191,57 @@ def test_a_module_that_the_loader_imports_counts(tmp_path: Path) -> None:
     assert made("d", helpers.replace("below.VALUE", "below.VALUE + 1"), below) != original
 
 
-def test_order_of_keywords_does_not_count() -> None:
-    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+def test_order_of_keywords_does_not_count_and_that_of_a_dict_does() -> None:
+    def loader(labels: object = None, *, depth: int = 0, width: int = 0) -> object:
+        return labels, depth, width
+
+    assert recipe_of(loader, (), {"depth": 1, "width": 2}).key == recipe_of(loader, (), {"width": 2, "depth": 1}).key
+    labels = [{"true": 1, "false": 0}, {"false": 0, "true": 1}]
+    assert len({recipe_of(loader, (each,)).key for each in labels}) == 2
+    assert digest_of(OrderedDict(labels[0])) != digest_of(OrderedDict(labels[1]))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[ModuleType]:
+    """A module beside the program, which the program sets values of."""
+    (tmp_path / "own_config.py").write_text(
+        "SIZE = 1\nTABLE = {'a': [1]}\nUNUSED = 0\nimport threading\nLOCK = threading.Lock()\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    importlib.invalidate_caches()
+    yield importlib.import_module("own_config")
+    sys.path.remove(str(tmp_path))
+    del sys.modules["own_config"]
+
+
+def test_what_a_program_sets_in_a_module_that_a_loader_uses_counts(config: ModuleType) -> None:
+    """Fresh eyes found it: the second program got the context of the first."""
+
+    def loader() -> object:
+        return own_config.SIZE, own_config.TABLE["a"], own_config.LOCK  # noqa: F821
+
+    loader = FunctionType(loader.__code__, {"own_config": config, "__name__": "__main__"}, "loader")
+    seen = [digest_of(loader)]
+    assert digest_of(loader) == seen[0]
+    config.UNUSED = 1
+    assert digest_of(loader) == seen[0]
+    config.SIZE = 2
+    seen.append(digest_of(loader))
+    config.TABLE["a"].append(2)
+    seen.append(digest_of(loader))
+    assert len(set(seen)) == 3
+
+
+class Measured(numpy.ndarray):
+    unit = ""
+
+
+def test_subclasses_of_arrays_and_paths_are_not_taken_for_plain_ones() -> None:
+    plain = numpy.arange(3.0).reshape(1, 3)
+    metres, miles = plain.view(Measured), plain.view(Measured)
+    masked = [numpy.ma.array([1, 2, 3], mask=mask) for mask in ([0, 0, 1], [0, 1, 0])]
+    assert len({digest_of(each) for each in (plain, metres, numpy.matrix(plain), *masked)}) == 5
+    assert digest_of(metres) == digest_of(miles)
 
 
 def test_arrays_by_content() -> None:

@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,25 @@ def test_a_function_that_brings_nothing_does_not_find_what_another_brought(tmp_p
     opened(dumps_code(len, what="function"))
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("shapes")
+
+
+def test_functions_of_several_slots_each_find_their_own(tmp_path: Path) -> None:
+    """Fresh eyes found it: a call that began beside another took its modules away."""
+    function, modules = loads_code(packed(written(tmp_path), "plain"))
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def first() -> Any:
+        modules.enter()
+        begun.set()
+        assert goes_on.wait(20)
+        return function()
+
+    with ThreadPoolExecutor(1) as slots:
+        waiting = slots.submit(first)
+        assert begun.wait(20)
+        NO_MODULES.enter()
+        goes_on.set()
+        assert waiting.result(20) == 3
 
 
 def test_what_a_context_brought_is_found_under_what_a_function_brought(tmp_path: Path) -> None:
