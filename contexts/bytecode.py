@@ -29,6 +29,15 @@ def attribute_names(code: types.CodeType) -> frozenset[str]:
     return frozenset(code.co_names) | _nested(code, attribute_names)
 
 
+@functools.lru_cache(maxsize=1024)
+def names_in_class_bodies(code: types.CodeType) -> frozenset[str]:
+    """Names of globals that the bodies of classes in code refer to, where no variable of the body has that name."""
+    steps = list(dis.get_instructions(code))
+    stored = {step.argval for step in steps if step.opname == "STORE_NAME"}
+    names = frozenset(str(step.argval) for step in steps if step.opname == "LOAD_NAME" and step.argval not in stored)
+    return names | _nested(code, names_in_class_bodies)
+
+
 class Import(NamedTuple):
     """One import statement: `from ..module import names` has level 2; `import module` has level 0 and no names."""
 

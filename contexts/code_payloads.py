@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from stoker.contexts import payloads
 from stoker.contexts.carried_modules import NO_MODULES, CarriedModules
 from stoker.contexts.digest import digest_of_code
 from stoker.contexts.editable import stamps_of
-from stoker.contexts.user_modules import Table, imported_when_run, modules_for
+from stoker.contexts.user_modules import Table, modules_for
 from stoker.errors import SerializationError
 
 _HEAD = struct.Struct("<cBHI")  # magic, version, unused, length of the table
@@ -30,9 +29,8 @@ def dumps_code(value: Any, *, what: str, by_name: frozenset[str] = _NONE) -> byt
 
     Classes of modules that travel with it go by name; so do those of the modules `by_name`, which are there already.
     """
-    functions: list[types.FunctionType] = []
-    parts = payloads.dump_parts(value, what=what, functions=functions, by_name=by_name)
-    names = imported_when_run(functions)
+    names = set[str]()
+    parts = payloads.dump_parts(value, what=what, modules=names, by_name=by_name)
     table, stamps = modules_for(names, digest_of_code), stamps_of(names)
     if table:
         parts = payloads.dump_parts(value, what=what, by_name=by_name.union(table))
@@ -47,9 +45,9 @@ def dumps_arguments(value: Any, *, by_name: frozenset[str] = _NONE) -> bytes:
     plain = payloads.plain_bytes(value)
     if plain is not None:
         return plain
-    functions: list[types.FunctionType] = []
-    parts = payloads.dump_parts(value, functions=functions, by_name=by_name)
-    names = imported_when_run(functions) - by_name if functions else None
+    names = set[str]()
+    parts = payloads.dump_parts(value, modules=names, by_name=by_name)
+    names -= by_name
     table = modules_for(names, digest_of_code) if names else {}
     if table:
         parts = payloads.dump_parts(value, by_name=by_name.union(table))

@@ -16,21 +16,15 @@ from __future__ import annotations
 import io
 import pickle
 import struct
-import sys
 import threading
 import traceback
-import types
 from typing import Any
 
-import cloudpickle
-from cloudpickle import cloudpickle as _inside
-
-from stoker.contexts.carried_modules import has_travelled
-from stoker.contexts.classes_by_name import class_by_name, is_found_by_name, simple_attributes
+from stoker.contexts.by_value import NONE, ByValuePickler
 from stoker.contexts.kept_classes import loads_keeping_classes
-from stoker.contexts.source_lines import SourceLines, know, lines_of
 from stoker.contexts.unpicklable import explain
 from stoker.contexts.user_code import is_installed
+from stoker.contexts.user_modules import imported_when_run
 from stoker.errors import RemoteCallError, SerializationError
 
 Buffer = bytes | bytearray | memoryview
@@ -44,9 +38,6 @@ _ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
 _ATOMS = frozenset({int, str, float, bool, bytes, type(None), complex})
 _DEPTH = 4
 _WIDTH = 64
-
-
-_NONE: frozenset[str] = frozenset()
 
 
 def plain_bytes(value: Any) -> bytes | None:
@@ -66,17 +57,17 @@ def dump_parts(
     value: Any,
     *,
     what: str = "argument",
-    functions: list[types.FunctionType] | None = None,
-    by_name: frozenset[str] = _NONE,
+    modules: set[str] | None = None,
+    by_name: frozenset[str] = NONE,
 ) -> list[Buffer]:
     """The same bytes in pieces, for writing to a file without joining them first. Errors as in `dumps`.
 
-    To `functions` those of the user's own are added that are in the value. Classes of the modules `by_name` go by name:
-    these modules are where the value goes.
+    To `modules` the names of modules are added that the value needs where it goes: functions in it import them when
+    they run, or something in it goes by its name. Classes of the modules `by_name` go by name: these modules are there.
     """
     buffers: list[pickle.PickleBuffer] = []
     try:
-        body = _pickle(value, buffers, functions, by_name)
+        body = _pickle(value, buffers, modules, by_name)
     except Exception as error:
         raise SerializationError(explain(value, error, what=what), what=what) from error
     if not buffers:
@@ -172,7 +163,7 @@ def _plain(value: Any, depth: int) -> bool:
 def _pickle(
     value: Any,
     buffers: list[pickle.PickleBuffer],
-    functions: list[types.FunctionType] | None,
+    modules: set[str] | None,
     by_name: frozenset[str],
 ) -> bytes:
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
@@ -186,57 +177,26 @@ def _pickle(
 
     with io.BytesIO() as file:
         try:
-            pickler = _ByValue(file, protocol=5, buffer_callback=keep_inside)
-            pickler.by_name = by_name
+            pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, by_name=by_name)
             pickler.dump(value)
-            if functions is not None:
-                functions += pickler.functions
+            _add_modules(pickler, modules)
             return file.getvalue()
         except Exception:
             # By value, a function drags its module's globals along, and one of them may be a lock or a connection.
-            # By name it can still work: where the module can be imported on the pilot too.
+            # By name it can still work: its module travels, or can be imported on the pilot too.
             if not _seen_user_code(value):
                 raise
     buffers.clear()
     with io.BytesIO() as file:
-        cloudpickle.Pickler(file, protocol=5, buffer_callback=keep_inside).dump(value)
+        pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, prefers_names=True)
+        pickler.dump(value)
+        _add_modules(pickler, modules)
         return file.getvalue()
 
 
-class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-    """cloudpickle, with functions, classes and modules of the user's own by value, and their source lines where a
-    `SourceLines` asks for them."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.functions: list[types.FunctionType] = []
-        """The user's own that were pickled."""
-        self.by_name = _NONE
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, SourceLines):
-            return know, (lines_of(function.__code__ for function in self.functions),)
-        if isinstance(obj, types.FunctionType):
-            if not is_installed(obj.__module__ or ""):
-                self.functions.append(obj)
-            if _is_users(obj.__module__):
-                return self._dynamic_function_reduce(obj)
-        elif isinstance(obj, types.ModuleType):
-            if _is_users(obj.__name__):
-                state = {name: part for name, part in vars(obj).items() if name not in _MODULE_MACHINERY}
-                return _inside.dynamic_subimport, (obj.__name__, state)
-        elif isinstance(obj, type) and _is_users(obj.__module__):
-            if (obj.__module__ in self.by_name or has_travelled(obj.__module__)) and is_found_by_name(obj):
-                return class_by_name, (obj.__module__, obj.__qualname__, simple_attributes(obj))
-            return _inside._dynamic_class_reduce(obj)
-        return super().reducer_override(obj)
-
-
-_MODULE_MACHINERY = frozenset({"__builtins__", "__loader__", "__spec__", "__cached__"})
-
-
-def _is_users(home: Any) -> bool:
-    return isinstance(home, str) and home != "__main__" and home in sys.modules and not is_installed(home)
+def _add_modules(pickler: ByValuePickler, modules: set[str] | None) -> None:
+    if modules is not None:
+        modules |= imported_when_run(pickler.functions) | pickler.named
 
 
 def _seen_user_code(value: Any) -> bool:

@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
+from stoker.contexts.by_value import ByValuePickler
 
 _TRIES = 300
 _DEPTH = 8
@@ -82,7 +82,7 @@ def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, B
 
 def _failure(value: Any) -> BaseException | None:
     try:
-        cloudpickle.Pickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: False).dump(value)
+        ByValuePickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: False).dump(value)
     except Exception as error:
         return error
     return None
@@ -143,6 +143,8 @@ def _kind(value: Any) -> str:
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, types.FunctionType):
         return f"the function {value.__qualname__}"
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
