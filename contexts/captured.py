@@ -20,6 +20,7 @@ from typing import Any
 from stoker.contexts.bytecode import global_names
 from stoker.contexts.fingerprint import Fingerprint
 from stoker.contexts.own_attributes import MISSING, bases_of, is_users_class, members_of, own_attribute
+from stoker.contexts.reducers import is_dispatcher
 from stoker.contexts.user_code import is_installed
 from stoker.contexts.walk_plans import ATOMS, counts_by_identity
 
@@ -38,7 +39,9 @@ class Captured:
         self._is_plain = start is function
         self._own = _Function(start) if start is not None else None
         self._object = _Binding("what it holds", _itself, 0, function) if start is None else None
-        seen, waiting = {id(start)}, deque(_functions_in(function) if start is None else _helpers(start))
+        seen, waiting = {id(start)}, deque(() if start is None else _helpers(start))
+        if not self._is_plain:
+            waiting += _functions_in(function)
         while waiting and len(self._helpers) < _HELPERS:
             helper = waiting.popleft()
             if id(helper) not in seen:
@@ -68,7 +71,8 @@ class _Function:
     def __init__(self, function: types.FunctionType) -> None:
         self._code = function.__code__
         self._bindings = list(_bindings(function))
-        self._attributes = Fingerprint(function.__dict__) if function.__dict__ else None
+        has_own = function.__dict__ and not is_dispatcher(function)
+        self._attributes = Fingerprint(function.__dict__) if has_own else None
 
     def changed(self, function: types.FunctionType) -> str:
         """The first name that stands for something else now, empty if there is none."""
@@ -77,7 +81,7 @@ class _Function:
                 return binding.name
         if function.__code__ is not self._code:
             return function.__name__
-        attributes = function.__dict__
+        attributes = function.__dict__ if not is_dispatcher(function) else None
         same = not attributes if self._attributes is None else self._attributes.matches(attributes)
         return "" if same else f"the attributes of {function.__name__}"
 
@@ -124,6 +128,9 @@ _HELD_WEAKLY = object()
 
 
 def _bindings(function: types.FunctionType) -> Iterator[_Binding]:
+    if is_dispatcher(function):
+        yield _Binding(function.__name__, _implementations, 0, function)
+        return
     code = function.__code__
     for name, read, at in _variables(function):
         value = read(function, at)
@@ -142,6 +149,10 @@ def _variables(function: types.FunctionType) -> Iterator[tuple[str, Reader, Any]
         yield name, _global, name
     for place, name in enumerate(function.__code__.co_freevars):
         yield name, _cell, place
+
+
+def _implementations(function: Any, _at: int) -> Any:
+    return dict(function.registry)
 
 
 def _itself(function: Any, _at: int) -> Any:
@@ -182,6 +193,11 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:
     """The user's own function in a value, or the methods of a user's class or of the class of an instance."""
     if type(value) is functools.partial:
         value = value.func
+    if type(value) is types.FunctionType and is_dispatcher(value):
+        yield value
+        for implementation in value.registry.values():  # type: ignore[attr-defined]
+            yield from _functions_in(implementation)
+        return
     helper = _plain(value)
     if helper is not None:
         yield helper
@@ -190,15 +206,18 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:
     for base in bases_of(kind) if is_users_class(kind) else ():
         for member in members_of(base).values() if is_users_class(base) else ():
             for part in _parts_of_member(member):
-                method = _plain(part)
-                if method is not None:
-                    yield method
+                if type(part) is types.FunctionType or own_attribute(part, "__wrapped__") is not None:
+                    yield from _functions_in(part)
 
 
 def _parts_of_member(member: Any) -> tuple[Any, ...]:
     """The functions in a member of a class."""
     if type(member) is property:
         return member.fget, member.fset
+    if type(member) is functools.cached_property or type(member) is functools.partialmethod:
+        return (member.func,)
+    if type(member) is functools.singledispatchmethod:
+        return (member.dispatcher,)
     return (member.__func__,) if type(member) is staticmethod or type(member) is classmethod else (member,)
 
 

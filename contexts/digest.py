@@ -30,6 +30,7 @@ from typing import Any
 
 from stoker.contexts.bytecode import attribute_names, global_names
 from stoker.contexts.editable import stamp_of
+from stoker.contexts.reducers import CACHED, is_dispatcher
 from stoker.contexts.unpicklable import future_kind
 from stoker.contexts.user_code import Source, is_installed, source_of, version_of
 from stoker.contexts.user_modules import code_of, imported_by, package_of
@@ -114,7 +115,9 @@ class _Walk:
         elif kind in (bytes, bytearray):
             self.raw(kind.__name__, value)
         elif isinstance(value, types.FunctionType):
-            self._definition(value, self._function)
+            self._definition(value, self._dispatcher if is_dispatcher(value) else self._function)
+        elif kind is CACHED:
+            self._definition(value, self._cached)
         elif isinstance(value, type):
             self._definition(value, self._class)
         elif isinstance(value, types.ModuleType):
@@ -201,6 +204,25 @@ class _Walk:
         extra = {name: part for name, part in vars(function).items() if name != "__wrapped__"}
         if extra:
             self.visit(extra, f" attributes of {function.__name__}")
+
+    def _cached(self, function: Any) -> None:
+        """A function under `functools.cache`: what it has computed already does not count."""
+        home = getattr(function, "__module__", "")
+        if is_installed(home) and _found_by_name(function, home):
+            self._installed("installed-function", home, function.__qualname__)
+            return
+        self.open("cached", 1)
+        self.visit(function.__wrapped__)
+
+    def _dispatcher(self, function: Any) -> None:
+        """A function under `functools.singledispatch`."""
+        if is_installed(function.__module__ or "") and _found_by_name(function, function.__module__):
+            self._installed("installed-function", function.__module__, function.__qualname__)
+            return
+        self.open("dispatcher", len(function.registry))
+        for kind, implementation in function.registry.items():
+            self.visit(kind)
+            self.visit(implementation, f" {function.__name__} of {kind.__name__}")
 
     def _code(self, code: types.CodeType) -> None:
         self.open("code", 11)
@@ -307,6 +329,9 @@ class _Walk:
             self.open("property", 3)
             for accessor in (value.fget, value.fset, value.fdel):
                 self.visit(accessor)
+        elif kind is functools.cached_property:
+            self.open("cached-property", 1)
+            self.visit(value.func)
         elif isinstance(value, functools.partial):
             self.open("partial", 3)
             for part in (value.func, value.args, value.keywords):
@@ -372,7 +397,7 @@ def _kind_name(kind: type) -> str:
 
 def _found_by_name(value: Any, home: str) -> bool:
     found: Any = sys.modules.get(home)
-    for name in value.__qualname__.split("."):
+    for name in getattr(value, "__qualname__", "").split("."):
         found = getattr(found, name, None)
     return found is value
 

@@ -53,6 +53,20 @@ def namespace(source: str) -> dict:
             "rate = 2",
             "rate",
         ),
+        *((f"{start}\ndef use(): return made", "rate = 2", "rate") for start in (
+            "from functools import *\nrate = 1\n@cache\ndef made(): return rate",
+            "from functools import *\nrate = 1\n@singledispatch\ndef made(x): return 1\n@made.register\n"
+            "def _(x: int): return rate",
+            "from functools import *\nrate = 1\nclass M:\n @cached_property\n def run(self): return rate\nmade = M()",
+            "from functools import *\nrate = 1\nclass M:\n @lru_cache\n def run(self): return rate\nmade = M()",
+            "from functools import *\nrate = 1\nclass M:\n @singledispatchmethod\n def run(self, x): return 1\n"
+            " @run.register\n def _(self, x: int): return rate\nmade = M()",
+        )),
+        (
+            "import functools\n@functools.singledispatch\ndef show(x): return 1\ndef use(): return show(1)",
+            "show.register(int, lambda x: 2)",
+            "show",
+        ),
     ],
 )  # fmt: skip
 def test_the_name_that_changed_is_told(source, change, name):
@@ -73,6 +87,8 @@ def test_the_name_that_changed_is_told(source, change, name):
         ("scale = [1]\ndef use(): return scale", "scale = [1]"),
         ("import sys\ndef use(): return sys.path", "sys.stoker_marker = 1"),
         ("def use(): return 1", "other = 2"),
+        ("import functools\n@functools.cache\ndef made(x): return x\ndef use(): return made(1)", "made(1)"),
+        ("import functools\n@functools.singledispatch\ndef made(x): return x\ndef use(): return made(1)", "made(1)"),
     ],
 )
 def test_what_does_not_matter_is_no_change(source, change):
@@ -136,6 +152,17 @@ def test_a_partial_or_an_object_that_is_called_is_seen(make, change):
     assert captured.changed(function) == ""
     change(function)
     assert captured.changed(function) == "what it holds"
+
+
+def test_a_cached_and_a_dispatching_function_that_are_called_themselves_are_seen():
+    names = namespace(
+        "import functools\nrate = 1\n@functools.cache\ndef cached(): return rate\n"
+        "@functools.singledispatch\ndef show(x): return 1\n@show.register\ndef _(x: int): return rate"
+    )
+    known = [(names[name], Captured(names[name])) for name in ("cached", "show")]
+    assert [captured.changed(function) for function, captured in known] == ["", ""]
+    names["rate"] = 2
+    assert [captured.changed(function) for function, captured in known] == ["rate", "rate"]
 
 
 def test_a_captured_object_is_not_asked_for_attributes():

@@ -133,6 +133,42 @@ def test_other_when_a_helper_module_is_other(original: str, tmp_path: Path, befo
     assert digest(tmp_path, helpers=HELPERS.replace(before, after)) != original
 
 
+_BEHIND_DECORATORS = """
+import functools
+RATE = 1
+@functools.cache
+def cached(n):
+    return RATE if n < 1 else cached(n - 1)
+@functools.singledispatch
+def show(x):
+    return "any"
+@show.register
+def _(x: int):
+    return [show(None), RATE + 5]
+class Model:
+    @functools.cached_property
+    def size(self):
+        return RATE * 1
+def loader(): return {used}
+"""
+
+
+@pytest.mark.parametrize("used", ["cached(3)", "show(3)", "Model().size"])
+def test_what_lies_behind_a_decorator_of_functools_counts(used: str) -> None:
+    def digest_with(before: str = "", after: str = "") -> str:
+        names: dict[str, Any] = {"__name__": "__main__"}
+        source = _BEHIND_DECORATORS.replace(before, after) if before else _BEHIND_DECORATORS
+        exec(source.replace("{used}", used), names)
+        for _ in range(2):
+            names["loader"]()
+        return digest_of(names["loader"])
+
+    assert digest_with() == digest_with()
+    assert digest_with("RATE = 1", "RATE = 2") != digest_with()
+    body = {"cached(3)": "n < 1", "show(3)": "+ 5", "Model().size": "* 1"}[used]
+    assert digest_with(body, f"{body}0") != digest_with()
+
+
 # ---- values
 
 keys = st.text(max_size=3) | st.integers() | st.booleans()
