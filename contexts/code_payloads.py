@@ -24,23 +24,26 @@ _ALIGN = 64
 _NONE: frozenset[str] = frozenset()
 
 
-def dumps_code(value: Any, *, what: str, by_name: frozenset[str] = _NONE) -> bytes:
+def dumps_code(value: Any, *, what: str, by_name: frozenset[str] = _NONE, also: frozenset[str] = _NONE) -> bytes:
     """The bytes of a value with functions of the user's own in it. Raises SerializationError, naming `what`.
 
     Classes of modules that travel with it go by name; so do those of the modules `by_name`, which are there already.
+    The modules `also` travel with it too.
     """
     names = set[str]()
     parts = payloads.dump_parts(value, what=what, modules=names, by_name=by_name)
+    names |= also
     table, stamps = modules_for(names, digest_of_code), stamps_of(names)
     if table:
         parts = payloads.dump_parts(value, what=what, by_name=by_name.union(table))
     return _joined(parts, table, stamps)
 
 
-def dumps_arguments(value: Any, *, by_name: frozenset[str] = _NONE) -> bytes:
+def dumps_arguments(value: Any, *, by_name: frozenset[str] = _NONE, brought: set[str] | None = None) -> bytes:
     """The bytes of a call's arguments, with the modules that methods and functions among them import when they run.
 
-    The modules `by_name` have travelled with the function or with its context. Raises SerializationError.
+    The modules `by_name` have travelled with the function or with its context. `brought` gets the names of those that
+    travel with the arguments, and would better do so with the function. Raises SerializationError.
     """
     plain = payloads.plain_bytes(value)
     if plain is not None:
@@ -51,6 +54,8 @@ def dumps_arguments(value: Any, *, by_name: frozenset[str] = _NONE) -> bytes:
     table = modules_for(names, digest_of_code) if names else {}
     if table:
         parts = payloads.dump_parts(value, by_name=by_name.union(table))
+        if brought is not None:
+            brought.update(table)
     return _joined(parts, table, {})
 
 

@@ -24,7 +24,7 @@ from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.futures import AppCallFuture
 from stoker.manager.executor.options import check_count, check_truth
 from stoker.manager.executor.packing import bare, name_of
-from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, travels_with
+from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Prepared, travels_with
 from stoker.manager.executor.wants import SpecificationError, Wants, read_wants
 from stoker.manager.protocol.calls import Features
 from stoker.units import show_seconds
@@ -241,18 +241,18 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             self._found = (kernel, labels, True)
             self.executors = labels
         if self._found[2]:
-            specification = self._specification_now(kernel.executors[self._found[1][0]])
-            packed = self._packed(args, kwargs, specification)
+            prepared = kernel.executors[self._found[1][0]].preparer.function(self.func)
+            specification = self._specification_now(prepared)
+            packed = self._packed(args, kwargs, specification, prepared)
             if packed is not None:
                 args, kwargs = (), {PACKED: packed}
             kwargs = {SPECIFICATION: specification, **kwargs}
         return AppCallFuture.of(super().__call__(*args, **kwargs))
 
-    def _specification_now(self, executor: StokerExecutor) -> AppWants:
+    def _specification_now(self, prepared: Prepared) -> AppWants:
         """With the function as it is now: a program may bind what it captures anew before Parsl's kernel has sent the
         call."""
         wants = self.specification.wants
-        prepared = executor.preparer.function(self.func)
         try:
             specification = AppWants(wants, function=prepared.blob(self.func, wants))
         except SerializationError:  # the call's future says so
@@ -261,7 +261,9 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             specification.content = prepared.content(self.func, specification.function)
         return specification
 
-    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants) -> bytes | None:
+    def _packed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants, prepared: Prepared
+    ) -> bytes | None:
         """The arguments as they are now: a program may change a list or an array before Parsl's kernel has sent it.
         None where the kernel has to see them: futures, files, Parsl's own keywords, a cache of results."""
         if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
@@ -271,9 +273,12 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         try:
             function, recipe = specification.function, specification.wants.recipe
             by_name = frozenset() if function is None else travels_with(function, recipe)
-            return dumps_arguments((args, kwargs), by_name=by_name)
+            brought = set[str]()
+            packed = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
         except SerializationError:  # the call's future says so
             return None
+        prepared.bring_along(brought)
+        return packed
 
     def _check_labels(self, kernel: DataFlowKernel, labels: Sequence[str]) -> None:
         """Raise ConfigError for an executor that is not loaded."""

@@ -303,8 +303,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         job = prepared.job(func, wants, folder=folder, due_at=due_at, blob=blob)
         future.due_at = job.due_at
         if packed is None:
-            by_name = travels_with(job.function, job.recipe)
-            payload = pack_arguments(args, kwargs, name=prepared.name, large=link.large, by_name=by_name)
+            by_name, brought = travels_with(job.function, job.recipe), set[str]()
+            payload = pack_arguments(
+                args, kwargs, name=prepared.name, large=link.large, by_name=by_name, brought=brought
+            )
+            prepared.bring_along(brought)
         else:
             payload = place_arguments(packed, name=prepared.name, large=link.large)
         future.call = link.submit(job, payload, future, features=wants.features)

@@ -12,7 +12,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from parsl.app.errors import wrap_error
 
@@ -30,11 +30,19 @@ logger = logging.getLogger("stoker.captured")
 _WRAPPER_CODE = wrap_error(lambda: None).__code__
 
 
+class _How(NamedTuple):
+    """Whether a function takes the context, and what its bytes are made with (`dumps_code`)."""
+
+    takes_context: bool
+    by_name: frozenset[str]
+    also: frozenset[str]
+
+
 class _Pickled:
     """What is kept of a function: its bytes with and without the context as first argument, and what they rest on."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.blobs: dict[tuple[bool, frozenset[str]], FunctionBlob] = {}
+        self.blobs: dict[_How, FunctionBlob] = {}
         self.captured = Captured(function)
 
 
@@ -50,10 +58,10 @@ class FunctionCache:
 
     def blob(
         self, function: Callable[..., Any], *, takes_context: bool, may_change: bool = False,
-        by_name: frozenset[str] = frozenset(),
+        by_name: frozenset[str] = frozenset(), also: frozenset[str] = frozenset(),
     ) -> FunctionBlob:  # fmt: skip
-        """The function's bytes under their digest. With `may_change` it is pickled anew where a global or helper has
-        changed. Raises SerializationError, naming the function."""
+        """The function's bytes under their digest; `by_name` and `also` are those of `dumps_code`. With `may_change` it
+        is pickled anew where a global or helper has changed. Raises SerializationError, naming the function."""
         with self._lock:
             try:
                 known = self._known.get(function)
@@ -63,19 +71,19 @@ class FunctionCache:
                     known = self._renew(function, known, name)
             except TypeError:  # neither hashable nor weakly referable: pickled every time
                 known = _Pickled(function)
-            found = known.blobs.get((takes_context, by_name))
+            how = _How(takes_context, by_name, also)
+            found = known.blobs.get(how)
             if found is None:
-                found = _pickle_function(function, takes_context=takes_context, by_name=by_name)
-                known.blobs[takes_context, by_name] = found
+                found = known.blobs[how] = _pickle_function(function, how)
             return found
 
     def _renew(self, function: Callable[..., Any], known: _Pickled, name: str) -> _Pickled:
         """Pickle a function anew, because something that it captures has changed."""
         fresh = self._known[function] = _Pickled(function)
-        for (takes_context, by_name), before in known.blobs.items():
-            now = _pickle_function(function, takes_context=takes_context, by_name=by_name)
+        for how, before in known.blobs.items():
+            now = _pickle_function(function, how)
             same = now.key == before.key
-            fresh.blobs[takes_context, by_name] = before if same else now  # jobs know the same bytes as one object
+            fresh.blobs[how] = before if same else now  # jobs know the same bytes as one object
             if same:
                 continue
             self._unused(before.key)
@@ -102,12 +110,12 @@ def bare(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def pack_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str, large: LargeArguments,
-    by_name: frozenset[str] = frozenset(),
+    by_name: frozenset[str] = frozenset(), brought: set[str] | None = None,
 ) -> Payload:  # fmt: skip
-    """The bytes of a call's arguments; in a file of `large` if they are many. `by_name`: modules that travel with its
-    function or context. Raises SerializationError."""
+    """The bytes of a call's arguments; in a file of `large` if they are many. `by_name` and `brought` are those of
+    `dumps_arguments`. Raises SerializationError."""
     try:
-        data = dumps_arguments((args, kwargs), by_name=by_name)
+        data = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
     except SerializationError as error:
         raise SerializationError(f"{name}: {error}", **error.facts) from error
     return place_arguments(data, name=name, large=large)
@@ -135,10 +143,11 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(name).replace("<locals>.", "").encode("utf-8", "replace").decode()
 
 
-def _pickle_function(function: Callable[..., Any], *, takes_context: bool, by_name: frozenset[str]) -> FunctionBlob:
+def _pickle_function(function: Callable[..., Any], how: _How) -> FunctionBlob:
     name = name_of(function)
     try:
-        data = dumps_code((function, takes_context, SourceLines()), what="function", by_name=by_name)
+        value = (function, how.takes_context, SourceLines())
+        data = dumps_code(value, what="function", by_name=how.by_name, also=how.also)
     except SerializationError as error:
         raise SerializationError(f"function {name}: {error}", what="function", function=name) from error
     key = FunctionKey(hashlib.blake2b(data, digest_size=16).hexdigest())

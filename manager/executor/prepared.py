@@ -78,13 +78,21 @@ class Prepared:
         self._told: set[str] = set()
         self._sendable: set[str] = set()
         self._content = ("", "")
+        self._also = _NONE
         self._captures = _may_change(bare(function))
 
     def blob(self, function: Callable[..., Any], wants: Wants) -> FunctionBlob:
         """The function's bytes, with what it captures as that is now. Raises SerializationError."""
         takes = wants.takes_context
         by_name = _carried(wants.recipe) if takes else _NONE
-        return self._cache.blob(bare(function), takes_context=takes, may_change=self._captures, by_name=by_name)
+        return self._cache.blob(
+            bare(function), takes_context=takes, may_change=self._captures, by_name=by_name, also=self._also
+        )
+
+    def bring_along(self, modules: set[str]) -> None:
+        """Have these modules travel with the function from now on: arguments of a call have brought them."""
+        if modules:
+            self._also |= modules
 
     def content(self, function: Callable[..., Any], blob: FunctionBlob) -> str:
         """The digest of what is in the function's bytes, the same in another program; empty where it has none."""

@@ -35,6 +35,7 @@ from stoker.manager.executor.failures import outcome
 from stoker.manager.executor.inbox import Inbox
 from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.map_inputs import refuse_lost
+from stoker.manager.executor.outgoing import Job
 from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import travels_with
 from stoker.manager.executor.progress import Bar, Follow
@@ -86,12 +87,11 @@ class Stream(Iterator[Any]):
             function = app.func
         self._link = executor.link
         self._prepared = executor.preparer.function(function)
-        self._job = self._prepared.job(function, wants, folder="")
+        self._make_job = functools.partial(self._prepared.job, function, wants, folder="")
+        self._batch_size = batch_size
+        self._job = self._new_job()
         self._by_name = travels_with(self._job.function, self._job.recipe)
         self._deadline_s = wants.deadline_s
-        if batch_size:
-            options = msgspec.structs.replace(self._job.options, batch=batch_size)
-            self._job = dataclasses.replace(self._job, options=options)
         self._inputs = inputs
         self._slow_items = 0
         self._ordered = ordered
@@ -105,8 +105,9 @@ class Stream(Iterator[Any]):
         self._places = itertools.count()
         self._next = 0
         self._ready: dict[int, Any] = {}
+        self._brought: set[str] = set()
+        """Modules that travel with the item that was packed last."""
         self._failed: dict[CallId, int] = {}  # of many items, it matters which one it was
-        self._batch_size = batch_size
         self._short: dict[CallId, int] = {}  # batches that have fewer items than the others, and how many
         self._return_exceptions = return_exceptions
         self._exhausted = False
@@ -333,13 +334,30 @@ class Stream(Iterator[Any]):
         return self._window.room(ready=len(self._ready))
 
     def _pack(self, item: Any) -> Payload:
-        return pack_arguments(
+        packed = pack_arguments(
             (*self._before, item),
             self._with,
             name=self._prepared.name,
             large=self._link.large,
             by_name=self._by_name,
+            brought=self._brought,
         )
+        if self._brought:
+            self._bring_along()
+        return packed
+
+    def _new_job(self) -> Job:
+        job = self._make_job()
+        if not self._batch_size:
+            return job
+        return dataclasses.replace(job, options=msgspec.structs.replace(job.options, batch=self._batch_size))
+
+    def _bring_along(self) -> None:
+        """Have the modules that an item has brought travel with the function, which is sent once."""
+        self._prepared.bring_along(self._brought)
+        self._brought.clear()
+        self._job = self._new_job()
+        self._by_name = travels_with(self._job.function, self._job.recipe)
 
     def _send(self, packed: list[Payload], *, last: int) -> None:
         if packed:

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from stoker.contexts import carried_modules, editable, user_code, user_modules
+from stoker.contexts import carried_modules, editable, payloads, user_code, user_modules
 from stoker.contexts.carried_modules import NO_MODULES
-from stoker.contexts.code_payloads import dumps_code, loads_code
+from stoker.contexts.code_payloads import dumps_arguments, dumps_code, loads_code, names_carried
 from stoker.contexts.digest import digest_of
 from stoker.contexts.preload import import_for, modules_of
 from stoker.errors import SerializationError
@@ -164,6 +164,39 @@ def test_functions_of_several_slots_each_find_their_own(tmp_path: Path) -> None:
         NO_MODULES.enter()
         goes_on.set()
         assert waiting.result(20) == 3
+
+
+ARGUMENTS = """
+class Model:
+    def sides(self):
+        import shapes
+        return shapes.SIDES
+"""
+
+
+def test_arguments_bring_what_their_methods_import_until_the_function_does(tmp_path: Path) -> None:
+    sys.path.insert(0, str(written(tmp_path)))
+    program = types.ModuleType("program")
+    sys.modules["program"] = program
+    exec(compile(ARGUMENTS, str(tmp_path / "program.py"), "exec"), vars(program))
+    brought: set[str] = set()
+    data = dumps_arguments(((program.Model(),), {}), brought=brought)
+    assert brought == {"shapes", "corners"}
+    names = frozenset(brought)
+    brought.clear()
+    function = dumps_code(lambda model: model.sides(), what="function", also=names)
+    assert names_carried("key", function) == names
+    light = dumps_arguments(((program.Model(),), {}), by_name=names, brought=brought)
+    assert not brought
+    assert light[:1] != b"M"
+    sys.path.remove(str(tmp_path))
+    (arguments, _), modules = loads_code(data)
+    modules.enter()
+    assert arguments[0].sides() == 3
+    for name in names:
+        del sys.modules[name]
+    call, modules = loads_code(function)
+    assert call(payloads.loads(light)[0][0]) == 3
 
 
 def test_what_a_context_brought_is_found_under_what_a_function_brought(tmp_path: Path) -> None:
