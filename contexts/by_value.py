@@ -31,8 +31,17 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         """The user's own that were pickled."""
         self.named: set[str] = set()
         """The user's own modules that something was pickled by name of, with `prefers_names`."""
+        self.modules: list[types.ModuleType] = []
+        """The user's own modules that were pickled."""
         self._by_name = by_name
         self._prefers_names = prefers_names
+
+    def join_functions_to(self, modules: list[types.ModuleType]) -> None:
+        """Give the functions of these modules, which are in the value, the modules' own globals when they are rebuilt.
+
+        Otherwise each would have a copy: what a function sets as a global, its module would not show.
+        """
+        self.globals_ref.update((id(vars(module)), _Globals(module)) for module in modules)
 
     def reducer_override(self, obj: Any) -> Any:
         """What to rebuild an object from; NotImplemented for what plain pickle does well."""
@@ -43,7 +52,8 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         if isinstance(obj, types.ModuleType):
             if self._by_value(obj.__name__):
                 state = {name: part for name, part in vars(obj).items() if name not in _MODULE_MACHINERY}
-                return _inside.dynamic_subimport, (obj.__name__, state)
+                self.modules.append(obj)
+                return _inside.dynamic_subimport, (obj.__name__, {}), state, None, None, _fill
         elif isinstance(obj, SourceLines):
             return know, (lines_of(function.__code__ for function in self.functions),)
         else:
@@ -96,6 +106,20 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             if name in known:
                 state["__globals__"].setdefault(name, known[name])
         return make, (*arguments[:-1], func.__closure__), (attributes, state), *rest
+
+
+class _Globals:
+    """Stands in a pickle for the globals of a module."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self.module = module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return vars, (self.module,)
+
+
+def _fill(module: types.ModuleType, values: dict[str, Any]) -> None:
+    vars(module).update(values)
 
 
 _FILLS_A_CLASS = _inside._class_setstate

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 Found = TypeVar("Found")
 
+_PLACE = frozenset({"__file__", "__path__", "__spec__"})
 _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"})
 
 
@@ -61,6 +62,17 @@ def imports(code: types.CodeType) -> frozenset[Import]:
 def imported_names(code: types.CodeType) -> frozenset[str]:
     """Dotted names of modules that code imports by their full names when it runs, nested code included."""
     return frozenset(one.module for one in imports(code) if not one.level)
+
+
+def asks_where_it_lies(code: types.CodeType) -> bool:
+    """Whether code may read what lies beside it: then another folder's is another one."""
+    if not _PLACE.isdisjoint(global_names(code)):
+        return True
+    return any(
+        f"{one.module}.{name}".startswith(("importlib.resources", "pkgutil"))
+        for one in imports(code)
+        for name in one.names or ("",)
+    )
 
 
 def imported_parts(code: types.CodeType) -> frozenset[str]:

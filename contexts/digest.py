@@ -20,6 +20,7 @@ import enum
 import functools
 import hashlib
 import itertools
+import os
 import pathlib
 import re
 import struct
@@ -28,7 +29,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.contexts.bytecode import attribute_names, global_names
+from stoker.contexts.bytecode import asks_where_it_lies, attribute_names, global_names
 from stoker.contexts.editable import stamp_of
 from stoker.contexts.reducers import CACHED, is_dispatcher
 from stoker.contexts.unpicklable import future_kind
@@ -195,7 +196,9 @@ class _Walk:
         self.open("globals", len(names))
         for name in names:
             self.text(name)
-            if name not in _MODULE_NAMES:
+            if name == "__file__":  # what lies beside it is read
+                self.text(os.path.abspath(str(function.__globals__[name])))
+            elif name not in _MODULE_NAMES:
                 value = function.__globals__[name]
                 self.visit(value, f" global {name!r} of {function.__name__}")
                 if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
@@ -306,6 +309,8 @@ class _Walk:
             return
         self.open("source", 2)
         self.text(digest_of_code(code))
+        if asks_where_it_lies(code):
+            self.text(source.file)
         self._imports(code, package_of(name, is_package=source.is_package))
 
     # ---- objects

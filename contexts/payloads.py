@@ -180,6 +180,14 @@ def _pickle(
             pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, by_name=by_name)
             pickler.dump(value)
             _add_modules(pickler, modules)
+            if not pickler.modules:
+                return file.getvalue()
+            file.seek(0)
+            file.truncate()
+            buffers.clear()
+            again = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, by_name=by_name)
+            again.join_functions_to(pickler.modules)
+            again.dump(value)
             return file.getvalue()
         except Exception:
             # By value, a function drags its module's globals along, and one of them may be a lock or a connection.

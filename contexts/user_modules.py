@@ -6,7 +6,8 @@ travel with the function, those of the modules that they import too (`carried_mo
 covers them.
 
 A module's `version` is the digest of its code, of its packages' and of all that these import of the user's own. So
-comments do not count, a change below changes all above, and two programs that hold the same sources share one module.
+comments do not count, a change below changes all above, and two programs that hold the same sources share one module,
+unless it asks where it lies (`__file__`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
-from stoker.contexts.bytecode import imports
+from stoker.contexts.bytecode import asks_where_it_lies, imports
 from stoker.contexts.user_code import Source, source_of
 from stoker.units import show_bytes
 
@@ -124,7 +125,8 @@ def _read(source: Source, name: str, digest: Callable[[types.CodeType], str]) ->
     if data is None or code is None:
         return None
     imported = imported_by(code, package_of(name, is_package=source.is_package))
-    found = _known[source.file, name] = _Read(stamp, data, digest(code), imported)
+    place = source.file if asks_where_it_lies(code) else ""
+    found = _known[source.file, name] = _Read(stamp, data, f"{digest(code)} {place}", imported)
     return found
 
 

@@ -96,3 +96,57 @@ def test_a_class_of_a_module_beside_the_program_is_one_class_everywhere(tmp_path
     (tmp_path / "program.py").write_text(PROGRAM)
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
     assert (done.returncode, done.stdout) == (0, EXPECTED), done.stderr
+
+
+STATE = """
+MODEL = None
+calls = []
+
+def init():
+    global MODEL
+    MODEL = "loaded"
+    calls.append(1)
+
+def use():
+    return MODEL
+
+class User:
+    def use(self):
+        return MODEL
+"""
+USES = """
+import state
+import stoker
+from state import use
+
+@stoker.app
+def init_and_use():
+    state.init()
+    return state.MODEL, state.use(), use(), state.User().use()
+
+@stoker.app
+def set_and_use():
+    state.MODEL = "set"
+    return state.use(), use()
+
+@stoker.context
+def load():
+    state.init()
+    return state.MODEL
+
+@stoker.app(context=load())
+def of_context(loaded):
+    return loaded, len(state.calls)
+
+if __name__ == "__main__":
+    with stoker.load(progress=False):
+        print(init_and_use().result(60), set_and_use().result(60), of_context().result(60))
+"""
+
+
+def test_functions_of_a_captured_module_share_its_globals(tmp_path):
+    (tmp_path / "state.py").write_text(STATE)
+    (tmp_path / "program.py").write_text(USES)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    expected = "('loaded', 'loaded', 'loaded', 'loaded') ('set', 'set') ('loaded', 0)\n"
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr

@@ -128,6 +128,27 @@ def test_programs_of_two_folders_take_turns_and_each_finds_its_own(tmp_path: Pat
         assert [function() for function in functions] == [3, 4, 14, 18, 7, 9]
 
 
+def test_a_module_that_reads_what_lies_beside_it_is_that_of_its_folder(tmp_path: Path) -> None:
+    """Fresh eyes found it: a copy of an experiment's folder got the module, and the context, of the first."""
+    reads = "from pathlib import Path\nSIDES = (Path(__file__).parent / 'sides').read_text()\n"
+    folders = [written(tmp_path / name, shapes=reads) for name in ("a", "b")]
+    for folder in folders:
+        (folder / "sides").write_text(folder.name)
+    keys = set()
+    for folder in folders:
+        sys.path.insert(0, str(folder))
+        function = made(folder, "plain")
+        keys.add(digest_of(function))
+        here = types.FunctionType(
+            compile("def f():\n return __file__", "f", "exec").co_consts[0], {"__file__": f"{folder}/f"}
+        )
+        keys.add(digest_of(here))
+        sys.path.remove(str(folder))
+    assert len(keys) == 4
+    functions = [opened(data) for data in [packed(folder, "plain") for folder in folders]]
+    assert [function() for function in functions * 2] == ["a", "b"] * 2
+
+
 def test_a_file_that_was_edited_is_imported_anew_and_what_is_the_same_stays(tmp_path: Path) -> None:
     folder = written(tmp_path)
     before = opened(packed(folder, "kind"))()
