@@ -26,6 +26,7 @@ import re
 import struct
 import sys
 import types
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ _CLASS_MACHINERY = frozenset({
     "__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "_abc_impl", "__firstlineno__",
     "__static_attributes__", "__annotate_func__", "__annotations_cache__",
 })  # fmt: skip
+_WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
 _DEEPEST = 200
 
 
@@ -337,6 +339,9 @@ class _Walk:
         elif kind is functools.cached_property:
             self.open("cached-property", 1)
             self.visit(value.func)
+        elif kind in _WEAK:
+            self.open(kind.__name__, 1)
+            self.visit(self._keep(set(value) if kind is weakref.WeakSet else dict(value)))
         elif isinstance(value, functools.partial):
             self.open("partial", 3)
             for part in (value.func, value.args, value.keywords):
@@ -370,6 +375,11 @@ class _Walk:
         else:
             self._reduced(value, kind)
 
+    def _keep(self, value: Any) -> Any:
+        """A value that was made on the way: it lives as long as the walk, so that no id is used twice."""
+        self._alive.append(value)
+        return value
+
     def _reduced(self, value: Any, kind: type) -> None:
         try:
             registered = copyreg.dispatch_table.get(kind)
@@ -385,8 +395,7 @@ class _Walk:
             return
         state, items, pairs = (list(reduced[2:5]) + [None] * 3)[:3]
         for part in (reduced[0], reduced[1], state, list(items or ()), dict(pairs or ())):
-            self._alive.append(part)
-            self.visit(part, f" {kind.__qualname__}")
+            self.visit(self._keep(part), f" {kind.__qualname__}")
 
     def _where(self) -> str:
         """Where the walk is: `argument 0`, `argument path[3]`, `global 'lock' of llm`."""

@@ -15,7 +15,7 @@ _FOLDER = Path(__file__).parent
 _IMPORTED = "import json, {module}, sent_elsewhere; print(json.dumps(sent_elsewhere.outcomes(vars({module}))))"
 _NAMES = [
     (module, name)
-    for module in ("objects_that_travel", "classes_that_travel")
+    for module in ("objects_that_travel", "classes_that_travel", "wrappers_that_travel")
     for name in re.findall(r"^ *def ((?:use|make|refuse)_\w+)", (_FOLDER / f"{module}.py").read_text(), re.MULTILINE)
 ]
 

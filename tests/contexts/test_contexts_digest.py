@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import numpy
 import pytest
@@ -167,6 +168,25 @@ def test_what_lies_behind_a_decorator_of_functools_counts(used: str) -> None:
     assert digest_with("RATE = 1", "RATE = 2") != digest_with()
     body = {"cached(3)": "n < 1", "show(3)": "+ 5", "Model().size": "* 1"}[used]
     assert digest_with(body, f"{body}0") != digest_with()
+
+
+class Key:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda key: WeakSet([key]),
+        lambda key: WeakKeyDictionary({key: 1}),
+        lambda key: WeakValueDictionary({1: key}),
+    ],
+)
+def test_weak_containers_count_by_what_they_hold(make: Any) -> None:
+    one, again, two = Key(1), Key(1), Key(2)
+    assert digest_of(make(one)) == digest_of(make(again))
+    assert digest_of(make(one)) != digest_of(make(two))
 
 
 # ---- values

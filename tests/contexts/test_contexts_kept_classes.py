@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from stoker.contexts import payloads
+from stoker.contexts import ambient, payloads
 from stoker.contexts.captured import Captured
 from stoker.contexts.code_payloads import dumps_code
 
 _LIBRARY = """
 import sys
-from stoker.contexts import payloads
+from stoker.contexts import ambient, payloads
 from stoker.contexts.code_payloads import loads_code
 function, pack = loads_code(sys.stdin.buffer.read())[0]
 try:
@@ -240,3 +240,15 @@ def test_a_class_that_goes_by_name_keeps_its_attributes() -> None:
     assert Config.rate == 0.5
     payloads.loads(data)
     assert Config.rate == 1.0
+
+
+def test_a_checkpoint_leaves_its_class_alone() -> None:
+    data = payloads.dumps(Config(), what="checkpoint")
+    Config.rate = 0.5
+    ambient.enter_call(hook=lambda *_: False, state=data)
+    try:
+        back = ambient.saved_state()
+    finally:
+        ambient.leave_call()
+    assert type(back) is Config
+    assert Config.rate == 0.5

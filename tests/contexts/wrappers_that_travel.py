@@ -1,0 +1,310 @@
+"""More objects that wrap others, and classes with slots, for test_contexts_by_value.py; see objects_that_travel.py."""
+
+# ruff: noqa: B019, B024
+
+import abc
+import dataclasses
+import enum
+import functools
+import json
+import textwrap
+import typing
+
+
+class A:
+    @functools.cache
+    def f(self, n):
+        return n if n < 2 else self.f(n - 1) + self.f(n - 2)
+
+
+def use_method_cache():
+    return A().f(30) == 832040
+
+
+class B:
+    def __init__(s):
+        s.f = functools.lru_cache(s._f)
+
+    def _f(s, x):
+        return x + 1
+
+
+b = B()
+
+
+def use_bound_cache():
+    return b.f(1) == 2 and b.f.__wrapped__.__self__ is b
+
+
+p = functools.cache(functools.partial(pow, 2))
+
+
+def use_partial_cache():
+    return p(3) == 8
+
+
+lo = functools.cache(json.loads)
+
+
+def use_installed_cache():
+    return lo("3") == 3
+
+
+def use_installed():
+    return textwrap.dedent("  a") == "a"
+
+
+@functools.cache
+def k(x):
+    return x
+
+
+def deco(f):
+    @functools.wraps(f)
+    def w(*a):
+        return f(*a)
+
+    return w
+
+
+kk = deco(k)
+
+
+def use_wrapped_cache():
+    return kk(3) == 3 and kk.__wrapped__ is k
+
+
+k.attr = 5
+
+
+def use_attr():
+    return k.attr == 5 and k.__name__ == "k" and k.cache_info().hits >= 0
+
+
+class Priv:
+    __slots__ = ("__dict__", "__x", "y")
+
+    def __init__(s):
+        s.__x = 1
+        s.y = 2
+        s.z = 3
+
+
+pv = Priv()
+
+
+def use_priv():
+    return pv._Priv__x == 1 and pv.y == 2 and pv.z == 3 and Priv().y == 2
+
+
+class GS(typing.Generic[typing.TypeVar("Q")]):
+    __slots__ = ("a",)
+
+    def __init__(s, a):
+        s.a = a
+
+
+def use_gs():
+    return GS[int](3).a == 3
+
+
+class TN(tuple):
+    __slots__ = ()
+
+
+def use_tn():
+    return TN((1, 2)) == (1, 2)
+
+
+class PS(typing.Protocol):
+    __slots__ = ()
+
+    def f(self): ...
+
+
+def use_ps():
+    return True
+
+
+class NTM(typing.NamedTuple):
+    a: int
+
+    def dbl(self):
+        return self.a * 2
+
+
+class NTS(NTM):
+    __slots__ = ()
+
+
+def use_ntm():
+    return NTM(2).dbl() == 4 and NTS(2).dbl() == 4
+
+
+class NTG(typing.NamedTuple, typing.Generic[typing.TypeVar("Z")]):
+    a: int
+
+
+def use_ntg():
+    return NTG(3).a == 3
+
+
+@dataclasses.dataclass(slots=True, weakref_slot=True)
+class DW:
+    a: int = dataclasses.field(default=3)
+    b: list = dataclasses.field(default_factory=list)
+
+
+def use_dw():
+    return DW() == DW(3, [])
+
+
+@dataclasses.dataclass(slots=True)
+class DInh(DW):
+    c: int = 4
+
+
+def use_dinh():
+    return DInh(c=5).c == 5 and DInh().a == 3
+
+
+def counter():
+    n = 0
+
+    class C:
+        def inc(self):
+            nonlocal n
+            n += 1
+            return n
+
+    def get():
+        return n
+
+    return C(), get
+
+
+c, get = counter()
+
+
+def use_counter():
+    c.inc()
+    return get() == 1
+
+
+def rec():
+    def even(n):
+        return n == 0 or odd(n - 1)
+
+    def odd(n):
+        return n != 0 and even(n - 1)
+
+    return even
+
+
+even = rec()
+
+
+def use_rec():
+    return even(10)
+
+
+def empty():
+    def f():
+        return later()
+
+    def g():
+        return f
+
+    if 0:
+        later = None
+    return g
+
+
+eg = empty()
+
+
+def use_empty_cell():
+    try:
+        eg()()
+    except NameError:
+        return True
+
+
+class WithReg(abc.ABC):
+    pass
+
+
+WithReg.register(dict)
+
+
+def use_reg():
+    return issubclass(dict, WithReg)
+
+
+class Sup(A):
+    def f(self, n):
+        return super().f(n) + 1
+
+
+def use_sup():
+    return Sup().f(1) == 2
+
+
+class Named(enum.Enum):
+    A = 1
+
+    @functools.cached_property
+    def cp(self):
+        return 7
+
+    @classmethod
+    def get(cls):
+        return cls.A
+
+
+def use_named():
+    return Named.A.cp == 7 and Named.get() is Named.A
+
+
+class EFn(enum.Enum):
+    ADD = functools.partial(lambda a: a + 1)
+
+
+def use_efn():
+    return EFn.ADD.value(1) == 2
+
+
+class Dcls:
+    @functools.singledispatch
+    def s(x):
+        return "a"
+
+    @s.register
+    @staticmethod
+    def _(x: int):
+        return "i"
+
+
+def use_dcls():
+    return Dcls.s("") == "a"
+
+
+_MISS = object()
+
+
+def dflt(x=_MISS):
+    return x is _MISS
+
+
+class Holder:
+    M = _MISS
+
+
+def use_miss():
+    return dflt() and Holder.M is _MISS
+
+
+if __name__ == "__main__":
+    from sent_elsewhere import outcomes
+
+    print(json.dumps(outcomes(globals())))
