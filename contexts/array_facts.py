@@ -1,9 +1,10 @@
 """What an array, a tensor or a table holds, in a few values that differ when its content does.
 
 numpy, torch, pandas and polars are looked for among the imported modules and never imported. Up to 64 kB an array is
-taken byte by byte; a larger one by the sum of its words, in which every single change shows, and by a sample of them,
-in which a change of their order does. A tensor's `_version` alone would not do: fused optimizers and `tensor.data` do
-not raise it, so the content of a tensor in the CPU's memory is looked at as well.
+taken byte by byte; a larger one by a checksum (CRC-32) of its bytes, in which two elements that change places show too.
+A `Meter` bounds the bytes that are read at one look: of what is beyond, a sample is taken. A tensor's `_version` alone
+would not do: fused optimizers and `tensor.data` do not raise it, so the content of a tensor in the CPU's memory is
+looked at as well.
 """
 
 from __future__ import annotations
@@ -16,22 +17,38 @@ from typing import Any
 
 from stoker.contexts.own_attributes import home_of, own_attribute
 
-SUMMED_BYTES = 4 * 1024 * 1024
-"""So many bytes are summed for a captured name; of what is beyond, a sample is looked at."""
+WHOLE_BYTES = 4 * 1024 * 1024
+"""So many bytes are read whole at one look at a function's values; of what is beyond, a sample is read."""
+MOST_VALUES_OF_ALL = 16_384
+"""So many values are visited at one look at all names of a function and its helpers."""
+_SAMPLED_BYTES = 256 * 1024
+"""The samples of one look read about so many bytes. Each takes an eighth of what is left of them."""
+_SMALLEST_SAMPLE_BYTES = 512
 _EXACT_BYTES = 64 * 1024
-_SAMPLE = 512
-_LARGE_SAMPLE = 8192
+_OBJECTS = 512
+_PLACE = "stoker: the place of a row"
 _COLUMN_FIELDS = ("_ndarray", "_data", "_mask", "_pa_array", "_left", "_right", "_sparse_values")
 """Where the columns of pandas that are no numpy arrays keep what they hold."""
 
 
 class Meter:
-    """Counts the bytes that one walk has summed."""
+    """Bounds what one look at a function's values costs: the values visited and the bytes read.
 
-    __slots__ = ("summed_bytes",)
+    What is left stands in the class until something is taken, since most functions take nothing.
+    """
 
-    def __init__(self) -> None:
-        self.summed_bytes = 0
+    values = MOST_VALUES_OF_ALL
+    _whole_bytes = WHOLE_BYTES
+    _sampled_bytes = _SAMPLED_BYTES
+
+    def share_bytes(self, size_bytes: int) -> int:
+        """How many bytes of an array may be read: all, or those of a sample, the smaller the more came before."""
+        if size_bytes <= self._whole_bytes:
+            self._whole_bytes -= size_bytes
+            return size_bytes
+        share = min(size_bytes, max(self._sampled_bytes // 8, _SMALLEST_SAMPLE_BYTES))
+        self._sampled_bytes = max(0, self._sampled_bytes - share)
+        return share
 
 
 Content = tuple[tuple[Any, ...], tuple[Any, ...]]
@@ -82,9 +99,13 @@ def _is_pandas(kind: type, module: str, name: str) -> bool:
     return base is not None and issubclass(kind, base)
 
 
-def _buffer(value: Any, _meter: Meter) -> Content:
+def _buffer(value: Any, meter: Meter) -> Content:
     view = memoryview(value)
-    return (view.nbytes, bytes(view) if view.nbytes <= _EXACT_BYTES else zlib.crc32(view)), ()
+    share = meter.share_bytes(view.nbytes)
+    if share < view.nbytes:
+        base: Any = bytearray if issubclass(type(value), bytearray) else array.array
+        return (view.nbytes, bytes(base.__getitem__(value, slice(None, None, -(-view.nbytes // share))))), ()
+    return (view.nbytes, bytes(view) if share <= _EXACT_BYTES else zlib.crc32(view)), ()
 
 
 def _scalar(value: Any, _meter: Meter) -> Content:
@@ -95,29 +116,28 @@ def _array(value: Any, meter: Meter) -> Content:
     np: Any = sys.modules["numpy"]
     plain = np.ndarray.view(value, np.ndarray) if type(value) is not np.ndarray else value
     if plain.dtype.hasobject:
-        return plain.shape, tuple(plain.ravel()[:_SAMPLE].tolist())
+        return plain.shape, tuple(plain.flat[:_OBJECTS].tolist())
     return (plain.shape, plain.dtype.str, *_content(plain, meter)), ()
 
 
 def _content(plain: Any, meter: Meter) -> tuple[Any, ...]:
     """The numbers in a plain numpy array."""
-    if plain.nbytes <= _EXACT_BYTES:
+    share = meter.share_bytes(plain.nbytes)
+    if share < plain.nbytes:
+        return (_sample(plain, max(1, share // plain.itemsize)).tobytes(),)
+    if share <= _EXACT_BYTES:
         return (plain.tobytes(),)
     np: Any = sys.modules["numpy"]
-    meter.summed_bytes += plain.nbytes
-    if meter.summed_bytes > SUMMED_BYTES:
-        plain = _thinned(plain)
-    flat = np.ascontiguousarray(plain).reshape(-1).view(np.uint8)
-    words = flat[: flat.size // 8 * 8].view(np.uint64)
-    step = max(1, words.size // _SAMPLE)
-    return (int(np.add.reduce(words)), words[::step].tobytes(), flat[words.size * 8 :].tobytes())
+    return (zlib.crc32(np.ascontiguousarray(plain).reshape(-1).view(np.uint8)),)
 
 
-def _thinned(plain: Any) -> Any:
-    """Elements of an array at even steps along its longest axis, about as many as a sample has."""
-    axis = max(range(plain.ndim), key=plain.shape.__getitem__)
-    kept = max(1, _LARGE_SAMPLE * plain.shape[axis] // plain.size)
-    return plain[(slice(None),) * axis + (slice(None, None, -(-plain.shape[axis] // kept)),)]
+def _sample(plain: Any, count: int) -> Any:
+    """About so many elements of an array, at even steps along its axes, the longest first."""
+    if plain.flags.c_contiguous:
+        return plain.reshape(-1)[:: -(-plain.size // count)]
+    for axis in sorted(range(plain.ndim), key=plain.shape.__getitem__, reverse=True):
+        plain = plain[(slice(None),) * axis + (slice(None, None, -(-plain.size // count)),)]
+    return plain
 
 
 def _tensor(tensor: Any, meter: Meter) -> Content:
@@ -148,9 +168,8 @@ def _column(column: Any, _meter: Meter) -> Content:
 
 def _polars(table: Any, meter: Meter) -> Content:
     rows = table if hasattr(table, "hash_rows") else table.to_frame()
-    meter.summed_bytes += rows.estimated_size()
-    if meter.summed_bytes > SUMMED_BYTES:
-        rows = rows.gather_every(max(1, table.shape[0] // _LARGE_SAMPLE))
-    hashes = rows.hash_rows()
-    sample = hashes.gather_every(max(1, len(hashes) // _SAMPLE)).to_list()
-    return (*table.shape, *rows.columns, *map(str, rows.dtypes), hashes.sum(), *sample), ()
+    size_bytes = rows.estimated_size()
+    share = meter.share_bytes(size_bytes)
+    if share < size_bytes:
+        rows = rows.gather_every(-(-size_bytes // share))
+    return (*table.shape, *rows.columns, *map(str, rows.dtypes), rows.with_row_index(_PLACE).hash_rows().sum()), ()

@@ -3,25 +3,25 @@
 A function of the user's own is pickled once, with its default arguments and the globals and helpers that it uses.
 Programs bind these again and change them in place all the time (a cell that is run anew, a network in training), so
 before a call is sent each is compared with what it was: functions by identity and code, atoms by value, anything else
-by its content (`fingerprint`).
+by its content (`fingerprint`). The user's functions among these values (`helpers`) are compared likewise.
 
 Values are held weakly where Python allows it, so a helper that names the function itself does not keep it alive.
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 import types
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from stoker.contexts.array_facts import Meter
 from stoker.contexts.bytecode import global_names
 from stoker.contexts.fingerprint import Fingerprint
-from stoker.contexts.own_attributes import MISSING, bases_of, is_users_class, members_of, own_attribute
-from stoker.contexts.reducers import is_dispatcher
-from stoker.contexts.user_code import is_installed
+from stoker.contexts.helpers import HelperSearch, Place, has_installed_globals, own_function
+from stoker.contexts.own_attributes import MISSING, cell_content
 from stoker.contexts.walk_plans import ATOMS, counts_by_identity
 
 _HELPERS = 256
@@ -34,30 +34,34 @@ class Captured:
     """What a function and the user's own functions that it uses rested on, at the time of its making."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self._helpers: list[tuple[weakref.ref[types.FunctionType], _Function]] = []
-        start = _plain(function)
+        search = HelperSearch()
+        start = own_function(function)
         self._is_plain = start is function
-        self._own = _Function(start) if start is not None else None
-        self._object = _Binding("what it holds", _itself, 0, function) if start is None else None
-        seen, waiting = {id(start)}, deque(() if start is None else _helpers(start))
-        if not self._is_plain:
-            waiting += _functions_in(function)
-        while waiting and len(self._helpers) < _HELPERS:
-            helper = waiting.popleft()
-            if id(helper) not in seen:
-                seen.add(id(helper))
-                self._helpers.append((weakref.ref(helper), _Function(helper)))
-                waiting += _helpers(helper)
+        self._own = None
+        self._object = None
+        if start is None:
+            self._object = _Binding("what it holds", _itself, 0, function, search)
+        else:
+            search.meet(start)  # it is the first helper, and no helper of its helpers
+            self._own = _Function(start, search)
+        self._helpers: list[tuple[weakref.ref[types.FunctionType], _Function]] = []
+        for helper in itertools.islice(search.helpers(), _HELPERS):
+            if helper is not start:
+                self._helpers.append((weakref.ref(helper), _Function(helper, search)))
 
     def changed(self, function: Callable[..., Any]) -> str:
         """The first name whose value is another one now, empty if there is none. `function` is that of the making."""
-        start: Any = function if self._is_plain else _plain(function)
-        name = self._own.changed(start) if self._own is not None and start is not None else ""
-        if name or (self._object is not None and not self._object.holds(function)):
-            return name or "what it holds"
+        start: Any = function if self._is_plain else own_function(function)
+        meter = Meter()
+        if self._object is not None and not self._object.holds(function, meter):
+            return self._object.name
+        if self._own is not None:
+            name = self._own.changed(start, meter) if start is not None else self._own.name
+            if name:
+                return name
         for helper, known in self._helpers:
             alive = helper()
-            name = known.changed(alive) if alive is not None else ""  # else a name above is bound to another one
+            name = known.changed(alive, meter) if alive is not None else known.name
             if name:
                 return name
         return ""
@@ -66,23 +70,24 @@ class Captured:
 class _Function:
     """What one function rested on: its code, what its names stood for, and its attributes."""
 
-    __slots__ = ("_attributes", "_bindings", "_code")
+    __slots__ = ("_attributes", "_bindings", "_code", "name")
 
-    def __init__(self, function: types.FunctionType) -> None:
+    def __init__(self, function: types.FunctionType, search: HelperSearch) -> None:
+        self.name = function.__name__
         self._code = function.__code__
-        self._bindings = list(_bindings(function))
-        has_own = function.__dict__ and not is_dispatcher(function)
-        self._attributes = Fingerprint(function.__dict__) if has_own else None
+        self._bindings = list(_bindings(function, search))
+        attributes = function.__dict__
+        self._attributes = Fingerprint(attributes, meter=search.meter, met=search.met) if attributes else None
 
-    def changed(self, function: types.FunctionType) -> str:
+    def changed(self, function: types.FunctionType, meter: Meter) -> str:
         """The first name that stands for something else now, empty if there is none."""
         for binding in self._bindings:
-            if not binding.holds(function):
+            if not binding.holds(function, meter):
                 return binding.name
         if function.__code__ is not self._code:
             return function.__name__
-        attributes = function.__dict__ if not is_dispatcher(function) else None
-        same = not attributes if self._attributes is None else self._attributes.matches(attributes)
+        attributes = function.__dict__
+        same = not attributes if self._attributes is None else self._attributes.matches(attributes, meter)
         return "" if same else f"the attributes of {function.__name__}"
 
 
@@ -91,7 +96,7 @@ class _Binding:
 
     __slots__ = ("_at", "_fingerprint", "_read", "_ref", "_value", "name")
 
-    def __init__(self, name: str, read: Reader, at: Any, function: Any) -> None:
+    def __init__(self, name: str, read: Reader, at: Any, function: Any, search: HelperSearch) -> None:
         self.name = name
         self._read = read
         self._at = at
@@ -102,14 +107,15 @@ class _Binding:
         if id(type(value)) in ATOMS:
             self._value = value
         elif counts_by_identity(value):
+            search.meet(value)
             try:
                 self._ref = weakref.ref(value)
             except TypeError:
                 self._value = value
         else:
-            self._fingerprint = Fingerprint(value)
+            self._fingerprint = Fingerprint(value, meter=search.meter, met=search.met)
 
-    def holds(self, function: Any) -> bool:
+    def holds(self, function: Any, meter: Meter) -> bool:
         """True while the name stands for the same as at first."""
         value = self._read(function, self._at)
         if value is self._value:
@@ -117,7 +123,7 @@ class _Binding:
         if self._ref is not None:
             return self._ref() is value
         if self._fingerprint is not None:
-            return self._fingerprint.matches(value)
+            return self._fingerprint.matches(value, meter)
         kind = type(value)
         if kind is not type(self._value) or id(kind) not in ATOMS:
             return False
@@ -127,32 +133,30 @@ class _Binding:
 _HELD_WEAKLY = object()
 
 
-def _bindings(function: types.FunctionType) -> Iterator[_Binding]:
-    if is_dispatcher(function):
-        yield _Binding(function.__name__, _implementations, 0, function)
-        return
+def _bindings(function: types.FunctionType, search: HelperSearch) -> Iterator[_Binding]:
+    """The names that a function uses. One that an earlier function uses too is looked at there."""
     code = function.__code__
-    for name, read, at in _variables(function):
+    for name, read, at, place in _variables(function):
         value = read(function, at)
-        if value is not function and not (type(value) is types.ModuleType and counts_by_identity(value)):
-            yield _Binding(name, read, at, function)
+        if value is function or (type(value) is types.ModuleType and counts_by_identity(value)):
+            continue
+        if search.is_new(place):
+            yield _Binding(name, read, at, function, search)
     defaults = function.__defaults__ or ()
     for at, name in enumerate(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]):
-        yield _Binding(name, _default, at, function)
+        yield _Binding(name, _default, at, function, search)
     for name in function.__kwdefaults__ or ():
-        yield _Binding(name, _keyword_default, name, function)
+        yield _Binding(name, _keyword_default, name, function, search)
 
 
-def _variables(function: types.FunctionType) -> Iterator[tuple[str, Reader, Any]]:
-    """The globals and the variables of enclosing functions that a function uses: their names, how and where to read."""
-    for name in sorted(global_names(function.__code__)):
-        yield name, _global, name
-    for place, name in enumerate(function.__code__.co_freevars):
-        yield name, _cell, place
-
-
-def _implementations(function: Any, _at: int) -> Any:
-    return dict(function.registry)
+def _variables(function: types.FunctionType) -> Iterator[tuple[str, Reader, Any, Place]]:
+    """The globals and the variables of enclosing functions that a function uses: name, how, at what, and from where
+    it is read. A decorator's wrapper of an installed module has globals that are no business of the user's."""
+    if not has_installed_globals(function):
+        for name in sorted(global_names(function.__code__)):
+            yield name, _global, name, (id(function.__globals__), name)
+    for at, (name, cell) in enumerate(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)):
+        yield name, _cell, at, (id(cell), "")
 
 
 def _itself(function: Any, _at: int) -> Any:
@@ -164,10 +168,8 @@ def _global(function: types.FunctionType, name: str) -> Any:
 
 
 def _cell(function: types.FunctionType, at: int) -> Any:
-    try:
-        return (function.__closure__ or ())[at].cell_contents
-    except (IndexError, ValueError):  # an empty cell
-        return MISSING
+    cells = function.__closure__ or ()
+    return cell_content(cells[at]) if at < len(cells) else MISSING
 
 
 def _default(function: types.FunctionType, at: int) -> Any:
@@ -181,60 +183,6 @@ def _keyword_default(function: types.FunctionType, name: str) -> Any:
     return (function.__kwdefaults__ or {}).get(name, MISSING)
 
 
-# ---- helpers: the user's own functions among what a function uses, which travel with it
-
-
-def _helpers(function: types.FunctionType) -> Iterator[types.FunctionType]:
-    for _, read, at in _variables(function):
-        yield from _functions_in(read(function, at))
-
-
-def _functions_in(value: Any) -> Iterator[types.FunctionType]:
-    """The user's own function in a value, or the methods of a user's class or of the class of an instance."""
-    if type(value) is functools.partial:
-        value = value.func
-    if type(value) is types.FunctionType and is_dispatcher(value):
-        yield value
-        for implementation in value.registry.values():  # type: ignore[attr-defined]
-            yield from _functions_in(implementation)
-        return
-    helper = _plain(value)
-    if helper is not None:
-        yield helper
-        return
-    kind = value if issubclass(type(value), type) else type(value)
-    for base in bases_of(kind) if is_users_class(kind) else ():
-        for member in members_of(base).values() if is_users_class(base) else ():
-            for part in _parts_of_member(member):
-                if type(part) is types.FunctionType or own_attribute(part, "__wrapped__") is not None:
-                    yield from _functions_in(part)
-
-
-def _parts_of_member(member: Any) -> tuple[Any, ...]:
-    """The functions in a member of a class."""
-    if type(member) is property:
-        return member.fget, member.fset
-    if type(member) is functools.cached_property or type(member) is functools.partialmethod:
-        return (member.func,)
-    if type(member) is functools.singledispatchmethod:
-        return (member.dispatcher,)
-    return (member.__func__,) if type(member) is staticmethod or type(member) is classmethod else (member,)
-
-
-def _plain(value: Any) -> types.FunctionType | None:
-    """The user's own function in a value, under the wrappers of decorators; None if there is none."""
-    if type(value) is types.FunctionType and "__wrapped__" not in value.__dict__:
-        return value if not is_installed(value.__module__ or "") else None
-    for _ in range(8):
-        inner = own_attribute(value, "__wrapped__")
-        if inner is None:
-            break
-        value = inner
-    if type(value) is types.FunctionType and not is_installed(value.__module__ or ""):
-        return value
-    return None
-
-
 # ---- recipes
 
 _MADE = 256
@@ -244,7 +192,7 @@ _made: OrderedDict[str, tuple[weakref.ref[Any], Captured]] = OrderedDict()
 
 def made_recipe(key: str, loader: Callable[..., Any]) -> None:
     """Remember what a loader rests on when a recipe is made of it."""
-    if _plain(loader) is None and counts_by_identity(loader):
+    if own_function(loader) is None and counts_by_identity(loader):
         return
     try:
         _made[key] = (weakref.ref(loader), Captured(loader))

@@ -2,8 +2,9 @@
 
 A walk over the value writes a flat list of tokens: atoms as they are, containers as their elements, instances as their
 attributes, user classes as their members, arrays as `array_facts` reads them. What has no content that the walk
-understands (functions, installed classes, recipes, locks) counts by identity. Two walks that write the same tokens met
-the same content. The walk goes breadth first, meets each object once, so cycles end, and ends after a bounded number of
+understands (functions, installed classes, recipes, locks) counts by identity; the first walk tells which of these it
+met, since a function rests on values of its own (`captured`). Two walks that write the same tokens met the same
+content. The walk goes breadth first, meets each object once, so cycles end, and ends after a bounded number of
 values: a change beyond it is not seen.
 
 No code of the user's runs: no property, `__getattr__`, `__eq__`, `__hash__`, nor a metaclass's. Tokens are exact
@@ -12,6 +13,8 @@ builtin atoms alone, and nothing of the value is held strongly except what Pytho
 
 from __future__ import annotations
 
+import functools
+import gc
 import itertools
 import types
 import weakref
@@ -27,16 +30,21 @@ MOST_VALUES = 1024
 """A walk ends after so many values. One container may take half of what is left, so that its neighbours are met too."""
 
 _PART = object()
+_METHODS = frozenset(map(id, (types.FunctionType, staticmethod, classmethod, property, functools.partialmethod)))
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
 
 class Fingerprint:
-    """What a value held when this was made."""
+    """What a value held when this was made.
+
+    The looks of one function at all its values share a meter, and take them in the same order each time. `met` gets
+    what is found in the value that counts by identity.
+    """
 
     __slots__ = ("_pins", "_strong", "_tokens")
 
-    def __init__(self, value: Any) -> None:
-        walk = _Walk()
+    def __init__(self, value: Any, *, meter: Meter | None = None, met: list[Any] | None = None) -> None:
+        walk = _Walk(meter or Meter(), met)
         self._tokens = walk.over(value)
         self._pins: list[weakref.ref[Any]] = []
         self._strong: list[Any] = []
@@ -46,9 +54,9 @@ class Fingerprint:
             except TypeError:
                 self._strong.append(one)
 
-    def matches(self, value: Any) -> bool:
+    def matches(self, value: Any, meter: Meter | None = None) -> bool:
         """True if the value holds the same now. An object that is gone matches nothing: its id may be used again."""
-        if _Walk().over(value) != self._tokens:
+        if _Walk(meter or Meter(), None).over(value) != self._tokens:
             return False
         for pin in self._pins:  # noqa: SIM110  # a generator costs more than the rest
             if pin() is None:
@@ -59,16 +67,18 @@ class Fingerprint:
 class _Walk:
     """One walk. `identified` are the objects whose id is among the tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter, met: list[Any] | None) -> None:
         self.identified: list[Any] = []
         self._tokens: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._queue: list[Any] = []
-        self._left = MOST_VALUES
-        self._meter = Meter()
+        self._left = min(MOST_VALUES, meter.values)
+        self._meter = meter
+        self._met = met
 
     def over(self, value: Any) -> list[Any]:
         """The tokens of a value."""
+        left = self._left
         self._put(value)
         for one in self._queue:  # it grows meanwhile
             length = len(self._tokens)
@@ -77,6 +87,7 @@ class _Walk:
             except Exception:  # whatever an odd object raises: then it counts by identity
                 del self._tokens[length:]
                 self._identify(one)
+        self._meter.values -= left - self._left
         return self._tokens
 
     def _put(self, value: Any) -> None:
@@ -94,6 +105,10 @@ class _Walk:
     def _identify(self, value: Any) -> None:
         self._tokens.append(id(value))
         self.identified.append(value)
+
+    def _meet(self, value: Any) -> None:
+        if self._met is not None:
+            self._met.append(value)
 
     def _visit(self, value: Any) -> None:
         kind = type(value)
@@ -121,8 +136,10 @@ class _Walk:
         elif way is Way.FUNCTION:
             self._identify(value)
             self._identify(value.__code__)
+            self._meet(value)
         elif counts_by_identity(value):
             self._identify(value)
+            self._meet(value)
         elif way is Way.CLASS:
             self._class(value)
         else:
@@ -163,6 +180,8 @@ class _Walk:
     # ---- classes and instances
 
     def _class(self, kind: type) -> None:
+        if is_users_class(type(kind)):
+            self._put(type(kind))  # its metaclass
         for base in bases_of(kind):
             self._identify(base)
             if is_users_class(base):
@@ -188,12 +207,15 @@ class _Walk:
             self._named(value, [(name, slot(read, value)) for name, read in layout.slots])
 
     def _builtin_part(self, value: Any, kind: type) -> None:
-        """The elements of a deque, and of instances of a container's subclass."""
+        """The elements of a deque, of a view of a dict, and of instances of a container's subclass."""
         if issubclass(kind, dict):
             self._pairs(value, dict.items(value), dict.__len__(value))
             if issubclass(kind, OrderedDict) and all(id(type(key)) in ATOMS for key in dict.keys(value)):
                 for key in itertools.islice(OrderedDict.keys(value), MOST_VALUES):
                     self._put(key)
+            return
+        if kind is types.MappingProxyType:
+            self._elements(value, gc.get_referents(value), 1)  # the mapping, of which no method is called
             return
         for base in _SEQUENCES:
             if issubclass(kind, base):
@@ -214,8 +236,8 @@ def _is_dunder(name: str) -> bool:
 
 
 def _is_machinery(name: str, part: Any) -> bool:
-    """True for what Python and its decorators keep in a class; operators are functions, and count."""
-    return name[:2] == "__" == name[-2:] and type(part) is not types.FunctionType
+    """True for what Python and its decorators keep in a class; operators and `__new__` are methods, and count."""
+    return name[:2] == "__" == name[-2:] and id(type(part)) not in _METHODS and not is_users_class(type(part))
 
 
 def _is_empty_table(part: Any) -> bool:

@@ -71,6 +71,14 @@ def slot(read: Callable[[Any], Any], value: Any) -> Any:
         return MISSING
 
 
+def cell_content(cell: types.CellType) -> Any:
+    """The value of a variable that inner functions share; MISSING if it has none."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return MISSING
+
+
 def own_attribute(value: Any, name: str) -> Any:
     """The attribute in the instance's own dictionary; None if it has none."""
     kind = type(value)

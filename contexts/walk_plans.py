@@ -17,6 +17,8 @@ ATOMS = frozenset(map(id, (int, str, float, bool, bytes, complex, type(None), ty
 """The ids of classes whose instances compare by value. By id, since a metaclass may define `__hash__`."""
 _NAMED = (enum.Enum, logging.Logger, types.BuiltinFunctionType, types.CodeType)
 """They do not change, or travel by their names."""
+_WEAK = frozenset(map(id, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)))
+"""Caches, such as that of `functools.singledispatch`, which never travel."""
 _OPAQUE_HOMES = frozenset({"stoker", "parsl"})
 
 
@@ -68,7 +70,12 @@ def _way_of(kind: type) -> Way:
         return Way.CLASS
     if kind is types.ModuleType:
         return Way.MODULE
-    if issubclass(kind, _NAMED) or is_index(kind) or home_of(kind).partition(".")[0] in _OPAQUE_HOMES:
+    if (
+        id(kind) in _WEAK
+        or issubclass(kind, _NAMED)
+        or is_index(kind)
+        or home_of(kind).partition(".")[0] in _OPAQUE_HOMES
+    ):
         return Way.IDENTITY
     return Way.TORCH_MODULE if is_torch_module(kind) else Way.OBJECT
 

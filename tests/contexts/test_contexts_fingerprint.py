@@ -18,6 +18,8 @@ from collections import Counter, OrderedDict, UserDict, defaultdict, deque, name
 import numpy as np
 import pytest
 
+from stoker.contexts import array_facts
+from stoker.contexts.array_facts import WHOLE_BYTES, Meter
 from stoker.contexts.fingerprint import MOST_VALUES, Fingerprint
 from stoker.contexts.own_attributes import is_users_class, layout_of
 
@@ -62,6 +64,22 @@ def plain():
     return None
 
 
+TABLE = {"a": 1}
+
+
+def swap(value):
+    value[[1, 3]] = value[[3, 1]]
+
+
+def swap_bytes(value):
+    value[7_001], value[7_002] = value[7_002], value[7_001]
+
+
+def move(value):
+    value[7_001] -= 1
+    value[9_001] += 1
+
+
 KINDS = [
     ("a list", lambda: [1, 2], lambda v: v.append(3)),
     ("an element", lambda: [1, 2], lambda v: v.__setitem__(1, 5)),
@@ -101,10 +119,19 @@ KINDS = [
     ("an array of 1 MB and a byte", lambda: np.zeros(2**20 + 1, np.int8), lambda v: v.__setitem__(2**20, 1)),
     ("the order of a large array", lambda: np.arange(131_072), lambda v: np.random.default_rng(1).shuffle(v)),
     ("a large array with gaps", lambda: np.zeros((512, 512))[:, ::2], lambda v: v.__setitem__((77, 77), 1)),
+    ("two elements that change places", lambda: np.arange(20_000), swap),
+    ("an amount moved to another element", lambda: np.full(500_000, 10), move),
+    ("two numbers in a large buffer", lambda: bytearray(b"abc" * 1_000_000), swap_bytes),
+    (
+        "all of a bytearray of 40 MB",
+        lambda: bytearray(40_000_000),
+        lambda v: v.__setitem__(slice(None), b"a" * 40_000_000),
+    ),
     ("all of an array of 40 MB", lambda: np.zeros((5, 1_000_000)), lambda v: v.__iadd__(1)),
     ("an array of texts", lambda: np.array(["a", "bb"]), lambda v: v.__setitem__(0, "c")),
     ("an array of objects", lambda: np.array([[1], None], dtype=object), lambda v: v[0].append(2)),
     ("a record", lambda: np.zeros(2, [("a", "i4"), ("b", "f8")]), lambda v: v["b"].__setitem__(1, 2)),
+    ("a view of a dict", lambda: types.MappingProxyType(TABLE), lambda v: TABLE.update(a=TABLE["a"] + 1)),
     ("a masked array", lambda: np.ma.array([1, 2], mask=[0, 0]), lambda v: v.__setitem__(0, np.ma.masked)),
     ("a shape", lambda: np.zeros(4), lambda v: setattr(v, "shape", (2, 2))),
     ("an array in an attribute", lambda: types.SimpleNamespace(a=[np.zeros(2)]), lambda v: v.a[0].fill(1)),
@@ -229,6 +256,36 @@ def test_the_walk_is_bounded_and_neighbours_of_a_large_container_are_met():
     before = Fingerprint(value)
     large.append(1)
     assert not before.matches(value)
+
+
+def test_the_bytes_that_are_read_are_bounded_over_all_arrays_and_buffers():
+    meter = Meter()
+    shares = [meter.share_bytes(65_536) for _ in range(2_000)]
+    assert sum(shares[:64]) == WHOLE_BYTES == 64 * 65_536
+    assert sum(shares[64:]) < 2_000_000
+    assert min(shares) == 512
+    assert Meter().share_bytes(10**12) < 65_536
+
+
+def test_beyond_the_bound_a_sample_is_compared():
+    first, second = np.zeros((3, 1_000_000), np.int8), bytearray(3_000_000)
+    value = [first, second]
+    before = Fingerprint(value)
+    second[1] = 1  # between two places of the sample
+    assert before.matches(value)
+    second[:] = b"a" * len(second)
+    assert not before.matches(value)
+    before = Fingerprint(value)
+    first[2, 77_777] = 1
+    assert not before.matches(value)
+
+
+@pytest.mark.parametrize("cut", [np.s_[:], np.s_[:, ::2], np.s_[:, :, ::3]], ids=["whole", "gaps", "far gaps"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_sample_of_an_array_is_small_whatever_its_axes(cut, order):
+    plain = np.zeros((120, 130, 140), order=order)[cut]
+    sample = array_facts._sample(plain, 4_096)
+    assert 512 <= sample.size <= 4_096
 
 
 def test_another_container_that_is_cut_alike_is_another_one():

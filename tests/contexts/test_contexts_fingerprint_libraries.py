@@ -181,3 +181,20 @@ def test_a_frame_of_polars_that_changes_in_place_is_seen(change):
     assert of_column.matches(column)
     column[0] = 7
     assert not of_column.matches(column)
+
+
+def test_two_rows_of_a_large_frame_of_polars_that_change_places_are_seen():
+    polars = pytest.importorskip("polars")
+    table = polars.DataFrame({"a": range(20_000)})
+    before = Fingerprint(table)
+    assert before.matches(table)
+    table[7, "a"], table[9, "a"] = 9, 7
+    assert not before.matches(table)
+
+
+def test_two_elements_of_a_large_tensor_that_change_places_are_seen():
+    tensor = torch.arange(200_000, dtype=torch.bfloat16)
+    before = Fingerprint(tensor)
+    assert before.matches(tensor)
+    tensor.data[[5, 9]] = tensor.data[[9, 5]]
+    assert not before.matches(tensor)
