@@ -22,6 +22,7 @@ from stoker.contexts.bytecode import global_names
 from stoker.contexts.fingerprint import Fingerprint
 from stoker.contexts.helpers import HelperSearch, Place, has_installed_globals, own_function
 from stoker.contexts.own_attributes import MISSING, cell_content
+from stoker.contexts.reducers import is_dispatcher
 from stoker.contexts.walk_plans import ATOMS, counts_by_identity
 
 _HELPERS = 256
@@ -85,10 +86,12 @@ class _Function:
             if not binding.holds(function, meter):
                 return binding.name
         if function.__code__ is not self._code:
-            return function.__name__
+            return self.name
         attributes = function.__dict__
         same = not attributes if self._attributes is None else self._attributes.matches(attributes, meter)
-        return "" if same else f"the attributes of {function.__name__}"
+        if same:
+            return ""
+        return self.name if is_dispatcher(function) else f"the attributes of {self.name}"  # or its implementations
 
 
 class _Binding:
