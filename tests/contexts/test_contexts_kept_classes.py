@@ -214,12 +214,11 @@ def test_two_threads_rebuild_values_of_one_new_class(tmp_path: Path) -> None:
     assert (found[0].rate, found[0].level()) == (0.5, 1)
 
 
-families: list[str] = []
-
-
 class Family:
+    children: tuple[str, ...] = ()
+
     def __init_subclass__(cls) -> None:
-        families.append(cls.__name__)
+        Family.children = (*Family.children, cls.__name__)
 
 
 class Child(Family):
@@ -227,9 +226,8 @@ class Child(Family):
 
 
 def test_a_base_class_hears_of_no_copy() -> None:
-    families.clear()
     assert type(payloads.loads(payloads.dumps(Child()), keep_classes=True)) is Child
-    assert families == []
+    assert Family.children == ("Child",)
 
 
 def test_a_class_that_goes_by_name_keeps_its_attributes() -> None:
