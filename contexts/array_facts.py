@@ -100,12 +100,12 @@ def _is_pandas(kind: type, module: str, name: str) -> bool:
 
 
 def _buffer(value: Any, meter: Meter) -> Content:
-    view = memoryview(value)
-    share = meter.share_bytes(view.nbytes)
-    if share < view.nbytes:
-        base: Any = bytearray if issubclass(type(value), bytearray) else array.array
-        return (view.nbytes, bytes(base.__getitem__(value, slice(None, None, -(-view.nbytes // share))))), ()
-    return (view.nbytes, bytes(view) if share <= _EXACT_BYTES else zlib.crc32(view)), ()
+    base: Any = bytearray if issubclass(type(value), bytearray) else array.array
+    length = base.__len__(value)
+    size_bytes = length * (1 if base is bytearray else base.itemsize.__get__(value))
+    share = meter.share_bytes(size_bytes)
+    part = base.__getitem__(value, slice(None, None, max(1, -(-size_bytes // max(1, share)))))
+    return (length, bytes(part) if share <= _EXACT_BYTES else zlib.crc32(part)), ()
 
 
 def _scalar(value: Any, _meter: Meter) -> Content:

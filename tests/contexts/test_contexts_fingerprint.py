@@ -75,6 +75,10 @@ def swap_bytes(value):
     value[7_001], value[7_002] = value[7_002], value[7_001]
 
 
+def swap_two(value):
+    value[7_001], value[9_001] = value[9_001], value[7_001]
+
+
 def move(value):
     value[7_001] -= 1
     value[9_001] += 1
@@ -102,6 +106,8 @@ KINDS = [
     ("a named tuple's list", lambda: Pair([1], 2), lambda v: v.one.append(1)),
     ("a bytearray", lambda: bytearray(b"ab"), lambda v: v.__setitem__(0, 1)),
     ("a large bytearray", lambda: bytearray(100_000), lambda v: v.__setitem__(77_777, 1)),
+    ("a large array.array", lambda: array.array("d", range(20_000)), swap_two),
+    ("an array.array of 8 MB", lambda: array.array("d", range(1_000_000)), lambda v: v.reverse()),
     ("an array.array", lambda: array.array("d", [1, 2]), lambda v: v.__setitem__(0, 3)),
     ("a dataclass", Settings, lambda v: setattr(v, "rate", 0.2)),
     ("a dataclass's list", Settings, lambda v: v.layers.append(3)),
@@ -353,6 +359,17 @@ def test_no_code_of_a_users_array_runs(monkeypatch):
     assert before.matches([odd])
     np.ndarray.fill(odd, 1)
     assert not before.matches([odd])
+
+
+@pytest.mark.parametrize("length", [10, 100_000, 10_000_000])
+def test_no_code_of_a_users_buffer_runs(length):
+    for kind, make in ((bytearray, length), (array.array, ("b", bytes(length)))):
+        methods = dict.fromkeys(("__getitem__", "__len__", "__iter__", "__buffer__", "__bytes__", "__index__"), never)
+        odd = type("Odd", (kind,), methods)(*make if isinstance(make, tuple) else (make,))
+        before = Fingerprint([odd])
+        assert before.matches([odd])
+        kind.__setitem__(odd, 0, 1)
+        assert not before.matches([odd])
 
 
 def test_the_state_of_hostile_objects_is_seen():

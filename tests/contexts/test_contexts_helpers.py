@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.contexts.captured import Captured
+from stoker.contexts.captured import Captured, changed_since_made
 
 FUNCTION = "rate = 1\ndef helper(x=0): return rate\n"
 CLASS = "rate = 1\nclass M:\n def run(self): return rate\n"
@@ -203,3 +203,13 @@ def test_no_code_of_the_user_runs_when_helpers_are_looked_for():
     assert captured.changed(names["use"]) == ""
     names["rate"] = 2
     assert captured.changed(names["use"]) == "rate"
+
+
+def test_what_a_loader_reaches_through_a_table_is_compared_too():
+    names = namespace(
+        FUNCTION + "import stoker\nheld = {'a': helper}\n@stoker.context\ndef table(): return held['a']()"
+    )
+    recipe = names["table"]()
+    assert changed_since_made(recipe.key) == ""
+    names["rate"] = 2
+    assert changed_since_made(recipe.key) == "rate"
