@@ -141,7 +141,7 @@ def _bindings(function: types.FunctionType, search: HelperSearch) -> Iterator[_B
     code = function.__code__
     for name, read, at, place in _variables(function):
         value = read(function, at)
-        if value is function or (type(value) is types.ModuleType and counts_by_identity(value)):
+        if value is function or (issubclass(type(value), types.ModuleType) and counts_by_identity(value)):
             continue
         if search.is_new(place):
             yield _Binding(name, read, at, function, search)

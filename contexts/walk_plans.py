@@ -68,7 +68,7 @@ def _way_of(kind: type) -> Way:
         return Way.FUNCTION
     if issubclass(kind, type):
         return Way.CLASS
-    if kind is types.ModuleType:
+    if issubclass(kind, types.ModuleType):  # such as those that import their parts when these are asked for
         return Way.MODULE
     if (
         id(kind) in _WEAK

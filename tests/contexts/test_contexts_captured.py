@@ -126,6 +126,19 @@ def test_the_globals_of_a_users_module_are_seen(monkeypatch):
     assert captured.changed(names["use"]) == "settings"
 
 
+def test_an_installed_module_that_imports_its_parts_when_they_are_asked_for_has_not_changed():
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name):
+            raise SystemExit("code of the module ran")
+
+    names = namespace("def use(): return library, held")
+    names["library"] = Lazy("json")
+    names["held"] = [names["library"]]
+    captured = Captured(names["use"])
+    names["library"].part = [1]
+    assert captured.changed(names["use"]) == ""
+
+
 def add(rates, x):
     return rates, x
 
