@@ -15,7 +15,6 @@ import msgspec
 from parsl.dataflow.futures import AppFuture
 
 from stoker.manager.executor import callbacks
-from stoker.manager.executor.callbacks import UsersCallbacks
 from stoker.manager.executor.failures import opens_at_once, outcome
 from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.settling import SLOW_S
@@ -42,7 +41,6 @@ class CallFuture(Future[Any]):
         self.call: CallId | None = None
         self.due_at: float | None = None
         self._link = link
-        self._users_callbacks: UsersCallbacks
 
     @property
     def parsl_executor_task_id(self) -> str:
@@ -51,10 +49,7 @@ class CallFuture(Future[Any]):
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Have a function called when the call has ended, on a thread for callbacks. It may wait for other calls."""
-        if self.done() or not callbacks.is_users(fn):
-            super().add_done_callback(fn)
-        elif self.__dict__.setdefault("_users_callbacks", UsersCallbacks()).add(fn):
-            super().add_done_callback(self._users_callbacks.hand_over)
+        callbacks.add_to(self, fn, register=super().add_done_callback)
 
     def cancel(self) -> bool:
         """Cancel the call, also when it runs. False if it has ended."""
@@ -152,7 +147,6 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
     """
 
     _was_cancelled = False
-    _users_callbacks: UsersCallbacks
 
     @staticmethod
     def of(future: AppFuture) -> AppCallFuture:
@@ -162,10 +156,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Have a function called when the call has ended, on a thread for callbacks. It may wait for other calls."""
-        if self.done() or not callbacks.is_users(fn):
-            super().add_done_callback(fn)
-        elif self.__dict__.setdefault("_users_callbacks", UsersCallbacks()).add(fn):
-            super().add_done_callback(self._users_callbacks.hand_over)
+        callbacks.add_to(self, fn, register=super().add_done_callback)
 
     def cancel(self) -> bool:
         """Cancel the call, also when it runs. False if it has ended."""

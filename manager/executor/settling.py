@@ -69,8 +69,9 @@ class Settling:
             self._is_watched |= watch
         if begin:
             self._begin()
-        if watch:
-            self._start(self._watch)
+        if watch and not self._start(self._watch):
+            with self._lock:
+                self._is_watched = False  # work that comes later tries again
 
     def start_thread_if_behind(self, now: float) -> None:
         """Start another thread if work has waited for STUCK_S. `now` is on `time.monotonic`."""

@@ -15,9 +15,9 @@ from parsl.dataflow.futures import AppFuture
 
 from stoker.contexts import payloads
 from stoker.contexts.recipe import BARE, ObjectRef
-from stoker.manager.executor import futures, settling
+from stoker.manager.executor import callbacks, futures, settling
 from stoker.manager.executor.failures import opens_at_once
-from stoker.manager.executor.futures import CallFuture
+from stoker.manager.executor.futures import AppCallFuture, CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.outgoing import Job
 from stoker.manager.executor.settling import Settling
@@ -206,6 +206,22 @@ def test_work_is_left_to_a_thread_that_is_there(no_threads, until):
     until(lambda: not here._threads)
 
 
+def test_work_gets_more_threads_again_after_none_could_be_started(no_threads, monkeypatch, gate, until):
+    """The thread that looks for waiting work counted as started: one blocked callback then held up all others."""
+    here, done, start = Settling("done-callbacks"), [], threading.Thread.start
+    here.add(lambda: gate[1].wait(30))
+    until(here._work.empty)
+    no_threads()
+    here.add(lambda: done.append(1))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert not done
+    here.add(lambda: done.append(2))
+    until(lambda: len(done) == 2)
+    assert not gate[1].is_set()
+    gate[1].set()
+    here.close(limit_s=1.0)
+
+
 @pytest.fixture
 def soon(monkeypatch):
     """Threads are added quickly."""
@@ -274,6 +290,49 @@ def test_the_callbacks_of_a_future_run_in_order_also_after_one_that_raises(link,
     assert [number for number, _ in ran] == [0, 1, 3, 4]
     future.add_done_callback(lambda ended: ran.append((threading.get_ident(), ended.result())))
     assert ran[-1] == (threading.get_ident(), "value")
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_callbacks_run_also_after_one_that_ends_its_thread(link, router, until, error):
+    """After `sys.exit()` in a callback the callbacks behind it were never called."""
+    ran: list[int] = []
+
+    def leave(_: Any) -> None:
+        raise error
+
+    (future,) = submitted(link, router, 1)
+    future.add_done_callback(leave)
+    future.add_done_callback(lambda ended: ran.append(ended.result()))
+    router.answer([ended(future, 1)])
+    until(lambda: ran == [1])
+
+
+@pytest.mark.parametrize("make", [lambda: CallFuture(None), lambda: AppCallFuture({})], ids=["call", "app"])  # type: ignore[arg-type]
+@pytest.mark.parametrize("earlier_runs_still", [False, True])
+def test_a_callback_is_called_although_its_future_ends_while_it_is_added(
+    monkeypatch, gate, until, make, earlier_runs_still
+):
+    """The future ended, and the callbacks before this one were called, between `done()` and `add`: it never ran."""
+    ran: list[str] = []
+    is_users, future, started = callbacks.is_users, make(), threading.Event()
+    if not earlier_runs_still:
+        gate[1].set()
+    future.add_done_callback(lambda _: (started.set(), gate[1].wait(30), ran.append("earlier")))
+
+    def end_future(callback: Any) -> bool:
+        monkeypatch.setattr(callbacks, "is_users", is_users)
+        future.set_result(3)
+        assert started.wait(10)
+        if not earlier_runs_still:
+            settling.callbacks.wait_done(limit_s=10)
+        return is_users(callback)
+
+    monkeypatch.setattr(callbacks, "is_users", end_future)
+    future.add_done_callback(lambda ended: ran.append(f"late {ended.result()}"))
+    if earlier_runs_still:
+        assert not ran
+    gate[1].set()
+    until(lambda: ran == ["earlier", "late 3"])
 
 
 def test_a_waiting_callback_of_a_parsl_app_holds_up_no_other(link, router, gate):
