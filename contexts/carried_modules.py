@@ -163,7 +163,7 @@ _lock = threading.Lock()
 
 
 def _forget_package(name: str) -> None:
-    for child in [other for other in sys.modules if other.startswith(f"{name}.")]:
+    for child in [other for other in list(sys.modules) if other.startswith(f"{name}.")]:
         _forget(child)
     _forget(name)
 

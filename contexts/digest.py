@@ -74,6 +74,7 @@ class _Walk:
         self.hash = hashlib.sha256()
         self._definitions: dict[int, int] = {}
         self._sources: dict[Source | None, int] = {}
+        self._states: set[tuple[int, frozenset[str]]] = set()
         self._above: list[int] = []
         self._alive: list[Any] = []  # what was made on the way, so that no id is used twice
         self._path: list[str] = []
@@ -276,15 +277,19 @@ class _Walk:
         self._source(name, source_of(name))
 
     def _state(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        """Values of these names in a user's module, which travels as it is: the program may have set them."""
+        """What these names are in a user's module, which travels as it is: the program may have set values there, or in
+        what functions, classes and modules of it hold."""
+        if (id(module), names) in self._states:
+            return
+        self._states.add((id(module), names))
         values = {name: vars(module)[name] for name in sorted(names & vars(module).keys() - _MODULE_NAMES)}
         for name, value in values.items():
-            if isinstance(value, types.ModuleType) or not _is_data(value):
-                continue
             self.text(name)
             depth, path = len(self._above), len(self._path)
             try:
                 self.visit(value)
+                if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
+                    self._state(value, names)
             except RecipeError:  # its sending says so, if it has to be sent
                 del self._above[depth:], self._path[path:]
 
@@ -414,11 +419,6 @@ def _found_by_name(value: Any, home: str) -> bool:
     for name in getattr(value, "__qualname__", "").split("."):
         found = getattr(found, name, None)
     return found is value
-
-
-def _is_data(value: Any) -> bool:
-    """Whether a module's value is no part of its code."""
-    return not isinstance(value, types.FunctionType | type | types.BuiltinFunctionType)
 
 
 def _is_array(value: Any) -> bool:

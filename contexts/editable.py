@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from stoker.contexts.user_code import is_linked, place_of
 
-_FRESH_S = 2.0
+_FRESH_S = 0.2
 """A stamp is not taken again within this time."""
 _MOST_FILES = 20_000
 _stamps: dict[str, tuple[float, str]] = {}

@@ -14,6 +14,7 @@ import os
 import site
 import sys
 import sysconfig
+import time
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import NamedTuple
@@ -61,6 +62,11 @@ class Source(NamedTuple):
     is_package: bool
 
 
+_INSTALLED_S = 1.0
+"""A module that was found to be installed is not looked for again within this time, on the same search path."""
+_installed_until: dict[str, tuple[list[str], float]] = {}
+
+
 def source_of(name: str) -> Source | None:
     """The source of the user's own module `name`, imported or not; None for any other module. It imports nothing."""
     if not name or name.partition(".")[0] in _MAIN or is_installed(name):
@@ -69,12 +75,16 @@ def source_of(name: str) -> Source | None:
     if module is not None:
         file = _file_of(module)
         return Source(file, is_package=hasattr(module, "__path__")) if file else None
+    known = _installed_until.get(name)
+    if known is not None and time.monotonic() < known[1] and known[0] == sys.path:
+        return None
     spec = _spec_of(name)
     if spec is None:
         return None
     places = spec.submodule_search_locations
     file = spec.origin if spec.has_location else next(iter(places or ()), None)
     if file is None or _lies_in_environment(os.path.abspath(file)) or name.partition(".")[0] in _editable_names():
+        _installed_until[name] = list(sys.path), time.monotonic() + _INSTALLED_S
         return None
     return Source(os.path.abspath(file), is_package=places is not None)
 

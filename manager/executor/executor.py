@@ -152,9 +152,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         where = f"session {self._link.session.session}" if self._link else "not started"
         return f"StokerExecutor(label={self.label!r}, site={self.site.name!r}, provider={self.provider!r})  # {where}"
 
-    def _tell_unused(self, function: FunctionKey) -> None:
+    def _tell_unused(self, function: FunctionKey, instead: FunctionKey) -> None:
         if self._link is not None:
-            self._link.will_not_name(function)
+            self._link.will_not_name(function, instead=instead)
 
     @property
     def link(self) -> Link:

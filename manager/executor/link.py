@@ -179,9 +179,10 @@ class Link:
         if gone and self._over is None:
             self.tell(to_manager.Cancel(gone, running))
 
-    def will_not_name(self, function: FunctionKey) -> None:
-        """Let the manager forget a function when it hears the next thing, after the calls that were submitted."""
-        self._out.queue.append(Unused(function))
+    def will_not_name(self, function: FunctionKey, *, instead: FunctionKey) -> None:
+        """Let the manager forget a function when it hears the next thing, after the calls that were submitted. Another
+        one has taken its place."""
+        self._out.queue.append(Unused(function, instead))
 
     def tell(self, message: Any) -> None:
         """Send one message, after everything that was submitted before it."""

@@ -32,6 +32,7 @@ _SAID_WITH_CALLS = (
     to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
 )  # fmt: skip
 """Messages that are made anew when calls are sent again."""
+_MOST_REPLACED = 10_000
 RECEIVED_DELAY_S = 0.2
 """Received goes along with the next frame, or alone after this long."""
 
@@ -82,9 +83,10 @@ class Sent(msgspec.Struct, gc=False):
 
 
 class Unused(msgspec.Struct, frozen=True):
-    """Goes through the queue behind the calls of a function that no further call will name, as far as is known."""
+    """Goes through the queue behind the calls of a function that further calls will name another one instead of."""
 
     function: FunctionKey
+    instead: FunctionKey
 
 
 class Outgoing:
@@ -106,7 +108,7 @@ class Outgoing:
         self._known: set[str] = set()
         self._unused: list[FunctionKey] = []
         """Functions that the manager may forget, and was not told so."""
-        self._replaced: set[FunctionKey] = set()
+        self._replaced: dict[FunctionKey, None] = {}
         """Functions of which it was said once."""
         self._late: set[FunctionKey] = set()
         """Those among them that calls in the next frame name after all: the manager may forget them after that."""
@@ -221,7 +223,10 @@ class Outgoing:
             entry = queue.popleft()
             self._taken += 1
             if type(entry) is Unused:
-                self._replaced.add(entry.function)
+                self._replaced[entry.function] = None
+                self._replaced.pop(entry.instead, None)
+                if len(self._replaced) > _MOST_REPLACED:
+                    del self._replaced[next(iter(self._replaced))]
                 if entry.function in self._known:
                     self._known.remove(entry.function)
                     self._unused.append(entry.function)

@@ -12,6 +12,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from parsl.app.errors import wrap_error
@@ -47,9 +48,9 @@ class _Pickled:
 
 
 class FunctionCache:
-    """Pickled functions by function object. `unused` hears of bytes that others have taken the place of."""
+    """Pickled functions by function object. `unused` hears which bytes others have taken the place of."""
 
-    def __init__(self, *, unused: Callable[[FunctionKey], None] = lambda _key: None) -> None:
+    def __init__(self, *, unused: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _instead: None) -> None:
         self._unused = unused
         self._lock = threading.RLock()
         """Calls are made in the program's threads, and by Parsl's kernel in its own."""
@@ -62,39 +63,45 @@ class FunctionCache:
     ) -> FunctionBlob:  # fmt: skip
         """The function's bytes under their digest; `by_name` and `also` are those of `dumps_code`. With `may_change` it
         is pickled anew where a global or helper has changed. Raises SerializationError, naming the function."""
+        how = _How(takes_context, by_name, also)
         with self._lock:
-            try:
-                known = self._known.get(function)
-                if known is None:
-                    known = self._known[function] = _Pickled(function)
-                elif may_change and (name := known.captured.changed(function)):
-                    known = self._renew(function, known, name)
-            except TypeError:  # neither hashable nor weakly referable: pickled every time
+            known = self._kept(function)
+            if known is None:
                 known = _Pickled(function)
-            how = _How(takes_context, by_name, also)
+                with suppress(TypeError):  # neither hashable nor weakly referable: pickled every time
+                    self._known[function] = known
+            elif may_change and (name := known.captured.changed(function)):
+                known = self._renew(function, known, name, how)
             found = known.blobs.get(how)
             if found is None:
                 found = known.blobs[how] = _pickle_function(function, how)
             return found
 
-    def _renew(self, function: Callable[..., Any], known: _Pickled, name: str) -> _Pickled:
-        """Pickle a function anew, because something that it captures has changed."""
+    def _kept(self, function: Callable[..., Any]) -> _Pickled | None:
+        try:
+            return self._known.get(function)
+        except TypeError:
+            return None
+
+    def _renew(self, function: Callable[..., Any], known: _Pickled, name: str, how: _How) -> _Pickled:
+        """Pickle a function anew, because something that it captures has changed; the other ways when they are asked
+        for."""
         fresh = self._known[function] = _Pickled(function)
-        for how, before in known.blobs.items():
-            now = _pickle_function(function, how)
-            same = now.key == before.key
-            fresh.blobs[how] = before if same else now  # jobs know the same bytes as one object
-            if same:
-                continue
-            self._unused(before.key)
-            if function not in self._told:
-                self._told.add(function)
-                logger.warning(
-                    "%s uses %s, which has changed since its first call: calls from now on use the new one (said once;"
-                    " pass it as an argument if it changes often)",
-                    now.name,
-                    name,
-                )
+        now, before = _pickle_function(function, how), known.blobs.get(how)
+        if before is not None and before.key == now.key:
+            fresh.blobs = {**known.blobs, how: before}  # jobs know the same bytes as one object
+            return fresh
+        fresh.blobs[how] = now
+        for blob in known.blobs.values():
+            self._unused(blob.key, now.key)
+        if before is not None and function not in self._told:
+            self._told.add(function)
+            logger.warning(
+                "%s uses %s, which has changed since its first call: calls from now on use the new one (said once;"
+                " pass it as an argument if it changes often)",
+                now.name,
+                name,
+            )
         return fresh
 
 

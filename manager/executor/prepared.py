@@ -172,7 +172,10 @@ class Preparer:
     hears of functions that are sent anew because what they captured has changed."""
 
     def __init__(
-        self, check: Check = lambda _wants: None, *, unused: Callable[[FunctionKey], None] = lambda _key: None
+        self,
+        check: Check = lambda _wants: None,
+        *,
+        unused: Callable[[FunctionKey, FunctionKey], None] = lambda _key, _instead: None,
     ) -> None:
         self._check = check
         self._functions: weakref.WeakKeyDictionary[Any, Prepared] = weakref.WeakKeyDictionary()

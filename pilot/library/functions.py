@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ class Function:
         self.mean_s = 0.0
         """How long its calls take, recent ones counting most; 0 = not known yet."""
         self._blob = blob.blob
+        self._lock = threading.Lock()
         self._opened: tuple[Callable[..., Any], bool] | None = None
         self._modules = NO_MODULES
 
@@ -34,11 +36,13 @@ class Function:
         """
         opened = self._opened
         if opened is None:
-            (function, takes_context, *_), self._modules = loads_code(self._blob)
-            self._opened = opened = (function, takes_context)
-            self._blob = b""
-        else:
-            self._modules.enter()
+            with self._lock:  # several slots may get its first calls
+                opened = self._opened
+                if opened is None:
+                    (function, takes_context, *_), self._modules = loads_code(self._blob)
+                    self._opened = opened = (function, takes_context)
+                    self._blob = b""
+        self._modules.enter()
         return opened
 
     def open_arguments(self, data: payloads.Buffer) -> Any:

@@ -73,19 +73,23 @@ def test_a_function_that_is_unused_is_told_behind_its_calls_and_defined_again_if
                         said += [f"unused {key}" for key in keys]
         return said
 
+    gone = Unused(jobs[0].function.key, instead=jobs[1].function.key)
     old, new = ((job, CallSpec(CallId(n), b"")) for n, job in enumerate(jobs))
-    assert leaves(old, Unused(jobs[0].function.key), new) == [
+    assert leaves(old, gone, new) == [
         "define f0",
         "call f0",
         "define f1",
         "call f1",
         "unused f0",
     ]
-    for late in (old, (Unused(jobs[0].function.key), old)):  # made before, and sent behind the word that it is unused
+    for late in (old, (gone, old)):  # made before, and sent behind the word that it is unused
         assert leaves(*(late if late is not old else [late])) == ["define f0", "call f0", "unused f0"]
     assert leaves(old, new, old) == ["define f0", "call f0", "call f1", "call f0", "unused f0"]
-    assert leaves(Unused(jobs[0].function.key)) == []
+    assert leaves(gone) == []
     assert leaves(new) == ["call f1"]
+    back = Unused(jobs[1].function.key, instead=jobs[0].function.key)
+    assert leaves(back, old) == ["define f0", "call f0", "unused f1"]
+    assert leaves(old) == ["call f0"]  # it is the one in use again, and stays defined
 
 
 DUE_AT = 160.0

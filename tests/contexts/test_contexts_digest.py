@@ -289,6 +289,34 @@ def test_what_a_program_sets_in_a_module_that_a_loader_uses_counts(config: Modul
     assert len(set(seen)) == 3
 
 
+NESTED = {
+    "outer/__init__.py": "from outer import inner\n",
+    "outer/inner.py": "RATE = 1\nTABLE = {'a': 1}\nclass Settings:\n    rate = 1\ndef look():\n    return TABLE['a']\n",
+}
+
+
+def test_what_a_program_sets_below_a_module_that_a_loader_uses_counts(tmp_path: Path) -> None:
+    for name, text in NESTED.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    sys.path.insert(0, str(tmp_path))
+    importlib.invalidate_caches()
+    outer = importlib.import_module("outer")
+    code = "def f():\n return outer.inner.RATE, outer.inner.Settings.rate, outer.inner.look(), outer.inner.outer\n"
+    loader = FunctionType(compile(code, "f", "exec").co_consts[0], {"outer": outer, "__name__": "__main__"}, "f")
+    seen = [digest_of(loader), digest_of(loader)]
+    outer.inner.RATE = 2
+    seen.append(digest_of(loader))
+    outer.inner.Settings.rate = 2
+    seen.append(digest_of(loader))
+    outer.inner.TABLE["a"] = 2
+    seen.append(digest_of(loader))
+    sys.path.remove(str(tmp_path))
+    del sys.modules["outer"], sys.modules["outer.inner"]
+    assert seen[0] == seen[1]
+    assert len(set(seen)) == 4
+
+
 class Measured(numpy.ndarray):
     unit = ""
 

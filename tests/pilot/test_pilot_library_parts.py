@@ -9,8 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,7 +27,7 @@ from stoker.pilot.agent import usage
 from stoker.pilot.agent.scratch import Scratch, base_folder, sweep
 from stoker.pilot.library import frames
 from stoker.pilot.library.frames import FrameReader, pack, pack_raw
-from stoker.pilot.library.functions import Functions
+from stoker.pilot.library.functions import Function, Functions
 from stoker.pilot.library.marker import Marker, running
 from stoker.pilot.library.sandbox import Sandbox
 from stoker.pilot.starter.place import base_folder as base_folder_of_starter
@@ -278,3 +281,29 @@ def test_a_length_alone_takes_no_memory_and_a_large_frame_comes_whole() -> None:
                 found.append(bytes(frame))
         sender.join()
         assert found == [body, b"next"]
+
+
+class Slow:
+    """Takes a moment to be rebuilt."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, ()
+
+
+def _rebuild() -> Slow:
+    time.sleep(0.05)  # so that the other slots come meanwhile
+    return Slow()
+
+
+def test_slots_that_get_a_functions_first_calls_share_one_function() -> None:
+    """Each rebuilt it, or found its bytes gone."""
+    together = threading.Barrier(3)
+    function = Function(FunctionBlob(key="f", name="f", blob=payloads.dumps((Slow(), False))))  # type: ignore[arg-type]
+
+    def first(_slot: int) -> Any:
+        together.wait(20)
+        return function.open()[0]
+
+    with ThreadPoolExecutor(3) as slots:
+        opened = list(slots.map(first, range(3)))
+    assert opened[0] is opened[1] is opened[2]
