@@ -60,6 +60,8 @@ def own_modules() -> Iterator[None]:
         if name.partition(".")[0] in ("shapes", "corners", "nets", "program", "linked", "__editable___linked_finder"):
             del sys.modules[name]
     sys.path[:], sys.meta_path[:] = path, finders
+    carried_modules._imported_at.clear()
+    editable._stamps.clear()
     NO_MODULES.enter()
     carried_modules._finder.base = NO_MODULES
 
