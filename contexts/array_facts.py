@@ -26,6 +26,7 @@ _SAMPLED_BYTES = 256 * 1024
 _SMALLEST_SAMPLE_BYTES = 512
 _EXACT_BYTES = 64 * 1024
 _OBJECTS = 512
+_NUMBERS = (int, float, complex)
 _PLACE = "stoker: the place of a row"
 _COLUMN_FIELDS = ("_ndarray", "_data", "_mask", "_pa_array", "_left", "_right", "_sparse_values")
 """Where the columns of pandas that are no numpy arrays keep what they hold."""
@@ -58,54 +59,63 @@ Reader = Callable[[Any, Meter], Content]
 
 def reader_of(kind: type) -> Reader | None:
     """What reads the content of this class's instances; None for a class of another kind. What it gives may raise."""
-    np, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     home = home_of(kind).partition(".")[0]
     if issubclass(kind, bytearray | array.array):
         return _buffer
-    if np is not None and issubclass(kind, np.ndarray):
+    if _derives(kind, "numpy", "ndarray"):
         return _array
-    if np is not None and issubclass(kind, np.generic) and home in ("numpy", "builtins"):
+    if home in ("numpy", "builtins") and _derives(kind, "numpy", "generic"):
         return _scalar
-    if torch is not None and home == "torch" and issubclass(kind, torch.Tensor):
+    if issubclass(kind, bytes | str):
+        return _buffer
+    if issubclass(kind, _NUMBERS):
+        return _number
+    if home == "torch" and _derives(kind, "torch", "Tensor"):
         return _tensor
-    if _is_pandas(kind, "generic", "NDFrame"):
+    if _derives(kind, "pandas.core.generic", "NDFrame"):
         return _table
-    if home == "pandas" and _is_pandas(kind, "arrays.base", "ExtensionArray"):
+    if home == "pandas" and _derives(kind, "pandas.core.arrays.base", "ExtensionArray"):
         return _column
-    polars = sys.modules.get("polars")
-    if home == "polars" and polars is not None and issubclass(kind, (polars.DataFrame, polars.Series)):
+    if home == "polars" and (_derives(kind, "polars", "DataFrame") or _derives(kind, "polars", "Series")):
         return _polars
     return None
 
 
 def has_attributes(reader: Reader) -> bool:
-    """True for what may hold attributes besides its content: arrays and buffers, whose subclasses add them."""
-    return reader is _array or reader is _buffer
+    """True for what may hold attributes besides its content: arrays, buffers and atoms, whose subclasses add them."""
+    return reader is _array or reader is _buffer or reader is _number
 
 
 def is_torch_module(kind: type) -> bool:
     """True for a class of networks or layers."""
-    base = getattr(sys.modules.get("torch.nn"), "Module", None)
-    return base is not None and issubclass(kind, base)
+    return _derives(kind, "torch.nn", "Module")
 
 
 def is_index(kind: type) -> bool:
     """True for an index of pandas, which never changes in place."""
-    return _is_pandas(kind, "indexes.base", "Index")
+    return _derives(kind, "pandas.core.indexes.base", "Index")
 
 
-def _is_pandas(kind: type, module: str, name: str) -> bool:
-    base = getattr(sys.modules.get(f"pandas.core.{module}"), name, None)
-    return base is not None and issubclass(kind, base)
+def _derives(kind: type, module: str, name: str) -> bool:
+    """True for a subclass of a module's class. A module that another thread is importing may not have the class yet."""
+    base = getattr(sys.modules.get(module), name, None)
+    return isinstance(base, type) and issubclass(kind, base)
 
 
 def _buffer(value: Any, meter: Meter) -> Content:
-    base: Any = bytearray if issubclass(type(value), bytearray) else array.array
+    base: Any = next(base for base in (bytearray, array.array, bytes, str) if issubclass(type(value), base))
     length = base.__len__(value)
-    size_bytes = length * (1 if base is bytearray else base.itemsize.__get__(value))
+    size_bytes = length * (base.itemsize.__get__(value) if base is array.array else 1)
     share = meter.share_bytes(size_bytes)
     part = base.__getitem__(value, slice(None, None, max(1, -(-size_bytes // max(1, share)))))
+    if base is str:
+        part = part.encode("utf-8", "surrogatepass")
     return (length, bytes(part) if share <= _EXACT_BYTES else zlib.crc32(part)), ()
+
+
+def _number(value: Any, _meter: Meter) -> Content:
+    base: Any = next(base for base in _NUMBERS if issubclass(type(value), base))
+    return (int.__int__(value) if base is int else base.__repr__(value),), ()  # -0.0 is not 0.0
 
 
 def _scalar(value: Any, _meter: Meter) -> Content:

@@ -422,16 +422,14 @@ def _found_by_name(value: Any, home: str) -> bool:
 
 
 def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
+    return type(value) is getattr(sys.modules.get("numpy"), "ndarray", None) and not value.dtype.hasobject
 
 
 def _is_dense_tensor(value: Any) -> bool:
     """A tensor of PyTorch whose values lie in memory. Its pickle names the address of its storage."""
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")  # another thread may be importing it: then it lacks some of its names
     return (
-        torch is not None
-        and type(value) in (torch.Tensor, torch.nn.Parameter)
+        type(value) in (getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None))
         and not vars(value)
         and value.layout is torch.strided
         and not value.is_quantized
@@ -441,10 +439,15 @@ def _is_dense_tensor(value: Any) -> bool:
 
 def _storage_bytes(value: Any) -> bytes | None:
     """The bytes of a storage of PyTorch; None for anything else."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.UntypedStorage | torch.TypedStorage):
+    torch: Any = sys.modules.get("torch")
+    untyped: Any = getattr(torch, "UntypedStorage", ())
+    typed: Any = getattr(torch, "TypedStorage", ())
+    if isinstance(value, typed):
+        plain = value._untyped_storage
+    elif isinstance(value, untyped):
+        plain = value
+    else:
         return None
-    plain = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
     return _tensor_bytes(torch.empty(0, dtype=torch.uint8).set_(plain.cpu()))
 
 

@@ -19,12 +19,12 @@ import itertools
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from stoker.contexts.array_facts import Meter
 from stoker.contexts.own_attributes import Layout, bases_of, globals_of, is_users_class, members_of, slot
-from stoker.contexts.walk_plans import ATOMS, Way, counts_by_identity, plan_of
+from stoker.contexts.walk_plans import ATOMS, Way, counts_by_identity, owner_of, plan_of
 
 MOST_VALUES = 1024
 """A walk ends after so many values. One container may take half of what is left, so that its neighbours are met too."""
@@ -32,6 +32,8 @@ MOST_VALUES = 1024
 _PART = object()
 _METHODS = frozenset(map(id, (types.FunctionType, staticmethod, classmethod, property, functools.partialmethod)))
 _SEQUENCES = (list, tuple, set, frozenset, deque)
+_DICT_VIEWS: tuple[type, ...] = tuple(map(type, ({}.keys(), {}.values(), {}.items())))
+_arguments_of: Callable[[Any], tuple[Any, ...]] = vars(BaseException)["args"].__get__
 
 
 class Fingerprint:
@@ -142,6 +144,9 @@ class _Walk:
             self._meet(value)
         elif way is Way.CLASS:
             self._class(value)
+        elif way is Way.BUILTIN:
+            self._tokens.append(value.__name__)
+            self._put(owner_of(value))
         else:
             self._identify(value)
             names = dict.items(globals_of(value))
@@ -195,10 +200,14 @@ class _Walk:
 
     def _object(self, value: Any, kind: type, layout: Layout) -> None:
         before = len(self._tokens)
-        self._builtin_part(value, kind)
+        walked = self._builtin_part(value, kind)
         self._attributes(value, layout)
         if len(self._tokens) == before or _takes_weak_references(value):  # a hidden state shows in its identity
             self._identify(value)
+        elif layout.has_hidden_state and not walked:
+            self._tokens.append(id(value))
+            if not gc.is_tracked(value):  # one that refers to others is not kept alive: an exception holds its frames
+                self.identified.append(value)
 
     def _attributes(self, value: Any, layout: Layout) -> None:
         if layout.dictionary is not None:
@@ -206,21 +215,28 @@ class _Walk:
         if layout.slots:
             self._named(value, [(name, slot(read, value)) for name, read in layout.slots])
 
-    def _builtin_part(self, value: Any, kind: type) -> None:
-        """The elements of a deque, of a view of a dict, and of instances of a container's subclass."""
+    def _builtin_part(self, value: Any, kind: type) -> bool:
+        """The elements of a deque, of a view of a dict, and of instances of a container's subclass.
+
+        False where hidden state may remain: for an exception, whose arguments are written, and for any other kind.
+        """
         if issubclass(kind, dict):
             self._pairs(value, dict.items(value), dict.__len__(value))
             if issubclass(kind, OrderedDict) and all(id(type(key)) in ATOMS for key in dict.keys(value)):
                 for key in itertools.islice(OrderedDict.keys(value), MOST_VALUES):
                     self._put(key)
-            return
-        if kind is types.MappingProxyType:
+            return True
+        if kind is types.MappingProxyType or issubclass(kind, _DICT_VIEWS):
             self._elements(value, gc.get_referents(value), 1)  # the mapping, of which no method is called
-            return
+            return True
         for base in _SEQUENCES:
             if issubclass(kind, base):
                 self._elements(value, base.__iter__(value), base.__len__(value))
-                return
+                return True
+        if issubclass(kind, BaseException):
+            arguments = _arguments_of(value)
+            self._elements(value, arguments, len(arguments))
+        return False
 
 
 def _takes_weak_references(value: Any) -> bool:

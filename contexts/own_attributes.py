@@ -6,12 +6,14 @@ functions here read the dictionaries and slots where CPython keeps them.
 
 from __future__ import annotations
 
+import struct
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from stoker.contexts.user_code import is_installed
 
+_POINTER_BYTES = struct.calcsize("P")
 MISSING = object()
 """Stands for a slot that is not set."""
 
@@ -48,19 +50,32 @@ class Layout(NamedTuple):
 
     dictionary: Callable[[Any], dict[str, Any]] | None
     slots: tuple[tuple[str, Callable[[Any], Any]], ...]
+    has_hidden_state: bool = False
+    """The instances hold more than an `object`, attributes and slots: fields of C, which Python may not show."""
 
 
 def layout_of(kind: type) -> Layout:
     """Where the instances of this class keep their attributes."""
     dictionary = None
     slots: list[tuple[str, Callable[[Any], Any]]] = []
+    own_fields = (_field(kind, "__dictoffset__") > 0) + (_field(kind, "__weakrefoffset__") > 0)
     for base in _mro(kind):
-        for name, member in _members(base).items():
+        members = _members(base)
+        if "__slots__" in members:  # a class of Python; one of C may show its fields, and hide others
+            own_fields += sum(type(member) is types.MemberDescriptorType for member in members.values())
+        for name, member in members.items():
             if type(member) is types.MemberDescriptorType:
                 slots.append((name, member.__get__))
             elif name == "__dict__" and dictionary is None and type(member) is types.GetSetDescriptorType:
                 dictionary = member.__get__
-    return Layout(dictionary, tuple(slots))
+    plain_bytes = object.__basicsize__ + own_fields * _POINTER_BYTES
+    hidden = _field(kind, "__basicsize__") > plain_bytes or _field(kind, "__itemsize__") > 0
+    return Layout(dictionary, tuple(slots), hidden)
+
+
+def _field(kind: type, name: str) -> int:
+    """A number about the instances of a class, without its metaclass."""
+    return int(type.__dict__[name].__get__(kind))
 
 
 def slot(read: Callable[[Any], Any], value: Any) -> Any:

@@ -7,6 +7,7 @@ import logging
 import sys
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from stoker.contexts.array_facts import Reader, has_attributes, is_index, is_torch_module, reader_of
@@ -15,7 +16,7 @@ from stoker.contexts.user_code import is_installed
 
 ATOMS = frozenset(map(id, (int, str, float, bool, bytes, complex, type(None), type(...))))
 """The ids of classes whose instances compare by value. By id, since a metaclass may define `__hash__`."""
-_NAMED = (enum.Enum, logging.Logger, types.BuiltinFunctionType, types.CodeType)
+_NAMED = (enum.Enum, logging.Logger, types.CodeType)
 """They do not change, or travel by their names."""
 _WEAK = frozenset(map(id, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)))
 """Caches, such as that of `functools.singledispatch`, which never travel."""
@@ -29,6 +30,7 @@ class Way(enum.Enum):
     FUNCTION = enum.auto()
     CLASS = enum.auto()
     MODULE = enum.auto()
+    BUILTIN = enum.auto()
     READER = enum.auto()
     TORCH_MODULE = enum.auto()
     OBJECT = enum.auto()
@@ -70,6 +72,8 @@ def _way_of(kind: type) -> Way:
         return Way.CLASS
     if issubclass(kind, types.ModuleType):  # such as those that import their parts when these are asked for
         return Way.MODULE
+    if issubclass(kind, types.BuiltinFunctionType):
+        return Way.BUILTIN
     if (
         id(kind) in _WEAK
         or issubclass(kind, _NAMED)
@@ -81,13 +85,23 @@ def _way_of(kind: type) -> Way:
 
 
 def counts_by_identity(value: Any) -> bool:
-    """True for what a walk does not look into: functions, installed classes and modules, enums, recipes, apps."""
+    """True for what a walk does not look into: functions, installed classes and modules, enums, recipes, apps.
+
+    A bound method of a builtin class, such as `table.get`, is looked into: its object may change.
+    """
     way = plan_of(type(value)).way
     if way is Way.CLASS:
         return not is_users_class(value) or issubclass(value, enum.Enum)
     if way is Way.MODULE:
         return not _is_users_module(value)
+    if way is Way.BUILTIN:
+        owner = owner_of(value)
+        return owner is None or issubclass(type(owner), types.ModuleType)
     return way is Way.IDENTITY or way is Way.FUNCTION or value is MISSING
+
+
+owner_of: Callable[[Any], Any] = vars(types.BuiltinFunctionType)["__self__"].__get__
+"""What a builtin function is bound to: its module, or the object whose method it is."""
 
 
 def _is_users_module(module: types.ModuleType) -> bool:

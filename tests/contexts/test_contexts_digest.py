@@ -413,3 +413,9 @@ def test_tensors_by_content() -> None:
     assert digest_of(made) == digest_of(made.T.contiguous().T)
     others = [made + 1, made.reshape(3, 2), made.int(), made.T, torch.arange(6.0).reshape(2, 3).requires_grad_()]
     assert len({digest_of(value) for value in [made, *others]}) == 6
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_a_library_that_another_thread_is_importing_may_lack_its_classes(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    assert digest_of(OrderedDict(a=range(3))) == digest_of(OrderedDict(a=range(3)))

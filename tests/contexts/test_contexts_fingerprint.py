@@ -65,6 +65,33 @@ def plain():
 
 
 TABLE = {"a": 1}
+ORDERED = OrderedDict(a=1)
+
+
+class Seconds(int):
+    pass
+
+
+class Ratio(float):
+    __slots__ = ("note",)
+
+
+class Phase(complex):
+    __slots__ = ()
+
+
+class Tag(str):
+    __slots__ = ("note",)
+
+
+class Key(bytes):
+    pass
+
+
+class Day(datetime.date):
+    """It has hidden state, a slot, and no weak references."""
+
+    __slots__ = ("note",)
 
 
 def swap(value):
@@ -138,6 +165,16 @@ KINDS = [
     ("an array of objects", lambda: np.array([[1], None], dtype=object), lambda v: v[0].append(2)),
     ("a record", lambda: np.zeros(2, [("a", "i4"), ("b", "f8")]), lambda v: v["b"].__setitem__(1, 2)),
     ("a view of a dict", lambda: types.MappingProxyType(TABLE), lambda v: TABLE.update(a=TABLE["a"] + 1)),
+    ("the keys of a dict", lambda: TABLE.keys(), lambda v: TABLE.update({f"key {len(TABLE)}": 1})),
+    ("the values of a dict", lambda: TABLE.values(), lambda v: TABLE.update(a=TABLE["a"] + 1)),
+    ("the items of an OrderedDict", lambda: ORDERED.items(), lambda v: ORDERED.update(a=ORDERED["a"] + 1)),
+    ("a dict's method", lambda: {"a": 1}.get, lambda v: v.__self__.update(a=2)),
+    ("a list's method", lambda: [1].index, lambda v: v.__self__.append(2)),
+    ("a set's operator", lambda: {1}.__contains__, lambda v: v.__self__.add(2)),
+    ("an array's method", lambda: np.zeros(3).dot, lambda v: v.__self__.fill(1)),
+    ("an exception's arguments", lambda: ValueError("a"), lambda v: setattr(v, "args", ("b",))),
+    ("a list in an exception", lambda: ValueError([1]), lambda v: v.args[0].append(2)),
+    ("an attribute of a number", lambda: Seconds(1), lambda v: setattr(v, "note", 2)),
     ("a masked array", lambda: np.ma.array([1, 2], mask=[0, 0]), lambda v: v.__setitem__(0, np.ma.masked)),
     ("a shape", lambda: np.zeros(4), lambda v: setattr(v, "shape", (2, 2))),
     ("an array in an attribute", lambda: types.SimpleNamespace(a=[np.zeros(2)]), lambda v: v.a[0].fill(1)),
@@ -204,6 +241,70 @@ def test_what_is_not_understood_counts_by_identity(one):
     before = Fingerprint(held)
     assert before.matches(held)
     held[0] = object()
+    assert not before.matches(held)
+
+
+REBOUND = {
+    "an exception": (ValueError("a"), ValueError("b")),
+    "an int": (Seconds(1), Seconds(2)),
+    "a large int": (Seconds(10**5_000), Seconds(10**5_000 + 1)),
+    "a float": (Ratio(0.0), Ratio(-0.0)),
+    "a complex": (Phase(1), Phase(2)),
+    "a text": (Tag("a"), Tag("b")),
+    "a large text": (Tag("a" * 100_000), Tag("a" * 99_999 + "\ud800")),
+    "bytes": (Key(b"a"), Key(b"b")),
+    "large bytes": (Key(b"a" * 100_000), Key(b"a" * 99_999 + b"b")),
+    "hidden state beside a slot": (Day(2026, 1, 2), Day(2026, 1, 3)),
+    "a method": ({"a": 1}.get, {"a": 1}.pop),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), REBOUND.values(), ids=REBOUND)
+def test_another_object_whose_content_lies_in_c_is_seen(one, other):
+    holders = [[one], {"a": one}, types.SimpleNamespace(a=one)]
+    before, within = Fingerprint(one), [Fingerprint(holder) for holder in holders]
+    assert before.matches(one)
+    assert all(look.matches(holder) for look, holder in zip(within, holders, strict=True))
+    assert not before.matches(other)
+    holders[0][0] = holders[1]["a"] = holders[2].a = other
+    assert not any(look.matches(holder) for look, holder in zip(within, holders, strict=True))
+
+
+@pytest.mark.parametrize("make", [lambda: Seconds(3), lambda: Tag("a"), lambda: Key(b"a"), lambda: Ratio("nan")])
+def test_an_equal_number_or_text_of_the_users_has_not_changed(make):
+    held = [make()]
+    before = Fingerprint(held)
+    held[0] = make()
+    assert before.matches(held)
+
+
+def test_an_exception_and_the_frames_that_it_holds_are_not_kept_alive():
+    def fail():
+        local = Settings()
+        gone.append(weakref.ref(local))
+        raise ValueError("a")
+
+    gone: list[weakref.ref] = []
+    try:
+        fail()
+    except ValueError as error:
+        held = [error]
+    before = Fingerprint(held)
+    assert before.matches(held)
+    held[0] = None
+    gc.collect()
+    assert gone[0]() is None
+    assert not before.matches(held)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "torch.nn", "polars", "pandas.core.generic"])
+def test_a_library_that_another_thread_is_importing_may_lack_its_classes(monkeypatch, name):
+    held = [type("New", (), {"__module__": name.partition(".")[0]})()]
+    held[0].state = [1]
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    before = Fingerprint(held)
+    assert before.matches(held)
+    held[0].state.append(2)
     assert not before.matches(held)
 
 
@@ -335,6 +436,7 @@ def make_hostile(*bases, **members):
 
 def test_no_code_of_the_user_runs():
     bases: list = [(), (dict,), (list,), (OrderedDict,), (deque,), (tuple,), (set,), (int,), (Settings,)]
+    bases += [(float,), (complex,), (str,), (bytes,), (ValueError,)]
     for base in bases:
         one = make_hostile(*base)
         for value in (one, [one], {"a": one}, type(one)):
