@@ -18,6 +18,7 @@ from parsl.errors import NoDataFlowKernelError
 from stoker.contexts.callables import how_it_yields
 from stoker.contexts.code_payloads import dumps_arguments
 from stoker.contexts.factory import RecipeFactory, as_recipe
+from stoker.contexts.payloads import plain_bytes
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SerializationError, SessionError
 from stoker.manager.executor.executor import StokerExecutor
@@ -226,6 +227,8 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self.__doc__ = function.__doc__
         self.__module__ = getattr(function, "__module__", None) or "builtins"
         self.__wrapped__ = function
+        self._last: AppWants | None = None
+        """The specification of the last call."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> AppCallFuture:
         """Submit a call; its future, which can be cancelled. Raises SessionError before a site is loaded."""
@@ -254,12 +257,15 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         call."""
         wants = self.specification.wants
         try:
-            specification = AppWants(wants, function=prepared.blob(self.func, wants))
+            blob = prepared.blob(self.func, wants)
         except SerializationError:  # the call's future says so
             return self.specification
-        if self.cache and specification.function is not None:
-            specification.content = prepared.content(self.func, specification.function)
-        return specification
+        last = self._last
+        if last is None or last.function is not blob or last.wants is not wants:
+            self._last = last = AppWants(wants, function=blob)
+            if self.cache:
+                last.content = prepared.content(self.func, blob)
+        return last
 
     def _packed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants, prepared: Prepared
@@ -268,6 +274,9 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         None where the kernel has to see them: futures, files, Parsl's own keywords, a cache of results."""
         if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
             return None
+        plain = plain_bytes((args, kwargs))
+        if plain is not None:
+            return plain
         if any(isinstance(value, Future | File) for value in (*args, *kwargs.values())):
             return None
         try:
