@@ -154,7 +154,7 @@ def _bindings(function: types.FunctionType, search: HelperSearch) -> Iterator[_B
 
 def _variables(function: types.FunctionType) -> Iterator[tuple[str, Reader, Any, Place]]:
     """The globals and the variables of enclosing functions that a function uses: name, how, at what, and from where
-    it is read. A decorator's wrapper of an installed module has globals that are no business of the user's."""
+    it is read. The globals of a wrapper that an installed decorator made are left out."""
     if not has_installed_globals(function):
         for name in sorted(global_names(function.__code__)):
             yield name, _global, name, (id(function.__globals__), name)

@@ -43,7 +43,7 @@ def dumps_arguments(value: Any, *, by_name: frozenset[str] = _NONE, brought: set
     """The bytes of a call's arguments, with the modules that methods and functions among them import when they run.
 
     The modules `by_name` have travelled with the function or with its context. `brought` gets the names of those that
-    travel with the arguments, and would better do so with the function. Raises SerializationError.
+    travel with these arguments: the caller has them travel with the function from then on. Raises SerializationError.
     """
     plain = payloads.plain_bytes(value)
     if plain is not None:

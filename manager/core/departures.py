@@ -110,8 +110,10 @@ def _forget(core: Core, client: Client) -> None:
 
 
 def forget_functions(core: Core, client: Client, keys: Iterable[FunctionKey]) -> None:
-    """A client will not name these functions again: forget those that nobody else has defined, at once or when their
-    last open call has ended and a client says so of another function."""
+    """Forget functions that their client will not name again, unless another client has defined them.
+
+    A function with open calls is kept until these have ended and a client says so of another function.
+    """
     state = core.state
     client.defined.difference_update(keys)
     state.unused_functions.update(dict.fromkeys(keys))

@@ -59,7 +59,7 @@ class LargeArguments:
 
 
 def discard_result(end: CallEnd) -> None:
-    """Nobody wants this result: its file, if it has one, is of no use."""
+    """Remove the file of a result that the program does not take, if it has one."""
     payload = end.payload
     if isinstance(payload, ObjectRef) and payload.name.startswith("result-"):
         Path(payload.source).unlink(missing_ok=True)

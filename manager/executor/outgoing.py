@@ -38,7 +38,7 @@ RECEIVED_DELAY_S = 0.2
 
 
 class Waiter(Protocol):
-    """Who waits for a call. Called on the I/O thread, exactly once a call."""
+    """Waits for a call. Called on the I/O thread, exactly once a call."""
 
     def settle(self, end: CallEnd) -> bool:
         """The call has ended. True: call `flush` when all ends that came together have been settled."""

@@ -95,7 +95,7 @@ class Prepared:
             self._also |= modules
 
     def content(self, function: Callable[..., Any], blob: FunctionBlob) -> str:
-        """The digest of what is in the function's bytes, the same in another program; empty where it has none."""
+        """The digest of a function's content, the same in another program; the key of its bytes where it has none."""
         if self._content[0] != blob.key:
             try:
                 self._content = (blob.key, digest_of(bare(function)))

@@ -233,7 +233,7 @@ class Stream(Iterator[Any]):
         return value
 
     def _wait(self) -> None:
-        """Until something has arrived. Rings of what was collected meanwhile are stale: they go first."""
+        """Until something has arrived. It first drops the rings for results that have been collected already."""
         while not self._bell.empty():
             self._bell.get_nowait()
         if self._arrived:
