@@ -18,11 +18,11 @@ from typing import Any
 from stoker.contexts.own_attributes import home_of, own_attribute
 
 WHOLE_BYTES = 4 * 1024 * 1024
-"""So many bytes are read whole at one look at a function's values; of what is beyond, a sample is read."""
+"""One look at a function's values reads this many bytes whole, and a sample of the rest."""
 MOST_VALUES_OF_ALL = 16_384
-"""So many values are visited at one look at all names of a function and its helpers."""
+"""One look at all names of a function and its helpers visits this many values at most."""
 _SAMPLED_BYTES = 256 * 1024
-"""The samples of one look read about so many bytes. Each takes an eighth of what is left of them."""
+"""The samples of one look read about this many bytes; each takes an eighth of those that are left."""
 _SMALLEST_SAMPLE_BYTES = 512
 _EXACT_BYTES = 64 * 1024
 _OBJECTS = 512
@@ -142,7 +142,7 @@ def _content(plain: Any, meter: Meter) -> tuple[Any, ...]:
 
 
 def _sample(plain: Any, count: int) -> Any:
-    """About so many elements of an array, at even steps along its axes, the longest first."""
+    """About this many elements of an array, at even steps along its axes, the longest axis first."""
     if plain.flags.c_contiguous:
         return plain.reshape(-1)[:: -(-plain.size // count)]
     for axis in sorted(range(plain.ndim), key=plain.shape.__getitem__, reverse=True):

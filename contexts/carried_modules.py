@@ -1,8 +1,9 @@
 """Modules that travelled with a function: imported from what travelled, in the library that runs the function.
 
-They come before those that the search path holds. A module that is here already stays if it is the same version
-(`user_modules`); else it goes, and is imported anew by the function that asks for it. So a library that outlives
-programs never runs one program's function with another's module, nor with what a file held an hour ago.
+An import statement finds them before the search path is looked at. A module that the library has imported already stays
+if it is the same version (`user_modules`); else it is dropped, and the next import statement imports it anew. So a
+library that outlives programs never runs one program's function with another's module, nor with what a file held an
+hour ago.
 
 The modules of a context's loader stay known as long as the library lives; on top come those of the function that runs.
 With several slots the functions of one library run side by side, each with its own. Where two of them bring two
@@ -39,7 +40,7 @@ class CarriedModules:
         }
 
     def enter(self) -> None:
-        """Have import statements find these modules; those that are here in another version go."""
+        """Have import statements find these modules; drop those that the library has imported in another version."""
         if _finder.top is not self or _finder.thread.__dict__.get("top") is not self:
             with _lock:
                 self._forget_others()
