@@ -22,7 +22,7 @@ WHOLE_BYTES = 4 * 1024 * 1024
 MOST_VALUES_OF_ALL = 16_384
 """One look at all names of a function and its helpers visits this many values at most."""
 _SAMPLED_BYTES = 256 * 1024
-"""The samples of one look read about this many bytes; each takes an eighth of those that are left."""
+"""One look reads samples of about this many bytes in all; each sample may take an eighth of the bytes left."""
 _SMALLEST_SAMPLE_BYTES = 512
 _EXACT_BYTES = 64 * 1024
 _OBJECTS = 512

@@ -40,7 +40,7 @@ class CarriedModules:
         }
 
     def enter(self) -> None:
-        """Have import statements find these modules; drop those that the library has imported in another version."""
+        """Have import statements find these modules, and drop other versions of them that the library has imported."""
         if _finder.top is not self or _finder.thread.__dict__.get("top") is not self:
             with _lock:
                 self._forget_others()

@@ -42,8 +42,9 @@ def dumps_code(value: Any, *, what: str, by_name: frozenset[str] = _NONE, also: 
 def dumps_arguments(value: Any, *, by_name: frozenset[str] = _NONE, brought: set[str] | None = None) -> bytes:
     """The bytes of a call's arguments, with the modules that methods and functions among them import when they run.
 
-    The modules `by_name` have travelled with the function or with its context. `brought` gets the names of those that
-    travel with these arguments: the caller has them travel with the function from then on. Raises SerializationError.
+    The modules `by_name` have travelled with the function or with its context. This function adds
+    to `brought` the names of the modules that it packs; the caller has the function bring them from then on. Raises
+    SerializationError.
     """
     plain = payloads.plain_bytes(value)
     if plain is not None:

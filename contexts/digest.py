@@ -35,7 +35,7 @@ from stoker.contexts.editable import stamp_of
 from stoker.contexts.reducers import CACHED, is_dispatcher
 from stoker.contexts.unpicklable import future_kind
 from stoker.contexts.user_code import Source, is_installed, source_of, version_of
-from stoker.contexts.user_modules import code_of, imported_by, package_of
+from stoker.contexts.user_modules import code_of, imported_by, package_around, package_of
 from stoker.errors import RecipeError
 
 _MODULE_NAMES = frozenset({"__name__", "__file__", "__spec__", "__package__", "__loader__", "__builtins__", "__doc__"})
@@ -206,7 +206,7 @@ class _Walk:
                 self.visit(value, f" global {name!r} of {function.__name__}")
                 if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
                     self._state(value, attribute_names(function.__code__))
-        self._imports(function.__code__, str(function.__globals__.get("__package__") or home.rpartition(".")[0]))
+        self._imports(function.__code__, package_around(function))
         extra = {name: part for name, part in vars(function).items() if name != "__wrapped__"}
         if extra:
             self.visit(extra, f" attributes of {function.__name__}")

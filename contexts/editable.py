@@ -2,7 +2,7 @@
 
 They travel by name, like all that is installed. But a library of a session that stays up outlives the edit, and would
 run the code of before: so a function brings the stamps of these packages along, and a library that has imported one at
-another stamp imports it anew (`carried_modules`). A recipe's key covers the stamps of those that its loader uses.
+another stamp imports it anew (`carried_modules`). A recipe's key covers the stamps of its loader's packages.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def stamp_of(name: str) -> str:
 
 
 def stamps_of(names: Iterable[str] = ()) -> dict[str, str]:
-    """The stamps of the linked packages among these modules and among those that this process has imported."""
+    """The stamps of all linked packages that this process has imported or that `names` lists."""
     tops = {name.partition(".")[0] for name in [*sys.modules, *names]}
     return {top: stamp for top in sorted(tops) if (stamp := stamp_of(top))}
 

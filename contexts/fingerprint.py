@@ -27,7 +27,7 @@ from stoker.contexts.own_attributes import Layout, bases_of, globals_of, is_user
 from stoker.contexts.walk_plans import ATOMS, Way, counts_by_identity, owner_of, plan_of
 
 MOST_VALUES = 1024
-"""A walk ends after so many values. One container may take half of what is left, so that its neighbours are met too."""
+"""A walk visits this many values at most. One container may take half of the rest, which leaves some for the next."""
 
 _PART = object()
 _METHODS = frozenset(map(id, (types.FunctionType, staticmethod, classmethod, property, functools.partialmethod)))

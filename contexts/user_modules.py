@@ -66,7 +66,7 @@ def package_of(name: str, *, is_package: bool) -> str:
 
 def imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
     """Dotted names of all that may be a module among what functions import when they run."""
-    return {name for function in functions for name in imported_by(function.__code__, _package_around(function))}
+    return {name for function in functions for name in imported_by(function.__code__, package_around(function))}
 
 
 def modules_for(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
@@ -161,7 +161,8 @@ def _version(name: str, read: dict[str, tuple[Source, _Read]], below: dict[str, 
     return blake2b(of_all.encode(), digest_size=16).hexdigest()
 
 
-def _package_around(function: types.FunctionType) -> str:
+def package_around(function: types.FunctionType) -> str:
+    """The package that the relative imports of a function start from; empty for one of a program or a plain module."""
     given = function.__globals__.get("__package__")
     return given if isinstance(given, str) else (function.__module__ or "").rpartition(".")[0]
 

@@ -70,7 +70,9 @@ def _way_of(kind: type) -> Way:
         return Way.FUNCTION
     if issubclass(kind, type):
         return Way.CLASS
-    if issubclass(kind, types.ModuleType):  # such as those that import their parts when these are asked for
+    if issubclass(
+        kind, types.ModuleType
+    ):  # a subclass of the module type too: some libraries import their parts on first use
         return Way.MODULE
     if issubclass(kind, types.BuiltinFunctionType):
         return Way.BUILTIN

@@ -18,7 +18,7 @@ from collections import Counter, OrderedDict, UserDict, defaultdict, deque, name
 import numpy as np
 import pytest
 
-from stoker.contexts import array_facts
+from stoker.contexts import array_facts, user_code
 from stoker.contexts.array_facts import WHOLE_BYTES, Meter
 from stoker.contexts.fingerprint import MOST_VALUES, Fingerprint
 from stoker.contexts.own_attributes import is_users_class, layout_of
@@ -301,6 +301,7 @@ def test_an_exception_and_the_frames_that_it_holds_are_not_kept_alive():
 def test_a_library_that_another_thread_is_importing_may_lack_its_classes(monkeypatch, name):
     held = [type("New", (), {"__module__": name.partition(".")[0]})()]
     held[0].state = [1]
+    monkeypatch.setattr(user_code, "_known", {})  # what is found out of the bare module stays here
     monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     before = Fingerprint(held)
     assert before.matches(held)
