@@ -15,6 +15,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from stoker.dealer import monitor_of
 from stoker.errors import SessionError
 from stoker.manager.live.admission import KnownKeys, User
 from stoker.manager.live.ports_taken import ports_taken
@@ -77,7 +78,7 @@ class Doors:
             self.router.setsockopt(option, value)
         self.router.setsockopt(zmq.CURVE_SECRETKEY, server.secret.encode())
         self.router.setsockopt(zmq.CURVE_PUBLICKEY, server.public.encode())
-        self._monitor = self.router.get_monitor_socket(_WATCHED)
+        self._monitor = monitor_of(self.router, _WATCHED)
         try:
             self.address = self._bind(folder, address, interface, ports, any_port=any_port)
         except SessionError:

@@ -60,6 +60,20 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Key
     return socket
 
 
+def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """A socket that tells these events of another socket, in order.
+
+    It holds any number of them. pyzmq's own monitor holds two thousand; after those libzmq's thread waits, with a lock,
+    until one is read, and `disable_monitor` waits for that lock for ever.
+    """
+    address = f"inproc://stoker-monitor-{int(socket.getsockopt(zmq.FD))}"
+    socket.monitor(address, events)
+    monitor = socket.context.socket(zmq.PAIR)
+    monitor.rcvhwm = 0
+    monitor.connect(address)
+    return monitor
+
+
 class Dealer:
     """A connection that is to last: no limit to what it holds, heartbeats, and when it breaks, another.
 
@@ -93,7 +107,7 @@ class Dealer:
         self.socket.sndhwm = self.socket.rcvhwm = 0
         self.socket.reconnect_ivl, self.socket.reconnect_ivl_max = reconnect_ms
         self.socket.heartbeat_ivl, self.socket.heartbeat_timeout = _HEARTBEAT_MS, _SILENT_MS
-        self._monitor = self.socket.get_monitor_socket(_ALL_CHANGES)
+        self._monitor = monitor_of(self.socket, _ALL_CHANGES)
         self.socket.connect(address)
 
     def filenos(self) -> tuple[int, int]:
