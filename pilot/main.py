@@ -23,7 +23,7 @@ from stoker import descriptors
 from stoker.contexts.state import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
-from stoker.manager.protocol.session import KeyPair, SessionFolder
+from stoker.manager.protocol.session import PYTHON, KeyPair, SessionFolder
 from stoker.pilot.agent import environment
 from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, Options
 from stoker.pilot.agent.loop import Loop
@@ -90,11 +90,18 @@ def _make(given: argparse.Namespace) -> Agent:
     os.umask(0o077)
     descriptors.raise_limit()
     session = SessionFolder(given.session)
-    session.read()
+    there = session.read()
     pilot = _take_name(session)
     logs = session.pilot(pilot)
     keep_log(logs / "pilot.log")
     found = find_devices(given.devices, gpus_asked=given.asked_gpus, limit_s=given.driver_limit)
+    if not there.is_for_this_python:
+        found = found.useless(
+            f"it runs Python {PYTHON} ({sys.executable}), and its session is one of Python {there.python}, whose"
+            " functions cannot run there; have it started with that one ([environment] python, or [provider]"
+            " worker_init)"
+        )
+        log.error("%s", found.lacks)
     devices = found.offered
     base = base_folder(given.scratch)
     cache = ObjectCache(base / "cache", bound_bytes=parse_bytes(given.cache_size), kept_s=given.cache_age)

@@ -28,7 +28,6 @@ from stoker.manager.environment.walking import listing_digest
 
 _FORMAT = "stoker-environment-1"
 """To be changed when the same environment is to be packed otherwise."""
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 class Editable(msgspec.Struct, frozen=True):

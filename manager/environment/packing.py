@@ -24,8 +24,9 @@ from stoker.contexts.state import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.manager.environment.archive import Progress, write_archive
-from stoker.manager.environment.installed import PYTHON, this_environment
+from stoker.manager.environment.installed import this_environment
 from stoker.manager.environment.members import Member, interpreter_members, package_members
+from stoker.manager.protocol.session import PYTHON
 from stoker.units import show_bytes
 
 _KEPT = 4

@@ -24,6 +24,7 @@ import logging
 import math
 import os
 import select
+import sys
 import threading
 import time
 import weakref
@@ -47,7 +48,7 @@ from stoker.manager.live.presence import elsewhere
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallSpec, Features, Payload
 from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
-from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.session import PYTHON, SessionFolder
 from stoker.seldom import SeldomLog
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,13 @@ class Link:
     def __init__(self, folder: SessionFolder, *, observer: bool = False) -> None:
         self.folder = folder
         self.session = folder.read()
+        if not observer and not self.session.is_for_this_python:
+            raise SessionError(
+                f"session {self.session.session} is one of Python {self.session.python}, and this program runs under"
+                f" Python {PYTHON} ({sys.executable}), whose functions cannot run there; run the program with Python"
+                f" {self.session.python}, or start another session with this one (`stoker up`)",
+                session=self.session.session,
+            )
         self.large = LargeArguments(folder.objects)
         self.waiting = WaitingCalls(self.large)
         self.settling = Settling("results")

@@ -77,7 +77,7 @@ from stoker.manager.live.raised import raised
 from stoker.manager.live.restarts import Progress
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol.ids import ClientId, PilotId
-from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.manager.protocol.session import PYTHON, SessionFile, SessionFolder
 from stoker.manager.protocol.to_manager import AskCalls, AskStatus, AskStory, ClientHello
 from stoker.seldom import SeldomLog
 from stoker.units import show_seconds
@@ -199,7 +199,7 @@ class Server:
         self._turn_ends(first)
         self._address = SessionFile(
             session, wire.VERSION, self.doors.address, folder.read_key("server").public,
-            created_at=before.created_at if before else now,
+            created_at=before.created_at if before else now, python=before.python if before else PYTHON,
         )  # fmt: skip
         self._write_address(before)
         log.info("session %s listens on %s", session, self.doors.address)

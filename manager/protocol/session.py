@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,11 +42,15 @@ _BLOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _CURVE_ROLES = ("server", "client", "pilot")
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+"""The Python of this process. Functions that travel as bytecode run in no other: it crashes, or computes wrongly."""
+
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SessionFile(msgspec.Struct, frozen=True):
-    """The content of `session.json`. `address` is a ZeroMQ endpoint; `server_key` is public, in Z85."""
+    """The content of `session.json`. `address` is a ZeroMQ endpoint; `server_key` is public, in Z85; `python` is the
+    version of the session's programs and pilots, as `3.12` (empty: a manager of before this was written)."""
 
     session: str
     protocol: int
@@ -53,6 +58,12 @@ class SessionFile(msgspec.Struct, frozen=True):
     server_key: str
     created_at: float = 0.0
     site: str = "local"
+    python: str = ""
+
+    @property
+    def is_for_this_python(self) -> bool:
+        """Whether functions of this process can run in the session, and functions of the session here."""
+        return self.python in ("", PYTHON)
 
 
 class KeyPair(msgspec.Struct, frozen=True):

@@ -13,12 +13,16 @@ __all__ = ["Device", "Devices", "find_devices"]
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """Devices to offer, and what is wrong with those that were granted: a line each. `lacks`: why none is of use: the
-    GPUs are missing that the job asked for."""
+    """Devices to offer, and what is wrong with those that were granted: a line each. `lacks`: why none is of use, as
+    when the GPUs are missing that the job asked for."""
 
     offered: tuple[Device, ...]
     troubles: tuple[str, ...] = ()
     lacks: str = ""
+
+    def useless(self, why: str) -> Devices:
+        """The same devices, on none of which anything may be loaded, for this reason."""
+        return Devices(tuple(device.with_fault(why) for device in self.offered), self.troubles, lacks=why)
 
 
 def find_devices(wanted: str = "auto", *, gpus_asked: int = 0, limit_s: float = gpu.DRIVER_LIMIT_S) -> Devices:
@@ -45,7 +49,7 @@ def find_devices(wanted: str = "auto", *, gpus_asked: int = 0, limit_s: float = 
         raise ConfigError(f"--devices gpu: no GPU was granted to this pilot: {found.why}", key="devices")
     if gpus_asked:
         lacks = f'{asked} none ({found.why}); [pilot] devices = "cpu" would use its cores'
-        return Devices(tuple(device.with_fault(lacks) for device in cpu.find()), lacks=lacks)
+        return Devices(cpu.find()).useless(lacks)
     return Devices(cpu.find(), found.left_out)
 
 

@@ -68,7 +68,7 @@ def monitor_of(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
     """
     address = f"inproc://stoker-monitor-{int(socket.getsockopt(zmq.FD))}"
     socket.monitor(address, events)
-    monitor = socket.context.socket(zmq.PAIR)
+    monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
     monitor.rcvhwm = 0
     monitor.connect(address)
     return monitor

@@ -10,10 +10,12 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from fake_manager import FakeManager, gone, recipe
 
 from stoker.manager.protocol.blocks import LossReason
+from stoker.manager.protocol.session import PYTHON
 from stoker.manager.protocol.to_manager import LibraryGone, PilotLeaving
 from stoker.pilot.agent.parent import Parent
 from stoker.pilot.library.sandbox import Ground
@@ -143,3 +145,11 @@ def test_a_folder_that_went_before_the_first_call_is_gone_too(tmp_path: Path) ->
     assert ground.is_gone
     folder.mkdir()
     assert ground.is_gone
+
+
+def test_a_pilot_of_another_python_than_its_session_takes_no_work_and_says_why(manager: FakeManager) -> None:
+    manager.folder.write(msgspec.structs.replace(manager.folder.read(), python="3.0"))
+    manager.start_pilot()
+    hello = manager.hello()
+    assert f"it runs Python {PYTHON} ({sys.executable}), and its session is one of Python 3.0" in hello.lacks
+    assert [device.fault for device in hello.devices] == [hello.lacks] * 2

@@ -1,0 +1,59 @@
+"""A session is of one Python version: bytecode of another crashes there, or computes wrongly without a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from live.peers import Manager, key_pair, session_folder
+
+from stoker.errors import SessionError
+from stoker.manager.executor.link import Link
+from stoker.manager.protocol import wire
+from stoker.manager.protocol.session import PYTHON, SessionFile, SessionFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SessionFolder:
+    return session_folder(tmp_path / "session")
+
+
+def written(folder: SessionFolder, python: str) -> SessionFile:
+    file = SessionFile("k3v9", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public, python=python)
+    folder.write(file)
+    return file
+
+
+def test_a_program_of_another_python_is_refused_with_both_versions(folder: SessionFolder) -> None:
+    written(folder, "3.0")
+    with pytest.raises(SessionError) as refused:
+        Link(folder)
+    assert "session k3v9 is one of Python 3.0" in str(refused.value)
+    assert f"under Python {PYTHON}" in str(refused.value)
+    assert "stoker up" in str(refused.value)
+
+
+@pytest.mark.parametrize("python", ["", PYTHON])
+def test_a_program_of_the_same_python_comes_in_and_one_of_a_session_that_does_not_say(
+    folder: SessionFolder, python: str
+) -> None:
+    written(folder, python)
+    Link(folder).close()
+
+
+def test_who_only_asks_may_be_of_any_python(folder: SessionFolder) -> None:
+    written(folder, "3.0")
+    Link(folder, observer=True).close()
+
+
+def test_a_manager_writes_its_python_and_keeps_what_the_session_began_with(folder: SessionFolder) -> None:
+    manager = Manager(folder)
+    try:
+        assert folder.read().python == PYTHON
+        manager.kill()
+        folder.write(msgspec.structs.replace(folder.read(), python="3.0"))
+        manager.start()
+        assert folder.read().python == "3.0", "the manager runs no functions; programs and pilots do"
+    finally:
+        manager.close()
