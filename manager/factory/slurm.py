@@ -32,6 +32,7 @@ from stoker.site import Site
 _STANDARD_TIME = {"SLURM_TIME_FORMAT": "standard"}
 _TRIES = 3
 """So many looks at a job that was queued again may pass before its accounting has the reason."""
+_VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
 """How many ends are asked of `scontrol` in one look, one job at a time; the others have their turn later."""
 _AT_ONCE = 100
@@ -70,9 +71,12 @@ class SlurmBatch:
             self._listing.forget()
 
     def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
-        """The present state of these jobs. Raises BatchTrouble."""
+        """The present state of these jobs. Cancels those that Slurm holds for good. Raises BatchTrouble."""
         rows = self._squeue()
         now = time.time()
+        held = [job for job in jobs if job in rows and rows[job].is_held_for_good]
+        if held:
+            self.cancel(held)
         looks = {}
         ended = [job for job in jobs if job not in rows or rows[job].state == "FAILED"]
         ends, asked = self._ends(ended)
@@ -90,6 +94,10 @@ class SlurmBatch:
 
     def _with_story(self, job: str, look: JobLook, row: Row | None) -> JobLook:
         """A look with why a job that has run waits again: its earlier runs are in the accounting alone."""
+        if row is not None and row.is_held_for_good and job in self._ran:
+            words, loss = self._again.pop(job, None) or self._why_again(job, row) or _VACATED
+            del self._ran[job]
+            return msgspec.structs.replace(look, reason=f"{words}, and {look.reason}", loss=loss)
         if look.phase is not BlockPhase.PENDING or row is None:
             self._ran.pop(job, None)
             self._tries.pop(job, None)
@@ -104,7 +112,7 @@ class SlurmBatch:
             found = self._why_again(job, row)
             if found is None and self._tries[job] < _TRIES:  # accounting lags behind
                 return msgspec.structs.replace(look, again="queued again by Slurm")
-            self._again[job] = found or ("queued again by Slurm", LossReason.VACATED)
+            self._again[job] = found or _VACATED
         words, loss = self._again[job]
         return msgspec.structs.replace(look, loss=loss, again=words)
 

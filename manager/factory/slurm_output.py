@@ -45,6 +45,13 @@ _COMMA = re.compile(r",(?![^\[]*\])")
 _NONE = {"", "None", "N/A", "(null)", "Unknown"}
 
 
+_HELD = {"REQUEUE_HOLD", "SPECIAL_EXIT"}
+_HELD_FOR = re.compile(r"launch.failed.requeued.held|job.requeued.in.held.state|JobHoldMaxRequeue", re.IGNORECASE)
+"""Of a job that Slurm has put back into the queue and does not run again by itself: its node could not start it, or it
+was told to hold it."""
+_HELD_BY_A_PERSON = {"JobHeldUser", "JobHeldAdmin"}
+
+
 class Row(msgspec.Struct, frozen=True):
     """A job. `state` is Slurm's long word, `exit_code` as `1:0` (code and signal), `start` on the wall clock (0 = not
     known), `folder` the one that it was submitted in, or its first line."""
@@ -62,6 +69,11 @@ class Row(msgspec.Struct, frozen=True):
     def over(self) -> bool:
         """Whether the job will do nothing more."""
         return self.state not in _WAITING and self.state not in _RUNNING
+
+    @property
+    def is_held_for_good(self) -> bool:
+        """Whether the job waits until somebody releases it, though nobody holds it who knows of it."""
+        return self.state in _HELD or (self.state in _WAITING and bool(_HELD_FOR.search(self.reason)))
 
 
 def read_squeue(text: str) -> dict[str, Row]:
@@ -125,6 +137,10 @@ def look_of(row: Row, *, now: float, output: Iterable[str] = ()) -> JobLook:
     """What a row says. `now` on the wall clock; `output`: the last lines that the job printed, if it is over."""
     if row.state in _WAITING:
         reason = row.reason if row.state == "PENDING" else row.reason or row.state.lower()
+        if row.is_held_for_good:
+            return JobLook(BlockPhase.ENDED, f"held by Slurm: {reason}")
+        if reason in _HELD_BY_A_PERSON:
+            reason += f", until `scontrol release {row.job}`"
         expected_in_s = max(0.0, row.start - now) if row.start else 0.0
         if expected_in_s > _TOO_FAR_S:  # behind a job without a limit of time: Slurm takes that for a year
             expected_in_s = 0.0

@@ -116,6 +116,34 @@ def test_a_node_that_loses_power_costs_the_calls_that_it_ran(make_cluster, world
         status_when(session, lambda status: len(status.pilots) == 2, what="a pilot on n1 again", limit_s=60)
 
 
+def test_a_job_that_is_put_back_into_the_queue_and_held_is_replaced(slurm, world, stream):
+    with load(world) as session:
+        results = stream()
+        got = [next(results) for _ in range(5)]
+        [block] = session.status().jobs
+        slurm.run("scontrol", "requeuehold", block.job)
+        assert [*got, *results] == list(range(CALLS))
+        new = block_when(session, lambda new: new.block != block.block, what="another block")
+        assert new.job != block.job
+        story = " ".join(line.text for line in session.explain(block.block).lines)
+        assert "held by Slurm" in story
+        until(lambda: block.job not in [job[0] for job in slurm.queue()], what="no held job left")
+        assert session.status().failed == 0
+
+
+def test_a_node_whose_prolog_fails_does_not_stop_the_others(make_cluster, world, stream):
+    """Slurm drains it, and puts its jobs back into the queue, held."""
+    prolog = world.path / "prolog.sh"
+    prolog.write_text('#!/bin/sh\n[ "$SLURMD_NODENAME" != n1 ]\n')
+    prolog.chmod(0o755)
+    make_cluster(Shape(gpus=("a10:1", "a10:1"), settings={"Prolog": str(prolog)}))
+    with load(world, provider={"gpus": "a10:1"}) as session:
+        assert list(stream()) == list(range(CALLS))
+        assert nodes_of(world) == {"n2"}
+        story = " ".join(line.text for line in session.explain("b1").lines)
+        assert "held by Slurm: launch failed requeued held" in story
+
+
 def test_a_draining_node_keeps_its_pilot_and_gets_no_other(slurm, world, stream):
     with load(world, provider={"gpus": "a10:1"}) as session:
         [block] = status_when(session, running, what="the pilot").jobs

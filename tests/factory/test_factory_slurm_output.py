@@ -58,6 +58,32 @@ def test_squeue() -> None:
     assert all(looks[job].phase is BlockPhase.ENDED for job in ends)
 
 
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("PENDING", "launch failed requeued held"),
+        ("PENDING", "launch_failed_requeued_held"),
+        ("PENDING", "job requeued in held state"),
+        ("PENDING", "JobHoldMaxRequeue"),
+        ("REQUEUE_HOLD", "job_requeued_in_held_state"),
+        ("SPECIAL_EXIT", "None"),
+    ],
+)
+def test_a_job_that_slurm_holds_until_somebody_releases_it_is_over(state: str, reason: str) -> None:
+    [row] = read_squeue(f"7|{state}|{reason}|N/A||stoker-k3v9-b0|/home/ana/submit\n").values()
+    assert row.is_held_for_good
+    look = look_of(row, now=NOW)
+    assert look.phase is BlockPhase.ENDED
+    assert look.reason == f"held by Slurm: {reason if reason != 'None' else 'special_exit'}"
+
+
+@pytest.mark.parametrize("reason", ["JobHeldUser", "JobHeldAdmin"])
+def test_a_job_that_a_person_holds_waits_and_says_how_it_is_released(reason: str) -> None:
+    [row] = read_squeue(f"7|PENDING|{reason}|N/A||stoker-k3v9-b0|/home/ana/submit\n").values()
+    look = look_of(row, now=NOW)
+    assert (look.phase, look.reason) == (BlockPhase.PENDING, f"{reason}, until `scontrol release 7`")
+
+
 def test_the_tasks_of_an_array_are_one_job() -> None:
     def look(*states: str) -> tuple[BlockPhase, str]:
         rows = read_squeue("".join(f"7|{state}|stoker-k3v9-b0|/home/ana/submit\n" for state in states))
