@@ -309,6 +309,9 @@ def _exception_body(error: BaseException) -> bytes:
         notes = list(kept.get("__notes__", ()))
         kept["__notes__"] = [*notes, f"left in the library, because they can't be pickled: {', '.join(lost)}"]
     try:
+        if isinstance(error, BaseExceptionGroup):  # its members are rebuilt as exceptions are that come alone
+            members = [dump_exception(member) for member in error.exceptions]
+            return dumps((None, type(error), (error.message, members), kept), what="exception")
         return dumps((None, type(error), error.args, kept), what="exception")
     except Exception:
         return b""
@@ -317,7 +320,11 @@ def _exception_body(error: BaseException) -> bytes:
 def _rebuild_exception(parts: Any) -> Any:
     error, kind, args, attributes = parts
     if error is None:
-        error = _remake(kind, args)
+        if issubclass(kind, BaseExceptionGroup):
+            message, members = args
+            error = kind(message, [load_exception(member) for member in members])
+        else:
+            error = _remake(kind, args)
         vars(error).update(attributes)
     return error
 

@@ -13,9 +13,12 @@ from stoker.errors import SessionError
 from stoker.manager.cli import console
 from stoker.manager.cli.sessions import story_of
 from stoker.manager.protocol.to_client import Story
+from stoker.units import show_bytes
 
 _PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d+)")
 _LIBRARY_LOG = re.compile(r"its library's log is (?P<path>/.*)")
+_DROPPED = re.compile(rb"\0{512,}")
+"""What stands in a log where its middle was dropped (`stoker.log_files`): no program prints so many."""
 _NO_RESULT = "ended without a result"
 _NO_CONTEXT = f"{_NO_RESULT} (context)"
 _NEVER_SENT = "it was sent to no library"
@@ -95,9 +98,18 @@ def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -
     try:
         with path.open("rb") as file:
             file.seek(start)
-            console.raw((file.read() if end is None else file.read(end - start)).replace(b"\0", b""))
+            said = file.read() if end is None else file.read(end - start)
     except OSError as error:
         raise SessionError(f"{subject} printed into {path}, which cannot be read here: {error}") from None
+    parts = [part for part in _DROPPED.split(said) if part]
+    dropped = len(said) - sum(map(len, parts))
+    for part in parts:
+        console.raw(part.replace(b"\0", b""))
+    if dropped:
+        console.note(
+            f"{show_bytes(dropped)} of what {subject} printed are gone: the log of its library had grown too long, and"
+            " its middle was dropped; print less, or into a file of the call's own"
+        )
 
 
 # ---- a block

@@ -7,10 +7,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, overload
+from typing import Any, cast, overload
 
 from parsl.app.errors import wrap_error
-from parsl.app.python import PythonApp
+from parsl.app.python import PythonApp, timeout
 from parsl.data_provider.files import File
 from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
 from parsl.errors import NoDataFlowKernelError
@@ -221,12 +221,14 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self._labels = list(executors) if executors is not None else None
         self._is_method = False
         self._is_static = isinstance(function, staticmethod)
-        self._found: tuple[DataFlowKernel, list[str], bool] | None = None
-        """The kernel that is loaded, the labels of the executors there, and whether all of these are Stoker's."""
+        self._found: tuple[DataFlowKernel, list[str]] | None = None
+        """The kernel that is loaded, and the labels of the executors there."""
         self._has_own_packing = not cache and not _PARSLS.intersection(self.kwargs.keys() - {SPECIFICATION})
         self.__doc__ = function.__doc__
         self.__module__ = getattr(function, "__module__", None) or "builtins"
         self.__wrapped__ = function
+        self._timed: tuple[Any, Callable[..., Any]] | None = None
+        """The function with the last walltime around it."""
         self._last: AppWants | None = None
         """The specification of the last call."""
 
@@ -236,33 +238,41 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         if self._labels is not None:
             if self._found is None or self._found[0] is not kernel:
                 self._check_labels(kernel, self._labels)
-                ours = all(isinstance(kernel.executors[label], StokerExecutor) for label in self._labels)
-                self._found = (kernel, self._labels, ours)
+                self._found = (kernel, self._labels)
             self.executors = self._labels
         elif self._found is None or self._found[0] is not kernel:
             labels = [executor.label for executor in stoker_executors(kernel, self.__name__)]
-            self._found = (kernel, labels, True)
+            self._found = (kernel, labels)
             self.executors = labels
-        if self._found[2]:
-            prepared = kernel.executors[self._found[1][0]].preparer.function(self.func)
-            specification = self._specification_now(prepared)
+        if kernel.monitoring is None:  # Parsl's monitoring wraps functions and adds arguments
+            function = self._with_walltime(kwargs.get("walltime", self.kwargs.get("walltime")))
+            prepared = kernel.executors[self._found[1][0]].preparer.function(function)
+            specification = self._specification_now(function, prepared)
             packed = self._packed(args, kwargs, specification, prepared)
             if packed is not None:
                 args, kwargs = (), {PACKED: packed}
             kwargs = {SPECIFICATION: specification, **kwargs}
         return AppCallFuture.of(super().__call__(*args, **kwargs))
 
-    def _specification_now(self, prepared: Prepared) -> AppWants:
+    def _with_walltime(self, walltime: Any) -> Callable[..., Any]:
+        """The function as Parsl's kernel hands it to an executor: with a walltime it is wrapped."""
+        if walltime is None:
+            return cast(Callable[..., Any], self.func)
+        if self._timed is None or self._timed[0] != walltime:
+            self._timed = (walltime, timeout(self.func, walltime))
+        return self._timed[1]
+
+    def _specification_now(self, function: Callable[..., Any], prepared: Prepared) -> AppWants:
         """With the function as it is now: a program may bind what it captures anew before Parsl's kernel has sent the
         call."""
         wants = self.specification.wants
         try:
-            blob = prepared.blob(self.func, wants)
+            blob = prepared.blob(function, wants)
         except SerializationError:  # the call's future says so
             return self.specification
         last = self._last
         if last is None or last.function is not blob or last.wants is not wants:
-            self._last = last = AppWants(wants, function=blob)
+            self._last = last = AppWants(wants, function=blob, made_of=function)
             if self.cache:
                 last.content = prepared.content(self.func, blob)
         return last
@@ -290,12 +300,19 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return packed
 
     def _check_labels(self, kernel: DataFlowKernel, labels: Sequence[str]) -> None:
-        """Raise ConfigError for an executor that is not loaded."""
+        """Raise ConfigError for an executor that is not loaded, or none of ours."""
         loaded = [label for label in kernel.executors if label != "_parsl_internal"]
         for label in labels:
             if label not in loaded:
                 raise ConfigError(
                     f"{self.__name__}: executors: no executor {label!r} is loaded; there are {', '.join(loaded)}",
+                    key="executors",
+                )
+            if not isinstance(kernel.executors[label], StokerExecutor):
+                kind = type(kernel.executors[label]).__name__
+                raise ConfigError(
+                    f"{self.__name__}: executors: {label!r} is a {kind}, and a @stoker.app runs on StokerExecutors; for"
+                    f" that one write Parsl's @python_app(executors=[{label!r}])",
                     key="executors",
                 )
 

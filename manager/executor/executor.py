@@ -37,7 +37,7 @@ from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.link import Link
 from stoker.manager.executor.news import News
 from stoker.manager.executor.options import check_local_policy, check_options, check_session
-from stoker.manager.executor.packing import pack_arguments, place_arguments
+from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, travels_with
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
 from stoker.manager.factory import block_keys
@@ -299,7 +299,9 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             elif wants.recipe.key == "bare":
                 folder = self._call_folder
         due_at = getattr(resource_specification, "due_at", None)
-        blob = getattr(resource_specification, "function", None)
+        blob = None
+        if isinstance(resource_specification, AppWants) and is_same(resource_specification.made_of, func):
+            blob = resource_specification.function  # else Parsl's kernel has wrapped it, as to stage files
         job = prepared.job(func, wants, folder=folder, due_at=due_at, blob=blob)
         future.due_at = job.due_at
         if packed is None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from parsl.app.errors import wrap_error
+from parsl.app.python import timeout
 
 from stoker.contexts.captured import Captured
 from stoker.contexts.code_payloads import dumps_arguments, dumps_code
@@ -29,6 +30,7 @@ from stoker.units import show_bytes
 
 logger = logging.getLogger("stoker.captured")
 _WRAPPER_CODE = wrap_error(lambda: None).__code__
+_TIMEOUT_CODE = timeout(lambda: None, 1).__code__
 
 
 class _How(NamedTuple):
@@ -113,6 +115,15 @@ def bare(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     inner = getattr(function, "__wrapped__", None)
     return inner if inner is not None and getattr(function, "__code__", None) is _WRAPPER_CODE else function
+
+
+def is_same(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
+    """True if an executor gets the function that an app has packed: this object, or the same with a walltime, for
+    which Parsl's kernel makes a wrapper of its own."""
+    if made_of is function:
+        return True
+    codes = {getattr(made_of, "__code__", None), getattr(function, "__code__", None)}
+    return codes == {_TIMEOUT_CODE} and made_of.__wrapped__ is function.__wrapped__  # type: ignore[union-attr,attr-defined]
 
 
 def pack_arguments(

@@ -40,14 +40,22 @@ Check = Callable[[Wants], None]
 
 class AppWants(dict[str, Any]):
     """The specification of a Stoker app, as Parsl hands it on: already read, and no argument of the function. `due_at`:
-    the deadline that a first try of the call had, on the monotonic clock. `function`: its bytes when the call was made;
-    None = as it is when the call is sent."""
+    the deadline that a first try of the call had, on the monotonic clock. `function`: its bytes when the call was made,
+    those of the function object `made_of`; None = as it is when the call is sent."""
 
-    def __init__(self, wants: Wants, *, due_at: float | None = None, function: FunctionBlob | None = None) -> None:
+    def __init__(
+        self,
+        wants: Wants,
+        *,
+        due_at: float | None = None,
+        function: FunctionBlob | None = None,
+        made_of: Callable[..., Any] | None = None,
+    ) -> None:
         super().__init__()
         self.wants = wants
         self.due_at = due_at
         self.function = function
+        self.made_of = made_of
         self.content = ""
         """The digest of the function's content, where the results of calls are kept."""
 

@@ -29,7 +29,10 @@ def retry_cost(error: Exception, task: dict[str, Any]) -> float:
     if isinstance(sent, CallFuture) and sent.due_at is not None:
         if isinstance(specification, AppWants):
             task["resource_specification"] = AppWants(
-                specification.wants, due_at=sent.due_at, function=specification.function
+                specification.wants,
+                due_at=sent.due_at,
+                function=specification.function,
+                made_of=specification.made_of,
             )
         else:
             task["resource_specification"] = TriedWants(specification, due_at=sent.due_at)

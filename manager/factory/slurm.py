@@ -95,13 +95,11 @@ class SlurmBatch:
     def _with_story(self, job: str, look: JobLook, row: Row | None) -> JobLook:
         """A look with why a job that has run waits again: its earlier runs are in the accounting alone."""
         if row is not None and row.is_held_for_good and job in self._ran:
-            words, loss = self._again.pop(job, None) or self._why_again(job, row) or _VACATED
-            del self._ran[job]
+            words, loss = self._again.get(job) or self._why_again(job, row) or _VACATED
+            self._forget(job)
             return msgspec.structs.replace(look, reason=f"{words}, and {look.reason}", loss=loss)
         if look.phase is not BlockPhase.PENDING or row is None:
-            self._ran.pop(job, None)
-            self._tries.pop(job, None)
-            self._again.pop(job, None)
+            self._forget(job)
             if look.phase is BlockPhase.RUNNING and row is not None:
                 self._ran[job] = row.nodes
             return look
@@ -115,6 +113,11 @@ class SlurmBatch:
             self._again[job] = found or _VACATED
         words, loss = self._again[job]
         return msgspec.structs.replace(look, loss=loss, again=words)
+
+    def _forget(self, job: str) -> None:
+        self._ran.pop(job, None)
+        self._tries.pop(job, None)
+        self._again.pop(job, None)
 
     def _preempted(self, jobs: list[str]) -> set[str]:
         """Of jobs that have ended well and that we have not cancelled, those that Slurm had told to go: their pilots

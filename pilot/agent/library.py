@@ -46,6 +46,10 @@ class Library:
         """Calls to stop even if they run, and until when they may end by themselves."""
         self.asked_back_at = 0.0
         """Since when it owes an answer to an order to give calls back; 0 = it owes none."""
+        self.looks_idle = 0
+        """How many looks in a row have found it with calls of which it had begun none, and heard nothing of it."""
+        self.resizes = 0
+        """Resizes that it was told of and has not answered."""
         self.void_order = 0
         """What it answers to orders up to this one was answered in its place."""
         self._order = 0

@@ -199,6 +199,7 @@ def _resize(agent: Agent, number: int, size: int) -> None:
         log.warning("lib-%d is not resized: %s", number, error)
         agent.link.post(LibraryResized(library.state.library, agent.ledger.held(library.state.library)))
         return
+    library.resizes += 1
     agent.wires.tell(library, Resize(device_memory_bytes=size))
 
 

@@ -48,6 +48,7 @@ def from_library(agent: Agent, library: Library) -> None:
     said, is_open = library.receive()
     try:
         for message in said:
+            library.looks_idle = 0
             _message(agent, library, message)
     except Exception as error:
         log.exception("lib-%d: what it said cannot be handled", library.state.library)
@@ -98,6 +99,7 @@ def _message(agent: Agent, library: Library, message: ToAgent) -> None:
         case SnapshotMade():
             snapshots.offered(agent, library, message)
         case Resized(device_memory_bytes=size):
+            library.resizes = max(0, library.resizes - 1)
             try:
                 if size >= 0:  # else its context refused
                     agent.ledger.resize(number, memory_bytes=size)

@@ -18,6 +18,9 @@ from stoker.units import show_bytes, show_seconds
 log = logging.getLogger("stoker.pilot")
 
 EVERY_S = 0.25
+UNBEGUN_S = 30.0
+"""A library that has begun none of its calls for so long, and runs none, lets no thread of it run: it is stopped, or a
+thread that an earlier call left behind keeps the interpreter to itself."""
 DEAF_S = 10.0
 """A library that has not answered an order to give calls back for so long does not let another thread of it run."""
 
@@ -25,6 +28,8 @@ DEAF_S = 10.0
 def look(agent: Agent) -> None:
     """Look at every library once."""
     for library in list(agent.libraries.values()):
+        if library.state.state in (State.READY, State.DRAINING):
+            _unbegun(agent, library)
         if library.told_to_end:
             continue
         if library.state.state in (State.STARTING, State.LOADING):
@@ -115,6 +120,20 @@ def _calls(agent: Agent, library: Library) -> None:
             orders.time_out(agent, library, call, limit_s=limit_s, ran_s=ran_s)
         return
     library.cancelling = {call: at for call, at in library.cancelling.items() if call in library.state.held}
+
+
+def _unbegun(agent: Agent, library: Library) -> None:
+    """End a library that begins none of the calls that it was sent: they run elsewhere."""
+    if not library.state.held or library.waiting or library.resizes or library.running():
+        library.looks_idle = 0
+        return
+    library.looks_idle += 1  # counted, since this process may have been stopped as well
+    if library.looks_idle * EVERY_S >= UNBEGUN_S:
+        what = (
+            f"lib-{library.state.library} has begun none of its calls for {show_seconds(UNBEGUN_S)}: its process is"
+            " stopped, or an earlier call has left a thread there that lets no other run"
+        )
+        ending.kill(agent, library, cause=failure_of(agent, library, FailureKind.DIED, what, printed=True))
 
 
 def _give_back_for(agent: Agent, library: Library) -> None:

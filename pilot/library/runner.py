@@ -6,6 +6,7 @@ the system twice for what it can know, and every rarer path is in a function of 
 
 from __future__ import annotations
 
+import contextvars
 import mmap
 import os
 import sys
@@ -91,6 +92,7 @@ class Runner:
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
         self._pid = os.getpid()
+        self._set_decimal = _decimal_setter()
         self._ground = Ground(os.path.dirname(settings.folder))
         self.call = NO_CALL
         """The call that runs."""
@@ -125,12 +127,15 @@ class Runner:
             seat = self._seat(call, work.run.gang) if work.run.gang is not None else None
             ambient.enter_call(hook=self._hook, folder=self._sandbox.path, state=spec.progress, seat=seat)
             started = _now()
+            run = contextvars.copy_context().run  # a call's context variables (decimal, numpy, the user's) are its own
+            if self._set_decimal is not None:
+                run(self._set_decimal)
             if takes_context:
-                result = function(self._context, *args, **kwargs)
+                result = run(function, self._context, *args, **kwargs)
             else:
-                result = function(*args, **kwargs)
+                result = run(function, *args, **kwargs)
             if type(result) is CoroutineType:  # an `async def` function
-                result = _in_an_event_loop(result)
+                result = run(_in_an_event_loop, result)
             if os.getpid() != self._pid:
                 leave_child(None)
             self.ended_at = ended = _now()
@@ -291,6 +296,18 @@ class _NotMoved(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
+
+
+def _decimal_setter() -> Callable[[], None] | None:
+    """Has decimals computed as the loader had them; None if it did not say. Copied context variables share the object
+    that says it, so that each call needs another."""
+    for variable, value in contextvars.copy_context().items():
+        if variable.name == "decimal_context":
+            import decimal  # it is imported already
+
+            kept = value.copy()
+            return lambda: decimal.setcontext(kept.copy())
+    return None
 
 
 def _in_an_event_loop(coroutine: CoroutineType[Any, Any, Any]) -> Any:

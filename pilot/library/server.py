@@ -15,6 +15,7 @@ With several slots, calls run in threads and the main thread only reads.
 
 from __future__ import annotations
 
+import contextvars
 import errno
 import inspect
 import os
@@ -167,7 +168,8 @@ class Server:
                     self._sock.shutdown(socket.SHUT_RD)  # wakes the reader
 
         for slot in range(slots):
-            threads.append(threading.Thread(target=worker, args=(slot,), name=f"stoker-slot-{slot}", daemon=True))
+            run = contextvars.copy_context().run  # with the context variables that the loader has set
+            threads.append(threading.Thread(target=run, args=(worker, slot), name=f"stoker-slot-{slot}", daemon=True))
             threads[-1].start()
         while not self._over():
             self._receive(block=True, over=self._over)

@@ -9,8 +9,8 @@ run.
 What can be put back is put back. What cannot makes the library unfit: it ends itself with an exit code of its own, and
 the calls that it has not begun run elsewhere. What the loader itself has left is the library's normal state.
 
-Not looked at: environment variables, `sys.path`, settings and random states of other modules, replaced functions. They
-may be meant to stay.
+Context variables are a call's own (`runner`). Not looked at: environment variables, `sys.path`, settings and random
+states of other modules, replaced functions. They may be meant to stay.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class Soundness:
         self._recursion = sys.getrecursionlimit()
         self._umask = os.umask(0o077)
         os.umask(self._umask)
+        self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._has_timer = signal.getitimer(signal.ITIMER_REAL)[0] > 0
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
         lowest = _lowest_free()
@@ -151,6 +152,8 @@ class Soundness:
                 setattr(sys, name, stream)
         if sys.getrecursionlimit() < self._recursion:
             sys.setrecursionlimit(self._recursion)
+        if signal.pthread_sigmask(signal.SIG_BLOCK, ()) != self._blocked:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
         if threading.current_thread() is threading.main_thread():
             for sign, handler in self._handlers.items():
                 now = signal.getsignal(sign)

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 from parsl import File, bash_app, join_app, python_app
+from parsl.app.errors import AppTimeout
 
 import stoker
 from stoker import errors
@@ -427,6 +428,34 @@ def test_map_over_a_table_gives_its_rows(session, kind):
     assert list(stoker.map(show, table, progress=lambda *pair: said.append(pair))) == ["a1", "b2", "c3"]
     assert said[-1] == (3, 3)
     assert list(stoker.map(len, table, batch_size=2)) == [2, 1]
+
+
+@pytest.mark.parametrize("kind", ["Table", "RecordBatch", "DataFrame"])
+def test_a_table_with_two_columns_of_one_name_is_refused_because_a_row_has_room_for_one(session, kind):
+    if kind == "DataFrame":
+        table = pytest.importorskip("pandas").DataFrame([[1, 2], [3, 4]], columns=["a", "a"])
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        table = getattr(pyarrow, kind).from_arrays([pyarrow.array([1, 3]), pyarrow.array([2, 4])], names=["a", "a"])
+    with pytest.raises(errors.ConfigError, match="two columns 'a'"):
+        stoker.map(len, table)
+
+
+def test_a_call_with_parsls_walltime_ends_when_that_is_over_and_takes_what_it_captures_now(session):
+    @stoker.app
+    def spin(seconds, walltime=None):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
+        return word
+
+    word = "first"
+    first = spin(0, walltime=20)
+    word = "second"
+    second = spin(0, walltime=20)
+    with pytest.raises(AppTimeout):
+        spin(30, walltime=1).result(60)
+    assert (first.result(60), second.result(60)) == ("first", "second")
 
 
 def test_a_long_table_is_read_in_chunks_and_a_lazy_one_is_refused(session):

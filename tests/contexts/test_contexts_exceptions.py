@@ -200,3 +200,18 @@ print(type(error).__name__, error)
     assert done.stdout.strip() == "UnicodeDecodeError 'utf-8' codec can't decode byte 0xff in position 0: bad byte", (
         done
     )
+
+
+def test_members_of_a_group_come_back_as_exceptions_do_that_come_alone() -> None:
+    inner = ExceptionGroup("inner", [KeywordOnly(code=3), ValueError("plain")])
+    whole = ExceptionGroup("outer", [TwoArguments(7, "why"), inner])
+    whole.good = "kept"  # type: ignore[attr-defined]
+    back = travel(raises(whole))
+    assert type(back) is ExceptionGroup
+    assert (back.message, vars(back)["good"]) == ("outer", "kept")
+    first, second = back.exceptions
+    assert (type(first), str(first), vars(first)["code"]) == (TwoArguments, "why (7)", 7)
+    assert isinstance(second, ExceptionGroup)
+    assert [type(member) for member in second.exceptions] == [KeywordOnly, ValueError]
+    assert second.exceptions[0].code == 3  # type: ignore[attr-defined]
+    assert isinstance(back.__cause__, RemoteTraceback)

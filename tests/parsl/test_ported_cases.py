@@ -11,11 +11,13 @@ import time
 import parsl
 import psutil
 import pytest
-from parsl import python_app
+from parsl import File, python_app
+from parsl.data_provider.staging import Staging
 from parsl.executors import ThreadPoolExecutor
 from parsl.executors.errors import BadStateException, InvalidResourceSpecification
 from parsl.jobs.states import JobState
 
+import stoker
 from stoker import StokerExecutor, errors
 
 
@@ -229,14 +231,15 @@ def test_a_manager_that_cannot_run_ends_the_executor_with_its_log(load, until):
 # ---- test_monitoring
 
 
-def test_monitoring_gets_tasks_and_no_resources(load, tmp_path):
+@pytest.mark.parametrize("app", [python_app, stoker.app])
+def test_monitoring_gets_tasks_and_no_resources(load, tmp_path, app):
     pytest.importorskip("sqlalchemy")
     from parsl.monitoring import MonitoringHub
 
     database = tmp_path / "monitoring.db"
     hub = MonitoringHub(resource_monitoring_interval=1, logging_endpoint=f"sqlite:///{database}")
     load(config={"monitoring": hub})
-    assert double(4).result(60) == 8
+    assert app(pow)(2, 3).result(60) == 8
     parsl.dfk().cleanup()
     with sqlite3.connect(database) as db:
         assert db.execute("select count(*) from task").fetchone() == (1,)
@@ -312,6 +315,44 @@ def test_executors_side_by_side(load, local):
     two = python_app(pid, executors=["other"])().result(60)
     assert here == os.getpid()
     assert len({here, one, two}) == 3
+
+
+def test_an_app_of_ours_runs_on_no_other_executor_and_says_so(load):
+    load(others=(ThreadPoolExecutor(label="threads"),))
+    with pytest.raises(errors.ConfigError, match=r"'threads' is a ThreadPoolExecutor.*@python_app"):
+        stoker.app(executors=["stoker", "threads"])(abs)(1)
+    assert stoker.app(executors=["stoker"])(abs)(-1).result(60) == 1
+
+
+class PutsInPlace(Staging):
+    """Brings a file within the call, by a wrapper around its function, as Parsl's HTTPInTaskStaging does."""
+
+    def can_stage_in(self, file):
+        return file.scheme == "note"
+
+    def stage_in(self, dm, executor, file, parent_fut):
+        file.local_path = f"{file.path.strip('/')}.txt"
+
+    def replace_task(self, dm, executor, file, function):
+        name, text = file.local_path, file.netloc
+
+        def wrapped(*args, **kwargs):
+            with open(name, "w") as made:
+                made.write(text)
+            return function(*args, **kwargs)
+
+        return wrapped
+
+
+def test_a_file_that_parsl_brings_within_the_call_is_there_for_an_app_of_ours(load):
+    load(storage_access=[PutsInPlace()])
+
+    @stoker.app
+    def read(inputs=()):
+        with open(inputs[0].filepath) as file:
+            return file.read()
+
+    assert read(inputs=[File("note://hello/name")]).result(60) == "hello"
 
 
 def test_an_executor_without_parsls_kernel(tmp_path, local, processes_of, until):

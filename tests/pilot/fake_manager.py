@@ -115,9 +115,13 @@ class FakeManager:
 
     # ---- pilots
 
-    def start_pilot(self, *arguments: str, folder: Path | None = None, **environment: str) -> subprocess.Popen[bytes]:
+    def start_pilot(
+        self, *arguments: str, folder: Path | None = None, settings: str = "", **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """A pilot. `settings`: statements that it begins with, as to shorten one of its limits."""
+        begin = ["-c", f"{settings}; from stoker.pilot.main import main; raise SystemExit(main())"]
         pilot = subprocess.Popen(
-            [sys.executable, "-m", "stoker.pilot.main", "--session", str(self.folder.path), "--scratch",
+            [sys.executable, *(begin if settings else ["-m", "stoker.pilot.main"]), "--session", str(self.folder.path), "--scratch",
              str(self.base / "scratch"), *(arguments or ("--devices", "cpu:2"))],
             env={**os.environ, **environment},
             cwd=folder or self.base,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -453,3 +455,43 @@ def test_a_pilot_that_can_make_no_process_is_to_blame_and_not_the_context(
     assert left.failure.kind is FailureKind.PILOT
     assert "no process could be made for it: [Errno 11]" in left.failure.message
     assert "raise the limit of processes (ulimit -u)" in left.failure.message
+
+
+def _leave_a_thread_behind() -> None:
+    """It begins, once the call has ended, what lets no other thread run."""
+
+    def late() -> None:
+        time.sleep(0.5)
+        re.match(r"(a+)+$", "a" * 60 + "b")
+
+    threading.Thread(target=late, daemon=True).start()
+
+
+SOON = "from stoker.pilot.agent import watch; watch.UNBEGUN_S = 2.0"
+
+
+@pytest.mark.parametrize("stuck", ["thread", "stopped"])
+def test_a_library_that_begins_no_call_ends_and_its_calls_run_elsewhere(manager: FakeManager, stuck: str) -> None:
+    manager.start_pilot(settings=SOON)
+    manager.ready(recipe())
+    if stuck == "thread":
+        manager.results(manager.run(_leave_a_thread_behind, [()]))
+        time.sleep(1)
+    else:
+        (pid,) = manager.results(manager.run(_pid, [()]))
+        os.kill(pid, signal.SIGSTOP)
+    calls = manager.run(_nothing, [(), ()])
+    left = manager.gone()
+    assert (left.running, left.unstarted) == ((), tuple(calls))
+    assert left.failure is not None
+    assert "has begun none of its calls for" in left.failure.message
+
+
+def test_a_library_that_is_busy_with_one_call_or_with_many_is_left_alone(manager: FakeManager) -> None:
+    manager.start_pilot(settings=SOON)
+    manager.ready(recipe())
+    (pid,) = manager.results(manager.run(_pid, [()]))
+    long = manager.run(_sleep, [(4,), (0,)])
+    assert manager.results(long) == [None, None]
+    assert manager.results(manager.run(_sleep, [(0.05,)] * 60)) == [None] * 60
+    assert manager.results(manager.run(_pid, [()])) == [pid]

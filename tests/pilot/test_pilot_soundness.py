@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import os
 import resource
 import signal
@@ -266,6 +267,10 @@ def _ignore_children() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
+def _block_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM, signal.SIGCHLD})
+
+
 def _default_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
@@ -281,11 +286,12 @@ def _default_sigterm() -> None:
         _lower_recursion,
         _set_alarm,
         _ignore_children,
+        _block_signals,
         _default_sigterm,
     ],
 )
 def test_what_a_call_changed_in_its_process_is_put_back(served: FakeManager, harm: Callable[[], None]) -> None:
-    def work() -> tuple[int, bool, str, int, int]:
+    def work() -> tuple[int, bool, str, int, int, set[int]]:
         import subprocess
 
         def deep(count: int) -> int:
@@ -298,7 +304,8 @@ def test_what_a_call_changed_in_its_process_is_put_back(served: FakeManager, har
         time.sleep(0.3)  # an alarm would end the process now
         ended = subprocess.run(["sh", "-c", "exit 3"], check=False).returncode
         mode = oct(os.stat("file").st_mode)
-        return size, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, mode, ended, deep(200)
+        blocked = set(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+        return size, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, mode, ended, deep(200), blocked
 
     served.ready(recipe())
     (pid,) = served.results(served.run(_pid, [()]))
@@ -306,3 +313,27 @@ def test_what_a_call_changed_in_its_process_is_put_back(served: FakeManager, har
     assert served.results(served.run(harm, [()])) == [None]
     assert served.results(served.run(work, [()])) == [before]
     assert served.results(served.run(_pid, [()])) == [pid]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_calls_context_variables_are_its_own_and_begin_with_those_of_the_loader(
+    served: FakeManager, slots: int
+) -> None:
+    def loader() -> None:
+        decimal.getcontext().prec = 7
+
+    def rough() -> str:
+        decimal.getcontext().prec = 3
+        return third()
+
+    def third() -> str:
+        return str(decimal.Decimal(1) / 3)
+
+    async def later() -> str:
+        decimal.getcontext().prec = 2
+        return third()
+
+    served.ready(recipe(loader, slots=slots))
+    assert served.results(served.run(rough, [()] * 4)) == ["0.333"] * 4
+    assert served.results(served.run(later, [()] * 4)) == ["0.33"] * 4
+    assert served.results(served.run(third, [()] * 4)) == ["0.3333333"] * 4
