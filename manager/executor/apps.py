@@ -237,7 +237,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         kernel = loaded_kernel(self.__name__)
         if self._labels is not None:
             if self._found is None or self._found[0] is not kernel:
-                self._check_labels(kernel, self._labels)
+                check_labels(kernel, self._labels, name=self.__name__)
                 self._found = (kernel, self._labels)
             self.executors = self._labels
         elif self._found is None or self._found[0] is not kernel:
@@ -299,22 +299,10 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         prepared.bring_along(brought)
         return packed
 
-    def _check_labels(self, kernel: DataFlowKernel, labels: Sequence[str]) -> None:
-        """Raise ConfigError for an executor that is not loaded, or none of ours."""
-        loaded = [label for label in kernel.executors if label != "_parsl_internal"]
-        for label in labels:
-            if label not in loaded:
-                raise ConfigError(
-                    f"{self.__name__}: executors: no executor {label!r} is loaded; there are {', '.join(loaded)}",
-                    key="executors",
-                )
-            if not isinstance(kernel.executors[label], StokerExecutor):
-                kind = type(kernel.executors[label]).__name__
-                raise ConfigError(
-                    f"{self.__name__}: executors: {label!r} is a {kind}, and a @stoker.app runs on StokerExecutors; for"
-                    f" that one write Parsl's @python_app(executors=[{label!r}])",
-                    key="executors",
-                )
+    @property
+    def labels(self) -> list[str] | None:
+        """The labels of the executors that may run it; None: every StokerExecutor that is loaded."""
+        return self._labels
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -390,6 +378,31 @@ def stoker_executors(kernel: DataFlowKernel, name: str) -> list[StokerExecutor]:
             "  Config(executors=[stoker.StokerExecutor()])\n"
         )
     return found
+
+
+def labels_of(app: PythonApp | None) -> list[str] | None:
+    """The labels of the executors that an app names; None if it names none."""
+    if isinstance(app, StokerApp):
+        return app.labels
+    named = app.executors if app is not None else None
+    return named if isinstance(named, list) else None
+
+
+def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) -> None:
+    """Raise ConfigError for a label of an executor that is not loaded, or none of ours."""
+    loaded = [label for label in kernel.executors if label != "_parsl_internal"]
+    for label in labels:
+        if label not in loaded:
+            raise ConfigError(
+                f"{name}: executors: no executor {label!r} is loaded; there are {', '.join(loaded)}", key="executors"
+            )
+        if not isinstance(kernel.executors[label], StokerExecutor):
+            kind = type(kernel.executors[label]).__name__
+            raise ConfigError(
+                f"{name}: executors: {label!r} is a {kind}, and a @stoker.app runs on StokerExecutors; for that one"
+                f" write Parsl's @python_app(executors=[{label!r}])",
+                key="executors",
+            )
 
 
 def _check_has_result(function: Callable[..., Any]) -> None:

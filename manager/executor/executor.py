@@ -30,6 +30,7 @@ from parsl.monitoring.radios.filesystem import FilesystemRadio
 from parsl.providers.base import ExecutionProvider
 
 from stoker.config import Site, load_site
+from stoker.contexts.recipe import BARE
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
 from stoker.manager.executor import blocks, detached, engines, garbage
@@ -40,6 +41,7 @@ from stoker.manager.executor.options import check_local_policy, check_options, c
 from stoker.manager.executor.packing import is_same, pack_arguments, place_arguments
 from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer, travels_with
 from stoker.manager.executor.processes import ManagerProcess, make_folder, manager_options, new_session_id, register
+from stoker.manager.executor.wants import Wants
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
 from stoker.manager.live.chosen import keep_policies, policies_for
@@ -70,7 +72,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     - `site`: a site file, a Site, or None for this machine. `provider`: any Parsl provider; it overrides the site's.
       Blocks at a batch system that a site file names are the manager's business (its factory's), and none of Parsl's.
     - `session`: join a session that is up (`stoker up`), by its id or folder. It goes on when this program ends.
-    - `working_dir`: where calls without a context run (default: the folder of the program).
+    - `working_dir`: where calls without a context run (default: calls of Parsl's own apps in the folder of the program,
+      those of `@stoker.app` and `stoker.map` in a folder of their own, which is cleared after them).
     - `drain_s`: how long a block that is scaled in may go on with the calls that it runs.
     - `progress`: whether it says by itself why no pilot is there yet (see `news`).
     - `block_error_handler`: as Parsl's; True is described above, False ignores failed blocks.
@@ -291,12 +294,13 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         packed = kwargs.pop(PACKED, None)
         if isinstance(resource_specification, AppWants):
             kwargs.pop(SPECIFICATION, None)
+            folder = self.folder_of(wants)
         else:
             spec = prepared.parsl_spec(args, kwargs)
             if spec is not None:
                 wants = self._preparer.paper_wants(spec)
                 args, kwargs = prepared.with_parsl_spec(args, kwargs, {**spec, "context": wants.recipe.name})
-            elif wants.recipe.key == "bare":
+            elif wants.recipe.key == BARE.key:
                 folder = self._call_folder
         due_at = getattr(resource_specification, "due_at", None)
         blob = None
@@ -314,6 +318,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             payload = place_arguments(packed, name=prepared.name, large=link.large)
         future.call = link.submit(job, payload, future, features=wants.features)
         return future
+
+    def folder_of(self, wants: Wants) -> str:
+        """The folder that calls of an app or a map run in; empty: one of their own, which is cleared after them."""
+        return self._call_folder if self.working_dir is not None and wants.recipe.key == BARE.key else ""
 
     def outstanding(self) -> int:
         """Slots that calls which have not ended take or want; Parsl's kernel starts blocks for them."""

@@ -253,7 +253,11 @@ class Session:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             for said in interrupt_open():
                 sys.stderr.write(f"\n{said}\n")
-        self.stop()
+        mode = self._kernel.config.exit_mode
+        if mode == "wait" and kind is None:
+            self._kernel.wait_for_current_tasks()
+        if mode != "skip":
+            self.stop()
 
     def __repr__(self) -> str:
         site = self.executor.site.name

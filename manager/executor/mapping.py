@@ -15,12 +15,16 @@ Progress is counted in the user's items, whatever the size of a batch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
+from parsl.dataflow.dflow import DataFlowKernel
+
 from stoker.errors import ConfigError
 from stoker.largest import MOST_NUMBER
-from stoker.manager.executor.apps import loaded_kernel, stoker_executors
+from stoker.manager.executor.apps import check_labels, labels_of, loaded_kernel, stoker_executors
+from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.map_inputs import batches, settled
 from stoker.manager.executor.options import check_count, check_truth, refuse
 from stoker.manager.executor.packing import name_of
@@ -51,7 +55,9 @@ def map(
     (pandas, polars) or an Arrow table are its rows, each a dict by column name. `progress=True` shows a
     bar; a callable gets `(done, total)` in items, total None if `items` has no length. To leave the loop cancels what
     is left. Raises SessionError before a site is loaded, ConfigError for an option that cannot be meant, and what a
-    call raised in place of its result; with `return_exceptions=True` that exception is the result instead.
+    call raised in place of its result; with `return_exceptions=True` that exception is the result instead. Calls are
+    not tried again (`load(retries=...)` is for calls of apps), and an app with `cache=True` or Parsl's `walltime` is
+    refused.
     """
     size = batch_size if batch_size is not None else getattr(app_in(function), "batch_size", None)
     for name, number in (("batch_size", size), ("window", window)):
@@ -69,8 +75,9 @@ def map(
     if not isinstance(items, Iterable):
         raise ConfigError(f"stoker.map: {items!r:.80} cannot be iterated over; write stoker.map(function, items)")
     name = name_of(function)
+    _refuse_unheeded(function, name)
     kernel = loaded_kernel(f"stoker.map({name}, ...)", inside="use Python's own map")
-    executor = stoker_executors(kernel, "stoker.map")[0]
+    executor = _executor_of(kernel, function, name)
     total = len(items) if isinstance(items, Sized) else None
     inputs = settled(items) if size is None else batches(settled(items), size)
     follow = Bar(name, total, executor.ask_status) if progress is True else progress or None
@@ -84,4 +91,36 @@ def map(
         follow=follow,
         batch_size=size,
         return_exceptions=return_exceptions,
+        retries=kernel.config.retries,
     )
+
+
+def _refuse_unheeded(function: Callable[..., Any], name: str) -> None:
+    """Raise ConfigError for what an app says to Parsl's kernel, around which a map goes."""
+    app = app_in(function)
+    if app is None:
+        return
+    if app.cache:
+        raise ConfigError(
+            f"stoker.map: {name} has cache=True, and a map remembers no results (it goes around Parsl's kernel): call"
+            " the app for each item, or map an app without it",
+            key="cache",
+        )
+    given = function.keywords if isinstance(function, functools.partial) else {}
+    if given.get("walltime", app.kwargs.get("walltime")) is not None:
+        raise ConfigError(
+            f"stoker.map: {name} has Parsl's walltime, which no call of a map heeds: write @stoker.app(timeout=...)",
+            key="walltime",
+        )
+
+
+def _executor_of(kernel: DataFlowKernel, function: Callable[..., Any], name: str) -> StokerExecutor:
+    """The executor that an app names first, or the first that is loaded. Raises ConfigError, SessionError."""
+    ours = {executor.label: executor for executor in stoker_executors(kernel, "stoker.map")}
+    labels = labels_of(app_in(function))
+    if labels is None:
+        return next(iter(ours.values()))
+    here = [label for label in labels if label in ours]
+    if not here:
+        check_labels(kernel, labels, name=f"stoker.map: {name}")
+    return ours[here[0]]

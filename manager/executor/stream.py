@@ -75,6 +75,7 @@ class Stream(Iterator[Any]):
         follow: Follow | None,
         batch_size: int | None,
         return_exceptions: bool,
+        retries: int,
     ) -> None:
         wants = _PLAIN
         self._before: tuple[Any, ...] = ()
@@ -87,7 +88,7 @@ class Stream(Iterator[Any]):
             function = app.func
         self._link = executor.link
         self._prepared = executor.preparer.function(function)
-        self._make_job = functools.partial(self._prepared.job, function, wants, folder="")
+        self._make_job = functools.partial(self._prepared.job, function, wants, folder=executor.folder_of(wants))
         self._batch_size = batch_size
         self._job = self._new_job()
         self._by_name = travels_with(self._job.function, self._job.recipe)
@@ -110,6 +111,8 @@ class Stream(Iterator[Any]):
         self._failed: dict[CallId, int] = {}  # of many items, it matters which one it was
         self._short: dict[CallId, int] = {}  # batches that have fewer items than the others, and how many
         self._return_exceptions = return_exceptions
+        self._retries = retries
+        """How often Parsl's kernel would try a call again."""
         self._exhausted = False
         self._closed = False
         self.taken = 0
@@ -221,7 +224,8 @@ class Stream(Iterator[Any]):
         except Exception as error:
             if isinstance(end, CallEnd) and end.call in self._failed:
                 what = "item" if self._batch_size is None else "batch"
-                error.add_note(f"stoker.map: {what} {self._failed.pop(end.call):,}, counted from 0")
+                again = f"; it was not tried again: retries={self._retries} is for calls of apps" * bool(self._retries)
+                error.add_note(f"stoker.map: {what} {self._failed.pop(end.call):,}, counted from 0{again}")
             if not self._return_exceptions:
                 raise
             value = error

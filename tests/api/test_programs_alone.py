@@ -310,3 +310,42 @@ def test_a_python_that_keeps_no_docstrings_runs_programs_too(tmp_path, monkeypat
         """,
     )
     assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+
+
+@pytest.mark.parametrize(("mode", "waits"), [("wait", True), ("cleanup", False)])
+def test_exit_mode_says_whether_the_end_of_the_block_waits_for_calls(tmp_path, mode, waits):
+    done = run(
+        tmp_path,
+        f"""
+        import stoker, time
+
+        @stoker.app
+        def slow():
+            time.sleep(1)
+            return "done"
+
+        with stoker.load(exit_mode={mode!r}):
+            future = slow()
+            time.sleep(0.2)
+        print(future.result() if future.exception() is None else type(future.exception()).__name__)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout.split()[-1] == "done") is waits
+    assert left_behind(tmp_path) == []
+
+
+def test_exit_mode_skip_leaves_the_session_to_the_program(tmp_path):
+    done = run(
+        tmp_path,
+        """
+        import stoker
+
+        with stoker.load(exit_mode="skip") as session:
+            future = stoker.app(pow)(2, 5)
+        print(future.result(60))
+        session.stop()
+        """,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["32"]), done.stderr
+    assert left_behind(tmp_path) == []

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
+import pytest
 from parsl import File, python_app
 from parsl.data_provider.staging import Staging
 
 import stoker
-from stoker import StokerExecutor
+from stoker import StokerExecutor, errors
 
 
 @python_app
@@ -37,6 +39,45 @@ def test_calls_without_a_context_run_in_the_folder_that_was_named(load, tmp_path
     (tmp_path / "here").mkdir()
     load(working_dir=str(tmp_path / "here"))
     assert os.path.samefile(folder().result(60), tmp_path / "here")
+
+
+def test_apps_and_maps_without_a_context_run_there_too_and_else_in_a_folder_of_their_own(load, tmp_path):
+    (tmp_path / "here").mkdir()
+    load(working_dir=str(tmp_path / "here"))
+    where = [stoker.app(os.getcwd)().result(60), *stoker.map(lambda item: os.getcwd(), range(2))]
+    assert all(os.path.samefile(folder, tmp_path / "here") for folder in where)
+    hot = stoker.context(lambda: None)
+    own = stoker.app(context=hot())(lambda context: os.getcwd())().result(60)
+    assert not os.path.samefile(own, tmp_path / "here")
+
+
+def test_a_map_runs_on_the_executor_that_its_app_names(load, local):
+    load(others=(StokerExecutor(label="other", provider=local()),))
+
+    def pilot(item):
+        return os.environ["STOKER_PILOT"]
+
+    direct = stoker.app(executors=["other"])(pilot)(0).result(60)
+    assert set(stoker.map(stoker.app(executors=["other"])(pilot), range(3))) == {direct}
+    assert set(stoker.map(python_app(pilot, executors=["other"]), range(3))) == {direct}
+    assert set(stoker.map(stoker.app(executors=["stoker"])(pilot), range(3))) != {direct}
+    with pytest.raises(errors.ConfigError, match="no executor 'nowhere' is loaded; there are stoker, other"):
+        stoker.map(stoker.app(executors=["nowhere"])(pilot), range(3))
+
+
+def test_a_map_refuses_what_it_does_not_heed_and_says_what_was_not_tried_again(load):
+    load(config={"retries": 2})
+    with pytest.raises(errors.ConfigError, match="cache=True"):
+        stoker.map(stoker.app(cache=True)(abs), [1])
+    with pytest.raises(errors.ConfigError, match="timeout"):
+        stoker.map(stoker.app(lambda item, walltime=5: item), [1])
+    with pytest.raises(errors.ConfigError, match="timeout"):
+        stoker.map(functools.partial(stoker.app(lambda item, walltime=None: item), walltime=5), [1])
+    with pytest.raises(ZeroDivisionError) as failed:
+        list(stoker.map(lambda item: 1 // item, [1, 0]))
+    assert failed.value.__notes__[-1].endswith(
+        "item 1, counted from 0; it was not tried again: retries=2 is for calls of apps"
+    )
 
 
 def test_a_block_that_is_scaled_in_is_cancelled_when_its_time_is_over(load, local, until):

@@ -121,8 +121,9 @@ class FakeManager:
         """A pilot. `settings`: statements that it begins with, as to shorten one of its limits."""
         begin = ["-c", f"{settings}; from stoker.pilot.main import main; raise SystemExit(main())"]
         pilot = subprocess.Popen(
-            [sys.executable, *(begin if settings else ["-m", "stoker.pilot.main"]), "--session", str(self.folder.path), "--scratch",
-             str(self.base / "scratch"), *(arguments or ("--devices", "cpu:2"))],
+            [sys.executable, *(begin if settings else ["-m", "stoker.pilot.main"]),
+             "--session", str(self.folder.path), "--scratch", str(self.base / "scratch"),
+             *(arguments or ("--devices", "cpu:2"))],
             env={**os.environ, **environment},
             cwd=folder or self.base,
         )  # fmt: skip
