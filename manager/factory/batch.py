@@ -30,6 +30,10 @@ class BatchTrouble(StokerError):
     its own words."""
 
 
+class Unanswered(BatchTrouble):
+    """A command got no answer that says what has come of it: a submission may have made a job all the same."""
+
+
 class SubmissionRefused(StokerError):
     """The batch system does not take this job, and would not take it a second time. The message is in its words."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.batch import BatchTrouble, Unanswered
 from stoker.manager.factory.pacing import Pacer
 
 log = logging.getLogger("stoker.factory")
@@ -78,7 +78,7 @@ class Commands:
     def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> Said:
         """Run a command; `name` is what errors call it, `more` variables for this command alone.
 
-        Raises BatchTrouble if it does not end in time, or cannot start.
+        Raises Unanswered if it does not end in time, BatchTrouble if it cannot start.
         """
         name = name or words[0]
         if self._pacer is not None:
@@ -104,7 +104,7 @@ class Commands:
             out, err = _killed(process)
             words = _one_line(err.decode(errors="replace")) or _one_line(out.decode(errors="replace"))
             said_so_far = f", after it had said: {words}" if words else ""
-            raise BatchTrouble(f"{name} has not answered for {self.limit_s:g} s{said_so_far}") from None
+            raise Unanswered(f"{name} has not answered for {self.limit_s:g} s{said_so_far}") from None
         finally:
             _running.discard(process.pid)
         said = Said(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))

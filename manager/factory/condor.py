@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.manager.factory import condor_ads, condor_description
-from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused, job_name
+from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused, Unanswered, job_name
 from stoker.manager.factory.commands import Commands, Said
 from stoker.manager.factory.condor_ads import Ad, JobStatus
 from stoker.manager.factory.output import last_lines
@@ -107,7 +107,7 @@ class CondorBatch:
             raise failure(in_short(said))
         found = _ID.search(said.out)
         if not found:
-            raise BatchTrouble(f"condor_submit printed no job id: {in_short(said)}")
+            raise Unanswered(f"condor_submit printed no job id: {in_short(said)}")
         job = f"{found[1]}.{found[2]}"
         warned = warnings(said.err)
         if warned:

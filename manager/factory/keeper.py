@@ -14,6 +14,10 @@ blocks that are to be cancelled) against what is (what the batch system says), a
 
 When the batch system does not answer, a step ends there; the trouble is told once, in the batch system's words, and
 the next step comes a little later each time.
+
+After a submission without an answer whose job a search does not find, the next submission waits, twice as long each
+time. After `MOST_UNANSWERED` of them in a row the block is refused, and so is each later one after one try, until a
+submission is answered: each try may have made a job that cannot be found, and nothing may fill a queue with them.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from dataclasses import dataclass
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.manager.factory.batch import Batch, BatchTrouble, JobLook, SubmissionRefused
+from stoker.manager.factory.batch import Batch, BatchTrouble, JobLook, SubmissionRefused, Unanswered
 from stoker.manager.factory.pacing import FOR_LOOKS, FOR_SUBMISSIONS, Pacer, look_every_s
 from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.manager.protocol.ids import BlockId
@@ -44,6 +48,9 @@ _OVERDUE = 6.0
 """So many polls after it was due a look comes before submissions."""
 SEARCH_EVERY_S = 60.0
 CANCEL_AGAIN_S = 30.0
+MOST_UNANSWERED = 6
+"""So many submissions in a row may stay without an answer and without a job that is found."""
+_LONGEST_DOUBLINGS = 6
 EXPECTED_SLACK_S = 60.0
 """An expected start that moves by less is no news."""
 
@@ -66,6 +73,8 @@ class Kept:
     """Whether the manager did not know of it: it is told the source."""
     cancel: str = ""
     cancelled_at: float = 0.0
+    tried: bool = False
+    """Whether it was submitted, with or without an answer."""
 
 
 class Keeper:
@@ -104,6 +113,12 @@ class Keeper:
         self._look_at = 0.0
         self._not_before = 0.0
         self._pause_s = SOON_S
+        self._unanswered = 0
+        """Submissions in a row that got no answer and whose jobs were not found."""
+        self._no_answer = ""
+        """What the last of them said."""
+        self._submit_at = 0.0
+        """Nothing is submitted before."""
 
     # ---- what should be
 
@@ -155,8 +170,8 @@ class Keeper:
         at = max(self._look_at, now + self._look_waits_s())
         if not self._sure or any(_to_cancel(kept, now) for kept in self.blocks.values()):
             at = now
-        elif any(kept.phase is BlockPhase.ASKED for kept in self.blocks.values()):
-            at = min(at, now + self._submission_waits_s())
+        elif self._has_to_submit():
+            at = min(at, max(self._submit_at, now + self._submission_waits_s()))
         return max(0.0, max(at, self._not_before) - now)
 
     def step(self) -> list[News]:
@@ -170,7 +185,7 @@ class Keeper:
             self._troubled(f"{type(error).__name__}: {error}")
         else:
             self._pause_s = SOON_S
-            self._troubled("")
+            self._tell_trouble(self._no_answer if self._has_to_submit() else "")
         news, self._news = self._news, []
         return news
 
@@ -218,8 +233,11 @@ class Keeper:
         self._carry_out_cancels(batch)
         if self._clock() >= self._look_at and may_look:
             self._look(batch)
-        if not self._submission_waits_s():
+        if not self._submission_waits_s() and self._clock() >= self._submit_at:
             self._submit_one(batch)
+
+    def _has_to_submit(self) -> bool:
+        return any(kept.phase is BlockPhase.ASKED for kept in self.blocks.values())
 
     def _look_waits_s(self) -> float:
         """How long a look has to wait for the budget of requests. One that is long overdue needs only one token."""
@@ -321,17 +339,38 @@ class Keeper:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
         if kept is None or kept.cancel:
             return
+        if self._unanswered >= MOST_UNANSWERED and kept.tried:
+            self._end(kept, BlockPhase.REFUSED, self._given_up())
+            return
         self._sure = False  # until it is known what has come of it
+        kept.tried = True
         try:
             job = batch.submit(kept.block)
         except SubmissionRefused as error:
+            self._answered()
             self._end(kept, BlockPhase.REFUSED, str(error))
+        except Unanswered as error:
+            self._unanswered, self._no_answer = self._unanswered + 1, str(error)
+            doublings = min(self._unanswered - 1, _LONGEST_DOUBLINGS)
+            self._submit_at = self._clock() + max(SOON_S, self._poll_s) * 2**doublings
+            raise
         else:
             log.info("block %s: submitted as job %s", kept.block, job)
             self._submitted(kept, job)
         self._sure = True
 
+    def _given_up(self) -> str:
+        return (
+            f"{self._unanswered} submissions in a row got no answer ({self._no_answer}), and none of their jobs is"
+            " found: it is not submitted again, because each try may have made a job that is hidden from Stoker; look"
+            " for such jobs in the queue and cancel them"
+        )
+
+    def _answered(self) -> None:
+        self._unanswered, self._no_answer, self._submit_at = 0, "", 0.0
+
     def _submitted(self, kept: Kept, job: str) -> None:
+        self._answered()
         kept.job, kept.phase = job, BlockPhase.PENDING
         if not any(other.phase is BlockPhase.ASKED for other in self.blocks.values()):
             self._look_at = min(self._look_at, self._clock() + min(SOON_S, self._poll_s))
@@ -363,6 +402,9 @@ class Keeper:
         if text:
             self._not_before = self._clock() + self._pause_s
             self._pause_s = min(2 * self._pause_s, max(_LONGEST_PAUSE * self._poll_s, SOON_S))
+        self._tell_trouble(text)
+
+    def _tell_trouble(self, text: str) -> None:
         if text != self.trouble:
             self.trouble = text
             log.warning("source %s: %s", self.name, text or "works again")

@@ -11,7 +11,8 @@ every script of it passes through `Bounded`, which stands between it and its bas
 
 Settings that Parsl's templates have no place for (GPUs of LSF and Grid Engine, memory to the megabyte, an append mode
 for the output of a job that runs twice) go in as lines of the script's head. The last of these are the site's own
-`options`: where a batch system reads a setting twice, the last one counts.
+`options`: where a batch system reads a setting twice, the last one counts. (`own_options` names those that a site may
+not give: a job would not be found again.)
 """
 
 from __future__ import annotations
@@ -27,18 +28,11 @@ from parsl.launchers.base import Launcher
 from parsl.providers import GridEngineProvider, LSFProvider, PBSProProvider, SlurmProvider
 from parsl.providers.cluster_provider import ClusterProvider
 
+from stoker import own_options
 from stoker.errors import ConfigError
 from stoker.manager.factory.commands import Said
 from stoker.manager.factory.pilot_command import walltime_s
 from stoker.site import Provider, ProviderKind, Site
-
-_MARKS = {
-    ProviderKind.SLURM: "#SBATCH",
-    ProviderKind.PBS: "#PBS",
-    ProviderKind.LSF: "#BSUB",
-    ProviderKind.GRID_ENGINE: "#$",
-}
-"""What begins a line in the head of a submit script."""
 
 
 class NotSubmitted(Exception):
@@ -265,7 +259,7 @@ _MAKERS: dict[ProviderKind, Callable[[Provider, str], Bounded]] = {
 
 def _lines(given: Provider) -> str:
     """The site's own lines for the head of the script."""
-    mark = _MARKS[given.kind]
+    mark = own_options.MARKS[given.kind.value]
     return "".join(f"{line if line.startswith('#') else f'{mark} {line}'}\n" for line in given.options)
 
 

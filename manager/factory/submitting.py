@@ -8,7 +8,7 @@ from pathlib import Path
 
 from parsl.providers.errors import ExecutionProviderException
 
-from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, job_name
+from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unanswered, job_name
 from stoker.manager.factory.commands import Commands
 from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.providers import Bounded, provider_of
@@ -22,6 +22,8 @@ _NOT_NOW = re.compile(
     re.IGNORECASE,
 )
 """Scheduler errors that say nothing about the job."""
+_NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted", re.IGNORECASE)
+"""Those of them after which the scheduler may have taken the job all the same."""
 _FULL = re.compile(
     # Slurm says which limit it is; before 20.11 it did not, and its sentence names all of them.
     r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
@@ -78,7 +80,9 @@ def _submit_through(provider: Bounded, *, name: str, command: str) -> str:
     said = provider.said
     words = said.words if said is not None else f"{provider.label} has not said why"
     if said is not None and said.code == 0:
-        raise BatchTrouble(f"no job id in what it printed: {words}")
+        raise Unanswered(f"no job id in what it printed: {words}")
+    if _NO_ANSWER.search(words):
+        raise Unanswered(words)
     if is_not_now(words):
         raise BatchTrouble(words)
     raise SubmissionRefused(words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 from pathlib import Path
 
@@ -229,7 +230,72 @@ def test_an_array_brings_a_pilot_a_task_of_each_node(options: list[str], tasks: 
 def test_arrays_of_other_systems_are_refused(kind: str, option: str) -> None:
     with pytest.raises(ConfigError, match=f"a block of {kind} is no array; raise max_blocks instead"):
         parse_site(f"[provider]\nkind = '{kind}'\noptions = ['{option}']", file="s")
-    assert parse_site(f"[provider]\nkind = '{kind}'\noptions = ['-N word', '-j y']", file="s")
+    assert parse_site(f"[provider]\nkind = '{kind}'\noptions = ['-P word', '-j y']", file="s")
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "own"),
+    [
+        ("slurm", "--chdir=/tmp", "--chdir"),
+        ("slurm", "--chdir /tmp", "--chdir"),
+        ("slurm", "--chd=/tmp", "--chd"),
+        ("slurm", "-D /tmp", "-D"),
+        ("slurm", "#SBATCH -D/tmp", "-D"),
+        ("slurm", "--exclusive --job-name=mine", "--job-name"),
+        ("slurm", "-HJ mine", "-J"),
+        ("slurm", "--output=/dev/null", "--output"),
+        ("slurm", "-e x", "-e"),
+        ("slurm", "--test-only", "--test-only"),
+        ("slurm", "--wait", "--wait"),
+        ("slurm", "-W", "-W"),
+        ("slurm", "--clusters=other", "--clusters"),
+        ("slurm", "--parsable", "--parsable"),
+        ("slurm", "--quiet", "--quiet"),
+        ("pbs", "-N mine", "-N"),
+        ("pbs", "-Wblock=true", "-W block"),
+        ("pbs", "-W umask=77,block=true", "-W block"),
+        ("pbs", "#PBS -z", "-z"),
+        ("lsf", '-J "mine"', "-J"),
+        ("lsf", "-q short -cwd /tmp", "-cwd"),
+        ("lsf", "-K", "-K"),
+        ("grid_engine", "-wd /tmp", "-wd"),
+        ("grid_engine", "-sync y", "-sync"),
+        ("condor", "initialdir = /tmp", "initialdir"),
+        ("condor", "+Iwd = 3", "Iwd"),
+        ("condor", "Output = o", "Output"),
+    ],
+)
+def test_an_option_that_would_hide_a_job_is_refused(kind: str, option: str, own: str) -> None:
+    text = f'[provider]\nkind = "{kind}"\noptions = ["{option}"]'.replace('"mine"', "'mine'")
+    said = rf"line 3: \[provider\] options has .*: {own} is not for a site file: .*; take it away$"
+    with pytest.raises(ConfigError, match=said):
+        parse_site(text, file="s")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("slurm", ["--array=0-3", "--exclude=n1", "--wait-all-nodes=1", "--cluster-constraint=a", "-d x", "-H"]),
+        ("slurm", ["--nice=-5", "--comment='a -J b'", "# -J is not ours", "--open-mode=truncate", "-C a", "-x n1"]),
+        ("pbs", ["-j oe", "-W group_list=a", "-l place=excl", "-V", "-P x", "-m n"]),
+        ("lsf", ["-Jd words", "-env all", "-R 'span[hosts=1]'", "-ext x", "-W 10"]),
+        ("grid_engine", ["-j y", "-l mem=1G", "-P x", "-notify"]),
+        ("condor", ["+ProjectName = 'x'", "error_action = 1", "request_disk = 5"]),
+    ],
+)
+def test_other_options_stay(kind: str, options: list[str]) -> None:
+    text = f'[provider]\nkind = "{kind}"\noptions = [{", ".join(map(json.dumps, options))}]'
+    assert list(parse_site(text, file="s").provider.options) == options
+
+
+@pytest.mark.parametrize(
+    ("kind", "init"),
+    [("slurm", "\n# ours\n#SBATCH --chdir=/tmp\ntrue"), ("lsf", "true\n#BSUB -J x"), ("grid_engine", "true\n#$ -N x")],
+)
+def test_a_line_of_worker_init_that_the_batch_system_reads_is_an_option(kind: str, init: str) -> None:
+    with pytest.raises(ConfigError, match=r"line 3: \[provider\] worker_init has #.*is not for a site file"):
+        parse_site(f"[provider]\nkind = '{kind}'\nworker_init = {json.dumps(init)}", file="s")
+    assert parse_site(f"[provider]\nkind = 'slurm'\nworker_init = {json.dumps('true' + init)}", file="s")
 
 
 @given(st.text(alphabet="ab=[]{}\"'#.\n 1x_", max_size=60))

@@ -7,7 +7,7 @@ from factory.toy_batch import Clock, ToyBatch
 
 from stoker.errors import ConfigError
 from stoker.manager.factory.batch import Batch, JobLook
-from stoker.manager.factory.keeper import Keeper, News
+from stoker.manager.factory.keeper import MOST_UNANSWERED, Keeper, News
 from stoker.manager.protocol.blocks import BlockPhase, KnownBlock, LossReason
 from stoker.manager.protocol.ids import BlockId
 from stoker.manager.protocol.to_manager import BlockNews, SourceTrouble
@@ -172,6 +172,69 @@ def test_a_submission_that_did_not_arrive_is(desk: Desk) -> None:
     desk.batch.down = ""
     desk.later(5)
     assert desk.batch.submitted == [B0]
+
+
+def until_submitted(desk: Desk, *, times: int) -> list[float]:
+    """The pauses before each of so many more submissions; stops where nothing is to be done any more."""
+    pauses, since = [], desk.clock.now
+    for _ in range(200):
+        if len(pauses) == times or (wait := desk.keeper.due_in()) is None:
+            return pauses
+        before = len(desk.batch.submitted)
+        desk.later(max(wait, 0.1))
+        if len(desk.batch.submitted) > before:
+            pauses.append(round(desk.clock.now - since))
+            since = desk.clock.now
+    raise AssertionError("it goes on for ever")
+
+
+def test_a_block_whose_jobs_are_hidden_is_not_submitted_for_ever(desk: Desk) -> None:
+    """A site that hides jobs filled the queue: one block of one job was submitted every few seconds, without end."""
+    desk.batch.lossy = desk.batch.hides = True
+    desk.order(B0)
+    assert until_submitted(desk, times=99) == [10, 20, 40, 80, 160]
+    assert desk.batch.submitted == [B0] * MOST_UNANSWERED
+    [(block, phase, reason)] = told(desk.said)
+    assert (block, phase) == (B0, REFUSED)
+    assert "6 submissions in a row got no answer (submit has not answered for 30 s)" in reason
+    assert [each.text for each in desk.said if isinstance(each, SourceTrouble)] == [
+        "submit has not answered for 30 s",
+        "",
+    ]
+
+
+def test_after_that_each_block_has_one_try_until_a_submission_is_answered(desk: Desk) -> None:
+    desk.batch.lossy = desk.batch.hides = True
+    desk.order(B0)
+    until_submitted(desk, times=99)
+    desk.order(B1)
+    until_submitted(desk, times=99)
+    assert desk.batch.submitted == [B0] * MOST_UNANSWERED + [B1]
+    assert told(desk.said)[-1][:2] == (B1, REFUSED)
+    desk.batch.lossy = desk.batch.hides = False
+    assert (B2, PENDING, "") in told(desk.order(B2))
+    assert desk.keeper.trouble == ""
+
+
+def test_while_submissions_wait_for_an_answer_jobs_are_watched_and_cancelled(desk: Desk) -> None:
+    desk.order(B0)
+    desk.batch.lossy = desk.batch.hides = True
+    desk.order(B1)
+    until_submitted(desk, times=3)
+    desk.batch.looks["1"] = JobLook(RUNNING, "on n1")
+    assert (B0, RUNNING, "on n1") in told(desk.later(10))
+    desk.keeper.cancel([B0], "idle")
+    desk.settle()
+    assert desk.batch.cancelled == ["1"]
+
+
+def test_a_batch_system_that_is_away_or_full_gives_no_block_up(desk: Desk) -> None:
+    desk.batch.down = "away"
+    desk.order(B0)
+    for _ in range(5 * MOST_UNANSWERED):
+        desk.later(desk.keeper.due_in() or 0)
+    desk.batch.down = ""
+    assert told(desk.later(60)) == [(B0, PENDING, "")]
 
 
 def test_a_job_that_arrived_late_makes_no_second_block(desk: Desk) -> None:

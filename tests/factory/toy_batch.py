@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused
+from stoker.manager.factory.batch import BatchTrouble, JobLook, SubmissionRefused, Unanswered
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import BlockId
 
@@ -20,7 +20,8 @@ class Clock:
 
 
 class ToyBatch:
-    """`down`: what it says instead of answering. `lossy`: it takes a job and says that it did not answer."""
+    """`down`: what it says instead of answering. `lossy`: it takes a job and says that it did not answer.
+    `hides`: no job is found."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, BlockId] = {}
@@ -29,6 +30,7 @@ class ToyBatch:
         self.cancelled: list[str] = []
         self.down = ""
         self.lossy = False
+        self.hides = False
         self.refuses = ""
 
     def put(self, block: str, look: JobLook = JobLook(BlockPhase.PENDING)) -> str:  # noqa: B008
@@ -43,7 +45,7 @@ class ToyBatch:
         self.submitted.append(block)
         job = self.put(block)
         if self.lossy:
-            raise BatchTrouble("submit has not answered for 30 s")
+            raise Unanswered("submit has not answered for 30 s")
         return job
 
     def look(self, jobs: Sequence[str]) -> Mapping[str, JobLook]:
@@ -56,7 +58,7 @@ class ToyBatch:
 
     def find(self) -> Mapping[str, BlockId]:
         self._answer()
-        return dict(self.jobs)
+        return {} if self.hides else dict(self.jobs)
 
     def _answer(self) -> None:
         if self.down:

@@ -1,0 +1,120 @@
+"""Options that are Stoker's own: a site's `options` and `worker_init` may not give them to a job.
+
+A job whose submission got no answer is found again by its name and its folder, its end is read from what it printed,
+and its id from what the submit command answers. A site file that changes one of these hides its jobs: they would be
+submitted again and again.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+MARKS = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB", "grid_engine": "#$"}
+"""What begins a line in the head of a submit script."""
+_NAME = "jobs are found again by the names that Stoker gives them"
+_FOLDER = "jobs are found again by their folder; [pilot] scratch says where pilots keep their files"
+_OUTPUT = "Stoker reads what jobs print; `stoker logs` shows it"
+_ANSWER = "Stoker must get the job's id from the submit command, at once"
+_PROGRAM = "a job runs a script of Stoker's; `worker_init` runs before it"
+_ELSEWHERE = "Stoker would look for the job in another place"
+_CLUSTERS = f"{_ELSEWHERE}; set SLURM_CLUSTERS in the environment of `stoker` instead"
+
+_SLURM_LONG = {
+    "job-name": _NAME, "chdir": _FOLDER, "workdir": _FOLDER, "output": _OUTPUT, "error": _OUTPUT, "uid": _ELSEWHERE,
+    "test-only": _ANSWER, "wait": _ANSWER, "parsable": _ANSWER, "quiet": _ANSWER, "wrap": _PROGRAM,
+    "clusters": _CLUSTERS,
+}  # fmt: skip
+_SLURM_SHORT = {
+    "J": _NAME, "D": _FOLDER, "o": _OUTPUT, "e": _OUTPUT, "W": _ANSWER, "Q": _ANSWER, "M": _CLUSTERS,
+}  # fmt: skip
+_PBS_SHORT = {"N": _NAME, "o": _OUTPUT, "e": _OUTPUT, "I": _ANSWER, "z": _ANSWER, "C": _PROGRAM, "u": _ELSEWHERE}
+_FLAGS = {"slurm": "HIOQVWhksv", "pbs": "IVXfhz"}
+"""Options of one letter that take no value, so that others may follow in the same word."""
+_WORDS = {
+    "lsf": {
+        "-J": _NAME, "-cwd": _FOLDER, "-outdir": _OUTPUT, "-o": _OUTPUT, "-oo": _OUTPUT, "-e": _OUTPUT, "-eo": _OUTPUT,
+        "-K": _ANSWER, "-I": _ANSWER, "-Ip": _ANSWER, "-Is": _ANSWER, "-IS": _ANSWER, "-ISp": _ANSWER,
+        "-ISs": _ANSWER, "-IX": _ANSWER,
+    },
+    "grid_engine": {
+        "-N": _NAME, "-cwd": _FOLDER, "-wd": _FOLDER, "-o": _OUTPUT, "-e": _OUTPUT, "-sync": _ANSWER,
+        "-verify": _ANSWER, "-clear": _NAME, "-C": _PROGRAM, "-@": _NAME,
+    },
+}  # fmt: skip
+_CONDOR = {
+    "executable": _PROGRAM, "shell": _PROGRAM, "cmd": _PROGRAM, "initialdir": _FOLDER, "initial_dir": _FOLDER,
+    "job_iwd": _FOLDER, "iwd": _FOLDER, "output": _OUTPUT, "out": _OUTPUT, "stdout": _OUTPUT, "error": _OUTPUT,
+    "err": _OUTPUT, "stderr": _OUTPUT, "dry_run": _ANSWER,
+}  # fmt: skip
+_CONDOR_KEY = re.compile(r"\s*(?:\+|my\.)?(\w+)\s*=", re.IGNORECASE)
+
+
+def in_option(kind: str, line: str) -> str:
+    """Why a line of `options` is refused: the option in it that is Stoker's own, and the reason; empty if it may stay.
+    `kind`: the batch system, as a site file names it."""
+    if kind == "condor":
+        key = _CONDOR_KEY.match(line)
+        return _said(key[1], _CONDOR[key[1].lower()]) if key and key[1].lower() in _CONDOR else ""
+    if kind not in MARKS:
+        return ""
+    if line.startswith("#"):
+        if not line.startswith(MARKS[kind]):
+            return ""  # a comment
+        line = line.removeprefix(MARKS[kind])
+    return next((_said(word, why) for word, why in _found(kind, _words(line))), "")
+
+
+def in_worker_init(kind: str, text: str) -> tuple[str, str]:
+    """The first line of `worker_init` that the batch system reads as an option of Stoker's own, and why it is refused;
+    two empty ones if there is none. Slurm and PBS read such lines only before the first command."""
+    for line in text.splitlines() if kind in MARKS else ():
+        if line.startswith(MARKS[kind]) and (why := in_option(kind, line)):
+            return line, why
+        if kind in _FLAGS and line.strip() and not line.startswith("#"):
+            break
+    return "", ""
+
+
+def _said(option: str, why: str) -> str:
+    return f"{option} is not for a site file: {why}; take it away"
+
+
+def _found(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
+    for number, word in enumerate(words):
+        if kind in _WORDS:
+            if word in _WORDS[kind]:
+                yield word, _WORDS[kind][word]
+            continue
+        if kind == "slurm" and word.startswith("--"):
+            name = word[2:].partition("=")[0]
+            # As sbatch does, take the beginning of a name for the name.
+            yield from ((f"--{name}", why) for long, why in _SLURM_LONG.items() if name and long.startswith(name))
+        elif word.startswith("-"):
+            yield from _letters(kind, word)
+            if kind == "pbs" and "W" in word[:2] and _waits("".join(words[number : number + 2])):
+                yield "-W block", _ANSWER
+
+
+def _letters(kind: str, word: str) -> Iterator[tuple[str, str]]:
+    """Stoker's own among the options of one letter in a word: `-J`, `-Jname`, `-HJname`."""
+    own: Mapping[str, str] = _SLURM_SHORT if kind == "slurm" else _PBS_SHORT
+    for letter in word[1:]:
+        if letter in own:
+            yield f"-{letter}", own[letter]
+        if letter not in _FLAGS[kind]:
+            return
+
+
+def _waits(attributes: str) -> bool:
+    return re.search(r"block\s*=\s*[t1y]", attributes, re.IGNORECASE) is not None
+
+
+def _words(line: str) -> list[str]:
+    lexer = shlex.shlex(line, posix=True)
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError:  # a quote is not closed
+        return line.split()
