@@ -22,6 +22,9 @@ _ROUNDS = 2
 """A measured rate counts once every slot has ended about so many calls within its window."""
 
 
+_HERE = (PilotState.HERE, PilotState.CUT)
+
+
 class Outlook(NamedTuple):
     """Seconds until every open call is done (0 = nothing is open, or it is not known), from when the first pilot is
     here; and seconds until the batch system expects to start one (0 = a pilot is here, or nothing is expected)."""
@@ -109,8 +112,10 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
 
 
 def _runs_for_s(state: State, context: Context) -> float:
-    """The longest that a call of a context has run by now: one that takes longer than others did will take longer."""
-    ready = (x for x in context.libraries.values() if x.state is LibraryState.READY)
+    """The longest that a call of a context has run by now: one that takes longer than others did will take longer. Of
+    a pilot that is cut off nobody knows what still runs there."""
+    here = (x for x in context.libraries.values() if x.pilot.state is PilotState.HERE)
+    ready = (x for x in here if x.state is LibraryState.READY)
     first = (next(iter(library.held.values())) for library in ready if library.held)
     return max((state.now - call.sent_at for call in first), default=0.0)
 
@@ -128,7 +133,8 @@ def _ready_in_s(state: State, context: Context) -> float:
 
 
 def _devices_here(state: State) -> int:
-    return sum(len(pilot.devices) for pilot in state.pilots.values() if pilot.state is PilotState.HERE)
+    """Of pilots that are connected, or may be again in a moment: after a restart of the manager all of them are."""
+    return sum(len(pilot.devices) for pilot in state.pilots.values() if pilot.state in _HERE)
 
 
 def _devices_expected(state: State) -> int:

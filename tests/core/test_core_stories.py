@@ -10,6 +10,7 @@ from core.builders import BROKEN, Cluster, devices, recipe
 
 from stoker.manager.cli.printed import nothing_kept
 from stoker.manager.core import report
+from stoker.manager.core.events import ManagerRestarted
 from stoker.manager.protocol import show_story
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, Source
@@ -187,6 +188,19 @@ def test_rows_never_promise_more_than_the_headline(cluster: Make) -> None:
     lefts = {context.name: context.left_s for context in status.contexts}
     assert status.left_s >= max(lefts.values()) > 0
     assert status.left_s >= 60.0, "both share one device"
+
+
+def test_pilots_that_a_manager_which_came_back_still_waits_for_count_as_here(cluster: Make) -> None:
+    c = cluster().sources(Source("lab", first=1, most=2)).define(recipe("a"))
+    c.call("1", context="a").block("b1", phase=BlockPhase.RUNNING).join("p1", of=devices(2), block="b1")
+    c.ready().end("1", run_s=2.0).calls(40, context="a").ready()
+    c.block("b2", phase=BlockPhase.PENDING, reason="Priority", expected_in_s=600.0)
+    before = c.status().left_s
+    c.event(ManagerRestarted()).wait(10)
+    status = c.status()
+    assert status.pilot_in_s == 0.0
+    assert before <= status.left_s < before + 2.0
+    assert "after the first pilot" not in render(status)[0]
 
 
 def test_a_load_that_is_under_way_counts(cluster: Make) -> None:
