@@ -72,7 +72,7 @@ def forecast_in_words(status: Status) -> str:
     if not open_calls:
         return ""
     left = show_about(status.left_s)
-    if any(pilot.state == "here" for pilot in status.pilots):
+    if any(pilot.state in ("here", "cut") for pilot in status.pilots):
         if 0 < status.left_s < 1:
             return "done in less than 1 s"
         return f"done in about {left}" if status.left_s else ""
