@@ -7,6 +7,7 @@ Without such modules it is the value alone. The table comes first, so that what 
 
 from __future__ import annotations
 
+import os
 import pickle
 import struct
 from collections.abc import Mapping
@@ -80,10 +81,38 @@ def names_carried(key: str, data: bytes) -> frozenset[str]:
     if known is None:
         if len(_names) >= _MOST_NAMES:
             _names.clear()
-        length = _HEAD.unpack_from(data)[3]
-        table, _ = pickle.loads(memoryview(data)[_HEAD.size : _HEAD.size + length])
-        known = _names[key] = frozenset(table)
+        known = _names[key] = frozenset(_table(data))
     return known
+
+
+def versions_carried(data: payloads.Buffer | str) -> Mapping[str, str]:
+    """The versions of the modules that travel in these bytes, or in the file of this path, by name.
+
+    It rebuilds no value. Empty where the bytes or the file are damaged: that comes out when the value is rebuilt.
+    """
+    try:
+        head = _head_of_file(data) if isinstance(data, str) else data
+        if head[:1] != b"M":
+            return {}
+        return {str(name): str(version) for name, (_, _, version, _) in _table(head).items()}
+    except BaseException:  # bytes that are no table may be a pickle of anything
+        return {}
+
+
+def _table(data: payloads.Buffer) -> Table:
+    length = _HEAD.unpack_from(data)[3]
+    table: Table = pickle.loads(memoryview(data)[_HEAD.size : _HEAD.size + length])[0]
+    return table
+
+
+def _head_of_file(path: str) -> bytes:
+    """The first bytes of a file, with the table if it has one."""
+    with open(path, "rb") as file:
+        head = file.read(_HEAD.size)
+        if head[:1] != b"M":
+            return head
+        most = os.fstat(file.fileno()).st_size
+        return head + file.read(min(_HEAD.unpack(head)[3], most))
 
 
 def loads_code(data: payloads.Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:

@@ -2,8 +2,9 @@
 
 The default execution policy is first come, first served, one call a slot: calls run in the order in which they came,
 and those that were not begun can be given back, newest first, so that what was waiting longest stays first in line.
-The library process runs this very code on its hot path, so every operation is O(1) a call; it is written for one
-consumer and any number of givers-back under CPython's GIL, where a deque's operations are atomic.
+The library process runs this very code on its hot path, so every operation is O(1) a call; `take` is
+written for one consumer, `next` and `begin` for several, with any number of givers-back under CPython's GIL, where a
+deque's operations are atomic.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ class Execution(Protocol[T]):
 
     def take(self) -> tuple[int, T] | None:
         """The call whose turn it is; it has begun. None when nothing waits."""
+
+    def next(self) -> tuple[int, T] | None:
+        """The call whose turn it is; it still waits. None when nothing does."""
+
+    def begin(self, entry: tuple[int, T]) -> bool:
+        """This entry of `next` has begun; False if it does not wait any more."""
 
     def give_back(self, count: int) -> list[int]:
         """Take out up to `count` calls that have not begun, those that would run last first."""
@@ -50,6 +57,21 @@ class FirstCome(Generic[T]):
             return self._waiting.popleft()
         except IndexError:
             return None
+
+    def next(self) -> tuple[int, T] | None:
+        """The oldest call, which may still be given back. None when nothing waits."""
+        try:
+            return self._waiting[0]
+        except IndexError:
+            return None
+
+    def begin(self, entry: tuple[int, T]) -> bool:
+        """Take out this entry of `next`; False if it was given back, or another consumer took it."""
+        try:
+            self._waiting.remove(entry)  # as in `drop`
+        except ValueError:
+            return False
+        return True
 
     def give_back(self, count: int) -> list[int]:
         """Take out up to `count` calls, newest first."""

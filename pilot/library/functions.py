@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.contexts import payloads
 from stoker.contexts.carried_modules import NO_MODULES
-from stoker.contexts.code_payloads import loads_code
+from stoker.contexts.code_payloads import loads_code, versions_carried
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
 _ROOM = 128
@@ -28,6 +28,13 @@ class Function:
         self._lock = threading.Lock()
         self._opened: tuple[Callable[..., Any], bool] | None = None
         self._modules = NO_MODULES
+        self._versions: Mapping[str, str] | None = None
+
+    def versions(self) -> Mapping[str, str]:
+        """The versions of the modules that it brings, by name. First asked for before it is opened."""
+        if self._versions is None:
+            self._versions = versions_carried(self._blob)
+        return self._versions
 
     def open(self) -> tuple[Callable[..., Any], bool]:
         """The function, and whether it takes the context as its first argument; what it imports is found from now on.

@@ -10,7 +10,8 @@ talking: it sends ends that wait, and reads frames (work is queued, calls are gi
 An end is sent before the library waits for more work, when it is older than a millisecond, and before a call whose
 function is known to be slow or not known at all; so none waits for the call behind it, and short calls share frames.
 
-With several slots, calls run in threads and the main thread only reads.
+With several slots, calls run in threads and the main thread only reads. A call whose modules clash with those of a
+running one waits its turn, and those behind it wait too (`side_by_side`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from stoker.contexts import carried_modules
 from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import CallEnd, CallProgress
 from stoker.manager.protocol.to_agent import Ended, Evicted, GivenBack, Reports, Resized
@@ -38,6 +40,7 @@ from stoker.pilot.library import frames
 from stoker.pilot.library.functions import Functions
 from stoker.pilot.library.meetings import Meetings
 from stoker.pilot.library.runner import NO_CALL, Runner, Work
+from stoker.pilot.library.side_by_side import SideBySide
 from stoker.pilot.library.soundness import EVERY_S, Fault, Soundness
 
 _PATIENCE_S = 0.001
@@ -141,6 +144,7 @@ class Server:
     def serve_threads(self, make_runner: Callable[[int], Runner], slots: int, *, idle: Callable[[int], None]) -> None:
         """Run calls in `slots` threads; this one reads."""
         work_came = threading.Condition()
+        side_by_side = SideBySide()
         threads: list[threading.Thread] = []
 
         def worker(slot: int) -> None:
@@ -148,15 +152,18 @@ class Server:
             self._runners.append(runner)
             while True:
                 with work_came:
-                    while (entry := self._queue.take()) is None:
+                    if side_by_side.end(slot):
+                        work_came.notify_all()
+                    while (work := side_by_side.take(self._queue, slot)) is None:
                         if self._over():
                             return
+                        idle(slot)
+                        carried_modules.leave()
                         work_came.wait()
-                work = entry[1]
                 if not 0.0 < work.function.mean_s < EVERY_S or _now() - self._soundness.checked_at > EVERY_S:
                     self._leave_if_unfit()
                 self._note(runner.run(work), runner)
-                del entry, work
+                del work
                 if not len(self._queue):
                     idle(slot)
                 self._send_waiting()
@@ -246,7 +253,7 @@ class Server:
         if not self._reading.acquire(blocking=block):
             return
         try:
-            if block and (len(self._queue) or self._over()):  # the attendant has just read something
+            if block and (self._over() or (over is None and len(self._queue))):  # the attendant has just read something
                 return
             try:
                 here = self._reader.fill(block=block)

@@ -62,8 +62,10 @@ def own_modules() -> Iterator[None]:
     sys.path[:], sys.meta_path[:] = path, finders
     carried_modules._imported_at.clear()
     editable._stamps.clear()
-    NO_MODULES.enter()
     carried_modules._finder.base = NO_MODULES
+    NO_MODULES.enter()
+    carried_modules._here.clear()
+    carried_modules._shelf.clear()
 
 
 def written(folder: Path, **changed: str) -> Path:

@@ -1,0 +1,128 @@
+"""Modules that are out of `sys.modules` for a time, so that a call does not find them, and come back as they were.
+
+A module is kept with its version and with those modules below it that did not travel. What the module holds, the
+identity of its classes and what it has registered somewhere stay, so it need not be imported again.
+
+A bounded number is kept. All that left at one time is forgotten together, the oldest first: a module never comes back
+without those that it imports, since calls that want the one want the others too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+_MOST = 64
+_MOST_OF_A_NAME = 8
+"""A module that is edited again and again may hold a large table in each of its versions."""
+
+
+class Kept(NamedTuple):
+    """A module by its name and version."""
+
+    name: str
+    version: str
+    module: Any
+
+
+class _Aside(NamedTuple):
+    module: Any
+    turn: int
+    is_bound: bool
+    """Whether its package had it as an attribute."""
+    below: Mapping[str, Any]
+
+
+class Shelf:
+    """Keeps the modules that are set aside: at most `most`, and `most_of_a_name` versions of one, or those of one
+    time."""
+
+    def __init__(self, *, most: int = _MOST, most_of_a_name: int = _MOST_OF_A_NAME) -> None:
+        self._most = most
+        self._most_of_a_name = most_of_a_name
+        self._turn = 0
+        self._aside: OrderedDict[tuple[str, str], _Aside] = OrderedDict()
+
+    def __contains__(self, key: tuple[str, str]) -> bool:
+        """Whether the module of this name and version is set aside."""
+        return key in self._aside
+
+    def names(self) -> set[str]:
+        """The names of all modules that are set aside."""
+        return {name for name, _ in self._aside}
+
+    def set_aside(self, leaving: Mapping[str, str], *, travelled: Collection[str]) -> None:
+        """Take modules out of `sys.modules` and off their packages. `leaving`: the versions by name; `travelled`: the
+        names of all modules that travelled, which a module above them does not take along."""
+        self._turn += 1
+        below: dict[str, dict[str, Any]] = {name: {} for name in leaving}
+        starts = tuple(f"{name}." for name in leaving)
+        for child in [name for name in list(sys.modules) if name.startswith(starts) and name not in travelled]:
+            above = child.rpartition(".")[0]
+            while above not in travelled:
+                above = above.rpartition(".")[0]
+            if above in leaving:
+                below[above][child] = sys.modules.pop(child, None)
+        for name in sorted(leaving, reverse=True):  # a module before its package
+            is_bound = name_in_package(name, sys.modules[name])
+            self._aside[name, leaving[name]] = _Aside(forget(name), self._turn, is_bound, below[name])
+        self._forget_oldest()
+
+    def put_back(self, version_wanted: Callable[[str], str | None]) -> Iterable[Kept]:
+        """Put the modules back that are wanted in their version; returns them."""
+        back: list[Kept] = []
+        for name, version in sorted(key for key in self._aside if version_wanted(key[0]) == key[1]):
+            if name in sys.modules:
+                continue
+            module, _, is_bound, below = self._aside.pop((name, version))
+            sys.modules[name] = module
+            for child, one in below.items():
+                sys.modules.setdefault(child, one)
+            package, _, last = name.rpartition(".")
+            if is_bound:
+                _names_in(package)[last] = module
+            back.append(Kept(name, version, module))
+        return back
+
+    def __len__(self) -> int:
+        """How many are set aside."""
+        return len(self._aside)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._aside.clear()
+
+    def _forget_oldest(self) -> None:
+        while len(self._aside) > self._most or self._has_too_many_of_a_name():
+            oldest = next(iter(self._aside.values())).turn
+            if oldest == self._turn:
+                return
+            for key in [key for key, aside in self._aside.items() if aside.turn == oldest]:
+                del self._aside[key]
+
+    def _has_too_many_of_a_name(self) -> bool:
+        if len(self._aside) <= self._most_of_a_name:
+            return False
+        return max(Counter(name for name, _ in self._aside).values()) > self._most_of_a_name
+
+
+def forget(name: str) -> Any:
+    """Take a module out of `sys.modules` and off its package; returns it."""
+    module = sys.modules.pop(name, None)
+    if name_in_package(name, module):
+        package, _, last = name.rpartition(".")
+        del _names_in(package)[last]
+    return module
+
+
+def name_in_package(name: str, module: Any) -> bool:
+    """Whether the package of this module has it as an attribute."""
+    package, _, last = name.rpartition(".")
+    return module is not None and _names_in(package).get(last) is module
+
+
+def _names_in(package: str) -> dict[str, Any]:
+    found = getattr(sys.modules.get(package), "__dict__", None)
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,202 @@
+"""Functions with clashing modules in several slots of one library: they take turns, and each finds its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_manager import FakeManager, recipe
+
+from stoker.contexts.carried_modules import NO_MODULES
+from stoker.contexts.code_payloads import dumps_arguments, dumps_code
+from stoker.contexts.loading import load_context
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.calls import CallOptions, CallSpec, Failure, FailureKind
+from stoker.manager.protocol.ids import CallId, FunctionKey, LibraryId
+from stoker.manager.protocol.to_library import Run
+from stoker.manager.protocol.to_manager import CallsReturned
+from stoker.manager.protocol.to_pilot import CancelCalls, FunctionBlob, TakeBack
+from stoker.pilot.core.turns import FirstCome
+from stoker.pilot.library.functions import Function
+from stoker.pilot.library.runner import Work
+from stoker.pilot.library.side_by_side import SideBySide
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the modules of the program lie that sends calls."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def blob(call: Callable[..., Any], folder: Path, *, whose: str) -> FunctionBlob:
+    """A function as it travels, with the `sbs_util` of one program."""
+    (folder / "sbs_util.py").write_text(f"WHOSE = {whose!r}\n")
+    data = dumps_code((call, False), what="function")
+    return FunctionBlob(key=FunctionKey(f"{call.__name__}-{whose}"), name=call.__name__, blob=data)
+
+
+def note_and_import(log: str, until: str = "") -> str:
+    import os
+    import time
+
+    def note(word: str) -> None:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(descriptor, f"{word}\n".encode())
+        os.close(descriptor)
+
+    note("begins")
+    while until and not os.path.exists(until):
+        time.sleep(0.01)
+    time.sleep(0.05)
+    from sbs_util import WHOSE
+
+    note(f"{WHOSE} ends")
+    return WHOSE
+
+
+def plain(*_: Any) -> str:
+    return "plain"
+
+
+def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager, folder: Path) -> None:
+    """Fresh eyes found it: with four slots a third of the calls ran the other program's module."""
+    served.ready(recipe(slots=4))
+    log = folder / "log"
+    programs = [blob(note_and_import, folder, whose=whose) for whose in ("a", "b")]
+    calls = [
+        served.run(programs[turn % 2], [(str(log),)] * count)
+        for turn, count in enumerate((2, 1, 3, 2, 1, 1))
+    ]  # fmt: skip
+    assert [served.results(some) for some in calls] == [
+        ["a"] * 2, ["b"], ["a"] * 3, ["b"] * 2, ["a"], ["b"]
+    ]  # fmt: skip
+    running, most, ended = 0, 0, ""
+    for line in log.read_text().splitlines():
+        running += 1 if line == "begins" else -1
+        most = max(most, running)
+        if line != "begins":
+            ended += line[0]
+    assert ended == "aabaaabbab"
+    assert 1 < most <= 3  # those of one program run side by side, as before
+
+
+def test_a_call_that_waits_for_its_modules_can_be_given_back_and_is_not_overtaken(
+    served: FakeManager, folder: Path
+) -> None:
+    served.ready(recipe(slots=3))
+    log, go = folder / "log", folder / "go"
+    (first,) = served.run(blob(note_and_import, folder, whose="a"), [(str(log), str(go))])
+    served.until(log.exists, what="the first call to begin")
+    second, third = served.run(
+        blob(note_and_import, folder, whose="b"), [(str(log),)] * 2, options=CallOptions(limit_s=0.5)
+    )
+    last, newest = served.run(plain, [(), ()])
+    time.sleep(0.7)  # its time limit does not run before it begins
+    served.send(CancelCalls(library=LibraryId(1), calls=(CallId(second),)))
+    assert served.wait_for(CallsReturned).calls == (second,)
+    served.send(TakeBack(library=LibraryId(1), count=1))
+    served.wait_for(CallsReturned, calls=(newest,))
+    assert not served.ends()
+    go.touch()
+    assert served.results([first, third, last]) == ["a", "b", "plain"]
+    assert log.read_text().splitlines() == ["begins", "a ends", "begins", "b ends"]
+
+
+def test_a_table_of_modules_that_is_garbage_fails_its_call_alone(served: FakeManager, folder: Path) -> None:
+    served.ready(recipe(slots=2))
+    good = blob(note_and_import, folder, whose="a")
+    served.results(served.run(good, [(str(folder / "log"),)]))
+    for data in (
+        b"M",
+        b"M\x01\x00\x00\xff\xff\xff\xff",
+        good.blob[:40] + b"\0" * 200,
+        b"M\x01\x00\x00\x03\0\0\0\x80\x05N",
+    ):
+        bad = FunctionBlob(key=FunctionKey(data.hex()), name="bad", blob=data)
+        (failure,) = served.results(served.run(bad, [()]))
+        assert isinstance(failure, Failure)
+        assert failure.kind is FailureKind.SERIALIZATION
+    assert served.results(served.run(good, [(str(folder / "log"),)] * 3)) == ["a"] * 3
+
+
+# ---- who may begin
+
+
+def work(call: int, function: Function, payload: bytes | ObjectRef = b"") -> Work:
+    run = Run(function=FunctionKey(""), calls=[], options=CallOptions())
+    return Work(CallSpec(call=CallId(call), payload=payload), run, function)
+
+
+def queue_of(*works: Work) -> FirstCome[Work]:
+    queue = FirstCome[Work]()
+    for each in works:
+        queue.add(each.spec.call, each)
+    return queue
+
+
+class Model:
+    def whose(self) -> str:
+        from sbs_util import WHOSE
+
+        return WHOSE
+
+
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_what_arguments_bring_counts_too(folder: Path, in_a_file: bool) -> None:
+    function = Function(blob(note_and_import, folder, whose="a"))
+    (folder / "sbs_util.py").write_text("WHOSE = 'b'\n")
+    payload: Any = dumps_arguments(((Model(),), {}))
+    if in_a_file:
+        (folder / "arguments").write_bytes(payload)
+        payload = ObjectRef(name="large", size_bytes=len(payload), source=str(folder / "arguments"))
+    bare = Function(
+        FunctionBlob(key=FunctionKey("plain"), name="plain", blob=dumps_code((plain, False), what="function"))
+    )
+    queue = queue_of(work(1, function), work(2, bare), work(3, bare, payload), work(4, function), work(5, function))
+    slots = SideBySide()
+    begun = [slots.take(queue, slot) for slot in (0, 1)]
+    assert [one is not None and one.spec.call for one in begun] == [1, 2]
+    assert slots.take(queue, 2) is None
+    assert queue.give_back(1) == [5]
+    assert slots.end(0)
+    third = slots.take(queue, 2)
+    assert third is not None
+    assert third.spec.call == 3
+    assert slots.take(queue, 0) is None  # the fourth, which clashes with the third
+    assert slots.end(2)
+    assert slots.take(queue, 0) is not None
+    assert not len(queue)
+
+
+def test_a_function_with_another_version_than_the_contexts_runs_beside_no_call(folder: Path) -> None:
+    """The others may call methods of the context, which import the context's version."""
+
+    def load() -> None:
+        import sbs_util  # noqa: F401
+
+    (folder / "sbs_util.py").write_text("WHOSE = 'context'\n")
+    made = recipe()
+    made = type(made)(key=made.key, name=made.name, loader=dumps_code((load, (), {}), what="loader"))
+    from stoker.contexts import carried_modules
+
+    try:
+        load_context(made, {})
+        bare = Function(FunctionBlob(key=FunctionKey("p"), name="p", blob=dumps_code((plain, False), what="function")))
+        same, other = (Function(blob(note_and_import, folder, whose=whose)) for whose in ("context", "b"))
+        queue = queue_of(work(1, bare), work(2, same), work(3, other), work(4, bare))
+        slots = SideBySide()
+        assert [slots.take(queue, slot) is None for slot in range(3)] == [False, False, True]
+        slots.end(0)
+        assert slots.take(queue, 0) is None
+        slots.end(1)
+        assert slots.take(queue, 0) is not None
+        assert slots.take(queue, 1) is None
+    finally:
+        carried_modules._finder.base = NO_MODULES
+        NO_MODULES.enter()
+        sys.modules.pop("sbs_util", None)
