@@ -3,8 +3,8 @@
 A module is kept with its version and with those modules below it that did not travel. What the module holds, the
 identity of its classes and what it has registered somewhere stay, so it need not be imported again.
 
-A bounded number is kept. All that left at one time is forgotten together, the oldest first: a module never comes back
-without those that it imports, since calls that want the one want the others too.
+The number of times is bounded of which the modules are kept. What left at one time is forgotten together, the oldest
+first: so a module never comes back without those that it imports, since calls that want the one want the others too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 _MOST = 64
-_MOST_OF_A_NAME = 8
+_MOST_OF_A_NAME = 16
 """A module that is edited again and again may hold a large table in each of its versions."""
 
 
@@ -36,8 +36,7 @@ class _Aside(NamedTuple):
 
 
 class Shelf:
-    """Keeps the modules that are set aside: at most `most`, and `most_of_a_name` versions of one, or those of one
-    time."""
+    """Keeps what was set aside the last `most` times, and at most `most_of_a_name` versions of a module."""
 
     def __init__(self, *, most: int = _MOST, most_of_a_name: int = _MOST_OF_A_NAME) -> None:
         self._most = most
@@ -57,17 +56,10 @@ class Shelf:
         """Take modules out of `sys.modules` and off their packages. `leaving`: the versions by name; `travelled`: the
         names of all modules that travelled, which a module above them does not take along."""
         self._turn += 1
-        below: dict[str, dict[str, Any]] = {name: {} for name in leaving}
-        starts = tuple(f"{name}." for name in leaving)
-        for child in [name for name in list(sys.modules) if name.startswith(starts) and name not in travelled]:
-            above = child.rpartition(".")[0]
-            while above not in travelled:
-                above = above.rpartition(".")[0]
-            if above in leaving:
-                below[above][child] = sys.modules.pop(child, None)
         for name in sorted(leaving, reverse=True):  # a module before its package
-            is_bound = name_in_package(name, sys.modules[name])
-            self._aside[name, leaving[name]] = _Aside(forget(name), self._turn, is_bound, below[name])
+            below = {child: sys.modules.pop(child) for child in _below(name, travelled)}
+            is_bound = is_in_package(name, sys.modules[name])
+            self._aside[name, leaving[name]] = _Aside(forget(name), self._turn, is_bound, below)
         self._forget_oldest()
 
     def put_back(self, version_wanted: Callable[[str], str | None]) -> Iterable[Kept]:
@@ -95,12 +87,12 @@ class Shelf:
         self._aside.clear()
 
     def _forget_oldest(self) -> None:
-        while len(self._aside) > self._most or self._has_too_many_of_a_name():
+        turns = len({aside.turn for aside in self._aside.values()})
+        while turns > 1 and (turns > self._most or self._has_too_many_of_a_name()):
             oldest = next(iter(self._aside.values())).turn
-            if oldest == self._turn:
-                return
             for key in [key for key, aside in self._aside.items() if aside.turn == oldest]:
                 del self._aside[key]
+            turns -= 1
 
     def _has_too_many_of_a_name(self) -> bool:
         if len(self._aside) <= self._most_of_a_name:
@@ -111,13 +103,23 @@ class Shelf:
 def forget(name: str) -> Any:
     """Take a module out of `sys.modules` and off its package; returns it."""
     module = sys.modules.pop(name, None)
-    if name_in_package(name, module):
+    if is_in_package(name, module):
         package, _, last = name.rpartition(".")
         del _names_in(package)[last]
     return module
 
 
-def name_in_package(name: str, module: Any) -> bool:
+def _below(name: str, travelled: Collection[str]) -> list[str]:
+    """The modules below this one that did not travel: Python has made them attributes of their packages."""
+    found: list[str] = []
+    for last in list(_names_in(name)) if hasattr(sys.modules.get(name), "__path__") else ():
+        child = f"{name}.{last}"
+        if child in sys.modules and child not in travelled:
+            found += [child, *_below(child, travelled)]
+    return found
+
+
+def is_in_package(name: str, module: Any) -> bool:
     """Whether the package of this module has it as an attribute."""
     package, _, last = name.rpartition(".")
     return module is not None and _names_in(package).get(last) is module

@@ -164,7 +164,7 @@ def test_nothing_is_walked_in_a_process_that_no_module_travelled_to() -> None:
 
 def test_what_is_set_aside_is_bounded_and_what_belongs_together_is_forgotten_together() -> None:
     """Otherwise an edited module would fill a library that lives for weeks; half of a package would be made twice."""
-    shelf = Shelf(most=4, most_of_a_name=2)
+    shelf = Shelf(most=2, most_of_a_name=2)
 
     def put(version: str, *names: str) -> None:
         for name in names:
@@ -175,14 +175,16 @@ def test_what_is_set_aside_is_bounded_and_what_belongs_together_is_forgotten_tog
     put("1", "sa_a", "sa_b", "sa_c")
     put("1", "sa_d")
     assert len(shelf) == 4
-    put("1", "sa_e")  # one of the three would do
+    put("1", "sa_e")
     assert shelf.names() == {"sa_d", "sa_e"}
-    for version in ("2", "3"):
-        put(version, "sa_d")
+    put("1", *(f"sa_{number}" for number in range(99)))
+    assert len(shelf) == 100
+    shelf = Shelf(most=20, most_of_a_name=2)
+    for version in ("1", "2", "3"):
+        put(version, "sa_d", "sa_e")
+        put(version, f"sa_{version}")
     assert ("sa_d", "1") not in shelf
-    assert len(shelf) == 3
-    put("1", *(f"sa_{number}" for number in range(9)))  # more than it keeps, of one call
-    assert len(shelf) == 9
+    assert len(shelf) == 7
 
 
 def test_calls_in_threads_find_what_each_brought_until_they_leave() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -28,9 +29,11 @@ from stoker.pilot.library.side_by_side import SideBySide
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the modules of the program lie that sends calls."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
+    """Where the modules of the program lie that sends calls; pilots do not look there."""
+    made = tmp_path / "program"
+    made.mkdir()
+    monkeypatch.syspath_prepend(str(made))
+    return made
 
 
 def blob(call: Callable[..., Any], folder: Path, *, whose: str) -> FunctionBlob:
@@ -63,6 +66,15 @@ def plain(*_: Any) -> str:
     return "plain"
 
 
+def pause() -> str:
+    time.sleep(0.3)
+    return "paused"
+
+
+def import_by_name() -> str:
+    return str(importlib.import_module("sbs_util"))
+
+
 def test_functions_with_clashing_modules_take_turns_in_order(served: FakeManager, folder: Path) -> None:
     """Fresh eyes found it: with four slots a third of the calls ran the other program's module."""
     served.ready(recipe(slots=4))
@@ -92,19 +104,35 @@ def test_a_call_that_waits_for_its_modules_can_be_given_back_and_is_not_overtake
     log, go = folder / "log", folder / "go"
     (first,) = served.run(blob(note_and_import, folder, whose="a"), [(str(log), str(go))])
     served.until(log.exists, what="the first call to begin")
+    (beside,) = served.run(pause, [()], options=CallOptions(limit_s=0.6))  # ends while a call waits
     second, third = served.run(
         blob(note_and_import, folder, whose="b"), [(str(log),)] * 2, options=CallOptions(limit_s=0.5)
     )
     last, newest = served.run(plain, [(), ()])
-    time.sleep(0.7)  # its time limit does not run before it begins
+    assert served.results([beside]) == ["paused"]
+    time.sleep(0.8)  # no time limit runs: neither that of the call that has ended, nor of the one that waits
     served.send(CancelCalls(library=LibraryId(1), calls=(CallId(second),)))
     assert served.wait_for(CallsReturned).calls == (second,)
     served.send(TakeBack(library=LibraryId(1), count=1))
     served.wait_for(CallsReturned, calls=(newest,))
-    assert not served.ends()
+    assert set(served.ends()) == {beside}
     go.touch()
     assert served.results([first, third, last]) == ["a", "b", "plain"]
     assert log.read_text().splitlines() == ["begins", "a ends", "begins", "b ends"]
+
+
+def test_a_call_finds_no_module_of_one_that_has_ended_in_another_slot(served: FakeManager, folder: Path) -> None:
+    served.ready(recipe(slots=2))
+    theirs, ours = (
+        blob(note_and_import, folder, whose="a"),
+        FunctionBlob(
+            key=FunctionKey("by name"), name="by name", blob=dumps_code((import_by_name, False), what="function")
+        ),
+    )
+    for _ in range(3):
+        assert served.results(served.run(theirs, [(str(folder / "log"),)] * 2)) == ["a", "a"]
+        errors = served.results(served.run(ours, [(), ()]))
+        assert [type(error) for error in errors] == [ModuleNotFoundError] * 2
 
 
 def test_a_table_of_modules_that_is_garbage_fails_its_call_alone(served: FakeManager, folder: Path) -> None:
