@@ -226,6 +226,57 @@ def test_a_module_that_registers_itself_in_the_process_may_be_edited(up: Up) -> 
         assert out == f"{[number] * 3}\n", err
 
 
+OWN_MODEL = """
+import pickle
+import sys
+import time
+import model
+import stoker
+
+@stoker.app
+def opened(data):
+    import pickle
+    return pickle.loads(data).whose
+
+@stoker.context(slots=4)
+def table():
+    return 0
+
+@stoker.app(context=table())
+def imported(table, item):
+    time.sleep(0.02)
+    from model import Model
+    return Model.whose
+
+with stoker.load(session=sys.argv[1]):
+    error = opened(pickle.dumps(model.Model())).exception(60)
+    print(type(error).__name__, *set(stoker.map(imported, range(40))), imported(0).result(60), flush=True)
+
+@stoker.app
+def brought():
+    from model import Model
+    return Model.whose
+
+with stoker.load(session=sys.argv[1]):
+    print(brought().result(60))
+"""
+
+
+def test_programs_that_each_have_a_module_of_one_name_never_run_anothers(up: Up, tmp_path: Path) -> None:
+    """Fresh eyes found it: a pickle in a call was opened with the other program's class, and with slots a third of the
+    calls imported the other program's module."""
+
+    def start(whose: str) -> subprocess.Popen[str]:
+        (tmp_path / whose).mkdir(exist_ok=True)
+        (tmp_path / whose / "model.py").write_text(f"class Model:\n    whose = {whose!r}\n")
+        return up.world.start(OWN_MODEL, up.name, folder=tmp_path / whose)
+
+    for names in (("ann", "bob"), ("ann",)):
+        for whose, program in [(whose, start(whose)) for whose in names]:
+            out, err = program.communicate(timeout=120)
+            assert out == f"ModuleNotFoundError {whose} {whose}\n{whose}\n", err
+
+
 def test_two_programs_at_once_share_it_and_one_that_is_killed_costs_its_own_calls(up: Up) -> None:
     before = up.status()
     victim = up.start("print([measure(sys.argv[1], 'pilot', 600).result()])")
