@@ -57,9 +57,11 @@ class Shelf:
         names of all modules that travelled, which a module above them does not take along."""
         self._turn += 1
         for name in sorted(leaving, reverse=True):  # a module before its package
-            below = {child: sys.modules.pop(child) for child in _below(name, travelled)}
-            is_bound = is_in_package(name, sys.modules[name])
-            self._aside[name, leaving[name]] = _Aside(forget(name), self._turn, is_bound, below)
+            below = {child: sys.modules.pop(child, None) for child in _below(name, travelled)}
+            is_bound = is_in_package(name, sys.modules.get(name))
+            module = forget(name)
+            if module is not None:  # a thread of the user's may have taken it out meanwhile
+                self._aside[name, leaving[name]] = _Aside(module, self._turn, is_bound, below)
         self._forget_oldest()
 
     def put_back(self, version_wanted: Callable[[str], str | None]) -> Iterable[Kept]:
