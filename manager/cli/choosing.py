@@ -26,6 +26,7 @@ from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import console
 from stoker.manager.executor import detached
+from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.protocol.session import SessionFolder, find_session, named_folder
 
 LOOKS = "the one of this folder if it is up, else the newest that is up, else this folder's newest"
@@ -97,6 +98,7 @@ def told(best: Candidate, candidates: Sequence[Candidate], *, hint: str) -> str:
 
 def _candidates(name: str = "", *, detached_only: bool = False) -> list[Candidate]:
     """Sessions that are known here and whose id begins so, the newest first."""
+    wait_for_begun(name)
     here = _here()
     found: list[tuple[str, SessionFolder]] = []
     for place in _folders(here):

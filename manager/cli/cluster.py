@@ -30,6 +30,8 @@ from stoker.units import show_bytes, show_seconds
 
 PROBE_WALLTIME_S = 60.0
 _ASK_EVERY_S = 0.5
+_SLACK_S = 60.0
+"""A probe that was killed leaves a session that ends by itself, so much later than the probe would have."""
 
 
 def batch_system() -> Iterator[Finding]:
@@ -160,11 +162,15 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
     """Submit a one-minute pilot of a site, and wait until it has joined: nodes see the environment and the session's
     folder then, and reach this host. `say` hears what is submitted and what is waited for."""
     topic = f"probe {site.name}"
-    folder = detached.make([one_minute(site)])
+    folder = detached.make([one_minute(site)], idle_s=wait_s + _SLACK_S)
     say(f"a session of its own, {folder.path}, submits one job of at most a minute to site {site.name}")
     began = time.monotonic()
     try:
         detached.start(folder, waiting=say)
+    except KeyboardInterrupt:
+        _forget(folder)
+        raise
+    try:
         status = _wait_for_pilot(folder, wait_s=wait_s, say=say)
         address = folder.read().address.removeprefix("tcp://")
         took = show_seconds(time.monotonic() - began)
@@ -187,15 +193,23 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
         detached.forget(folder)
 
 
+def _forget(folder: SessionFolder) -> None:
+    """Leave nothing of a probe's session whose start was interrupted."""
+    if folder.file.exists():  # its manager was just coming up
+        down.end(folder)
+    else:
+        detached.forget(folder)
+
+
 def one_minute(site: Site) -> Site:
-    """The site with one block of a minute."""
+    """The site with one block of a minute, which no other follows."""
     replace = msgspec.structs.replace
     return replace(
         site,
         sites=(),
         provider=replace(site.provider, walltime_s=Duration(PROBE_WALLTIME_S)),
         pilot=replace(site.pilot, init_blocks=1, min_blocks=0, max_blocks=1),
-        policy=replace(site.policy, provisioning=ProvisioningName.FIXED),
+        policy=replace(site.policy, provisioning=ProvisioningName.ONCE),
     )
 
 

@@ -43,15 +43,27 @@ def line(text: str = "") -> None:
 
 def note(text: str) -> None:
     """A line beside the output proper, on stderr: it does not get into a pipe."""
-    _err.print(Text(text, style="dim"))
+    with _without_terminal():
+        _err.print(Text(text, style="dim"))
 
 
 def error(text: str) -> None:
     """What went wrong and what to do, on stderr."""
     first, _, rest = text.partition("\n")
-    _err.print(Text(first, style="bold red"))
-    if rest:
-        _err.print(Text(rest))
+    with _without_terminal():
+        _err.print(Text(first, style="bold red"))
+        if rest:
+            _err.print(Text(rest))
+
+
+@contextlib.contextmanager
+def _without_terminal() -> Iterator[None]:
+    """Go on where the terminal was closed: nobody reads what is said, and what was begun is still put in order."""
+    try:
+        yield
+    except OSError as trouble:
+        if trouble.errno != errno.EIO:
+            raise
 
 
 def json(value: Any) -> None:

@@ -1,4 +1,5 @@
-"""Where the `stoker` command begins: Ctrl-C while Python still imports ends it without a word."""
+"""Where the `stoker` command begins: Ctrl-C while Python still imports ends it without a word, and later SIGTERM and
+SIGHUP end it as Ctrl-C does, so that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -10,10 +11,17 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else somebody wants it otherwise: a shell ignores it in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from stoker.manager.cli.endings import as_ctrl_c
     from stoker.manager.cli.main import main as run
 
     signal.signal(signal.SIGINT, before)
-    run()
+    with as_ctrl_c() as came:
+        try:
+            run()
+        except SystemExit as ending:
+            if came and ending.code == 130:
+                raise SystemExit(128 + came[0]) from None
+            raise
 
 
 if __name__ == "__main__":

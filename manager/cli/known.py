@@ -16,13 +16,16 @@ from stoker.contexts.state import state_folder
 from stoker.errors import ConfigError, SessionError, UnitError
 from stoker.manager.cli import console, prune
 from stoker.manager.executor import detached
-from stoker.manager.protocol.session import SessionFolder, holds_session
+from stoker.manager.executor.begun import is_coming_up
+from stoker.manager.protocol.session import SessionFolder, holds_session, is_begun
 from stoker.units import parse_seconds, show_bytes, show_seconds
 from stoker.working_folder import folders_here
 
 _OLDER = "14d"
 _DAY_S = 86400.0
 _ASKED_AT_ONCE = 16
+_MADE_S = 60.0
+"""A session is made, and its manager listens, within this."""
 
 
 class State(enum.Enum):
@@ -80,7 +83,9 @@ def known() -> list[Known]:
     places = [*(home / "sessions").glob("*"), *(home / "sessions.d").glob("*")]
     for here in folders_here():
         places += Path(here).glob("runinfo/*/*")
-    found = {place.resolve() for place in places if holds_session(place)}
+    begun = [place for place in places if is_begun(place)]
+    begun += [place for place in (home / "sessions.d").glob("*") if place.is_dir() and not holds_session(place)]
+    found = {place.resolve() for place in [*filter(holds_session, places), *begun]}
     newest_first = sorted((_idle_s(path), path) for path in found)
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # a manager on another machine may take seconds to answer
         return [each for each in pool.map(lambda one: _look(*one), newest_first) if each is not None]
@@ -123,12 +128,14 @@ def _look(idle_s: float, path: Path) -> Known | None:
     """What is known of the session in a folder; None if it is damaged, or was removed meanwhile."""
     folder = SessionFolder(path)
     try:
-        return Known(folder.read().session, str(path), _state(folder), idle_s)
+        return Known(detached.name_of(folder), str(path), _state(folder, idle_s=idle_s), idle_s)
     except SessionError:
         return None
 
 
-def _state(folder: SessionFolder) -> State:
+def _state(folder: SessionFolder, *, idle_s: float) -> State:
+    if not folder.file.exists():  # it is just being made, or the command that made it was killed
+        return State.UP if idle_s < _MADE_S or is_coming_up(folder.path) else State.OVER
     if detached.is_up(folder):
         return State.UP
     return State.LOST if detached.is_detached(folder) and not detached.over(folder) else State.OVER

@@ -12,7 +12,7 @@ from stoker.manager.cli import known
 from stoker.manager.cli.finding import Finding, Level
 from stoker.manager.cli.known import State
 from stoker.manager.cli.prune import size_bytes
-from stoker.manager.protocol.session import holds_session
+from stoker.manager.protocol.session import holds_session, is_begun
 from stoker.units import show_bytes
 
 STORE = "performance.sqlite"
@@ -43,7 +43,7 @@ def sessions() -> Iterator[Finding]:
     alive = [each.session for each in found if each.state is State.UP]
     over = [Path(each.folder) for each in found if each.state is State.OVER]
     links = sorted((state_folder() / "sessions").glob("*"))
-    dangling = [link for link in links if not holds_session(link)]
+    dangling = [link for link in links if not (holds_session(link) or is_begun(link))]
     names = f": {', '.join(alive)}" if alive else ""
     yield Finding("sessions", Level.OK, _count(len(alive), "live session", "live sessions") + names)
     for name in (each.session for each in found if each.state is State.LOST):

@@ -89,7 +89,7 @@ def _objections(folder: SessionFolder) -> Iterator[str]:
 
 def _jobs(folder: SessionFolder) -> Iterator[str]:
     """What batch systems may still have of it. A factory that has ended in good order has left an empty list."""
-    if not left.may_have_jobs(folder):
+    if not folder.file.exists() or not left.may_have_jobs(folder):  # a manager that never listened has asked for none
         return
     try:
         sites = detached.sites_of(folder)

@@ -46,12 +46,11 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
     made = detached.make(wanted, place=folder, idle_s=idle_s)
     try:
         holder = detached.start(made, waiting=console.note)
-    except KeyboardInterrupt:
-        detached.forget(made)
-        raise
-    try:
         status = first_blocks.heard(made, wanted, wait=not no_wait)
     except KeyboardInterrupt:
+        if not made.file.exists():  # its manager has not come up
+            detached.forget(made)
+            raise
         name = made.read().session
         console.note(f"session {name} is up; what is queued: stoker status {name}; end it: stoker down {name}")
         raise

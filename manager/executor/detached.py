@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.environment.preparing import prepare
 from stoker.manager.executor import engines
+from stoker.manager.executor.begun import wait_for_begun
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
 from stoker.manager.factory.pilot_command import refuse_odd_imports
 from stoker.manager.live import interfaces, lease, presence
@@ -40,6 +42,7 @@ _TRIES = 5
 START_LIMIT_S = 60.0
 """A manager that has many calls in its journal takes a while to read it."""
 _TAIL_LINES = 15
+_TERMINATE_S = 5.0
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -80,6 +83,7 @@ def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> Sess
         folder.launch.write_bytes(msgspec.json.encode(launch))
     except OSError as error:
         raise SessionError(f"the session folder {folder.path} cannot be written: {error}") from error
+    register(folder, name=name)  # before there is anything of it that outlives this process
     return folder
 
 
@@ -96,9 +100,17 @@ def sites_of(folder: SessionFolder) -> dict[str, Site]:
 
 def forget(folder: SessionFolder) -> None:
     """Remove the folder of a session that is over, or never was up, and what knows of it."""
-    if folder.file.exists():
-        (state_folder() / "sessions" / folder.read().session).unlink(missing_ok=True)
+    for link in (state_folder() / "sessions").glob("*"):
+        if link.is_symlink() and link.resolve() == folder.path.resolve():
+            link.unlink(missing_ok=True)
     shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def name_of(folder: SessionFolder) -> str:
+    """The id of a session, also of one whose manager has not listened. Raises SessionError for a damaged one."""
+    if folder.file.exists():
+        return folder.read().session
+    return _read_launch(folder).session if folder.launch.exists() else folder.path.name
 
 
 def is_detached(folder: SessionFolder) -> bool:
@@ -135,6 +147,7 @@ def unwritten(folder: SessionFolder) -> str:
 def find(name: str) -> tuple[SessionFolder, Site]:
     """The session that a program joins, by id or folder, and what it calls the site. A manager that is gone is started
     again. Raises SessionError."""
+    wait_for_begun(name)
     folder = find_session(name)
     if not is_up(folder):
         start(folder, waiting=log.warning)
@@ -186,8 +199,11 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
             if time.monotonic() > until:
                 raise _failed(folder, f"the manager did not listen within {patience_s:.0f} s", said_at=said_at)
             time.sleep(0.02)
-    except BaseException:  # Ctrl-C too: nobody would know that it is there
-        process.terminate()
+    except BaseException:  # Ctrl-C too
+        if _written_at(folder) == said_before:  # else it is up, and known by its id
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_TERMINATE_S)
         raise
     register(folder)
     return holder

@@ -24,7 +24,7 @@ from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.restarts import Restarts, after
-from stoker.manager.protocol.session import KeyPair, SessionFolder, changed_at, holds_session
+from stoker.manager.protocol.session import KeyPair, SessionFolder, changed_at, holds_session, is_begun
 from stoker.plain_text import refuse_odd_path
 from stoker.site import ProviderKind, Site
 
@@ -86,13 +86,14 @@ def new_session_id() -> str:
             raise _not_to_use(links, "read", error) from error
 
 
-def register(folder: SessionFolder) -> None:
-    """Link the session into the user's state folder, where `stoker status` finds it, also after its end.
+def register(folder: SessionFolder, *, name: str = "") -> None:
+    """Link the session into the user's state folder, where `stoker status` finds it, also after its end. `name`: its
+    id, where no manager of it has listened yet.
 
     Raises SessionError where that folder cannot be written."""
     links = state_folder() / "sessions"
     try:
-        _link(folder, links)
+        _link(folder, links, name=name or folder.read().session)
     except OSError as error:
         raise _not_to_use(links, "written", error) from error
 
@@ -104,13 +105,13 @@ def _not_to_use(links: Path, what: str, error: OSError) -> SessionError:
     )
 
 
-def _link(folder: SessionFolder, links: Path) -> None:
+def _link(folder: SessionFolder, links: Path, *, name: str) -> None:
     links.mkdir(mode=0o700, parents=True, exist_ok=True)
     newest_first = sorted(links.iterdir(), key=changed_at, reverse=True)
     for place, old in enumerate(newest_first):
-        if not holds_session(old) or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
+        if not (holds_session(old) or is_begun(old)) or (place >= KEPT_SESSIONS and not _may_live(SessionFolder(old))):
             old.unlink(missing_ok=True)
-    link = links / folder.read().session
+    link = links / name
     draft = links / f".{link.name}-{secrets.token_hex(4)}"  # others may do the same just now
     draft.symlink_to(folder.path)
     draft.replace(link)
@@ -123,6 +124,8 @@ def _may_live(folder: SessionFolder) -> bool:
     except (OSError, SessionError):  # the file system is away
         return True
     if holder is not None and holder.over:
+        return False
+    if holder is None and is_begun(folder.path):
         return False
     return folder.launch.exists() or (holder is not None and lease.is_alive(holder) is not False)
 

@@ -193,6 +193,7 @@ def source_of(site: Site, *, kept: bool) -> Source:
         ProvisioningName.OPPORTUNISTIC: Rule.OPPORTUNISTIC,
         ProvisioningName.DEMAND: Rule.DEMAND,
         ProvisioningName.FIXED: Rule.FIXED,
+        ProvisioningName.ONCE: Rule.ONCE,
     }
     return Source(
         name=site.name,

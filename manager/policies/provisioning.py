@@ -3,7 +3,7 @@
 "The application is purely reactive: it has no control over its allocated resources" (Pervasive Context Management §1):
 pilots are asked for, and come and go when the cluster likes. So the opportunistic rule asks for as many as it may have
 and keeps a few in the queue all the time; what comes is taken. The demand rule asks for what the waiting calls need to
-be done within a given time. The fixed rule keeps a number.
+be done within a given time. The fixed rule keeps a number. The one for a single try asks for a number once.
 
 Common to all three. No block is asked for that no queued call could use (beyond the first and the least, which the
 site file asks for itself): the devices that a source brought last, and its walltime, are held against what waiting
@@ -42,6 +42,7 @@ WITHDRAW_S = 20.0
 """Blocks that wait in the queue and that no call has needed for so long are withdrawn."""
 _SURPLUS_LOOK_S = 5.0
 """While blocks wait, calls are held against them this often: that the last call has been given out is no news."""
+_REPLACED = "its blocks are over, and none is replaced"
 UNKNOWN_RUN_S = 30.0
 """How long a call is taken to run before one has."""
 
@@ -123,6 +124,8 @@ class KeepBlocks(Quiet):
         if source.stopped or view.now < self._retry_at(source):
             return 0
         rule = source.source
+        if rule.rule is Rule.ONCE:
+            return min(rule.first, source.room) if self._is_due_once(source) else 0
         staying, coming = len(source.staying), len(source.coming)
         room = source.room
         least = max(rule.least, rule.first if self._is_new(source) or rule.rule is Rule.FIXED else 0)
@@ -136,6 +139,10 @@ class KeepBlocks(Quiet):
         else:
             wanted = min(_for_deadline(source, useful) - staying, worth)
         return max(0, min(room, max(asked_for, wanted)))
+
+    def _is_due_once(self, source: SourceState) -> bool:
+        """Whether nothing has been asked yet of a source whose blocks are asked for once."""
+        return not (source.blocks or source.failures or source.devices)
 
     def _filling_slots(self, view: View, source: SourceState) -> int:
         """Slots of pilots that should join the first ones of their blocks any moment."""
@@ -256,6 +263,8 @@ class KeepBlocks(Quiet):
 
     def _is_hopeful(self, source: SourceState) -> bool:
         """Whether a pilot may still come of a source."""
+        if source.source.rule is Rule.ONCE:
+            return bool(source.coming) or self._is_due_once(source)
         return bool(source.coming) or (not source.stopped and source.failures < self._patience(source))
 
     def _hopeless(self, view: View) -> Iterator[Action]:
@@ -266,7 +275,7 @@ class KeepBlocks(Quiet):
         sources = view.sources.values()
         if any(self._is_hopeful(source) for source in sources):
             return
-        why = ((source.source.name, source.stopped or source.last_failure) for source in sources)
+        why = ((source.source.name, source.stopped or source.last_failure or _REPLACED) for source in sources)
         said = [f"no pilot could be started: {name}: {what}" for name, what in why]
         more = "\n  ".join([*said, "mend what it says (the site file, or what a job finds on its node) and try again"])
         for key in view.hungry:

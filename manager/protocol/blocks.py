@@ -22,6 +22,8 @@ class Rule(enum.Enum):
     """As many as the waiting calls need to be done within `finish_within_s`."""
     FIXED = "fixed"
     """`first`, always."""
+    ONCE = "once"
+    """`first`, once: none is replaced."""
 
 
 class Source(msgspec.Struct, frozen=True):

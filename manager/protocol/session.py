@@ -265,6 +265,11 @@ def holds_session(folder: str | os.PathLike[str]) -> bool:
     return os.path.exists(os.path.join(folder, "session.json"))
 
 
+def is_begun(folder: str | os.PathLike[str]) -> bool:
+    """Whether a session that outlives programs was made in a folder, and its manager has not listened yet."""
+    return not holds_session(folder) and os.path.exists(os.path.join(folder, "manager.json"))
+
+
 def named_folder(name: str) -> SessionFolder | None:
     """The session in the folder of this name; None where no session is there. Raises SessionError for a folder that is
     closed to this user."""

@@ -113,7 +113,7 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
         return Forecast(blocks, walltime_s, _range(finished), _range([seconds / _HOUR_S for seconds in device_s]))
 
     source = source_of(site, kept=False)
-    most = source.first if source.rule is Rule.FIXED else source.most
+    most = source.first if source.rule in (Rule.FIXED, Rule.ONCE) else source.most
     as_written = look(max(1, most), source.walltime_s, seeds=SEEDS)
     by_blocks: list[Forecast] = []
     by_walltime: list[Forecast] = []

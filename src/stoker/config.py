@@ -44,7 +44,7 @@
                                   "module:Class" or "path.py:Class"; a path counts from this file
     dispatch = "default"          who decides at one of the manager's seams, if that is somebody else
     residency = "default"
-    provisioning = "default"      how many blocks: "opportunistic", "demand", "fixed"
+    provisioning = "default"      how many blocks: "opportunistic", "demand", "fixed", "once"
     keep_pending = 2              opportunistic: blocks that wait in the queue while there is work
     idle = "2 min"                a block that has had nothing to do for so long is let go; left out: 2 min, and 30 min
                                   in a session of `stoker up`, which keeps contexts hot between programs

@@ -79,6 +79,8 @@ class ProvisioningName(enum.Enum):
     """As many as the waiting calls need to be done within `finish_within`."""
     FIXED = "fixed"
     """`init_blocks`, always: one that is lost is replaced."""
+    ONCE = "once"
+    """`init_blocks`, once: none is replaced."""
 
 
 class EnvironmentKind(enum.Enum):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 
+import pytest
 from batch.lab.commands import until
 from batch.lab.shape import Shape
 from batch.sessions import write_site
@@ -54,4 +56,17 @@ def test_a_pilot_that_finds_no_gpu_of_those_that_were_asked_for(make_cluster, wo
     assert said.returncode == 1, said.stdout
     assert "compute nodes reach this host, but" in said.stdout
     assert "asked for 1 GPU, the pilot found none (NVML missing" in said.stdout
+    until(lambda: world.left() == [], what="nothing left")
+
+
+@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM])
+def test_a_probe_that_is_ended_by_a_signal_while_its_job_waits_leaves_nothing(slurm, world, how):
+    write_site(world.path, provider={"options": ["--begin=now+600"]})
+    words = [sys.executable, "-m", "stoker.manager.cli.entry", "doctor", "lab.toml", "--probe", "--wait", "100"]
+    process = world.spawn(words, folder=world.path)
+    until(lambda: [job for job in slurm.queue() if "stoker" in job[1]], what="the probe's job is in the queue")
+    process.send_signal(how)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + how, out + err
+    until(lambda: not [job for job in slurm.queue() if "stoker" in job[1]], what="the probe's job is cancelled")
     until(lambda: world.left() == [], what="nothing left")

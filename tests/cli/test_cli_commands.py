@@ -249,7 +249,6 @@ def test_sessions_alive_over_and_dangling(manager: Manager, tmp_path: Path) -> N
 def test_a_session_that_stays_and_has_no_manager_is_not_over(tmp_path: Path) -> None:
     folder = detached.make(detached.collect(()))
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
-    (state_folder() / "sessions").mkdir(parents=True)
     (state_folder() / "sessions" / "k1").symlink_to(folder.path)
     lost = [finding for finding in leftovers.sessions() if finding.level is Level.WARN]
     assert [finding.text for finding in lost] == ["session k1 is not over, and has no manager"]

@@ -273,7 +273,7 @@ def test_a_probe_asks_for_one_minute_of_one_block() -> None:
     site = parse_site('name = "big"\n[provider]\nkind = "slurm"\nwalltime = "8 h"\n[pilot]\nmax_blocks = 32', file="s")
     probe = cluster.one_minute(site)
     assert (probe.provider.walltime_s, probe.pilot.max_blocks, probe.pilot.init_blocks) == (60, 1, 1)
-    assert probe.policy.provisioning is ProvisioningName.FIXED
+    assert probe.policy.provisioning is ProvisioningName.ONCE
     assert msgspec.structs.replace(probe, provider=site.provider, pilot=site.pilot, policy=site.policy) == site
 
 

@@ -499,3 +499,17 @@ def test_holds_for_other_causes_or_with_a_good_block_between_them_stop_nothing(c
         c.block(f"b{n}", phase=BlockPhase.RUNNING).join(f"p{n}", block=f"b{n}").lose(f"p{n}")
         c.block(f"b{n}", phase=BlockPhase.ENDED, reason="held: why" if cause else "preempted", cause=cause)
     assert c.core.state.sources["backfill"].stopped == ""
+
+
+def test_blocks_that_are_asked_for_once_are_not_replaced(cluster: Make) -> None:
+    once = Source("lab", Rule.ONCE, first=2, most=4)
+    c = cluster().sources(once)
+    assert list(c.core.state.blocks) == ["b1", "b2"]
+    c.block("b1", phase=BlockPhase.REFUSED, reason="Invalid account")
+    c.block("b2", phase=BlockPhase.RUNNING).join("p1", block="b2").lose("p1")
+    c.block("b2", phase=BlockPhase.ENDED, reason="out of walltime")
+    c.call("c1").wait(2000.0)
+    assert c.asked() == []
+    failure = c.ended["c1"].failure
+    assert failure is not None
+    assert "no pilot could be started: lab: out of walltime" in failure.message

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +17,9 @@ import pytest
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import choosing
+from stoker.manager.cli.known import State
+from stoker.manager.cli.known import known as list_sessions
+from stoker.manager.executor import detached
 from stoker.manager.executor.processes import KEPT_SESSIONS, register
 from stoker.manager.live import lease
 from stoker.manager.protocol.session import SessionFile, SessionFolder, find_session, holds_session
@@ -82,9 +89,63 @@ def test_a_folder_that_another_user_has_closed_is_named_and_hides_no_other(tmp_p
 
 def test_a_session_whose_folder_is_gone_is_forgotten(tmp_path: Path) -> None:
     session(tmp_path, "gone", up=True)
-    SessionFolder(tmp_path / "gone").file.unlink()
+    shutil.rmtree(tmp_path / "gone")
     session(tmp_path, "next", over="done")
     assert known() == {"next"}
+
+
+def begun(path: Path, *, ago_s: float = 0.0) -> SessionFolder:
+    """A session that was made and registered, and whose manager has not listened."""
+    folder = SessionFolder(path)
+    folder.make()
+    folder.launch.write_bytes(msgspec.json.encode(detached.Launch(path.name, ())))
+    for place in (folder.launch, *path.iterdir(), path):
+        os.utime(place, (time.time() - ago_s,) * 2)
+    register(folder, name=path.name)
+    return folder
+
+
+def test_a_session_whose_manager_comes_up_is_waited_for_and_found_by_its_name(tmp_path: Path) -> None:
+    """The command that began it was killed: it was up, and `stoker down` said that there is no such session."""
+    folder = begun(tmp_path / "soon")
+    session(tmp_path, "other", over="done")  # another command keeps the links in order
+    assert "soon" in known()
+
+    def listen() -> None:
+        time.sleep(0.3)
+        folder.write(SessionFile("soon", 4, "tcp://127.0.0.1:1", "key"))
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(listen)
+        assert choosing.session_to_show("soon").path == folder.path
+
+
+def test_one_that_never_came_up_is_not_waited_for_and_can_be_pruned(tmp_path: Path) -> None:
+    home = state_folder()
+    begun(home / "sessions.d" / "dead", ago_s=3600)
+    SessionFolder(home / "sessions.d" / "half").make()  # killed before it was registered
+    for place in ((half := home / "sessions.d" / "half"), *half.iterdir()):
+        os.utime(place, (time.time() - 3600,) * 2)
+    began = time.monotonic()
+    with pytest.raises(SessionError, match="no session 'dead'"):
+        choosing.session_to_show("dead")
+    assert time.monotonic() - began < 2
+    assert {(each.session, each.state) for each in list_sessions()} == {("dead", State.OVER), ("half", State.OVER)}
+    said = subprocess.run(
+        [sys.executable, "-m", "stoker.manager.cli.entry", "sessions", "--prune", "--older", "10min"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.count("removed  ") == 2
+    assert known() == set()
+    assert list((home / "sessions.d").iterdir()) == []
+
+
+def test_many_that_never_came_up_are_forgotten(tmp_path: Path) -> None:
+    for number in range(KEPT_SESSIONS + 5):
+        begun(tmp_path / f"s{number}", ago_s=3600)
+    assert len(known()) <= KEPT_SESSIONS + 1
 
 
 def test_sessions_that_begin_and_end_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""SIGTERM and SIGHUP end a command as Ctrl-C does: what it has begun is put in order first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_PATIENCE_S = 5.0
+"""A terminal that closes may send SIGHUP twice; a signal that comes later than this after the first one kills."""
+
+
+class Ended(KeyboardInterrupt):
+    """SIGTERM or SIGHUP came: `scancel`, `timeout`, a terminal that was closed."""
+
+
+@contextlib.contextmanager
+def as_ctrl_c() -> Iterator[list[int]]:
+    """Inside the block the first SIGTERM or SIGHUP raises Ended. Gives the list of the signals that came.
+
+    A signal that somebody has set to be ignored (`nohup`) or handled stays so."""
+    came: list[int] = []
+    owner, ended_at = os.getpid(), 0.0
+
+    def end(number: int, frame: FrameType | None) -> None:
+        del frame
+        nonlocal ended_at
+        if os.getpid() == owner and not came:
+            came.append(number)
+            ended_at = time.monotonic()
+            raise Ended
+        if os.getpid() != owner or time.monotonic() - ended_at > _PATIENCE_S:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    ours = [number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield came
+    finally:
+        for number in ours:
+            if signal.getsignal(number) is end:
+                signal.signal(number, signal.SIG_DFL)

@@ -1,0 +1,126 @@
+"""Commands that are ended by a signal at any moment: what they began is put in order, or found by its name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults.world import World, command_of, until
+from session.test_session_up import SITE, stoker
+
+from stoker.manager.cli.endings import Ended, as_ctrl_c
+from stoker.manager.protocol.session import SessionFolder, holds_session
+
+
+def sessions(world: World) -> list[Path]:
+    """The folders that commands have made in the state folder."""
+    return sorted(Path(world.environ["STOKER_HOME"]).glob("sessions.d/*"))
+
+
+def begin(world: World, *arguments: str) -> subprocess.Popen[str]:
+    (world.path / "one.toml").write_text(SITE)
+    return world.spawn([sys.executable, "-m", "stoker.manager.cli.entry", *arguments], folder=world.path)
+
+
+def kill_when(process: subprocess.Popen[str], number: int, is_time: Callable[[], bool]) -> int:
+    until(is_time)
+    os.kill(process.pid, number)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+def is_spawned(world: World) -> bool:
+    """Whether a manager was started; it takes a while until it listens."""
+    return bool(world.of("stoker.manager.main"))
+
+
+def test_a_session_whose_command_was_killed_while_its_manager_starts_is_found_by_its_name(world: World) -> None:
+    up = begin(world, "up", "one.toml")
+    kill_when(up, signal.SIGKILL, lambda: is_spawned(world))
+    [folder] = sessions(world)
+    assert not holds_session(folder), "the test is too late: the manager listens already"
+    said = stoker(world, "status", folder.name, "--json")
+    assert said.returncode == 0, said.stderr
+    said = stoker(world, "down", folder.name)
+    assert (said.returncode, f"session {folder.name} has ended" in said.stdout) == (0, True), said.stderr
+
+
+def test_it_is_also_the_one_that_is_meant_where_none_is_named(world: World) -> None:
+    up = begin(world, "up", "one.toml")
+    kill_when(up, signal.SIGKILL, lambda: is_spawned(world))
+    [folder] = sessions(world)
+    said = stoker(world, "down")
+    assert (said.returncode, f"session {folder.name} has ended" in said.stdout) == (0, True), said.stderr
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_up_as_ctrl_c_does(world: World, how: int) -> None:
+    up = begin(world, "up", "one.toml")
+    assert kill_when(up, how, lambda: is_spawned(world)) == 128 + how
+    until(lambda: not world.of("stoker.manager.main"))
+    assert sessions(world) == []
+    assert "no session is known" in stoker(world, "sessions").stdout
+
+
+def probe(world: World) -> tuple[subprocess.Popen[str], SessionFolder]:
+    """A probe whose pilot is on its way, which may take a while."""
+    process = begin(world, "doctor", "one.toml", "--probe", "--wait", "100")
+    until(lambda: bool(sessions(world)) and holds_session(sessions(world)[0]))
+    return process, SessionFolder(sessions(world)[0])
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_probe_with_its_session(world: World, how: int) -> None:
+    process, folder = probe(world)
+    os.kill(process.pid, how)
+    os.kill(process.pid, how)  # as a terminal that closes may do
+    process.communicate(timeout=90)
+    assert process.returncode == 128 + how
+    assert not folder.path.exists() or folder.over()
+    until(lambda: not world.of("stoker.manager.main"))
+
+
+def test_a_probe_that_is_killed_leaves_a_session_that_ends_by_itself(world: World) -> None:
+    process, folder = probe(world)
+    process.kill()
+    process.communicate(timeout=30)
+    managers = [command_of(pid) for pid in world.of("stoker.manager.main")]
+    assert managers
+    assert all("160" in command[command.index("--idle") + 1 :][:1] for command in managers)
+    assert 'provisioning = "once"' in (folder.sites / "one.toml").read_text()
+    assert stoker(world, "down", folder.path.name).returncode == 0
+
+
+def test_the_first_signal_is_raised_the_next_ones_are_not_and_a_late_one_kills() -> None:
+    with as_ctrl_c() as came:
+        with pytest.raises(Ended):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGHUP)
+        assert came == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    text = (
+        "import os, signal, stoker.manager.cli.endings as endings\n"
+        "endings._PATIENCE_S = 0.0\n"
+        "with endings.as_ctrl_c():\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGHUP)\n"
+        "    except KeyboardInterrupt:\n"
+        "        os.kill(os.getpid(), signal.SIGHUP)\n"
+        "        raise SystemExit(0)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", text], check=False).returncode == -signal.SIGHUP
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with as_ctrl_c():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
