@@ -112,8 +112,8 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
 
 
 def _runs_for_s(state: State, context: Context) -> float:
-    """The longest that a call of a context has run by now: one that takes longer than others did will take longer. Of
-    a pilot that is cut off nobody knows what still runs there."""
+    """The longest that a call of a context has run by now: one that takes longer than others did will take longer.
+    Calls on pilots that are cut off do not count: they may have ended."""
     here = (x for x in context.libraries.values() if x.pilot.state is PilotState.HERE)
     ready = (x for x in here if x.state is LibraryState.READY)
     first = (next(iter(library.held.values())) for library in ready if library.held)

@@ -72,7 +72,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def is_held_for_good(self) -> bool:
-        """Whether the job waits until somebody releases it, though nobody holds it who knows of it."""
+        """Whether Slurm holds the job until a person releases it."""
         return self.state in _HELD or (self.state in _WAITING and bool(_HELD_FOR.search(self.reason)))
 
 
