@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Stopped(BaseException):
-    """Somebody wants the run to stop: Ctrl-C, or the SIGTERM that `scancel` and `timeout` send.
+    """Somebody wants the run to stop: Ctrl-C, the SIGTERM that `scancel` and `timeout` send, or a closed terminal.
 
     Not a KeyboardInterrupt, on which `stoker.map` says how to go on in a program; a run says how to go on with a run.
     """
@@ -34,8 +34,8 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Inside the block the first SIGINT or SIGTERM raises Stopped. Later ones are ignored while everything ends, for
-    five seconds; then they kill.
+    """Inside the block the first SIGINT, SIGTERM or SIGHUP raises Stopped. Later ones are ignored while everything
+    ends, for five seconds; then they kill. Under `nohup` SIGHUP stays ignored.
     """
     stopped_at: list[float] = []
 
@@ -50,7 +50,9 @@ def stop_on_signals() -> Iterator[None]:
 
     before: dict[signal.Signals, Any] = {}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
             before[number] = signal.signal(number, stop)
     except ValueError:  # not the main thread: whoever called us has its own way to stop
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -46,3 +47,12 @@ def as_ctrl_c() -> Iterator[list[int]]:
         for number in ours:
             if signal.getsignal(number) is end:
                 signal.signal(number, signal.SIG_DFL)
+
+
+def drop_unwritten() -> None:
+    """Drop what was said to a terminal that is closed: Python would fail to write it at the exit."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -11,15 +11,16 @@ def main() -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else somebody wants it otherwise: a shell ignores it in the background
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from stoker.manager.cli.endings import as_ctrl_c
+    from stoker.manager.cli.endings import as_ctrl_c, drop_unwritten
     from stoker.manager.cli.main import main as run
 
     signal.signal(signal.SIGINT, before)
     with as_ctrl_c() as came:
         try:
             run()
-        except SystemExit as ending:
-            if came and ending.code == 130:
+        except (SystemExit, OSError) as ending:  # OSError: the terminal that something was said to is closed
+            if came and (isinstance(ending, OSError) or ending.code == 130):
+                drop_unwritten()
                 raise SystemExit(128 + came[0]) from None
             raise
 

@@ -100,10 +100,14 @@ def sites_of(folder: SessionFolder) -> dict[str, Site]:
 
 def forget(folder: SessionFolder) -> None:
     """Remove the folder of a session that is over, or never was up, and what knows of it."""
+    _unregister(folder)
+    shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def _unregister(folder: SessionFolder) -> None:
     for link in (state_folder() / "sessions").glob("*"):
         if link.is_symlink() and link.resolve() == folder.path.resolve():
             link.unlink(missing_ok=True)
-    shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def name_of(folder: SessionFolder) -> str:
@@ -204,6 +208,8 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_TERMINATE_S)
+        if not folder.file.exists():  # it never came up: no command needs to wait for it
+            _unregister(folder)
         raise
     register(folder)
     return holder

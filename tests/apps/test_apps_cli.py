@@ -87,7 +87,7 @@ def test_hints_go_through_make_when_the_run_did(monkeypatch):
     assert columns([("a", "x"), ("long", "y")]) == ["  next: a      x", "        long   y"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_stops_and_the_second_lets_everything_end(number):
     before = signal.getsignal(number)
     with stop_on_signals():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +68,39 @@ def test_a_signal_ends_up_as_ctrl_c_does(world: World, how: int) -> None:
     until(lambda: not world.of("stoker.manager.main"))
     assert sessions(world) == []
     assert "no session is known" in stoker(world, "sessions").stdout
+
+
+def test_a_terminal_that_is_closed_ends_up_as_ctrl_c_does(world: World) -> None:
+    """What is said to the terminal that is gone stops nothing."""
+    (world.path / "one.toml").write_text(SITE)
+    ours, theirs = os.openpty()
+    up = subprocess.Popen(
+        [sys.executable, "-m", "stoker.manager.cli.entry", "up", "one.toml"],
+        cwd=world.path,
+        env=world.environ,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
+    )
+    os.close(theirs)
+    until(lambda: is_spawned(world))
+    os.close(ours)
+    assert up.wait(60) == 128 + signal.SIGHUP
+    until(lambda: not world.of("stoker.manager.main"))
+    assert sessions(world) == []
+
+
+def test_a_session_that_did_not_come_up_is_not_waited_for(world: World) -> None:
+    (world.path / "bad.toml").write_text(SITE.replace("[session]", '[session]\ninterface = "192.0.2.7"'))
+    said = stoker(world, "up", "bad.toml")
+    assert said.returncode == 1
+    [folder] = sessions(world)
+    began = time.monotonic()
+    said = stoker(world, "status", folder.name)
+    assert f"no session '{folder.name}'" in said.stderr
+    assert time.monotonic() - began < 4
 
 
 def probe(world: World) -> tuple[subprocess.Popen[str], SessionFolder]:
