@@ -138,6 +138,10 @@ class Link:
         if not self._joined.is_set():
             raise self._not_joined(f"{self._why_not_joined()}; that lasted for {timeout_s:.0f} s")
 
+    def has_sent(self, key: str) -> bool:
+        """Whether calls of this client have wanted the context of this key."""
+        return self._out.has_sent(key)
+
     def was_joined(self, *, within_s: float) -> bool:
         """Whether the manager has said welcome, or does so now."""
         return self._was_joined or self._joined.wait(within_s)

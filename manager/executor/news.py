@@ -1,5 +1,5 @@
-"""What a program hears unasked: why no pilot is there to run its calls, what a context that loads for long is doing,
-that pilots cannot reach each other, and that the session's disk is full.
+"""What a program hears unasked: why no pilot runs its calls, what a context that loads for long is doing, that pilots
+cannot reach each other, and that the session's disk is full.
 
 A batch system may keep a job for hours, and a program that waits for it would say nothing. So while calls wait, the
 session is looked at now and then. What there is to say is one line: above the bar where there is one, else in the log
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from stoker.manager.executor.progress import above_the_bar
-from stoker.manager.protocol.to_client import LibraryStatus, Status
+from stoker.manager.protocol.to_client import ContextStatus, LibraryStatus, Status
 from stoker.units import show_seconds
 
 logger = logging.getLogger("stoker.news")
@@ -36,7 +36,8 @@ _NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
 class News:
     """Looks at a session from a thread of its own, while `calls_wait`, and says what there is to say.
 
-    `ask` gets the session's status, None if there is no answer. `journal_trouble` says why the manager cannot write its
+    `ask` gets the session's status, None if there is no answer. `is_ours` says of a context's key whether calls of this
+    program want it. `journal_trouble` says why the manager cannot write its
     journal, without asking; empty while it can.
     """
 
@@ -46,14 +47,18 @@ class News:
         ask: Callable[[], Status | None],
         calls_wait: Callable[[], bool],
         journal_trouble: Callable[[], str] = lambda: "",
+        is_ours: Callable[[str], bool] = lambda _: True,
         say: Callable[[str], None] | None = None,
     ) -> None:
         self._ask = ask
         self._calls_wait = calls_wait
+        self._is_ours = is_ours
         self._say = say or _say
         self._look_at = 0.0
+        self._wait_since: float | None = None
+        """Since when calls wait."""
         self._alone_at: float | None = None
-        """Since when calls wait and no pilot is there."""
+        """Since when calls wait and no pilot runs them."""
         self._said_at = 0.0
         self._said: dict[str, float] = {}
         """Why pilots were missing, in the last minute, and when it was said."""
@@ -77,8 +82,9 @@ class News:
     def look(self, now: float) -> None:
         """Look once, if it is time to."""
         if not self._calls_wait():
-            self._alone_at = None
+            self._alone_at = self._wait_since = None
             return
+        self._wait_since = now if self._wait_since is None else self._wait_since
         trouble = self._journal_trouble()
         self._tell_of_journal(trouble, now)
         if trouble or now < self._look_at:  # whatever else calls seem to wait for, it is not told until there is room
@@ -88,12 +94,16 @@ class News:
             return
         slow = _slowest_load(status)
         able = any(not device.fault for pilot in status.pilots for device in pilot.devices)
-        self._look_at = now + (LOOK_SELDOM_S if able and slow is None else 0.0)
+        stuck = next((context.waits_for for context in status.contexts if self._is_stuck(context)), "")
+        if able and slow is None and not stuck:
+            is_new = now - self._wait_since < 2 * FIRST_S
+            self._look_at = now + (FIRST_S / 2 if is_new else LOOK_SELDOM_S)
         self._tell_of_peers(status.trouble.get("peers", ""))
         if slow is not None:
             self._tell_of_load(slow, now)
         why = next((context.waits_for for context in status.contexts if context.waits_for), "")
-        if able or not why:
+        why = stuck if able else why
+        if not why:
             self._alone_at, self._said = None, {}
             return
         self._alone_at = now if self._alone_at is None else self._alone_at
@@ -103,6 +113,10 @@ class News:
         if now - spoke_at >= FIRST_S and now - self._said.get(reason, -math.inf) >= AGAIN_S:
             self._said_at = self._said[reason] = now
             self._say(f"{why}; more: stoker status {status.session}")
+
+    def _is_stuck(self, context: ContextStatus) -> bool:
+        """Whether calls of this program wait for a context that no library holds or loads."""
+        return context.queued > 0 and not context.hot and not context.loading and self._is_ours(context.key)
 
     def _tell_of_load(self, library: LibraryStatus, now: float) -> None:
         """Say that a context is loading and what its loader printed last: after a while, and when that has changed."""

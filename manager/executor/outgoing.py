@@ -120,6 +120,10 @@ class Outgoing:
         self._taken = 0
         """Entries that have left the queue."""
 
+    def has_sent(self, key: str) -> bool:
+        """Whether the function or the recipe of this key was sent to this manager."""
+        return key in self._known
+
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
         """Results have come; those that were not had already. `now` is in seconds on any clock `due_in` is asked with.
 

@@ -99,13 +99,21 @@ class Past:
         if not self.is_whole:
             why = "; ".join(self.unreadable.values()) or "the snapshot that belongs before it is not there"
             raise SessionError(f"{self.journal} does not tell how the session began: {why}")
-        now = self.since
+        now = self.since or self._began_at()
         number = self._segments[0].head.number if self._segments else 0
         for segment in self._segments:
             if segment.head.number != number:
                 yield now, self._event(RecordsLost(0, f"segments {number} to {segment.head.number - 1} are missing"))
             number = segment.head.number + 1
             yield from self._of(segment, now)
+
+    def _began_at(self) -> float:
+        """When the first record was written that can be read; where none can, when the file was."""
+        for segment in self._segments:
+            times = (at for _, at, record in scan(segment.path) if not isinstance(record, Damage))
+            if at := next(filter(None, times), 0.0):
+                return at
+        return self._segments[-1].path.stat().st_mtime if self._segments else 0.0
 
     def _of(self, segment: Segment, now: float) -> Iterator[tuple[float, Event | Decided]]:
         last = segment is self._segments[-1]

@@ -12,6 +12,8 @@ fit. Where no whole record follows, the file was cut off there.
 from __future__ import annotations
 
 import mmap
+import operator
+import re
 import struct
 import sys
 import zlib
@@ -28,6 +30,7 @@ HEAD = struct.Struct("<II")
 MAGIC = b"stoker journal 2\n"
 OLD_MAGIC = b"stoker journal 1\n"
 """A journal of before there were segments: one file, which does not say by which Stoker it was written."""
+_OTHER_MAGIC = re.compile(rb"stoker journal [0-9]+(\n|\Z)")
 _PAIR_WITH_TIME = b"\x92\xcb"
 
 
@@ -93,7 +96,7 @@ def _numbers(checks: bytes) -> array[int]:
 def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
     """Each record of a file and each damaged part: where it ends in the file, its time, and itself.
 
-    Raises SessionError if there is no such file, or it is no journal.
+    Raises SessionError if there is no such file, it is no journal, or another version of Stoker wrote it.
     """
     try:
         file = path.open("rb")
@@ -105,8 +108,17 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
         if magic not in (MAGIC, OLD_MAGIC):
             if size <= len(MAGIC) and MAGIC.startswith(magic):
                 return
-            raise SessionError(f"{path} is not a journal of this version")
-        at, now = len(MAGIC), 0.0
+            if _OTHER_MAGIC.match(magic):
+                raise SessionError(f"{path} is not a journal of this version")
+            whole = _next_whole(path, 0)
+            if whole is None and not _was_magic(magic):
+                raise SessionError(f"{path} is not a journal")
+            at = size if whole is None else whole
+            file.seek(at)
+            yield at, 0.0, Damage(0, at, whole is None, cut=False, why="its first line is damaged")
+        else:
+            at = len(MAGIC)
+        now = 0.0
         while at < size:
             head = file.read(HEAD.size)
             length, crc = HEAD.unpack(head) if len(head) == HEAD.size else (0, 0)
@@ -126,6 +138,11 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
                 found = Damage(at, end - at, whole is None, cut=cut, why="its checksum is wrong")
             yield end, now, found
             at = end
+
+
+def _was_magic(first: bytes) -> bool:
+    """Whether a damaged disk may have made this of a journal's first line. A page that was never written is zero."""
+    return not any(first) or sum(map(operator.eq, first, MAGIC)) > len(MAGIC) // 2
 
 
 def _next_whole(path: Path, start: int) -> int | None:

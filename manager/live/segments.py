@@ -23,7 +23,7 @@ import msgspec
 
 from stoker import __version__
 from stoker.errors import SessionError
-from stoker.manager.live.records import MAGIC, OLD_MAGIC, SegmentHead, scan
+from stoker.manager.live.records import MAGIC, OLD_MAGIC, Damage, SegmentHead, scan
 from stoker.manager.protocol.wire import VERSION
 
 NEXT = "next"
@@ -72,6 +72,8 @@ def segments(journal: Path) -> list[Segment]:
         head = head_of(path) if path.exists() else None
         if head is not None:
             found[head.number] = Segment(path, head)
+            if path == journal and head.mark:  # whatever has a later number does not belong to it
+                found = {number: segment for number, segment in found.items() if number <= head.number}
     return [found[number] for number in sorted(found)]
 
 
@@ -82,13 +84,19 @@ def snapshots(journal: Path) -> list[tuple[int, Path]]:
 
 
 def head_of(path: Path) -> SegmentHead | None:
-    """What a segment's first record says; None if the file ends before it, or it is damaged. Raises SessionError."""
+    """What a segment's first record says; where that is damaged, its number alone. None if the file ends before it.
+    Raises SessionError."""
     with path.open("rb") as file:
         if file.read(len(MAGIC)) == OLD_MAGIC:
             return SegmentHead(1, 0, "", "")
+    is_empty = True
     for _, _, record in scan(path):
-        return record if isinstance(record, SegmentHead) else _guessed(path)
-    return None
+        is_empty = False
+        if isinstance(record, SegmentHead):
+            return record
+        if not isinstance(record, Damage) or record.at:  # behind a damaged first line the record may be whole
+            break
+    return None if is_empty else _guessed(path)
 
 
 def _guessed(path: Path) -> SegmentHead:

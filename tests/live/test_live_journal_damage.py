@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.contexts.recipe import BARE
+from stoker.errors import SessionError
 from stoker.manager.core.core import Core
 from stoker.manager.core.events import Event, FromClient, ManagerRestarted, Noticed, RecordsLost, TimerFired
 from stoker.manager.live import comeback, journal
@@ -303,6 +304,61 @@ def test_a_damaged_head_does_not_hide_the_segment(tmp_path: Path) -> None:
     path.write_bytes(data)
     assert list(journal.read(path)) == given
     assert come_back(path, "test", default_policies()).core is not None
+
+
+@pytest.mark.parametrize("spoilt", ["a bit of the first line", "the first line and the head", "the first page"])
+def test_a_damaged_beginning_costs_what_it_said_and_not_the_session(tmp_path: Path, spoilt: str) -> None:
+    path = tmp_path / "journal"
+    given = written(path, events=400)
+    data = bytearray(path.read_bytes())
+    if spoilt == "a bit of the first line":
+        data[3] ^= 4
+    else:
+        size = 4096 if spoilt == "the first page" else len(MAGIC) + 40
+        data[:size] = bytes(size)
+    path.write_bytes(data)
+    here = list(journal.read(path))
+    assert here
+    assert here == given[-len(here) :]
+    assert (len(here) < len(given)) is (spoilt == "the first page")
+    came = come_back(path, "test", default_policies())
+    assert came.core is not None
+    assert list(came.core.state.notices)[-1].startswith(here[-1][1].text)
+    assert any("damaged" in notice for notice in came.notices)
+    assert came.lost > 0
+    assert came.core.state.started_at in (here[0][0], here[1][0])  # the first of them is at 0 s, as no clock is
+
+
+def test_a_journal_of_zero_bytes_alone_is_one_whose_records_are_lost(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    path.write_bytes(bytes(path.stat().st_size))
+    written_at = path.stat().st_mtime
+    came = come_back(path, "test", default_policies())
+    assert came.lost > 0
+    assert came.core is not None
+    assert came.core.state.started_at == written_at
+    book = journal.Journal(path, end=came.end)
+    book.write(1.0, Noticed("it goes on"))
+    book.flush()
+    book.close()
+    assert [event for _, event in journal.read(path)] == [Noticed("it goes on")]
+
+
+def test_a_damaged_earlier_segment_that_a_snapshot_makes_needless_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    (tmp_path / "journal.000009").write_bytes(bytes(4096))  # of a later number than the one that is written
+    came = come_back(path, "test", default_policies())
+    assert (came.lost, came.notices) == (0, [])
+
+
+def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    path.write_bytes(b"stoker journal 3\n" + path.read_bytes()[len(MAGIC) :])
+    with pytest.raises(SessionError, match="not a journal of this version"):
+        come_back(path, "test", default_policies())
 
 
 def test_frames_behind_a_hole_are_taken(tmp_path: Path) -> None:
