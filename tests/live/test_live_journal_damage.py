@@ -326,7 +326,7 @@ def test_a_damaged_beginning_costs_what_it_said_and_not_the_session(tmp_path: Pa
     assert list(came.core.state.notices)[-1].startswith(here[-1][1].text)
     assert any("damaged" in notice for notice in came.notices)
     assert came.lost > 0
-    assert came.core.state.started_at in (here[0][0], here[1][0])  # the first of them is at 0 s, as no clock is
+    assert abs(came.core.state.started_at - here[0][0]) <= 1.0
 
 
 def test_a_journal_of_zero_bytes_alone_is_one_whose_records_are_lost(tmp_path: Path) -> None:
