@@ -2,7 +2,7 @@
 
     run.json              application, options, parameters (what makes two runs the same), when it was made
     results.jsonl.part    results so far (`record_log.py`); gone once the final file stands
-    results.parquet       the final file, moved into place whole; a run that has one is finished
+    results.parquet       the final file, moved into place whole; a run that has one, and no .part, is finished
     summary.json          the facts of the last attempt
 
 Two runs with equal parameters are the same run: what one left unfinished the next goes on with. A folder is locked
@@ -42,15 +42,21 @@ class RunFolder:
         """The results so far."""
         return RecordLog(self.path / PART, key=key)
 
-    def finish(self, *, name: str, write: Callable[[Path], None]) -> Path:
-        """Has `write` make the final file under a name of its own, then moves it into place and drops the log."""
+    def finish(self, *, name: str, write: Callable[[Path], None], complete: bool = True) -> Path:
+        """Has `write` make the final file under a name of its own, then moves it into place and drops the log.
+
+        A run that is not `complete` keeps the log: it can be gone on with, and then makes the final file anew.
+        """
         final, partial = self.path / name, self.path / f".{name}.tmp"
         try:
             write(partial)
             os.replace(partial, final)
         finally:
             partial.unlink(missing_ok=True)
-        (self.path / PART).unlink(missing_ok=True)
+        for other in {f"results.{kind}" for kind in FORMATS} - {name}:  # of an attempt that was not complete
+            (self.path / other).unlink(missing_ok=True)
+        if complete:
+            (self.path / PART).unlink(missing_ok=True)
         return final
 
     def write_json(self, name: str, value: Any) -> Path:
@@ -87,7 +93,7 @@ def open_run(
             lock = _try_lock(path)
             if lock is not None:
                 return RunFolder(path, lock=lock, resumed=True)
-        folder = _new_name(root, prefix=prefix)
+        folder = _make_new(root, prefix=prefix)
     existed = (folder / _RUN).exists()
     if existed:
         _check_same(folder, app=app, parameters=parameters)
@@ -113,8 +119,13 @@ def read_options(folder: Path, *, app: str) -> dict[str, Any]:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether the run's final file stands."""
-    return any((folder / f"results.{kind}").exists() for kind in FORMATS)
+    """Whether the run's final file stands, and is complete."""
+    return _final_file(folder) is not None
+
+
+def _final_file(folder: Path) -> Path | None:
+    finals = [folder / f"results.{kind}" for kind in FORMATS]
+    return None if (folder / PART).exists() else next((path for path in finals if path.exists()), None)
 
 
 def _check_same(folder: Path, *, app: str, parameters: dict[str, Any]) -> None:
@@ -131,12 +142,12 @@ def _check_same(folder: Path, *, app: str, parameters: dict[str, Any]) -> None:
             ),
             file=str(folder),
         )
-    for results in (folder / f"results.{kind}" for kind in FORMATS):
-        if results.exists():
-            raise ConfigError(
-                f"{folder}: this run is finished, its results are in {results}; start a new one with --fresh",
-                file=str(folder),
-            )
+    results = _final_file(folder)
+    if results is not None:
+        raise ConfigError(
+            f"{folder}: this run is finished, its results are in {results}; start a new one with --fresh",
+            file=str(folder),
+        )
 
 
 def _read_run(folder: Path, *, app: str) -> dict[str, Any]:
@@ -166,13 +177,21 @@ def _unfinished(root: Path, *, app: str, parameters: dict[str, Any]) -> list[Pat
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def _new_name(root: Path, *, prefix: str) -> Path:
+def _make_new(root: Path, *, prefix: str) -> Path:
+    """Makes a new folder that no other process has made, also when many start in the same second."""
     stem = f"{prefix}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     path, count = root / stem, 1
-    while path.exists():
-        count += 1
-        path = root / f"{stem}-{count}"
-    return path
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            if not root.is_dir():
+                raise ConfigError(f"{root}: is not a folder", file=str(root)) from None
+            count += 1
+            path = root / f"{stem}-{count}"
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be made: {error.strerror}", file=str(path)) from None
 
 
 def _try_lock(folder: Path) -> int | None:

@@ -44,6 +44,9 @@ def command(
 
     Models that fit a device together stay hot on it side by side. A sweep that was stopped is gone on with by the next
     run that asks for the same.
+
+    A row that a model cannot take (an empty prompt, too many tokens) costs no other row: the results say why in the
+    column `error`, the exit status is 1, and --resume tries such rows again.
     """
     if resume and (out or fresh):
         raise click.UsageError("--resume names the run to go on with; leave --out and --fresh away")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -19,7 +20,10 @@ class Writer(Protocol):
     def generate(
         self, prompts: list[str], *, max_new_tokens: int, batch_size: int, temperature: float, seed: int
     ) -> list[str]:
-        """What the model writes after each prompt; draws depend on the seed and the prompt's place in the call."""
+        """What the model writes after each prompt; draws depend on the seed and the prompt's place in the call.
+
+        Raises ValueError for a prompt that it cannot take.
+        """
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -38,30 +42,56 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a call brings back: a text a prompt, when it began (epoch), how long it took."""
+    """What a call brings back: a text a prompt, when it began (epoch), how long it took.
+
+    `errors` has one a text: why the model cannot take the prompt; empty where it wrote.
+    """
 
     number: int
     texts: list[str]
     started_at: float
     infer_s: float
     worker: str
+    errors: list[str]
 
 
 def generate(model: Writer, request: Request) -> Written:
-    """Has the model write. Only the inference is timed."""
+    """Has the model write. Only the inference is timed. A prompt that the model cannot take costs no other its text."""
     started_at, begun = time.time(), time.perf_counter()
-    alone = request.temperature > 0
-    asked = [model.chat(text) for text in request.texts] if request.chat else list(request.texts)
-    groups = [([text], seed) for text, seed in zip(asked, request.seeds, strict=True)]
+    each = [((text,), seed) for text, seed in zip(request.texts, request.seeds, strict=True)]
     texts: list[str] = []
-    for prompts, seed in groups if alone else [(asked, 0)]:
-        texts += model.generate(
-            prompts,
-            max_new_tokens=request.max_new_tokens,
-            batch_size=request.tensor_batch,
-            temperature=request.temperature,
-            seed=seed,
-        )
+    errors: list[str] = []
+    for some, seed in each if request.temperature > 0 else [(request.texts, 0)]:
+        try:
+            texts += _write(model, request, some, seed=seed)
+            errors += [""] * len(some)
+        except ValueError:
+            # The model refuses a batch for one of its prompts, before it writes: which one, each alone tells.
+            for text in some:
+                written, error = _try_alone(model, request, text, seed=seed)
+                texts.append(written)
+                errors.append(error)
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"
-    return Written(number=request.number, texts=texts, started_at=started_at, infer_s=infer_s, worker=worker)
+    return Written(
+        number=request.number, texts=texts, started_at=started_at, infer_s=infer_s, worker=worker, errors=errors
+    )
+
+
+def _try_alone(model: Writer, request: Request, text: str, *, seed: int) -> tuple[str, str]:
+    """What the model writes, and why it cannot; one of the two is empty."""
+    try:
+        return _write(model, request, (text,), seed=seed)[0], ""
+    except ValueError as error:
+        reason = str(error) or type(error).__name__
+        return "", reason.replace("prompt 0 ", "the prompt ", 1)
+
+
+def _write(model: Writer, request: Request, texts: Sequence[str], *, seed: int) -> list[str]:
+    return model.generate(
+        [model.chat(text) for text in texts] if request.chat else list(texts),
+        max_new_tokens=request.max_new_tokens,
+        batch_size=request.tensor_batch,
+        temperature=request.temperature,
+        seed=seed,
+    )

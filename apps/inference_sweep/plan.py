@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,14 +74,15 @@ class Template(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One row of the data, named."""
+    """One row of the data, named. `place` is where in the file it stands."""
 
     id: str
     fields: dict[str, Any]
+    place: str = ""
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """A sweep file, read and checked against its data. `notes`: what is odd about the data, and does not stop it."""
+    """A sweep file, read and checked against `data`. `notes`: what is odd about the data, and does not stop it."""
 
     file: str
     models: tuple[Model, ...]
@@ -88,6 +90,7 @@ class Sweep(msgspec.Struct, frozen=True):
     parameters: tuple[dict[str, Any], ...]
     items: tuple[Item, ...]
     notes: tuple[str, ...] = ()
+    data: str = ""
 
 
 class Combination(msgspec.Struct, frozen=True):
@@ -142,6 +145,8 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
         for table in _tables(whole, "models", Model, file=path)
     ]
     prompts = [Template(**table) for table in _tables(whole, "prompts", Template, file=path)]
+    _refuse_twins({model.name: (_real_path(model.path), model.dtype) for model in models}, "models", file=path)
+    _refuse_twins({prompt.name: (prompt.text, prompt.chat) for prompt in prompts}, "prompts", file=path)
     parameters = _grid(whole.get("parameters", {}), file=path)
     source = data or path.parent / _text(whole, "data", file=path, where="top", empty=False)
     items = _items(source, column=_text(whole, "id", file=path, where="top", empty=True), limit=limit)
@@ -158,6 +163,7 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
         parameters=tuple(parameters),
         items=tuple(item for item, _ in items),
         notes=tuple(dict.fromkeys(notes)),
+        data=str(source),
     )
 
 
@@ -182,6 +188,18 @@ def _tables(whole: Mapping[str, Any], name: str, kind: type[msgspec.Struct], *, 
     return tables
 
 
+def _refuse_twins(asked: Mapping[str, object], table: str, *, file: Path) -> None:
+    """Raises ConfigError where two names stand for the same: every call would be made twice, with one result."""
+    first: dict[object, str] = {}
+    for number, (name, what) in enumerate(asked.items(), start=1):
+        if what in first:
+            raise ConfigError(
+                f"{file}: {table} {number}: {name} asks just what {first[what]} asks; leave one of them out",
+                file=str(file), key=table,
+            )  # fmt: skip
+        first[what] = name
+
+
 def _text(table: Mapping[str, Any], key: str, *, file: Path, where: str, empty: bool) -> str:
     value = table.get(key, "")
     if not isinstance(value, str) or not (value.strip() or empty):
@@ -193,6 +211,11 @@ def _text(table: Mapping[str, Any], key: str, *, file: Path, where: str, empty: 
 def _model_path(path: str, *, folder: Path) -> str:
     """A path from the sweep file's folder; what is not there may be a hub name."""
     return str((folder / path).absolute()) if path and (folder / path).exists() else path
+
+
+def _real_path(path: str) -> str:
+    """One text for one place: without links and `..`. A hub name stays."""
+    return os.path.realpath(path) if path and os.path.exists(path) else path
 
 
 def _grid(table: Any, *, file: Path) -> list[dict[str, Any]]:
@@ -235,7 +258,7 @@ def _items(source: Path, *, column: str, limit: int) -> list[tuple[Item, Row]]:
                 file=str(source), line=row.number, key=column,
             )  # fmt: skip
         seen[str(name)] = row.place
-        items.append((Item(id=str(name), fields=row.fields), row))
+        items.append((Item(id=str(name), fields=row.fields, place=row.place), row))
     if not items:
         raise ConfigError(f"{source}: holds no rows", file=str(source))
     return items

@@ -8,6 +8,7 @@ business, not this program's.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 import zlib
 from collections.abc import Sequence
@@ -19,22 +20,22 @@ import msgspec
 import stoker
 from stoker.apps.common.calls import Stopped, facts_of, in_batches, run_calls, session_line, stop_on_signals
 from stoker.apps.common.hints import columns, command, count, say_kept
-from stoker.apps.common.record_log import Record, RecordLog
+from stoker.apps.common.record_log import RecordLog
 from stoker.apps.common.row_file import write_rows
 from stoker.apps.common.run_folder import open_run, read_options
 from stoker.apps.common.screen import Screen
 from stoker.apps.common.session_facts import ContextFacts
 from stoker.apps.inference_sweep.generate import Request, Written, generate
 from stoker.apps.inference_sweep.plan import EXAMPLE, Combination, Item, Sweep, combinations, digest_items, read_sweep
+from stoker.apps.inference_sweep.results import KEY, Call, Failed, first_error, make_records, make_rows
 from stoker.config import load_site
 from stoker.contexts.causal_lm import causal_lm
 from stoker.contexts.recipe import Recipe
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError
 from stoker.units import show_seconds
 
 APP = "inference_sweep"
 INTERRUPTED = 130
-KEY = ("combination", "id")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,17 +50,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     site: str = ""
 
 
-class Call(msgspec.Struct, frozen=True):
-    """One call to be made."""
-
-    combination: Combination
-    items: tuple[Item, ...]
-
-
 def run(
     given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
 ) -> int:
-    """Does the sweep. 0, or 130 after Ctrl-C (the results so far are kept).
+    """Does the sweep. 0; 1 if some rows have an error; 130 after Ctrl-C (the results so far are kept).
 
     Raises StokerError for input that cannot be used, and for a call that failed (the results so far are kept then too).
     """
@@ -91,12 +85,14 @@ def run(
                 screen.line(f"  note  {note}")
             if len(log):
                 screen.line(f"  going on with {folder.path}: {len(log)} of {total} are there")
-            facts, lines = _infer(options, combined, recipes, sweep, log=log, screen=screen)
-            summary = {"inferences": total, "models": len(recipes), **facts}
+            facts, failed, lines = _infer(options, combined, recipes, sweep, log=log, screen=screen)
+            summary = {"inferences": total, "errors": len(failed), "models": len(recipes), **facts}
             folder.write_json("summary.json", summary)
-            rows = make_rows(combined, sweep.items, log)
+            rows = make_rows(sweep, combined, log, failed)
             results = folder.finish(
-                name=f"results.{options.format}", write=lambda path: write_rows(rows, path, kind=options.format)
+                name=f"results.{options.format}",
+                write=lambda path: write_rows(rows, path, kind=options.format),
+                complete=not failed,
             )
         except Stopped:
             say_kept(screen, folder=folder.path, kept=len(log), total=total, app=APP)
@@ -107,11 +103,17 @@ def run(
             raise
     if json:
         screen.json({**summary, "run": str(folder.path), "results": str(results)})
-        return 0
-    screen.line()
-    for line in [*lines, f"  results  {results}"]:
-        screen.line(line)
-    if not options.sweep:
+    else:
+        screen.line()
+        for line in [*lines, f"  results  {results}"]:
+            screen.line(line)
+    if failed:
+        screen.line()
+        screen.line(f"failed: {len(failed)} of {total} results have no output; the column `error` says why. The first:")
+        screen.line(f"  {first_error(sweep, combined, failed)}")
+        screen.line(f"  try them again:  {command(APP, f'--resume {shlex.quote(str(folder.path))}')}")
+        return 1
+    if not options.sweep and not json:
         screen.line()
         for line in columns([(command(APP, "--sweep FILE"), f"your sweep; start from a copy of {EXAMPLE}")]):
             screen.line(line)
@@ -135,49 +137,6 @@ def plan_calls(
     return calls
 
 
-def make_records(call: Call, written: Written) -> list[Record]:
-    """What the log keeps of one call. Raises StokerError when it brought back another number of texts."""
-    if len(written.texts) != len(call.items):
-        raise StokerError(
-            f"{call.combination.name}: {len(call.items)} rows went out and {len(written.texts)} came back"
-        )
-    return [
-        {
-            "combination": call.combination.digest,
-            "id": item.id,
-            "output": text,
-            "infer_s": round(written.infer_s / len(call.items), 6),
-            "started_at": round(written.started_at, 3),
-            "worker": written.worker,
-        }
-        for item, text in zip(call.items, written.texts, strict=True)
-    ]
-
-
-def make_rows(combined: Sequence[Combination], items: Sequence[Item], log: RecordLog) -> list[dict[str, Any]]:
-    """The final rows, combination by combination in the order of the data. The log must be complete."""
-    rows: list[dict[str, Any]] = []
-    for combination in combined:
-        for item in items:
-            record = log.get((combination.digest, item.id))
-            if record is None:
-                raise StokerError(f"{log.path}: has no result for row {item.id} with {combination.name}; run again")
-            rows.append(
-                {
-                    "model": combination.model.name,
-                    "prompt": combination.prompt.name,
-                    **combination.parameters,
-                    "id": item.id,
-                    "input": combination.prompt.fill(item.fields),
-                    "output": record["output"],
-                    "infer_s": record["infer_s"],
-                    "started_at": record["started_at"],
-                    "worker": record["worker"],
-                }
-            )
-    return rows
-
-
 def _infer(
     options: Options,
     combined: Sequence[Combination],
@@ -186,11 +145,12 @@ def _infer(
     *,
     log: RecordLog,
     screen: Screen,
-) -> tuple[dict[str, Any], list[str]]:
-    """Makes the missing results; the facts of it, for programs and as lines."""
+) -> tuple[dict[str, Any], Failed, list[str]]:
+    """Makes the missing results: the facts of it for programs, the rows that failed, and the facts as lines."""
     calls = plan_calls(combined, sweep.items, log, batch_size=options.batch_size)
     kept, infer_s, begun, facts = len(log), 0.0, time.perf_counter(), ContextFacts()
     by_model: dict[str, ContextFacts] = {}
+    failed: Failed = {}
     if calls:
         with stoker.load(options.site or None, progress=False) as session:
             screen.line(session_line(session))
@@ -206,33 +166,43 @@ def _infer(
             with screen.progress(total=total, done=kept, noun="inferences", facts=ask) as progress:
                 written: Written
                 for written in run_calls(jobs):
-                    progress.advance(log.append(make_records(calls[written.number], written)))
+                    records, unmade = make_records(calls[written.number], written)
+                    failed.update(unmade)
+                    progress.advance(log.append(records) + len(unmade))
                     infer_s += written.infer_s
             facts = ask()
             by_model = {name: ask_about() for name, ask_about in ask_one.items()}
     wall_s, made = time.perf_counter() - begun, len(log) - kept
-    if not made:
-        return {"attempt": {"inferences": 0, "kept": kept}}, [f"  nothing was left to infer: {kept} were there"]
+    if not calls:
+        attempt = {"inferences": 0, "kept": kept}
+        return {"attempt": attempt}, failed, [f"  nothing was left to infer: {kept} were there"]
+    # Calls of models that are hot on one device overlap: their sum is no time of devices.
+    beside = " (models that share a device work at the same time)" if len(by_model) > 1 else ""
     lines = [
-        f"  {made} inferences in {show_seconds(wall_s)}, {made / wall_s:.1f}/s on {facts.devices} devices: device time"
-        f" {show_seconds(infer_s)} inferring, {show_seconds(facts.load_total_s)} loading"
+        f"  {count(made, 'inference')} in {show_seconds(wall_s)}, {made / wall_s:.1f}/s on"
+        f" {count(facts.devices, 'device')}: calls took {show_seconds(infer_s)} in all, loads"
+        f" {show_seconds(facts.load_total_s)}{beside}"
     ]
     lines += [
         f"    {name}: {one.calls} calls, {one.loads} loads of {show_seconds(one.load_s)}, {one.found_hot} found it hot"
         for name, one in by_model.items()
     ]
-    return {
-        "attempt": {
-            "wall_s": wall_s,
-            "inferences": made,
-            "kept": kept,
-            "calls": len(calls),
-            "infer_device_s": infer_s,
-            "load_device_s": facts.load_total_s,
-            "loads": facts.loads,
-            "devices": facts.devices,
-        }
-    }, lines
+    return (
+        {
+            "attempt": {
+                "wall_s": wall_s,
+                "inferences": made,
+                "kept": kept,
+                "calls": len(calls),
+                "infer_s": infer_s,
+                "load_s": facts.load_total_s,
+                "loads": facts.loads,
+                "devices": facts.devices,
+            }
+        },
+        failed,
+        lines,
+    )
 
 
 def _request(number: int, call: Call, options: Options) -> Request:

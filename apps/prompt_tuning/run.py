@@ -89,7 +89,8 @@ def submit(
                 job.stop("stopped by whoever submitted it")
             screen.line()
             screen.line("stopped: checkpoints are kept; this goes on from them:")
-            screen.line(f"  {again(files, jobs, options)}")
+            left = [file for file, job in zip(files, jobs, strict=True) if job.entry.phase is not Phase.DONE]
+            screen.line(f"  {again(left, options)}")
             return INTERRUPTED
         except BaseException as error:
             for job in jobs:
@@ -98,13 +99,21 @@ def submit(
     return _finish(jobs, screen=screen, json=json)
 
 
-def again(files: Sequence[Path], jobs: Sequence[Submission], options: Options) -> str:
-    """The command that goes on with those of the jobs that are not done."""
-    left = [str(file) for file, job in zip(files, jobs, strict=True) if job.entry.phase is not Phase.DONE]
-    places = {"--site": options.site, "--session": options.session, "--out": str(options.out)}
-    plain = {"--out": str(RUNS)}
-    given = [word for name, value in places.items() if value != plain.get(name, "") for word in (name, value)]
-    return f"stoker tune submit {shlex.join([*left, *given])}"
+def again(files: Sequence[Path], options: Options) -> str:
+    """The command that goes on with the jobs of these files: with every option but `--fresh`, which begins anew."""
+    plain = Options()
+    least, most = options.gang
+    named = {
+        "--site": (options.site, plain.site),
+        "--session": (options.session, plain.session),
+        "--gang": (f"{least}-{most}", "{}-{}".format(*plain.gang)),
+        "--late": (options.late, plain.late),
+        "--bank": (options.bank or "", plain.bank),
+        "--out": (str(options.out), str(plain.out)),
+    }
+    words = [word for name, (value, default) in named.items() if value != default for word in (name, value)]
+    bank = ["--no-bank"] if options.bank is None else []
+    return f"stoker tune submit {shlex.join([*map(str, files), *words, *bank])}"
 
 
 def checked(files: Sequence[Path], options: Options) -> dict[str, Ready]:

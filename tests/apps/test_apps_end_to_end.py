@@ -128,9 +128,43 @@ def test_a_sweep_of_two_contexts_side_by_side(tmp_path):
     assert [(row["model"], row["max_new_tokens"], row["id"]) for row in rows] == [
         (model, tokens, name) for model in ("one", "two") for tokens in (2, 4) for name in ("a", "b")
     ]
+    # Calls of two models on one device overlap: their time is called what it is, and no time of devices.
+    assert summary["attempt"]["infer_s"] == pytest.approx(sum(row["infer_s"] for row in rows), abs=1e-4)
+    assert "infer_device_s" not in summary["attempt"]
     # The same weights at one precision in two libraries: greedy texts agree, the longer begins as the shorter.
     outputs = {(row["model"], row["max_new_tokens"], row["id"]): row["output"] for row in rows}
     for name in ("a", "b"):
         assert outputs["one", 4, name] == outputs["two", 4, name]
         assert outputs["one", 4, name].startswith(outputs["one", 2, name])
     assert os.listdir(tmp_path / "runs") == [os.path.basename(summary["run"])]
+
+
+def test_a_sweep_goes_on_without_the_rows_that_its_model_cannot_take(tmp_path):
+    rows = [{"id": str(number), "question": "What is red?"} for number in range(5)]
+    rows[1]["question"], rows[3]["question"] = "", "red " * 9000
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "sweep.toml").write_text(
+        'data = "rows.jsonl"\nid = "id"\n[[models]]\nname = "one"\n'
+        '[[prompts]]\nname = "bare"\ntext = "{question}"\n[parameters]\nmax_new_tokens = 2\n'
+    )
+
+    def sweep(*arguments):
+        command = [*STOKER, "inference_sweep", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+        return done.stdout
+
+    out = sweep("--sweep", "sweep.toml", "--out", "run", "--format", "jsonl")
+    assert "failed: 2 of 5 results have no output; the column `error` says why" in out
+    assert "rows.jsonl: line 2: row 1 with one, bare, max_new_tokens 2, temperature 0.0: the prompt is empty" in out
+    assert out.splitlines()[-1] == "  try them again:  stoker run inference_sweep --resume run"
+    made = results(tmp_path / "run" / "results.jsonl")
+    assert [row["id"] for row in made if row["output"] is None] == ["1", "3"]
+    assert "tokens with what follows it; the model reads" in made[3]["error"]
+    assert [row["error"] for row in made if row["output"] is not None] == [""] * 3
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["errors"] == 2
+
+    again = sweep("--resume", "run")
+    assert "going on with run: 3 of 5 are there" in again
+    assert results(tmp_path / "run" / "results.jsonl")[0] == made[0]

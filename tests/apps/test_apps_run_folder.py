@@ -1,5 +1,7 @@
+import concurrent.futures
 import json
 import os
+import threading
 
 import pytest
 
@@ -80,6 +82,51 @@ def test_two_processes_do_not_write_one_run(tmp_path):
     first.close()
     second.close()
     opened(tmp_path, folder=first.path).close()
+
+
+def test_a_run_that_is_not_complete_is_gone_on_with_and_makes_its_results_anew(tmp_path):
+    first = opened(tmp_path)
+    with first.log(key=KEY) as log:
+        log.append([{"id": "1"}])
+        first.finish(name="results.parquet", write=lambda path: path.write_text("some") and None, complete=False)
+    first.close()
+    assert not is_finished(first.path)
+    again = opened(tmp_path, folder=first.path)
+    assert again.resumed
+    with again.log(key=KEY) as log:
+        assert len(log) == 1
+        again.finish(name="results.jsonl", write=lambda path: path.write_text("all") and None)
+    again.close()
+    assert sorted(os.listdir(first.path)) == [".lock", "results.jsonl", "run.json"]
+    with pytest.raises(ConfigError, match=r"this run is finished, its results are in .*results\.jsonl"):
+        opened(tmp_path, folder=first.path)
+
+
+def test_many_that_start_in_one_second_get_a_new_folder_each(tmp_path):
+    many, rounds = 8, 20
+    barrier = threading.Barrier(many)
+
+    def start(number):
+        barrier.wait()
+        return opened(tmp_path / "runs", parameters={"seed": number}, fresh=True)
+
+    paths = []
+    with concurrent.futures.ThreadPoolExecutor(many) as threads:
+        for _ in range(rounds):
+            runs = list(threads.map(start, range(many)))
+            paths += [run.path for run in runs]
+            for run in runs:
+                run.close()
+    assert len(set(paths)) == many * rounds
+    assert all(path.name.startswith("toy-") for path in paths)
+
+
+def test_a_place_for_runs_that_is_no_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
+    for root in ("file", "nowhere"):
+        with pytest.raises(ConfigError, match=f"{root}.*: (is not a folder|cannot be made: Not a directory)"):
+            opened(tmp_path / root)
 
 
 def test_a_final_file_that_cannot_be_made_leaves_the_log(tmp_path):

@@ -3,7 +3,8 @@ import pytest
 from stoker.apps.common.record_log import RecordLog
 from stoker.apps.inference_sweep.generate import Request, Written, generate
 from stoker.apps.inference_sweep.plan import EXAMPLE, combinations, digest_items, read_sweep
-from stoker.apps.inference_sweep.run import KEY, make_records, make_rows, plan_calls
+from stoker.apps.inference_sweep.results import KEY, first_error, make_records, make_rows
+from stoker.apps.inference_sweep.run import plan_calls
 from stoker.errors import ConfigError, StokerError
 
 SWEEP = """
@@ -105,14 +106,63 @@ def test_models_of_one_name(files):
         read_sweep(files(SWEEP + '[[models]]\nname = "small"\n'))
 
 
+def test_two_names_for_one_model_or_one_prompt_are_refused(files, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "linked").symlink_to("model")
+    for path in ("model", "./model", "linked"):
+        with pytest.raises(ConfigError, match="models 2: other asks just what small asks; leave one of them out"):
+            read_sweep(files(SWEEP + f'[[models]]\nname = "other"\npath = "{path}"\n'))
+    again = '[[prompts]]\nname = "other"\ntext = "Q: {question} ({topic})\\nA:"\n'
+    with pytest.raises(ConfigError, match="prompts 2: other asks just what plain asks"):
+        read_sweep(files(SWEEP + again))
+    others = '[[models]]\nname = "other"\npath = "model"\ndtype = "float32"\n' + again + "chat = true\n"
+    combined = combinations(read_sweep(files(SWEEP + others)))
+    assert len({one.digest for one in combined}) == len(combined) == 16
+
+
+class Toy:
+    """A model that takes no prompt with `long` in it."""
+
+    def chat(self, message):
+        return f"<{message}>"
+
+    def generate(self, prompts, *, max_new_tokens, batch_size, temperature, seed):
+        for number, prompt in enumerate(prompts):
+            if "long" in prompt:
+                raise ValueError(f"prompt {number} comes to 9005 tokens")
+        return [f"{prompt}!{max_new_tokens},{temperature},{batch_size},{seed}" for prompt in prompts]
+
+
+def test_a_row_that_the_model_cannot_take_costs_no_other_row(files, tmp_path):
+    sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nlong,sky\nHow?,sea\n"))
+    combined = combinations(sweep)[:2]  # temperature 0: one call to the model; 0.7: one a row
+    failed = {}
+    with RecordLog(tmp_path / "log", key=KEY) as log:
+        calls = plan_calls(combined, sweep.items, log, batch_size=8)
+        for number, call in enumerate(calls):
+            texts = tuple(call.combination.prompt.fill(item.fields) for item in call.items)
+            parameters = call.combination.parameters
+            records, unmade = make_records(call, generate(Toy(), Request(number, texts, (5, 6, 7), **parameters)))
+            log.append(records)
+            failed.update(unmade)
+        rows = make_rows(sweep, combined, log, failed)
+        again = plan_calls(combined, sweep.items, log, batch_size=8)
+    assert [(row["id"], row["output"] is None, row["error"]) for row in rows] == 2 * [
+        ("2", False, ""),
+        ("3", True, "the prompt comes to 9005 tokens"),
+        ("4", False, ""),
+    ]
+    assert rows[2]["output"] == "Q: How? (sea)\nA:!4,0.0,1,0"
+    assert rows[5]["output"] == "Q: How? (sea)\nA:!4,0.7,1,7"
+    assert [[item.id for item in call.items] for call in again] == [["3"], ["3"]], "a run that goes on tries them again"
+    said = first_error(sweep, combined, failed)
+    assert said == (
+        f"{tmp_path / 'rows.csv'}: line 3: row 3 with small, plain, max_new_tokens 4, temperature 0.0:"
+        " the prompt comes to 9005 tokens"
+    )
+
+
 def test_what_is_left_and_what_comes_of_it(files, tmp_path):
-    class Toy:
-        def chat(self, message):
-            return f"<{message}>"
-
-        def generate(self, prompts, *, max_new_tokens, batch_size, temperature, seed):
-            return [f"{prompt}!{max_new_tokens},{temperature},{batch_size},{seed}" for prompt in prompts]
-
     sweep = read_sweep(files())
     combined = combinations(sweep)
     with RecordLog(tmp_path / "log", key=KEY) as log:
@@ -121,19 +171,20 @@ def test_what_is_left_and_what_comes_of_it(files, tmp_path):
         for number, call in enumerate(calls[:2]):
             texts = tuple(call.combination.prompt.fill(item.fields) for item in call.items)
             parameters = call.combination.parameters
-            log.append(
-                make_records(call, generate(Toy(), Request(number, texts, (5, 6), **parameters, tensor_batch=2)))
-            )
+            written = generate(Toy(), Request(number, texts, (5, 6), **parameters, tensor_batch=2))
+            records, failed = make_records(call, written)
+            assert failed == {}
+            log.append(records)
         with pytest.raises(StokerError, match="no result for row 2 with small, plain, max_new_tokens 8"):
-            make_rows(combined, sweep.items, log)
+            make_rows(sweep, combined, log, {})
         assert [call.combination.digest for call in plan_calls(combined, sweep.items, log, batch_size=8)] == [
             one.digest for one in combined[2:]
         ]
-        rows = make_rows(combined[:2], sweep.items, log)
+        rows = make_rows(sweep, combined[:2], log, {})
     assert [(row["id"], row["temperature"]) for row in rows] == [("2", 0.0), ("3", 0.0), ("2", 0.7), ("3", 0.7)]
     assert rows[3]["output"] == "Q: How? (sea)\nA:!4,0.7,2,6"
     assert rows[1]["output"] == "Q: How? (sea)\nA:!4,0.0,2,0"
     chatted = generate(Toy(), Request(0, ("a",), (1,), max_new_tokens=4, temperature=0.0, chat=True))
     assert chatted.texts == ["<a>!4,0.0,1,0"]
     with pytest.raises(StokerError, match="2 rows went out and 1 came back"):
-        make_records(calls[0], Written(0, ["x"], 0.0, 0.0, "w"))
+        make_records(calls[0], Written(0, ["x"], 0.0, 0.0, "w", [""]))

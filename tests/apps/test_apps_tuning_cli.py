@@ -1,9 +1,13 @@
 """What `stoker tune submit` refuses: one line that says what, where and what to do, before anything is submitted."""
 
+import shlex
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
 from stoker.apps.prompt_tuning.cli import submit_jobs
+from stoker.apps.prompt_tuning.run import Options, again
 from stoker.errors import ConfigError, RecipeError
 
 JOB = """\
@@ -83,6 +87,23 @@ def test_a_metric_that_is_the_same_for_every_prompt(here):
     assert "metric = 'bleu' is 0 for every prompt" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("targets", "reach", "said"),
+    [
+        (("да", "нет"), "", "metric = 'rouge-l' is 0 for every prompt: its words are of the letters a to z and digits"),
+        (("да", "нет"), "reach = 0.5", "metric = 'rouge-l' is 0 for every prompt"),
+        (("да", "yes"), "reach = 0.9", "reach = 0.9 can never be reached: its words are of the letters a to z"),
+    ],
+)
+def test_a_target_that_rouge_l_cannot_reach_in_this_script(here, targets, reach, said):
+    rows = [f"question {number},{targets[number % 2]}" for number in range(40)]
+    (here / "bad.csv").write_text("\n".join(["input,target", *rows]))
+    write(here, name="bad", path="bad.csv", until=f'metric = "rouge-l"\n{reach}')
+    error = refused(here, "bad.toml").exception
+    assert isinstance(error, ConfigError)
+    assert said in str(error)
+
+
 def test_a_model_that_is_not_there_two_of_one_name_and_more_ranks_than_samples(here):
     write(here, name="bad", model="./none")
     assert isinstance(refused(here, "bad.toml").exception, RecipeError)
@@ -95,3 +116,25 @@ def test_a_model_that_is_not_there_two_of_one_name_and_more_ranks_than_samples(h
     result = refused(here, "--gang", "4-2")
     assert result.exit_code == 2
     assert "a range goes from at least 1 upwards" in result.output
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"gang": (2, 2), "late": "drop", "bank": None},
+        {"gang": (1, 3), "bank": "my bank", "site": "site.toml", "out": Path("away")},
+        {"session": "k3v9"},
+    ],
+)
+def test_the_command_that_goes_on_has_every_option_of_the_one_that_was_stopped(given):
+    options = Options(**given)
+    words = shlex.split(again([Path("a job.toml"), Path("b.toml")], options))
+    assert words[:3] == ["stoker", "tune", "submit"]
+    read = submit_jobs.make_context("submit", words[3:]).params
+    assert read.pop("jobs") == (Path("a job.toml"), Path("b.toml"))
+    bank = None if read.pop("no_bank") else read.pop("bank")
+    assert Options(**{name: read[name] for name in ("site", "session", "gang", "late", "out")}, bank=bank) == options
+
+
+def test_the_command_that_goes_on_is_short_where_nothing_was_given():
+    assert again([Path("a.toml")], Options()) == "stoker tune submit a.toml"

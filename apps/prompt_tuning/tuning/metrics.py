@@ -94,12 +94,33 @@ def count_words(text: str) -> int:
 
 
 def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
-    """Raises ConfigError when the job's metric is the same for every prompt: `targets` are those that decide."""
+    """Raises ConfigError when the job's metric is the same for every prompt, or when no prompt reaches its target.
+
+    `targets` are those of the samples that decide.
+    """
     if job.until.metric is Metric.BLEU and all(count_words(target) < _ORDERS for target in targets):
         raise ConfigError(
             f"[until] metric = 'bleu' is 0 for every prompt: it counts four words in a row, and no target of"
             f" {job.data.path} that decides has as many; choose 'accuracy' or 'rouge-l'",
             file=job.data.path, key="metric",
+        )  # fmt: skip
+    if job.until.metric is not Metric.ROUGE:
+        return
+    # The words of ROUGE-L are of a to z and digits: a target in another script is 0 whatever is written.
+    best = sum(bool(_words_of_rouge(target)) for target in targets) / max(1, len(targets))
+    words = f"its words are of the letters a to z and digits, and {{}} of {job.data.path} that decide have none"
+    if not best:
+        raise ConfigError(
+            f"[until] metric = 'rouge-l' is 0 for every prompt: {words.format('the targets')}; choose 'accuracy' or"
+            " 'loss'",
+            file=job.data.path, key="metric",
+        )  # fmt: skip
+    if job.until.reach is not None and job.until.reach > best:
+        without = f"{1 - best:.0%} of the targets"
+        raise ConfigError(
+            f"[until] reach = {job.until.reach:g} can never be reached: {words.format(without)}, so that rouge-l is at"
+            f" most {best:.3g}; lower it, or choose 'accuracy' or 'loss'",
+            file=job.data.path, key="reach",
         )  # fmt: skip
 
 
@@ -119,7 +140,7 @@ def of_text(written: str, wanted: str) -> Tally:
 
 def rouge_l(written: str, wanted: str) -> float:
     """ROUGE-L's F1 of one text against one reference, from 0 to 1."""
-    ours, theirs = _WORD.findall(written.lower()), _WORD.findall(wanted.lower())
+    ours, theirs = _words_of_rouge(written), _words_of_rouge(wanted)
     common = _common(ours, theirs)
     if not common:
         return 0.0
@@ -141,6 +162,10 @@ def _common(one: list[str], other: list[str]) -> int:
 
 def _counted(words: list[str], order: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[at : at + order]) for at in range(len(words) - order + 1))
+
+
+def _words_of_rouge(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
 
 
 def _words_13a(text: str) -> list[str]:
