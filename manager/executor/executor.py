@@ -176,6 +176,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             ask=self.ask_status,
             calls_wait=lambda: self.outstanding() > 0,
             journal_trouble=lambda: self._link.journal_trouble if self._link is not None else "",
+            why_silent=lambda: self._link.why_silent() if self._link is not None else "",
             is_ours=lambda context: self._link is not None and self._link.has_sent(context),
         )
 

@@ -146,6 +146,15 @@ class Link:
         """Whether the manager has said welcome, or does so now."""
         return self._was_joined or self._joined.wait(within_s)
 
+    def why_silent(self) -> str:
+        """Why the manager may not answer although the connection to it stands; empty where it does not stand."""
+        if self._over is not None or not self._joined.is_set():
+            return ""
+        return (
+            f"session {self.session.session}: its manager does not answer: it is stopped, or the file system of"
+            f" {self.folder.path} hangs; calls and results wait for it, and what runs goes on"
+        )
+
     def _why_not_joined(self) -> str:
         """Why the manager has not said welcome. Raises SessionError where waiting cannot help."""
         address = self.session.address

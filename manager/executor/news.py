@@ -37,8 +37,8 @@ class News:
     """Looks at a session from a thread of its own, while `calls_wait`, and says what there is to say.
 
     `ask` gets the session's status, None if there is no answer. `is_ours` says of a context's key whether calls of this
-    program want it. `journal_trouble` says why the manager cannot write its
-    journal, without asking; empty while it can.
+    program want it. `why_silent` says why a manager that is connected may not answer; empty where it is not connected.
+    `journal_trouble` says why the manager cannot write its journal, without asking; empty while it can.
     """
 
     def __init__(
@@ -48,11 +48,16 @@ class News:
         calls_wait: Callable[[], bool],
         journal_trouble: Callable[[], str] = lambda: "",
         is_ours: Callable[[str], bool] = lambda _: True,
+        why_silent: Callable[[], str] = lambda: "",
         say: Callable[[str], None] | None = None,
     ) -> None:
         self._ask = ask
         self._calls_wait = calls_wait
         self._is_ours = is_ours
+        self._why_silent = why_silent
+        self._silent_at: float | None = None
+        """Since when the manager has not answered."""
+        self._of_silence_at = -math.inf
         self._say = say or _say
         self._look_at = 0.0
         self._wait_since: float | None = None
@@ -91,7 +96,9 @@ class News:
             return
         status = self._ask()
         if status is None:
+            self._tell_of_silence(now)
             return
+        self._silent_at = None
         slow = _slowest_load(status)
         able = any(not device.fault for pilot in status.pilots for device in pilot.devices)
         stuck = next((context.waits_for for context in status.contexts if self._is_stuck(context)), "")
@@ -113,6 +120,16 @@ class News:
         if now - spoke_at >= FIRST_S and now - self._said.get(reason, -math.inf) >= AGAIN_S:
             self._said_at = self._said[reason] = now
             self._say(f"{why}; more: stoker status {status.session}")
+
+    def _tell_of_silence(self, now: float) -> None:
+        """Say that the manager does not answer although the connection to it stands, after a while and now and then."""
+        why = self._why_silent()
+        self._silent_at = (now if self._silent_at is None else self._silent_at) if why else None
+        if self._silent_at is None or now - self._silent_at < FIRST_S:
+            return
+        if now - self._of_silence_at >= AGAIN_S:
+            self._of_silence_at = now
+            self._say(why)
 
     def _is_stuck(self, context: ContextStatus) -> bool:
         """Whether calls of this program wait for a context that no library holds or loads."""

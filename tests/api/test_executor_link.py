@@ -348,3 +348,11 @@ def test_closing_fails_what_waits(router):
     link.close()
     with pytest.raises(SessionError, match="closed"):
         future.result(1)
+
+
+def test_a_link_says_why_a_connected_manager_may_be_silent_and_nothing_once_it_is_closed(link, router):
+    submit(link, job())
+    router.calls(1)
+    assert f"the file system of {link.folder.path} hangs" in link.why_silent()
+    link.close()
+    assert link.why_silent() == ""

@@ -40,11 +40,13 @@ class Desk:
         self.said: list[str] = []
         self.journal = ""
         self.ours = {"k"}
+        self.silence = ""
         self.news = News(
             ask=self._ask,
             calls_wait=lambda: self.waits,
             journal_trouble=lambda: self.journal,
             is_ours=self.ours.__contains__,
+            why_silent=lambda: self.silence,
             say=self.said.append,
         )
 
@@ -148,6 +150,18 @@ def test_a_manager_that_does_not_answer_is_no_reason_to_say_anything() -> None:
     desk = Desk()
     desk.here = None
     assert desk.look(300) == []
+
+
+def test_a_manager_that_is_connected_and_does_not_answer_is_told_of_once_a_minute() -> None:
+    desk = Desk()
+    desk.here, desk.silence = None, "its manager does not answer"
+    assert desk.look(FIRST_S) == []
+    assert desk.look(AGAIN_S) == ["its manager does not answer"]
+    assert desk.look(2) == ["its manager does not answer"]
+    desk.here = status(pilots=1, hot=1)
+    assert desk.look(AGAIN_S) == []
+    desk.here = None
+    assert desk.look(FIRST_S / 2) == []
 
 
 # ---- where it is said
