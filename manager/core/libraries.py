@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stoker.manager.core import blocks, calls, feeding, fitness, gangs, pilots, snapshots, suspects
+from stoker.manager.core import blocks, cache_room, calls, feeding, fitness, gangs, pilots, snapshots, suspects
 from stoker.manager.core.commands import RecordLoad
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.phases import CallState, LibraryState
@@ -230,7 +230,8 @@ def gone(core: Core, library: Library, message: LibraryGone) -> None:
         state.rerun_calls += sum(call.id in running for call in back)
     if failure is not None and failure.kind is FailureKind.PILOT:
         context.last_failure = failure
-        fitness.blame(state, library, failure, loading=message.loading)
+        waits = message.cache_in_use and cache_room.make(core, library.pilot, context)
+        fitness.blame(state, library, failure, loading=message.loading, waits=waits)
         core.changed("contexts", context.recipe.key)
     elif message.loading and failure is not None:
         _load_failed(core, context, library, failure)

@@ -57,7 +57,7 @@ def finish(agent: Agent, library: Library) -> None:
         f": {failure.message}" if failure else "",
     )
     agent.link.post(
-        LibraryGone(library=number, failure=failure, loading=loading, running=left.running, unstarted=left.unstarted)
+        LibraryGone(number, failure, loading, left.running, left.unstarted, cache_in_use=library.cache_in_use)
     )
     agent.wires.unwatch(library)
     library.hang_up()

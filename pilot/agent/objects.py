@@ -25,7 +25,7 @@ from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, WantObjects
 from stoker.manager.protocol.to_pilot import FetchObject
 from stoker.pilot.agent.failures import is_ours
-from stoker.pilot.cache import Bringing, CacheShelf, ObjectCache, Pin, snapshot_names
+from stoker.pilot.cache import Bringing, CacheShelf, InUseError, ObjectCache, Pin, snapshot_names
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import Outcome, Source
 from stoker.pilot.transfer.client import SEED_FILE, read_key
@@ -41,10 +41,11 @@ HAND_ON_S = 5.0
 
 
 class Lack(msgspec.Struct, frozen=True):
-    """Why objects are not here; `ours`: for what this pilot's disk lacks."""
+    """Why objects are not here; `ours`: for what this pilot's disk lacks; `in_use`: because libraries use its cache."""
 
     reason: str
     ours: bool = False
+    in_use: bool = False
 
 
 Done = Callable[[dict[str, Pin], Lack | None], None]
@@ -296,7 +297,7 @@ def _start(agent: Agent, want: Want) -> Bringing:
         try:
             pin, outcome = bringing.run()
         except StokerError as error:
-            lack = Lack(str(error), ours=is_ours(error))
+            lack = Lack(str(error), ours=is_ours(error), in_use=isinstance(error, InUseError))
         except Exception as error:  # a fault of ours: what waits must hear of it
             log.exception("bringing %s failed", want.ref.name)
             lack = Lack(f"the object {want.ref.name} could not be brought: {type(error).__name__}: {error}")

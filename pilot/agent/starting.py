@@ -88,6 +88,7 @@ def _fetched(agent: Agent, library: Library, pins: dict[str, Pin], lack: objects
     """Its objects are here, or will not come."""
     if lack is not None and library.state.state is State.FETCHING:
         library.cause = load_failure(agent, library, lack.reason, ours=lack.ours)
+        library.cache_in_use = lack.in_use
         ending.finish(agent, library)
     elif _takes(library, pins):
         _have_snapshots(agent, library, {name: pin.path for name, pin in pins.items()})

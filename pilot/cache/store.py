@@ -54,6 +54,10 @@ class DiskError(CacheError):
     """This pilot's disk does not take an object: no fault of the object, and another pilot's may. Facts as above."""
 
 
+class InUseError(DiskError):
+    """An object would fit if libraries did not use others that are here."""
+
+
 class ChangedError(OSError):
     """What was taken in was changed as soon as it was there."""
 
@@ -176,6 +180,7 @@ class ObjectCache:
                 for entry, facts, used_at in self._list()
             ]
             plan = make_room([*here, *coming], size_bytes=ref.size_bytes, bound_bytes=self._bound)
+            kind = InUseError if plan is Shortage.PINNED else DiskError
             match plan:
                 case Shortage.TOO_LARGE:
                     reason = f"is larger than the whole cache ({show_bytes(self._bound)})"
@@ -187,7 +192,7 @@ class ObjectCache:
                     for name in plan:
                         self._remove(*self._place(name))
                     return
-            raise DiskError(
+            raise kind(
                 f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; give pilots more with [pilot]"
                 " cache_size (--cache-size)",
                 object=ref.name,

@@ -349,3 +349,32 @@ def test_exit_mode_skip_leaves_the_session_to_the_program(tmp_path):
     )
     assert (done.returncode, done.stdout.split()) == (0, ["32"]), done.stderr
     assert left_behind(tmp_path) == []
+
+
+def test_contexts_whose_files_fill_the_cache_make_room_for_others_when_they_are_idle(tmp_path):
+    (tmp_path / "site.toml").write_text(
+        f'name = "small"\n[pilot]\ndevices = "cpu:2"\ncache_size = "20 MB"\nscratch = "{tmp_path}/scratch"\n'
+    )
+    done = run(
+        tmp_path,
+        """
+        import os
+        import stoker
+
+        @stoker.context(files=("path",))
+        def size_of(path):
+            return os.path.getsize(path)
+
+        def size(context):
+            return context
+
+        with stoker.load("site.toml"):
+            for number in range(4):
+                path = f"weights-{number}"
+                with open(path, "wb") as file:
+                    file.write(os.urandom(9_000_000 + number))
+                print(stoker.app(context=size_of(path))(size)().result(60))
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [int(line) for line in done.stdout.split()] == [9_000_000, 9_000_001, 9_000_002, 9_000_003]

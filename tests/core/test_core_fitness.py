@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from core.builders import Cluster, recipe
 
+from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.manager.core import fitness
+from stoker.manager.core.phases import LibraryState
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
@@ -169,3 +172,73 @@ def test_a_library_that_ends_for_its_pilots_lack_is_no_call_s_fault(cluster: Mak
         c.wait(2).ready()
         c.by_hand = True
     assert c.ended == {}
+
+
+# ---- a cache that libraries use
+
+
+def with_files(name: str, size_bytes: int, *, file: str = "") -> Recipe:
+    files = (ObjectRef(file or f"file-of-{name}", size_bytes, "/models"),)
+    return msgspec.structs.replace(recipe(name, memory="1 GB"), objects=files)
+
+
+def in_use(c: Cluster, context: str) -> None:
+    """A library of a context finds that other libraries use the cache."""
+    library = c.library("p1", context)
+    c.report("p1", say.LibraryNews(library.id, LibraryPhase.FETCHING))
+    c.report("p1", say.LibraryGone(library.id, full("p1"), loading=True, cache_in_use=True))
+
+
+def ended(c: Cluster, context: str) -> None:
+    """A library of a context has ended as it was told to."""
+    library = c.library("p1", context)
+    c.report("p1", say.LibraryGone(library.id))
+
+
+def test_idle_libraries_end_for_a_context_whose_files_have_no_room_beside_theirs(cluster: Make) -> None:
+    c = cluster(pilots=1).define(*(with_files(name, 4 * 10**9) for name in "abc"))
+    for number, name in enumerate("abc"):
+        if name != "c":
+            c.call(str(number), context=name).ready().end(str(number)).wait(1)
+    c.call("c1", context="c")
+    in_use(c, "c")
+    assert [c.library("p1", name).state for name in "ab"] == [LibraryState.STOPPING, LibraryState.READY]
+    ended(c, "a")
+    c.wait(fitness.WAITS_S + 0.1).ready().end("c1")
+    assert c.ended["c1"].ok
+
+
+def test_calls_wait_for_busy_libraries_to_let_go_of_the_cache_and_do_not_fail(cluster: Make) -> None:
+    c = cluster(pilots=1).define(with_files("a", 4 * 10**9), with_files("b", 4 * 10**9))
+    c.call("long", context="a").ready().call("b1", context="b")
+    for _ in range(30):
+        in_use(c, "b")
+        c.wait(fitness.WAITS_S + 0.1)
+    assert c.library("p1", "a").state is LibraryState.READY
+    assert "b1" not in c.ended
+    c.end("long")
+    in_use(c, "b")
+    assert c.library("p1", "a").state is LibraryState.STOPPING
+    ended(c, "a")
+    c.wait(fitness.WAITS_S + 0.1).ready().end("b1")
+    assert c.ended["b1"].ok
+
+
+def test_a_context_that_shares_its_files_is_not_ended_for_them(cluster: Make) -> None:
+    c = cluster(pilots=1).define(
+        with_files("a", 4 * 10**9, file="shared"), with_files("b", 10**9), with_files("c", 4 * 10**9, file="shared")
+    )
+    c.call("1", context="a").ready().end("1").wait(1).call("2", context="b").ready().end("2")
+    c.call("3", context="c")
+    in_use(c, "c")
+    assert c.library("p1", "b").state is LibraryState.STOPPING
+    assert c.library("p1", "a").state is LibraryState.READY
+
+
+def test_where_no_other_library_uses_the_cache_calls_fail_after_some_tries(cluster: Make) -> None:
+    c = cluster(pilots=1).define(with_files("a", 4 * 10**9)).call("1", context="a")
+    for seconds in (0, 5, 20):
+        c.wait(seconds)
+        in_use(c, "a")
+    c.wait(12)
+    assert c.ended["1"].failure is not None
