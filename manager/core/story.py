@@ -226,6 +226,10 @@ def waits_for(state: State, context: Context) -> str:
     faults = [device.fault for pilot in here for device in pilot.devices.values() if device.fault]
     if faults and not any(True for _ in state.devices()):
         return f"no pilot that is here has a device that can be used: {faults[0]}"
+    kinds = context.recipe.needs.kinds
+    if kinds and not any(device.facts.kind in kinds for device in state.devices()):
+        wanted = f"no pilot that is here has a device of a kind that {name} wants ({', '.join(kinds)})"
+        return f"{wanted}; {_blocks(state)}" if state.blocks or state.sources else wanted
     free = max((d.free_bytes for d in state.devices()), default=0)
     return f"no device has room for {name} beside what is busy there (most free: {show_bytes(free)})"
 

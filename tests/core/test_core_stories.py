@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 from core.builders import BROKEN, Cluster, devices, recipe
 
+from stoker.contexts.recipe import Needs
 from stoker.manager.cli.printed import nothing_kept
 from stoker.manager.core import report
 from stoker.manager.core.events import ManagerRestarted
@@ -303,3 +304,12 @@ def test_a_story_of_a_call_has_its_arguments_in_short(cluster: Make) -> None:
 def test_calls_that_run_longer_than_any_before_are_not_forecast_to_end_at_once(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(3).wait(60)
     assert c.status().left_s >= 3 * 60
+
+
+def test_a_context_of_a_kind_that_no_pilot_has_waits_for_blocks_and_not_for_room(cluster: Make) -> None:
+    c = cluster().sources(Source("cpus", first=1, most=1), Source("gpus", first=1, most=1, kind="a100"))
+    wants = msgspec.structs.replace(recipe("a"), needs=Needs(kinds=("a100",)))
+    c.define(wants).block("b1", phase=BlockPhase.RUNNING).join("p1", of=devices(2), block="b1")
+    c.block("b2", phase=BlockPhase.PENDING, reason="Priority").call("1", context="a")
+    assert "no pilot that is here has a device of a kind that a wants (a100); block" in c.story("c-1")
+    assert "block b2: pending: Priority" in c.story("c-1")
