@@ -285,7 +285,7 @@ def _as_objects(value: Any, objects: dict[str, ObjectRef], *, place: str) -> Any
         return None
     if isinstance(value, list | tuple):
         return type(value)(_as_objects(item, objects, place=place) for item in value)
-    if not isinstance(value, str | os.PathLike):
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise RecipeError(f"{place} is listed in files, so it must be a path; it is {value!r:.80}")
     ref = object_of(os.fspath(value))
     objects[ref.name] = ref

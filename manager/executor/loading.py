@@ -167,6 +167,8 @@ def current() -> Session | None:
 
 
 def _refuse_second() -> None:
+    if _current is not None and DataFlowKernelLoader._dfk is None:  # the program has cleared Parsl itself
+        _current.stop()
     if _current is not None:
         raise SessionError(
             f"session {_current.id} is loaded already; leave its `with` block or call its stop() first",

@@ -262,3 +262,12 @@ def test_a_context_is_no_argument_of_another_one() -> None:
             outer(given)
         with pytest.raises(RecipeError, match="is a context"):
             outer(loaded=given)
+
+
+def test_an_empty_path_among_files_is_refused_and_is_not_the_folder_of_the_program() -> None:
+    @context(files=("path",))
+    def model(path: str) -> str:
+        return path
+
+    with pytest.raises(RecipeError, match="must be a path"):
+        model("")

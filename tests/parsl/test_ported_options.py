@@ -6,6 +6,7 @@ import functools
 import os
 from pathlib import Path
 
+import parsl
 import pytest
 from parsl import File, python_app
 from parsl.data_provider.staging import Staging
@@ -126,3 +127,10 @@ def test_the_manager_listens_in_the_range_of_ports(load, tmp_path):
     assert nap(0).result(60) == 0
     port = int(executor.link.folder.read().address.rpartition(":")[2])
     assert 23400 <= port <= 23460
+
+
+def test_a_program_that_clears_parsl_itself_can_load_again(tmp_path):
+    stoker.load(run_dir=str(tmp_path))
+    parsl.clear()
+    with stoker.load(run_dir=str(tmp_path)):
+        assert stoker.app(pow)(2, 5).result(60) == 32
