@@ -22,6 +22,8 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+# Python's csv module refuses cells of more than 131,072 characters, and whole documents are longer.
+_LONGEST_CELL = 2**31 - 1
 _KINDS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
@@ -157,6 +159,7 @@ def _check_whole(fields: dict[str, Any], *, path: Path, number: int) -> None:
 
 
 def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
     with _open(path) as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         header: list[str] = []

@@ -11,6 +11,7 @@ while a run writes in it.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import json
@@ -21,7 +22,7 @@ from typing import Any
 
 from stoker.apps.common.record_log import RecordLog
 from stoker.decoding import UNREADABLE
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StokerError
 
 PART = "results.jsonl.part"
 _RUN = "run.json"
@@ -47,17 +48,19 @@ class RunFolder:
 
         A run that is not `complete` keeps the log: it can be gone on with, and then makes the final file anew.
         """
-        final, partial = self.path / name, self.path / f".{name}.tmp"
-        try:
-            write(partial)
-            os.replace(partial, final)
-        finally:
-            partial.unlink(missing_ok=True)
+        final = self.write(name, write)
         for other in {f"results.{kind}" for kind in FORMATS} - {name}:  # of an attempt that was not complete
             (self.path / other).unlink(missing_ok=True)
         if complete:
             (self.path / PART).unlink(missing_ok=True)
         return final
+
+    def write(self, name: str, write: Callable[[Path], None]) -> Path:
+        """Has `write` make a file under a name of its own, then moves it into place.
+
+        Raises StokerError when the disk refuses; the file that was there before is kept.
+        """
+        return _write_whole(self.path / name, write)
 
     def write_json(self, name: str, value: Any) -> Path:
         """Writes `value` as JSON, moved into place whole."""
@@ -97,7 +100,7 @@ def open_run(
     existed = (folder / _RUN).exists()
     if existed:
         _check_same(folder, app=app, parameters=parameters)
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    elif folder.exists() and (not folder.is_dir() or _holds_other_files(folder)):
         raise ConfigError(f"{folder}: is not a run folder and not empty; name another with --out", file=str(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +111,11 @@ def open_run(
         raise ConfigError(f"{folder}: another process works in this run; wait for it or stop it", file=str(folder))
     if not existed:
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        _write_json(folder / _RUN, {"app": app, "made": now, "options": options, "parameters": parameters})
+        try:
+            _write_json(folder / _RUN, {"app": app, "made": now, "options": options, "parameters": parameters})
+        except BaseException:
+            os.close(lock)
+            raise
     return RunFolder(folder, lock=lock, resumed=existed)
 
 
@@ -194,6 +201,11 @@ def _make_new(root: Path, *, prefix: str) -> Path:
             raise ConfigError(f"{path}: cannot be made: {error.strerror}", file=str(path)) from None
 
 
+def _holds_other_files(folder: Path) -> bool:
+    """True unless the folder is empty, or holds what a run leaves that ended before its first file was written."""
+    return not {path.name for path in folder.iterdir()} <= {_LOCK, _partial_of(folder / _RUN).name}
+
+
 def _try_lock(folder: Path) -> int | None:
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -208,10 +220,32 @@ def _try_lock(folder: Path) -> int | None:
 
 
 def _write_json(path: Path, value: Any) -> Path:
-    partial = path.with_name(f".{path.name}.tmp")
-    partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+    def write(partial: Path) -> None:
+        partial.write_text(text, encoding="utf-8")
+
+    return _write_whole(path, write)
+
+
+def _write_whole(path: Path, write: Callable[[Path], None]) -> Path:
+    partial = _partial_of(path)
+    try:
+        write(partial)
+        os.replace(partial, path)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise StokerError(
+            f"{path}: cannot be written: {why}; make room or let it be written, and run again", file=str(path)
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
     return path
+
+
+def _partial_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _show(value: Any) -> str:

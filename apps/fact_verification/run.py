@@ -72,8 +72,7 @@ def run(
             attempt = _infer(options, recipe, prompts, claims, log=log, screen=screen)
             rows = make_rows(prompts, claims, log, calibrate=options.calibrate)
             summary = report.summary(rows, attempt, prompts=prompts, calibrated=options.calibrate)
-            timeline = folder.path / "timeline.json"
-            write_timeline(rows, timeline)
+            timeline = folder.write("timeline.json", lambda path: write_timeline(rows, path))
             folder.write_json("summary.json", summary)
             name = f"results.{options.format}"
             results = folder.finish(name=name, write=lambda path: write_results(rows, path, kind=options.format))

@@ -180,3 +180,10 @@ def test_half_a_character_is_refused_where_it_stands(tmp_path, text):
         list(read_rows(put(tmp_path, "a.jsonl", whole + text + "\n")))
     [row] = read_rows(put(tmp_path, "b.jsonl", whole))
     assert row.fields["id"] == "\U0001f600 and \\ud800"
+
+
+def test_a_csv_cell_may_hold_a_whole_document(tmp_path):
+    text = "a, b\n" * 40_000
+    (tmp_path / "rows.csv").write_text(f'id,text\n1,"{text}"\n')
+    (row,) = read_rows(tmp_path / "rows.csv")
+    assert row.fields == {"id": "1", "text": text}

@@ -1,12 +1,16 @@
 import concurrent.futures
+import contextlib
 import json
 import os
+import resource
+import signal
 import threading
 
 import pytest
 
-from stoker.apps.common.run_folder import PART, is_finished, open_run, read_options
-from stoker.errors import ConfigError
+from stoker.apps.common.row_file import write_rows
+from stoker.apps.common.run_folder import FORMATS, PART, is_finished, open_run, read_options
+from stoker.errors import ConfigError, StokerError
 
 KEY = ("id",)
 
@@ -82,6 +86,44 @@ def test_two_processes_do_not_write_one_run(tmp_path):
     first.close()
     second.close()
     opened(tmp_path, folder=first.path).close()
+
+
+@contextlib.contextmanager
+def full_disk(room_bytes):
+    """A file size limit stands in for the full disk: write(2) is cut short in the same way."""
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, limits[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_full_disk_is_named_in_words_and_costs_no_result(tmp_path):
+    rows = [{"id": str(number), "output": str(number) * 900} for number in range(30)]
+    run = opened(tmp_path)
+    with run.log(key=KEY) as log:
+        log.append(rows)
+    for kind in FORMATS:
+        with full_disk(100), pytest.raises(StokerError, match=f"results.{kind}: cannot be written: .*; make room"):
+            run.finish(name=f"results.{kind}", write=lambda path, kind=kind: write_rows(rows, path, kind=kind))
+    with full_disk(100), pytest.raises(StokerError, match=r"summary\.json: cannot be written: .*; make room"):
+        run.write_json("summary.json", rows)
+    assert sorted(os.listdir(run.path)) == [".lock", PART, "run.json"]
+    run.close()
+    assert opened(tmp_path).resumed
+
+
+def test_a_run_that_ended_before_its_first_file_is_written_is_begun_in_its_folder(tmp_path):
+    for _ in range(2):
+        with full_disk(10), pytest.raises(StokerError, match=r"run\.json: cannot be written"):
+            opened(tmp_path, folder=tmp_path / "run")
+    (tmp_path / "run" / ".run.json.tmp").write_text("{")
+    run = opened(tmp_path, folder=tmp_path / "run")
+    assert not run.resumed
+    run.close()
+    assert read_options(tmp_path / "run", app="toy") == {"limit": 5}
 
 
 def test_a_run_that_is_not_complete_is_gone_on_with_and_makes_its_results_anew(tmp_path):
