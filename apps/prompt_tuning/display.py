@@ -45,6 +45,12 @@ class Display:
                 self._before[entry.name], self._said_at[entry.name] = entry, time.monotonic()
                 self._screen.line(f"  {show.one_line(entry, now=now)}")
 
+    def tell(self, line: str) -> None:
+        """Say this line, once."""
+        if line not in self._told:
+            self._told.add(line)
+            self._screen.line(f"  {line}")
+
     def _tell_late(self, entry: Entry, *, now: float) -> None:
         if entry.name not in self._late:
             self._late[entry.name] = line = show.told_late(entry, now=now, drops=self._drops)

@@ -139,11 +139,17 @@ def follow(jobs: Sequence[Submission], session: Session, shown: Display) -> None
             picture = asker.ask()
             for job in jobs:
                 job.look(picture)
+                if job.unwritten:
+                    shown.tell(f"{job.entry.name}: {job.unwritten}; this is tried until it works")
             shown.show([job.entry for job in jobs])
             left = [job.future for job in jobs if job.future is not None and not job.entry.phase.is_over]
             if not left:
                 return
-            concurrent.futures.wait(left, timeout=_LOOK_EVERY_S, return_when=concurrent.futures.FIRST_COMPLETED)
+            running = [future for future in left if not future.done()]
+            if running:
+                concurrent.futures.wait(running, timeout=_LOOK_EVERY_S, return_when=concurrent.futures.FIRST_COMPLETED)
+            else:  # a result cannot be written
+                time.sleep(_LOOK_EVERY_S)
     finally:
         asker.close()
 

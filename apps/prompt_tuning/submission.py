@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from stoker.apps.prompt_tuning.board import CHECKPOINT, Entry, Phase, write_entr
 from stoker.apps.prompt_tuning.submit import Ready, call_of
 from stoker.apps.prompt_tuning.tuning.result import Tuned, write_tuned
 from stoker.apps.prompt_tuning.watch import Picture, look, saved_in, sent
-from stoker.errors import CallDroppedError
+from stoker.errors import CallDroppedError, StokerError
 from stoker.manager.live.clock import Clock
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Submission:
         self._start = start
         self._kept = b""
         self._ended_at: float | None = None
+        self.unwritten = ""
+        """Why the run folder could not be written at the last look. The next look tries it again."""
         self.entry = Entry(
             name=name, iterations=until.iterations, metric_name=until.metric.value, reach=until.reach
         )  # fmt: skip
@@ -53,25 +56,30 @@ class Submission:
         )  # fmt: skip
 
     def look(self, picture: Picture | None) -> None:
-        """Take in what has become of it, and write it down."""
+        """Take in what has become of it, and write it down; what cannot be written now, the next look writes."""
         if self.future is None or self.entry.phase.is_over:
             return
         call, before = sent(self.future), self.entry
         now = self._clock.now()
         self.entry = look(self.entry, call=call, picture=picture, now=now, ahead_s=now - time.time())
         saved = saved_in(call.progress if call is not None else None)
-        if saved is not None and saved.checkpoint != self._kept:
-            self._kept = saved.checkpoint
-            write_whole(self.folder.path, orders.pack(saved), name=CHECKPOINT)
-        if self.future.done():
-            self._settle(self.future)
-        elif self.entry != before:
-            write_entry(self.folder.path, self.entry)
+        try:
+            if saved is not None and saved.checkpoint != self._kept:
+                write_whole(self.folder.path, orders.pack(saved), name=CHECKPOINT)
+                self._kept = saved.checkpoint
+            if self.future.done():
+                self._settle(self.future)
+            elif self.entry != before or self.unwritten:
+                write_entry(self.folder.path, self.entry)
+            self.unwritten = ""
+        except StokerError as error:
+            self.unwritten = str(error)
 
     def stop(self, why: str) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more. A run folder that cannot be written costs the note alone."""
         if not self.entry.phase.is_over:
-            self._note(phase=Phase.STOPPED, why=why, ended_at=self._clock.now())
+            with contextlib.suppress(StokerError):
+                self._note(phase=Phase.STOPPED, why=why, ended_at=self._clock.now())
 
     def _over(self, future: object) -> None:
         del future
@@ -90,8 +98,9 @@ class Submission:
             self._note(phase=phase, **{**ended, "why": str(error)})
 
     def _note(self, **changes: Any) -> None:
-        self.entry = msgspec.structs.replace(self.entry, **changes)
-        write_entry(self.folder.path, self.entry)
+        entry = msgspec.structs.replace(self.entry, **changes)
+        write_entry(self.folder.path, entry)
+        self.entry = entry
 
 
 def _write_results(folder: RunFolder, tuned: Tuned) -> None:

@@ -233,3 +233,24 @@ def test_a_wall_clock_that_is_set_makes_no_job_late(place, session, monkeypatch)
     assert submission.entry.phase is Phase.DONE
     assert submission.entry.in_time(submission.entry.ended_at)
     assert submission.entry.known_late_at is None
+
+
+def test_a_run_folder_that_cannot_be_written_for_a_while_costs_no_result(place, session):
+    ready = check(read_job(write(place, "nowhere", iterations=2)))
+    folder = open_run(place / "runs", app=APP, prefix="nowhere", parameters={}, options={}, fresh=True)
+    submission = Submission(ready, name="nowhere", folder=folder, start=b"")
+    submission.submit(session=session.id, gang=(1, 1), late="run", bank=None)
+    submission.future.result(LIMIT_S)
+    aside = folder.path.rename(place / "aside")
+    folder.path.write_text("a file where the folder was")
+    submission.look(None)
+    assert "cannot be written" in submission.unwritten
+    assert not submission.entry.phase.is_over
+    folder.path.unlink()
+    aside.rename(folder.path)
+    submission.look(None)
+    folder.close()
+    assert submission.unwritten == ""
+    assert submission.entry.phase is Phase.DONE
+    (entry,) = [one.entry for one in read_board(folder.path)]
+    assert entry.phase is Phase.DONE
