@@ -79,7 +79,8 @@ def submit(
                 for line in headline(session, jobs):
                     screen.line(line)
                 for job in jobs:
-                    job.submit(session=session.id, gang=options.gang, late=options.late, bank=options.bank)
+                    late = options.late if _is_due(job.ready) else Options().late
+                    job.submit(session=session.id, gang=options.gang, late=late, bank=options.bank)
                 if submitted is not None:
                     submitted(session.id, [str(job.folder.path) for job in jobs])
                 with display(screen, drops=options.late == "drop", json=json) as shown:
@@ -128,7 +129,18 @@ def checked(files: Sequence[Path], options: Options) -> dict[str, Ready]:
             )
         fit_gang(job, options.gang)
         readies[name] = check(job)
+    if options.late == "drop" and not any(map(_is_due, readies.values())):
+        raise ConfigError(
+            f"{', '.join(map(str, files))}: --late drop is of no use for jobs without a deadline; give one of them"
+            " [until] slo or deadline, or leave --late out",
+            file=str(files[0]), key="deadline",
+        )  # fmt: skip
     return readies
+
+
+def _is_due(ready: Ready) -> bool:
+    until = ready.job.until
+    return bool(until.slo_s or until.deadline)
 
 
 def follow(jobs: Sequence[Submission], session: Session, shown: Display) -> None:
@@ -160,8 +172,7 @@ def headline(session: Session, jobs: Sequence[Submission]) -> Iterator[str]:
     models = {Path(job.ready.recipe.name).name for job in jobs}
     yield f"prompt tuning · {count(len(jobs), 'job')} · {', '.join(sorted(models))}"
     policy = policy_in_words(SessionFolder(session.folder)) or "the default policy"
-    due = any(job.ready.job.until.slo_s or job.ready.job.until.deadline for job in jobs)
-    if due and POLICY not in policy:
+    if any(_is_due(job.ready) for job in jobs) and POLICY not in policy:
         yield (
             f"  {policy} decides here, and knows no deadlines: jobs run in the order in which they came."
             f' [policy] name = "{POLICY}" in its site file would'

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from stoker.apps.prompt_tuning.cli import submit_jobs
-from stoker.apps.prompt_tuning.run import Options, again
+from stoker.apps.prompt_tuning.run import Options, again, checked
 from stoker.errors import ConfigError, RecipeError
 
 JOB = """\
@@ -138,3 +138,11 @@ def test_the_command_that_goes_on_has_every_option_of_the_one_that_was_stopped(g
 
 def test_the_command_that_goes_on_is_short_where_nothing_was_given():
     assert again([Path("a.toml")], Options()) == "stoker tune submit a.toml"
+
+
+def test_late_jobs_cannot_be_dropped_where_none_has_a_deadline(here):
+    error = refused(here, "--late", "drop").exception
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("good.toml: --late drop is of no use for jobs without a deadline")
+    write(here, name="due", until='slo = "1 h"')
+    assert list(checked([Path("good.toml"), Path("due.toml")], Options(late="drop"))) == ["good", "due"]

@@ -254,3 +254,11 @@ def test_a_run_folder_that_cannot_be_written_for_a_while_costs_no_result(place, 
     assert submission.entry.phase is Phase.DONE
     (entry,) = [one.entry for one in read_board(folder.path)]
     assert entry.phase is Phase.DONE
+
+
+def test_of_jobs_submitted_together_those_without_a_deadline_are_never_dropped(place, session):
+    files = [write(place, "due", iterations=2, until='slo = "10 min"'), write(place, "whenever", iterations=2)]
+    done = json.loads(
+        stoker_tune(place, session, "submit", *files, "--late", "drop", "--json", "--out", "mixed").stdout
+    )
+    assert [job["result"]["iterations"] for job in done["jobs"]] == [2, 2]
