@@ -16,8 +16,6 @@ from stoker.manager.protocol.to_manager import LibraryPhase
 
 AGAIN_S = (5.0, 20.0, 80.0, 300.0)
 """A pilot that was found unfit is tried again after so long; the last of these counts for all further tries."""
-WAITS_S = 2.0
-"""A pilot whose cache is in use is tried again so often: a library that ends lets go of its files within a second."""
 LASTING_TIMES = 3
 """A pilot that was found unfit so often in a row is not expected to become fit soon."""
 
@@ -25,16 +23,20 @@ EVERY = ""
 """In place of a recipe's key: every context."""
 
 
-def blame(state: State, library: Library, failure: Failure, *, loading: bool, waits: bool = False) -> None:
-    """A library has failed for what its pilot lacks. `waits`: other libraries there have it, and will let go of it."""
+def blame(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
+    """A library has failed for what its pilot lacks. `waits_s`: other libraries there have it and will let go of it, so
+    that it is tried again after so long, however often; 0 = that is not so."""
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING
     what = "anything" if everything else context.recipe.name
     key = EVERY if everything else context.recipe.key
     times = pilot.unfit_times.get(key, 0)
-    pilot.unfit_times[key] = 0 if waits else times + 1
-    again_s = WAITS_S if waits else AGAIN_S[min(times, len(AGAIN_S) - 1)]
+    pilot.unfit_times[key] = 0 if waits_s else times + 1
+    again_s = waits_s or AGAIN_S[min(times, len(AGAIN_S) - 1)]
+    known = waits_s and pilot.unfit.get(key, (0.0, ""))[1] == failure.message
     pilot.unfit[key] = state.now + again_s, failure.message
+    if known:
+        return
     pilot.notes.append((state.now, f"cannot hold {what}: {failure.message}"))
 
 

@@ -230,8 +230,10 @@ def gone(core: Core, library: Library, message: LibraryGone) -> None:
         state.rerun_calls += sum(call.id in running for call in back)
     if failure is not None and failure.kind is FailureKind.PILOT:
         context.last_failure = failure
-        waits = message.cache_in_use and cache_room.make(core, library.pilot, context)
-        fitness.blame(state, library, failure, loading=message.loading, waits=waits)
+        again_s = 0.0
+        if message.cache_lacks_bytes > 0:
+            again_s = cache_room.make(core, library.pilot, context, message.cache_lacks_bytes)
+        fitness.blame(state, library, failure, loading=message.loading, waits_s=again_s)
         core.changed("contexts", context.recipe.key)
     elif message.loading and failure is not None:
         _load_failed(core, context, library, failure)

@@ -271,8 +271,8 @@ class LibraryGone(_Message, frozen=True, tag="library-gone"):
     """A library has ended: retired, stopped, failed to load, or died.
 
     `running` are the calls that it was computing, `unstarted` those that it held and had not begun. `failure` is None
-    when it ended as it was told to. `loading` says that it never became ready. `cache_in_use`: its objects would have
-    fitted into the pilot's cache if other libraries had not used what is there.
+    when it ended as it was told to. `loading` says that it never became ready. `cache_lacks_bytes`: so much of what
+    other libraries use in the pilot's cache would have to go, so that the objects of this one fit; 0 = they would.
     """
 
     library: LibraryId
@@ -280,7 +280,7 @@ class LibraryGone(_Message, frozen=True, tag="library-gone"):
     loading: bool = False
     running: tuple[CallId, ...] = ()
     unstarted: tuple[CallId, ...] = ()
-    cache_in_use: bool = False
+    cache_lacks_bytes: int = 0
 
 
 class CallsEnded(_Message, frozen=True, tag="ended", gc=False):

@@ -57,7 +57,7 @@ def finish(agent: Agent, library: Library) -> None:
         f": {failure.message}" if failure else "",
     )
     agent.link.post(
-        LibraryGone(number, failure, loading, left.running, left.unstarted, cache_in_use=library.cache_in_use)
+        LibraryGone(number, failure, loading, left.running, left.unstarted, cache_lacks_bytes=library.cache_lacks_bytes)
     )
     agent.wires.unwatch(library)
     library.hang_up()

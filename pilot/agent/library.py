@@ -39,8 +39,8 @@ class Library:
         """Orders that wait until it is ready."""
         self.cause: Failure | None = None
         """Why the agent ends it, when that is a failure."""
-        self.cache_in_use = False
-        """Whether its objects did not come because other libraries use the cache."""
+        self.cache_lacks_bytes = 0
+        """What other libraries use in the cache and would have to go, so that its objects fit."""
         self.told_to_end = False
         self.exited: tuple[int, int, int] | None = None
         """Signal, exit code and peak memory, once its process has ended."""

@@ -6,7 +6,7 @@ import logging
 import shutil
 import time
 
-from stoker.contexts.recipe import Awareness
+from stoker.contexts.recipe import Awareness, Recipe
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_library import Load
 from stoker.manager.protocol.to_manager import LibraryGone, LibraryNews, LibraryPhase
@@ -63,7 +63,9 @@ def order(agent: Agent, message: StartLibrary) -> None:
     from_sources = recipe.awareness is Awareness.NONE and not agent.objects.carried
     if (recipe.objects and not from_sources) or message.snapshots:
         agent.link.post(LibraryNews(library=number, phase=LibraryPhase.FETCHING))
-    if recipe.objects and not from_sources:
+    if recipe.objects and not from_sources and (reason := _exceeds_cache(agent, recipe)):
+        _fetched(agent, library, {}, objects.Lack(reason, ours=True))
+    elif recipe.objects and not from_sources:
         objects.bring(agent, recipe.objects, lambda pins, lack: _fetched(agent, library, pins, lack))
     elif changed := [ref for ref in recipe.objects if disk.was_changed(ref)]:
         reason = f"{changed[0].source} was written to since the recipe was made from it; make the recipe again"
@@ -84,11 +86,23 @@ def _lacks_disk(agent: Agent, message: StartLibrary) -> str:
     )
 
 
+def _exceeds_cache(agent: Agent, recipe: Recipe) -> str:
+    """Why the objects of a context can never be here together; empty if they can."""
+    size, bound = sum({ref.name: ref.size_bytes for ref in recipe.objects}.values()), agent.cache.bound_bytes
+    if size <= bound:
+        return ""
+    return (
+        f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); give pilots more with"
+        " [pilot] cache_size (--cache-size)"
+    )
+
+
 def _fetched(agent: Agent, library: Library, pins: dict[str, Pin], lack: objects.Lack | None) -> None:
     """Its objects are here, or will not come."""
     if lack is not None and library.state.state is State.FETCHING:
         library.cause = load_failure(agent, library, lack.reason, ours=lack.ours)
-        library.cache_in_use = lack.in_use
+        if lack.in_use:
+            library.cache_lacks_bytes = agent.cache.lacks_bytes(library.state.recipe.objects)
         ending.finish(agent, library)
     elif _takes(library, pins):
         _have_snapshots(agent, library, {name: pin.path for name, pin in pins.items()})

@@ -23,7 +23,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -198,6 +198,20 @@ class ObjectCache:
                 object=ref.name,
                 cache=str(self.folder),
             )
+
+    def lacks_bytes(self, refs: Sequence[ObjectRef]) -> int:
+        """How much of what is pinned here would have to go, so that these objects fit together."""
+        with self._locked():
+            needed = {
+                facts.name: facts.size_bytes for entry, facts, _ in self._list() if locks.is_locked(entry) is not False
+            }
+        needed |= {ref.name: ref.size_bytes for ref in refs}
+        return max(0, sum(needed.values()) - self._bound)
+
+    @property
+    def bound_bytes(self) -> int:
+        """What all objects may take together."""
+        return self._bound
 
     def used_bytes(self) -> int:
         """Bytes of all objects in it."""

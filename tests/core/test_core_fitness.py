@@ -9,13 +9,13 @@ import pytest
 from core.builders import Cluster, recipe
 
 from stoker.contexts.recipe import ObjectRef, Recipe
-from stoker.manager.core import fitness
-from stoker.manager.core.phases import LibraryState
+from stoker.manager.core import cache_room, fitness
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, Rule, Source
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_manager import LibraryPhase
+from stoker.units import parse_bytes
 
 Make = Callable[..., Cluster]
 
@@ -177,16 +177,16 @@ def test_a_library_that_ends_for_its_pilots_lack_is_no_call_s_fault(cluster: Mak
 # ---- a cache that libraries use
 
 
-def with_files(name: str, size_bytes: int, *, file: str = "") -> Recipe:
-    files = (ObjectRef(file or f"file-of-{name}", size_bytes, "/models"),)
+def with_files(name: str, size: str, *, file: str = "") -> Recipe:
+    files = (ObjectRef(file or f"file-of-{name}", parse_bytes(size), "/models"),)
     return msgspec.structs.replace(recipe(name, memory="1 GB"), objects=files)
 
 
-def in_use(c: Cluster, context: str) -> None:
+def in_use(c: Cluster, context: str, *, lacks: str) -> None:
     """A library of a context finds that other libraries use the cache."""
     library = c.library("p1", context)
     c.report("p1", say.LibraryNews(library.id, LibraryPhase.FETCHING))
-    c.report("p1", say.LibraryGone(library.id, full("p1"), loading=True, cache_in_use=True))
+    c.report("p1", say.LibraryGone(library.id, full("p1"), loading=True, cache_lacks_bytes=parse_bytes(lacks)))
 
 
 def ended(c: Cluster, context: str) -> None:
@@ -195,50 +195,68 @@ def ended(c: Cluster, context: str) -> None:
     c.report("p1", say.LibraryGone(library.id))
 
 
+def states(c: Cluster, *contexts: str) -> list[str]:
+    return [c.library("p1", context).state.value for context in contexts]
+
+
+def used_once(c: Cluster, *contexts: str) -> None:
+    for context in contexts:
+        c.call(f"of-{context}", context=context).ready().end(f"of-{context}").wait(1)
+
+
 def test_idle_libraries_end_for_a_context_whose_files_have_no_room_beside_theirs(cluster: Make) -> None:
-    c = cluster(pilots=1).define(*(with_files(name, 4 * 10**9) for name in "abc"))
-    for number, name in enumerate("abc"):
-        if name != "c":
-            c.call(str(number), context=name).ready().end(str(number)).wait(1)
+    c = cluster(pilots=1).define(*(with_files(name, "4 GB") for name in "abc"))
+    used_once(c, "a", "b")
     c.call("c1", context="c")
-    in_use(c, "c")
-    assert [c.library("p1", name).state for name in "ab"] == [LibraryState.STOPPING, LibraryState.READY]
+    in_use(c, "c", lacks="3 GB")
+    assert states(c, "a", "b") == ["stopping", "ready"], "the one that was used longest ago, and no other"
     ended(c, "a")
-    c.wait(fitness.WAITS_S + 0.1).ready().end("c1")
+    c.wait(cache_room.ENDING_S + 0.1).ready().end("c1")
     assert c.ended["c1"].ok
 
 
-def test_calls_wait_for_busy_libraries_to_let_go_of_the_cache_and_do_not_fail(cluster: Make) -> None:
-    c = cluster(pilots=1).define(with_files("a", 4 * 10**9), with_files("b", 4 * 10**9))
+def test_no_library_ends_that_is_not_needed_for_it(cluster: Make) -> None:
+    c = cluster(pilots=1).define(with_files("a", "1 GB"), with_files("b", "4 GB"), with_files("c", "4 GB"))
+    used_once(c, "a", "b")
+    c.call("c1", context="c")
+    in_use(c, "c", lacks="3 GB")
+    assert states(c, "a", "b") == ["ready", "stopping"]
+
+
+def test_calls_wait_for_busy_libraries_to_let_go_of_the_cache_and_no_idle_one_ends_in_vain(cluster: Make) -> None:
+    c = cluster(pilots=1).define(with_files("a", "6 GB"), with_files("b", "7 GB"), with_files("z", "3 GB"))
+    used_once(c, "z")
     c.call("long", context="a").ready().call("b1", context="b")
     for _ in range(30):
-        in_use(c, "b")
-        c.wait(fitness.WAITS_S + 0.1)
-    assert c.library("p1", "a").state is LibraryState.READY
+        in_use(c, "b", lacks="6 GB")
+        c.wait(cache_room.BUSY_S + 0.1)
+    assert states(c, "a", "z") == ["ready", "ready"]
     assert "b1" not in c.ended
+    assert len(c.core.state.pilots["p1"].notes) < 10  # type: ignore[index]
     c.end("long")
-    in_use(c, "b")
-    assert c.library("p1", "a").state is LibraryState.STOPPING
+    in_use(c, "b", lacks="6 GB")
+    assert states(c, "a", "z") == ["stopping", "ready"]
     ended(c, "a")
-    c.wait(fitness.WAITS_S + 0.1).ready().end("b1")
+    c.wait(cache_room.ENDING_S + 0.1).ready().end("b1")
     assert c.ended["b1"].ok
 
 
 def test_a_context_that_shares_its_files_is_not_ended_for_them(cluster: Make) -> None:
-    c = cluster(pilots=1).define(
-        with_files("a", 4 * 10**9, file="shared"), with_files("b", 10**9), with_files("c", 4 * 10**9, file="shared")
-    )
-    c.call("1", context="a").ready().end("1").wait(1).call("2", context="b").ready().end("2")
+    shared = [with_files(name, "4 GB", file="shared") for name in "ac"]
+    c = cluster(pilots=1).define(*shared, with_files("b", "1 GB"))
+    used_once(c, "a", "b")
     c.call("3", context="c")
-    in_use(c, "c")
-    assert c.library("p1", "b").state is LibraryState.STOPPING
-    assert c.library("p1", "a").state is LibraryState.READY
+    in_use(c, "c", lacks="1 GB")
+    assert states(c, "a", "b") == ["ready", "stopping"]
 
 
-def test_where_no_other_library_uses_the_cache_calls_fail_after_some_tries(cluster: Make) -> None:
-    c = cluster(pilots=1).define(with_files("a", 4 * 10**9)).call("1", context="a")
+def test_where_libraries_of_the_session_are_not_in_the_way_calls_fail_after_some_tries(cluster: Make) -> None:
+    c = cluster(pilots=1).define(with_files("a", "4 GB"), with_files("b", "1 GB"))
+    used_once(c, "b")
+    c.call("1", context="a")
     for seconds in (0, 5, 20):
         c.wait(seconds)
-        in_use(c, "a")
+        in_use(c, "a", lacks="2 GB")
+        assert states(c, "b") == ["ready"]
     c.wait(12)
     assert c.ended["1"].failure is not None

@@ -16,7 +16,7 @@ from stoker.contexts.manifest import PART_BYTES
 from stoker.contexts.objects import manifest_of, object_of
 from stoker.contexts.published import publish
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.calls import CallOptions, CallSpec
+from stoker.manager.protocol.calls import CallOptions, CallSpec, FailureKind
 from stoker.manager.protocol.session import KeyPair
 from stoker.manager.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
 from stoker.manager.protocol.to_pilot import Exit, FetchObject, Peer, RunCalls
@@ -271,3 +271,35 @@ def test_arguments_that_are_gone_fail_their_call_alone(carried: FakeManager) -> 
     first, second = carried.results([99, here], wait_s=60)
     assert "seed" in first.message
     assert second == b"small"
+
+
+def made_of(tmp_path: Path, *sizes: int) -> list[ObjectRef]:
+    refs = []
+    for number, size in enumerate(sizes):
+        (tmp_path / f"thing-{number}").write_bytes(os.urandom(size))
+        refs.append(object_of(tmp_path / f"thing-{number}", memo=tmp_path / "memo"))
+    return refs
+
+
+def test_files_that_can_never_be_there_together_are_refused_at_once(manager: FakeManager, tmp_path: Path) -> None:
+    first, second = made_of(tmp_path, 600_000, 700_000)
+    manager.start_pilot("--devices", "cpu:1", "--cache-size", "1 MB")
+    manager.start(recipe(_length, ObjectPath(first.name), objects=(first, second)))
+    left = manager.gone()
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.PILOT
+    assert "its files (1.3 MB) are larger than the whole cache (1.0 MB)" in left.failure.message
+    assert left.cache_lacks_bytes == 0, "no other library is in the way"
+
+
+def test_a_context_beside_whose_files_those_of_others_have_no_room_says_how_much_is_lacking(
+    manager: FakeManager, tmp_path: Path
+) -> None:
+    here, first, second = made_of(tmp_path, 400_000, 300_000, 500_000)
+    manager.start_pilot("--devices", "cpu:2", "--cache-size", "1 MB")
+    manager.ready(wanting(here))
+    manager.start(recipe(_length, ObjectPath(first.name), objects=(first, second)), library=2, devices=("cpu:1",))
+    left = manager.gone(2)
+    assert left.failure is not None
+    assert "running libraries use what is here" in left.failure.message
+    assert left.cache_lacks_bytes == 200_000
