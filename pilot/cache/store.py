@@ -186,7 +186,10 @@ class ObjectCache:
                     reason = f"is larger than the whole cache ({show_bytes(self._bound)})"
                 case Shortage.PINNED:
                     used = show_bytes(sum(entry.size_bytes for entry in here))
-                    reason = f"does not fit: running libraries use what is here ({used} of {show_bytes(self._bound)})"
+                    reason = (
+                        f"does not fit: running libraries use what is here ({used} of {show_bytes(self._bound)}),"
+                        " those of this user's other sessions on this host too"
+                    )
                 case _:
                     self._sweep(kept_s=0.0 if plan else _DRAFT_KEPT_S)
                     for name in plan:
