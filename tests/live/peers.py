@@ -100,10 +100,12 @@ class Peer:
 
 
 class Manager:
-    """A real manager process on a session folder; `script`: a program that makes it otherwise than it is."""
+    """A real manager process on a session folder; `script`: a program that makes it otherwise than it is. A pilot that
+    says nothing for three times `heartbeat_s` is lost."""
 
-    def __init__(self, folder: SessionFolder, *, script: Path | None = None) -> None:
+    def __init__(self, folder: SessionFolder, *, script: Path | None = None, heartbeat_s: float = 2.0) -> None:
         self.folder = folder
+        self.heartbeat_s = heartbeat_s
         self.command = [sys.executable, str(script)] if script else [sys.executable, "-m", "stoker.manager.main"]
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -112,7 +114,15 @@ class Manager:
         before = self.folder.file.stat().st_mtime_ns if self.folder.file.exists() else 0
         log = self.folder.manager_log.stat().st_size if self.folder.manager_log.exists() else 0
         self.process = subprocess.Popen(
-            [*self.command, "--session", str(self.folder.path), "--name", "test", "--heartbeat", "2"]
+            [
+                *self.command,
+                "--session",
+                str(self.folder.path),
+                "--name",
+                "test",
+                "--heartbeat",
+                f"{self.heartbeat_s:g}",
+            ]
         )
         until(
             lambda: (

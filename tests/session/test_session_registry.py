@@ -28,6 +28,7 @@ from stoker.manager.protocol.session import SessionFile, SessionFolder, find_ses
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)  # sessions of programs lie in the folder where they were started
 
 
 def session(path: Path, name: str, *, over: str = "", up: bool = False, pid: int = 0) -> None:
