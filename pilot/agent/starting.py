@@ -88,8 +88,9 @@ def _lacks_disk(agent: Agent, message: StartLibrary) -> str:
 
 def _exceeds_cache(agent: Agent, recipe: Recipe) -> str:
     """Why the objects of a context can never be here together; empty if they can."""
-    size, bound = sum({ref.name: ref.size_bytes for ref in recipe.objects}.values()), agent.cache.bound_bytes
-    if size <= bound:
+    sizes = {ref.name: ref.size_bytes for ref in recipe.objects}
+    size, bound = sum(sizes.values()), agent.cache.bound_bytes
+    if size <= bound or len(sizes) == 1:  # of a single one the cache says which it is
         return ""
     return (
         f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); give pilots more with"
