@@ -106,6 +106,7 @@ def _make(given: argparse.Namespace) -> Agent:
     base = base_folder(given.scratch)
     cache = ObjectCache(base / "cache", bound_bytes=parse_bytes(given.cache_size), kept_s=given.cache_age)
     snapshot_names.tidy(cache)
+    snapshot_names.sweep(cache, kept_s=given.cache_age)
     os.environ.setdefault(SNAPSHOTS, str(snapshot_names.folder_beside(cache)))  # for libraries: a home may be shared
     processes.adopt_orphans()
     scratch = Scratch(base, pilot=pilot)

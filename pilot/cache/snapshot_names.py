@@ -4,14 +4,17 @@
     <scratch>/snapshots/FORM.object     the cache name of the object that was made of it, by second names for its files
 
 The cache is bounded, and what lies under the other name takes no room of its own, for as long as the cache has the
-object too. When the cache has let it go, the other name goes as well, or the room would not come free.
+object too. When the cache has let it go, the other name goes as well, or the room would not come free. A snapshot of
+which no object was made (the cache did not take it, its pilot ended too soon) takes room of its own and goes by its age.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 
+from stoker import locks
 from stoker.pilot.cache import disk
 from stoker.pilot.cache.store import ObjectCache
 
@@ -38,3 +41,18 @@ def tidy(cache: ObjectCache) -> None:
             if mark.read_text() not in here:
                 disk.delete(mark.with_name(mark.name.removesuffix(_MARK)))
                 mark.unlink()
+
+
+def sweep(cache: ObjectCache, *, kept_s: float) -> None:
+    """Remove snapshots of which no object was made, and what processes that died have left of others, if they are as
+    old as that. One that a process writes at the moment stays."""
+    folder, now = folder_beside(cache), time.time()
+    for place in (*folder.glob("*"), *folder.glob(".*")):
+        draft = place.name.startswith(".")
+        form = place.name[1:].rpartition(".")[0] if draft else place.name.partition(".")[0]
+        with suppress(OSError):
+            is_object = not draft and (folder / f"{place.name}{_MARK}").exists()
+            if not place.is_dir() or is_object or locks.is_locked(folder / f"{form}.lock"):
+                continue
+            if now - place.stat().st_mtime >= kept_s:
+                disk.delete(place)
