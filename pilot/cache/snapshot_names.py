@@ -5,7 +5,7 @@
 
 The cache is bounded, and what lies under the other name takes no room of its own, for as long as the cache has the
 object too. When the cache has let it go, the other name goes as well, or the room would not come free. A snapshot of
-which no object was made (the cache did not take it, its pilot ended too soon) takes room of its own and goes by its age.
+which no object was made (the cache refused it, its pilot ended too soon) takes room of its own and goes by its age.
 """
 
 from __future__ import annotations
