@@ -316,6 +316,8 @@ class Link:
             ready = everything
             while not self._stop:
                 self._turn(ready)
+                if self._stop:  # the turn may have read what woke it for that
+                    break
                 now = time.monotonic()
                 wait_s = self._out.due_in(now) if self._joined.is_set() else LOOK_EVERY_S
                 ready = {fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)}

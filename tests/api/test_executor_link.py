@@ -24,7 +24,7 @@ from stoker.manager.executor.processes import make_folder
 from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, Failure, FailureKind
 from stoker.manager.protocol.ids import CallId, FunctionKey
-from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.session import SessionFile, SessionFolder
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
 
@@ -356,3 +356,25 @@ def test_a_link_says_why_a_connected_manager_may_be_silent_and_nothing_once_it_i
     assert f"the file system of {link.folder.path} hangs" in link.why_silent()
     link.close()
     assert link.why_silent() == ""
+
+
+def test_a_link_that_is_closed_while_its_thread_reads_what_woke_it_ends(tmp_path, monkeypatch):
+    reads = threading.Event()
+    turn = Link._turn
+
+    def slow_turn(link, ready):
+        reads.set()
+        time.sleep(0.2)  # the link is closed now, and this turn reads that it was woken
+        turn(link, ready)
+
+    monkeypatch.setattr(Link, "_turn", slow_turn)
+    folder = SessionFolder(tmp_path / "session")
+    make_folder(folder)
+    public = folder.read_key("client").public
+    folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", public))
+    link = Link(folder)
+    assert reads.wait(5)
+    closing = threading.Thread(target=link.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
