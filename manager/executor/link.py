@@ -313,14 +313,11 @@ class Link:
         for fd in everything:
             poll.register(fd, select.POLLIN)
         try:
-            ready = everything
-            while not self._stop:
-                self._turn(ready)
-                if self._stop:  # the turn may have read what woke it for that
-                    break
+            self._turn(everything)
+            while not self._stop:  # asked after each turn, which may have read what woke the thread for that
                 now = time.monotonic()
                 wait_s = self._out.due_in(now) if self._joined.is_set() else LOOK_EVERY_S
-                ready = {fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)}
+                self._turn({fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)})
         except Exception as error:
             logger.exception("the link to session %s failed", self.session.session)
             self.fail_all(SessionError(f"the link to the manager failed: {error!r}", session=self.session.session))
