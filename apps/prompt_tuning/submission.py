@@ -76,7 +76,7 @@ class Submission:
             self.unwritten = str(error)
 
     def stop(self, why: str) -> None:
-        """Nobody waits for it any more. A run folder that cannot be written costs the note alone."""
+        """The submitter does not wait for the job any more. It notes so, unless the run folder cannot be written."""
         if not self.entry.phase.is_over:
             with contextlib.suppress(StokerError):
                 self._note(phase=Phase.STOPPED, why=why, ended_at=self._clock.now())

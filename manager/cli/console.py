@@ -58,7 +58,7 @@ def error(text: str) -> None:
 
 @contextlib.contextmanager
 def _without_terminal() -> Iterator[None]:
-    """Go on where the terminal was closed: nobody reads what is said, and what was begun is still put in order."""
+    """Go on if the terminal was closed: the command still puts in order what it has begun."""
     try:
         yield
     except OSError as trouble:

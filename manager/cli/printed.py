@@ -18,7 +18,7 @@ from stoker.units import show_bytes
 _PRINTED = re.compile(r"printed (?P<path>/.*?):(?P<start>\d+)-(?P<end>\d+)")
 _LIBRARY_LOG = re.compile(r"its library's log is (?P<path>/.*)")
 _DROPPED = re.compile(rb"\0{512,}")
-"""The zero bytes in place of the middle of a log that was dropped (`stoker.log_files`). No program prints so many."""
+"""A log whose middle was dropped has zero bytes there (`stoker.log_files`). No program prints so many."""
 _NO_RESULT = "ended without a result"
 _NO_CONTEXT = f"{_NO_RESULT} (context)"
 _NEVER_SENT = "it was sent to no library"

@@ -2,7 +2,7 @@
 
 A pilot keeps the objects of each library as long as that lives. It refuses a context whose objects would fit if other
 libraries let go of theirs (`LibraryGone.cache_lacks_bytes`). If those of idle libraries come to that, the manager ends
-them, those that were used longest ago first. Else the calls wait for the busy ones, and no idle one ends in vain.
+them, those that were used longest ago first. Else the calls wait for busy libraries, and the idle ones stay.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make(core: Core, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
         ending.append(idle.pop(0))
     if use.frees_bytes(ending) < lacks_bytes:
         return BUSY_S
-    for other in tuple(ending):  # those that are not needed for it stay
+    for other in tuple(ending):  # a context that is not needed for the room stays
         rest = [each for each in ending if each is not other]
         if use.frees_bytes(rest) >= lacks_bytes:
             ending = rest
