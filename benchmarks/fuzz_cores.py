@@ -10,7 +10,7 @@ import functools
 import random
 from collections.abc import Callable
 
-from benchmarks import fuzz_manager
+from benchmarks import fuzz_manager, fuzz_pilot
 from stoker.contexts.recipe import BARE
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
 from stoker.pilot.core.health import Answer, DeviceHealth
@@ -27,6 +27,7 @@ def lives() -> dict[str, Callable[[random.Random], None]]:
     """Each gets chance, and lives through `EVENTS` random events. Raises AssertionError when a promise is broken."""
     return {
         "manager core: every message": functools.partial(fuzz_manager.live, events=EVENTS),
+        "pilot core: every event": functools.partial(fuzz_pilot.live, count=EVENTS),
         "pilot core: ledger": _ledger,
         "pilot core: library": _library,
         "pilot core: turns": _turns,

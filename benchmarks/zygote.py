@@ -22,8 +22,7 @@ from stoker.contexts.recipe import Recipe
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
 from stoker.manager.protocol.to_agent import Loaded, LoadFailed
 from stoker.manager.protocol.to_library import Load
-from stoker.manager.protocol.to_pilot import StartLibrary
-from stoker.pilot.agent.library import Library
+from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.agent.zygotes import Zygotes
 from stoker.pilot.library import frames, settings
 from stoker.pilot.zygote.client import Zygote
@@ -80,7 +79,7 @@ class Starter:
         devices = (DeviceId("cpu:0"),)
 
         began = time.monotonic()
-        library = Library(StartLibrary(number, recipe, devices), folder=folder, log=log)
+        library = LibraryProcess(number, folder=folder, log=log)
         theirs = library.connect()
         zygote, _ = self.zygotes.get(() if fresh else recipe.preload)
         fork = Fork(
@@ -105,7 +104,7 @@ class Starter:
         return float(stamp.read_text()) - began
 
 
-def _wait_until_loaded(library: Library, log: str) -> None:
+def _wait_until_loaded(library: LibraryProcess, log: str) -> None:
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
         messages, here = library.receive()

@@ -11,6 +11,7 @@ import argparse
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -24,13 +25,16 @@ from stoker.contexts.state import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
 from stoker.manager.protocol.session import PYTHON, KeyPair, SessionFolder
-from stoker.pilot.agent import environment
+from stoker.pilot.agent import environment, probing
 from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, Options
-from stoker.pilot.agent.loop import Loop
+from stoker.pilot.agent.link import ManagerLink
+from stoker.pilot.agent.loop import TOLD_TO_GO, Loop
+from stoker.pilot.agent.peers import Peers
 from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache, snapshot_names
 from stoker.pilot.cache.store import KEPT_S
-from stoker.pilot.devices import find_devices, monitor
+from stoker.pilot.core.state import PilotFacts
+from stoker.pilot.devices import Devices, find_devices, monitor
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.zygote import processes
 from stoker.units import parse_bytes, show_bytes
@@ -49,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         agent = _make(given)
         code = Loop(agent).run()
         if code:  # the one line that a batch log needs, and that the factory tells of
-            print(f"stoker-pilot: {agent.leaving}", file=sys.stderr)  # noqa: T201
+            print(f"stoker-pilot: {agent.state.leaving}", file=sys.stderr)  # noqa: T201
         return code
     except StokerError as error:
         print(f"stoker-pilot: {error}", file=sys.stderr)  # noqa: T201  # the one line that a batch log needs
@@ -104,11 +108,13 @@ def _make(given: argparse.Namespace) -> Agent:
         log.error("%s", found.lacks)
     devices = found.offered
     base = base_folder(given.scratch)
-    cache = ObjectCache(base / "cache", bound_bytes=parse_bytes(given.cache_size), kept_s=given.cache_age)
+    bound_bytes = parse_bytes(given.cache_size)
+    cache = ObjectCache(base / "cache", bound_bytes=bound_bytes, kept_s=given.cache_age)
     snapshot_names.tidy(cache)
     snapshot_names.sweep(cache, kept_s=given.cache_age)
     os.environ.setdefault(SNAPSHOTS, str(snapshot_names.folder_beside(cache)))  # for libraries: a home may be shared
     processes.adopt_orphans()
+    signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # until the loop heeds them, or the folder would stay
     scratch = Scratch(base, pilot=pilot)
     try:
         options = Options(
@@ -121,15 +127,7 @@ def _make(given: argparse.Namespace) -> Agent:
             in_batch=bool(given.source),
             driver_limit_s=given.driver_limit,
         )
-        agent = Agent(
-            options,
-            session=session,
-            devices=devices,
-            scratch=scratch,
-            cache=cache,
-            troubles=found.troubles,
-            lacks=found.lacks,
-        )
+        agent = _agent(options, session, found, scratch, cache, bound_bytes=bound_bytes)
         agent.monitors = monitor.watch(devices, limit_s=options.driver_limit_s)
         environment.hand_on(agent, given.environment)
     except BaseException:
@@ -147,6 +145,46 @@ def _make(given: argparse.Namespace) -> Agent:
         session.objects.mkdir(mode=0o700, exist_ok=True)
         log.info("the session folder is a copy that came along: logs stay here, in %s", logs)
     return agent
+
+
+def _agent(
+    options: Options, session: SessionFolder, found: Devices, scratch: Scratch, cache: ObjectCache, *, bound_bytes: int
+) -> Agent:
+    host, logs = socket.gethostname(), session.pilot(options.pilot)
+    link = ManagerLink(session, pilot=options.pilot, block=options.block)
+    peers = Peers(session, cache)
+    facts = PilotFacts(
+        pilot=options.pilot,
+        session=link.session.session,
+        host=host,
+        pid=os.getpid(),
+        devices=tuple(device.facts for device in found.offered),
+        block=options.block,
+        troubles=found.troubles,
+        lacks=found.lacks,
+        address=peers.host,
+        peer=peers.address,
+        cache=cache.identity,
+        cache_bound_bytes=bound_bytes,
+        logs=str(logs),
+        folder=f"{host}:{logs}" if session.is_carried else str(logs),
+        objects=str(session.objects),
+        is_carried=session.is_carried,
+        lease_s=options.lease_s,
+        grace_s=options.grace_s,
+        probed=probing.probed_devices(options, found.offered),
+        probe_every_s=options.probe_every_s,
+    )
+    return Agent(
+        facts,
+        options,
+        session=session,
+        devices=found.offered,
+        scratch=scratch,
+        cache=cache,
+        link=link,
+        peers=peers,
+    )
 
 
 def _own_key(session: SessionFolder) -> Path | None:

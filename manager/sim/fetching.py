@@ -8,17 +8,15 @@ from elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsHere, WantObjects
 from stoker.manager.protocol.to_pilot import FetchObject
 from stoker.manager.sim.flows import Link, Transfer
 from stoker.manager.sim.log import Happened
+from stoker.pilot.core.events import ObjectArrived, SourceFailed
 
 if TYPE_CHECKING:
-    from stoker.manager.sim.library import SimLibrary
     from stoker.manager.sim.pilot import SimPilot
 
 
@@ -30,7 +28,6 @@ class _Fetch:
         self.left = float(ref.size_bytes)
         """Bytes to come, when its transfer begins."""
         self.began_at = now
-        self.waiting: dict[SimLibrary, None] = {}
         self.transfer: Transfer | None = None
         self.sources: tuple[SimPilot | None, ...] = ()
         """Who gives it just now, in the order of the transfer's paths; None is the place that it comes from."""
@@ -49,19 +46,15 @@ class Fetching:
         self._waiting_for_whole: dict[str, list[tuple[SimPilot, _Fetch]]] = {}
         """Others that have all bytes of an object from here, before here was all of it."""
 
-    def bring(self, refs: Sequence[ObjectRef], library: SimLibrary) -> None:
-        """Start a library once these are here."""
-        missing = [ref for ref in refs if ref.name not in self._pilot.machine.on_disk]
-        fresh = [ref for ref in missing if ref.name not in self._fetches]
-        now = self._pilot.sim.agenda.now
-        for ref in fresh:
-            self._fetches[ref.name] = _Fetch(ref, now)
-        for ref in missing:
-            self._fetches[ref.name].waiting[library] = None
-        if fresh:
-            self._pilot.post(WantObjects(tuple(fresh)))
-        if not missing:
-            library.start()
+    def expect(self, ref: ObjectRef) -> None:
+        """An object is wanted here; the manager is to say from whom it may be had."""
+        self._fetches[ref.name] = _Fetch(ref, self._pilot.sim.agenda.now)
+
+    def stop(self, name: str) -> None:
+        """An object is not wanted any more."""
+        fetch = self._fetches.pop(name, None)
+        if fetch is not None and fetch.transfer is not None:
+            self._pilot.sim.network.stop(fetch.transfer)
 
     def told(self, order: FetchObject) -> None:
         """From whom an object may be had from now on."""
@@ -90,7 +83,8 @@ class Fetching:
         else:
             sim.network.lead(fetch.transfer, paths)
         if failed:
-            self._pilot.post(FetchFailed(fetch.ref.name, tuple(failed), reason="it is gone"))
+            for peer_id in failed:
+                self._pilot.handle(SourceFailed(fetch.ref.name, "it is gone", peer_id))
 
     def _read_operations(self, fetch: _Fetch) -> None:
         """Opening many small files takes the file server time as well."""
@@ -134,10 +128,7 @@ class Fetching:
         size = fetch.ref.size_bytes
         origin = min(size, round(fetch.moved.get(None, 0.0)))
         self._came(origin, size - origin)
-        pilot.post(ObjectsHere((ObjectArrival(name, size, origin, size - origin, now - fetch.began_at),)))
-        for library in fetch.waiting:
-            if not any(ref.name in self._fetches for ref in library.wants):
-                library.start()
+        pilot.handle(ObjectArrived(name, size, origin, size - origin, now - fetch.began_at))
         for other, waiting in self._waiting_for_whole.pop(name, ()):
             other.fetching._maybe_here(waiting)
 

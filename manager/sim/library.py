@@ -1,6 +1,7 @@
-"""A simulated library: from its order to its end, in the states and with the turns that a real one has.
+"""The process of a simulated library, from its start to its end, with the turns that a real one has.
 
-`stoker.pilot.core` decides (which state follows which, whose turn it is); this carries it out in virtual time.
+The pilot's core decides (which stage follows which, what the manager hears); this is what its orders reach, in virtual
+time: it loads, runs calls in the order of `stoker.pilot.core.turns`, and says what a library's process says.
 """
 
 from __future__ import annotations
@@ -9,24 +10,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from stoker.contexts.recipe import Awareness, ObjectRef
+from stoker.contexts.recipe import Awareness
+from stoker.manager.protocol import to_agent, to_library
 from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, GangPlace
 from stoker.manager.protocol.ids import CallId
-from stoker.manager.protocol.to_manager import (
-    CallEvicted,
-    CallsReturned,
-    LibraryGone,
-    LibraryNews,
-    LibraryPhase,
-    LibraryReady,
-)
 from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.manager.sim.calls_log import Where, items_of
 from stoker.manager.sim.device import Work, begin_together
 from stoker.manager.sim.flows import Transfer
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.runs import CallRun, SoloRun, ordered_run, planned
-from stoker.pilot.core.library import LibraryState, State
+from stoker.pilot.core.events import FromLibrary, ProcessEnded
 from stoker.pilot.core.turns import FirstCome
 from stoker.units import show_bytes
 
@@ -36,55 +30,56 @@ if TYPE_CHECKING:
 
 _Part = tuple[int, CallRun]
 """A member's rank, and the run that it is to join."""
+_REFUSED = -1
+"""Answers a resize that the context refuses."""
 
 
 class SimLibrary:
-    """One library of a simulated pilot."""
+    """One library's process on a simulated pilot. Before it is started it only holds its devices."""
 
-    def __init__(self, pilot: SimPilot, order: StartLibrary) -> None:
+    def __init__(self, pilot: SimPilot, ordered: StartLibrary) -> None:
         self.pilot = pilot
-        self.number = order.library
-        self.recipe = order.recipe
-        self.model = pilot.sim.world.contexts[order.recipe.name]
+        self.number = ordered.library
+        self.recipe = ordered.recipe
+        self.model = pilot.sim.world.contexts[ordered.recipe.name]
         speed = pilot.sim.world.devices[pilot.kind].speed
         self.call_s = self.model.of_kind(self.model.call_s, pilot.kind) / speed
         self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
-        self.state = LibraryState(order.library, order.recipe, order.devices)
         self.turns: FirstCome[tuple[CallSpec, _Part | None]] = FirstCome()
         self.running: dict[CallId, CallRun | SoloRun] = {}
         """Calls that take a slot: they run, or wait for the rest of their gang."""
-        self.devices = tuple([pilot.computes[device] for device in order.devices])
-        self.part = 1 / order.recipe.slots
+        self.devices = tuple([pilot.computes[device] for device in ordered.devices])
+        self.part = 1 / ordered.recipe.slots
         """What a call wants of each device."""
         alone = self.devices[0].begin if len(self.devices) == 1 else partial(begin_together, self.devices)
         self._compute: Callable[..., Work] = alone
-        self.where = Where(order.library, pilot.number, len(order.devices))
+        self.where = Where(ordered.library, pilot.number, len(ordered.devices))
         self._items = 0
         """Items that this process has begun."""
+        self._served = 0
         self.ordered_at = pilot.sim.agenda.now
-        self.started_at = 0.0
-        self.told_to_end = False
+        self._started_at = 0.0
+        self._stops = False
+        self._is_over = False
         self._moves: dict[Transfer, None] = {}
         """What must have come before it goes on."""
         for device in self.devices:
             device.hold()
 
-    # ---- from the order to the context
+    def _say(self, message: to_agent.ToAgent) -> None:
+        self.pilot.handle(FromLibrary(self.number, (message,)))
+
+    # ---- from the start to the context
 
     def start(self) -> None:
-        """Its objects are here: make a process."""
-        if self.state.state is State.GONE:
-            return
-        self.started_at = self.pilot.sim.agenda.now
-        self.state.move(State.STARTING)
-        self._news(LibraryPhase.STARTING)
+        """Its objects are here: the process is made."""
+        self._started_at = self.pilot.sim.agenda.now
         self.pilot.sim.agenda.after(self.model.start_s, self._load)
 
     def _load(self) -> None:
-        if self.state.state is State.GONE:
+        if self._is_over:
             return
-        self.state.move(State.LOADING)
-        self._news(LibraryPhase.LOADING)
+        self._say(to_agent.Hello(self.number, self.number))
         sim, machine = self.pilot.sim, self.pilot.machine
         for files in self.model.files:
             if self.model.awareness is Awareness.NONE:
@@ -104,7 +99,7 @@ class SimLibrary:
 
     def _work(self) -> None:
         """Its files are read: what the loader computes."""
-        if self._moves or self.state.state is State.GONE:
+        if self._moves or self._is_over:
             return
         model, sim = self.model, self.pilot.sim
         seconds = model.of_kind(model.load_s, self.pilot.kind) * sim.chance_of_loads.factor(
@@ -113,31 +108,29 @@ class SimLibrary:
         sim.agenda.after(seconds, self._to_device)
 
     def _to_device(self) -> None:
-        if self.state.state is State.GONE:
+        if self._is_over:
             return
-        needed, promised = self.model.device_memory_bytes, self.pilot.ledger.held(self.number)
+        needed, promised = self.model.device_memory_bytes, self.pilot.core.state.ledger.held(self.number)
         if promised < needed:
             what = f"{show_bytes(needed)} of device memory are needed, {show_bytes(promised)} were promised"
-            self.end(failed=f"the loader of {self.recipe.name} ran out of memory: {what}")
+            text = f"the loader of {self.recipe.name} ran out of memory: {what}"
+            failure = Failure(FailureKind.CONTEXT, text, pilot=self.pilot.id, library=self.number)
+            self._say(to_agent.LoadFailed(failure))
+            self.end()
             return
         self._move(needed * len(self.devices), (self.pilot.machine.bus,), self._ready)
         if not self._moves:
             self._ready()
 
     def _ready(self) -> None:
-        if self._moves or self.state.state is State.GONE:
+        if self._moves or self._is_over:
             return
-        self.state.move(State.READY)
         sim, model = self.pilot.sim, self.model
-        now, start_s, memory = sim.agenda.now, float(model.start_s), int(model.device_memory_bytes)
+        now, memory = sim.agenda.now, int(model.device_memory_bytes)
         sim.log.note(
             now, Happened.LIBRARY_READY, library=self.number, pilot=self.pilot.number, value=now - self.ordered_at
         )
-        fetch_s = self.started_at - self.ordered_at
-        self.pilot.post(
-            LibraryReady(self.number, start_s, now - self.started_at - start_s, memory, memory, memory, fetch_s)
-        )
-        self.pump()
+        self._say(to_agent.Loaded(now - self._started_at - float(model.start_s), memory, memory, memory))
 
     def _move(self, size: float, path: tuple[object, ...], then: object) -> None:
         if not size:
@@ -151,16 +144,34 @@ class SimLibrary:
         transfer = self.pilot.sim.network.start(size, [path], done)  # type: ignore[list-item]
         self._moves[transfer] = None
 
-    def _news(self, phase: LibraryPhase) -> None:
-        self.pilot.post(LibraryNews(self.number, phase))
+    # ---- what its pilot says
 
-    # ---- calls
+    def hear(self, message: to_library.ToLibrary) -> None:
+        """Do what the pilot says."""
+        match message:
+            case to_library.Run():
+                self._run(message.calls, gang=message.gang)
+            case to_library.GiveBack(count=count, calls=calls, order=order):
+                back = self.turns.drop(calls) if calls else self.turns.give_back(count)
+                if back or not calls:
+                    self._give_back(back, order=order)
+            case to_library.Evict(call=call):
+                self._evict(call)
+            case to_library.Resize(device_memory_bytes=size):
+                self._say(to_agent.Resized(_REFUSED if size < self.model.device_memory_bytes else size))
+            case to_library.Stop():
+                self._stops = True
+                if len(self.turns):
+                    self._give_back(self.turns.give_back(len(self.turns)))
+                if not self.running:
+                    self.end()
+            case to_library.Meet() | to_library.Load():
+                pass
 
-    def run(self, calls: list[CallSpec], *, gang: GangPlace | None = None, limit_s: float) -> None:
+    def _run(self, calls: list[CallSpec], *, gang: GangPlace | None) -> None:
         """Calls have come for it, or its part of a gang's."""
-        self.state.hold([spec.call for spec in calls], limit_s=limit_s)
         turns, slots, running = self.turns, self.recipe.slots, self.running
-        begins = self.state.state is State.READY and not turns
+        begins = not turns
         for spec in calls:
             part = None
             if gang is not None and gang.size > 1:
@@ -170,11 +181,25 @@ class SimLibrary:
             else:
                 turns.add(spec.call, (spec, part))
 
-    def pump(self) -> None:
+    def _give_back(self, calls: list[int], *, order: int = 0) -> None:
+        self._say(to_agent.GivenBack(tuple(calls), order=order))  # type: ignore[arg-type]
+
+    def _evict(self, call: CallId) -> None:
+        """Checkpoint a running call and let go of it; one that waits is given back."""
+        run = self.running.pop(call, None)
+        if run is None:
+            if self.turns.drop([call]):
+                self._give_back([call])
+            return
+        self._served += 1
+        self._say(to_agent.Evicted(run.leave(self, keep=True)))
+        self._goes_on()
+
+    # ---- calls
+
+    def _pump(self) -> None:
         """Begin calls while there are slots."""
         slots, running = self.recipe.slots, self.running
-        if self.state.state is not State.READY:
-            return
         while len(running) < slots:
             turn = self.turns.take()
             if turn is None:
@@ -225,68 +250,38 @@ class SimLibrary:
     def ended(self, call: CallId, *, ran_s: float) -> None:
         """A call has ended, or its part of it."""
         del self.running[call]
-        self.state.ended((call,))
-        self.pilot.post_end(self.number, CallEnd(call, True, b"", ran_s))
+        self._served += 1
+        self._say(to_agent.Ended([CallEnd(call, True, b"", ran_s)]))
         self._goes_on()
+
+    def report(self, reports: to_agent.Reports) -> None:
+        """A running call says how far it is."""
+        self._say(reports)
 
     def _goes_on(self) -> None:
         """A slot is free."""
-        if self.state.retires or (self.told_to_end and not self.running):
-            self.end()
-        else:
-            self.pump()
-
-    def give_back(self, calls: list[int] | tuple[int, ...]) -> None:
-        """Calls that have not begun leave it."""
-        back = tuple(self.state.returned([CallId(call) for call in calls]))
-        if back:
-            self.pilot.post(CallsReturned(self.number, back))
-
-    def evict(self, call: CallId) -> None:
-        """Checkpoint a running call and give it back, if it runs."""
-        run = self.running.pop(call, None)
-        if run is None:
+        if self._is_over:
             return
-        progress = run.leave(self, keep=True)
-        self.state.returned((call,))
-        self.pilot.post(CallEvicted(self.number, progress))
-        self._goes_on()
-
-    def stop(self, calls: tuple[CallId, ...]) -> None:
-        """Those of these calls that run end by themselves, because they were asked to; they count for nothing."""
-        stopped = tuple(call for call in calls if call in self.running)
-        for call in stopped:
-            self.running.pop(call).leave(self)
-        self.give_back(stopped)
-        self._goes_on()
+        if 0 < self.recipe.calls_per_library <= self._served or (self._stops and not self.running):
+            self.end()
+        elif not self._stops:
+            self._pump()
 
     # ---- the end
 
-    def drain(self) -> None:
-        """End after what runs; the rest is given back."""
-        if self.state.state is not State.READY:
-            self.end()
+    def end(self) -> None:
+        """The process is over."""
+        if self._is_over:
             return
-        self.told_to_end = True
-        self.state.move(State.DRAINING)
-        self.give_back(self.turns.give_back(len(self.turns)))
-        if not self.running:
-            self.end()
-
-    def end(self, *, failed: str = "") -> None:
-        """Its process is over; what it ran and held goes back. `failed`: why, if its loader did."""
-        if self.state.state is State.GONE:
-            return
-        loading = self.state.state not in (State.READY, State.DRAINING)
-        running = tuple(self.running)
+        ran = tuple(self.running)
         self.vanish()
-        left = self.state.gone(running)
-        failure = Failure(FailureKind.CONTEXT, failed, pilot=self.pilot.id, library=self.number) if failed else None
-        self.pilot.post(LibraryGone(self.number, failure, loading, left.running, left.unstarted))
-        self.pilot.forget(self)
+        self.pilot.handle(ProcessEnded(self.number, running=ran))
 
     def vanish(self) -> None:
         """Stop everything of it, without a word."""
+        if self._is_over:
+            return
+        self._is_over = True
         sim = self.pilot.sim
         for run in self.running.values():
             run.leave(self)
@@ -297,8 +292,3 @@ class SimLibrary:
             sim.network.stop(transfer)
         self._moves.clear()
         sim.log.note(sim.agenda.now, Happened.LIBRARY_ENDED, library=self.number, pilot=self.pilot.number)
-
-    @property
-    def wants(self) -> tuple[ObjectRef, ...]:
-        """Objects that must be on its pilot's disk before it starts."""
-        return self.recipe.objects

@@ -1,29 +1,50 @@
-"""A simulated pilot: takes the manager's orders and answers as an agent does, in virtual time.
+"""A simulated pilot: the core that every pilot runs (`stoker.pilot.core`), with a shell in virtual time.
 
-It keeps the books that the agent keeps, with the agent's own code (`stoker.pilot.core`): the ledger of device memory,
-and each library's state and turns. Left out: heartbeats (the manager's shell needs them, not its core),
-acknowledgements (frames are not lost here), and everything inside a call.
+The shell is to the core what an agent is: it makes processes (`SimLibrary`), has objects brought (`Fetching`), and
+carries what the core says to the manager. Left out: heartbeats (the manager's shell needs them, not its core),
+acknowledgements (frames are not lost here), limits of memory and time, and everything inside a call.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import FromPilot
-from stoker.manager.protocol import to_manager, to_pilot, wire
-from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.manager.protocol import to_manager, to_pilot
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
+from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.device import Device
 from stoker.manager.sim.fetching import Fetching
 from stoker.manager.sim.library import SimLibrary
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.machine import Machine
-from stoker.pilot.core.ledger import Ledger
+from stoker.pilot.core import commands
+from stoker.pilot.core.core import PilotCore
+from stoker.pilot.core.events import (
+    Before,
+    Event,
+    Farewell,
+    FromManager,
+    HelloDue,
+    Observation,
+    Observed,
+    Pinned,
+    Prepared,
+    Tick,
+    TimerFired,
+    WalltimeKnown,
+)
+from stoker.pilot.core.state import PilotFacts
 
 if TYPE_CHECKING:
     from stoker.manager.sim.run import Simulation
     from stoker.manager.sim.world import SourceModel
+
+_ANY_BYTES = 1 << 62
+"""Disks and caches of simulated nodes have no bound."""
 
 
 class SimPilot:
@@ -37,174 +58,157 @@ class SimPilot:
         self.kind = source.kind
         self.machine = Machine(self.id, sim.world.links)
         kind = sim.world.devices[source.kind]
-        self.devices = tuple(
+        devices = tuple(
             to_manager.DeviceFacts(DeviceId(f"gpu:{n}"), source.kind, int(kind.memory_bytes), speed=kind.speed)
             for n in range(source.devices)
         )
-        self.ledger = Ledger({device.device: device.memory_bytes for device in self.devices})
-        self.computes = {device.device: Device(sim.agenda) for device in self.devices}
+        facts = PilotFacts(
+            pilot=self.id, session=sim.session, host=self.id, pid=number, devices=devices, block=block,
+            peer=f"{self.id}:1", cache=self.id, cache_bound_bytes=_ANY_BYTES,
+        )  # fmt: skip
+        self.core = PilotCore(facts)
+        self.computes = {device.device: Device(sim.agenda) for device in devices}
         self.libraries: dict[LibraryId, SimLibrary] = {}
+        """Their processes, from the order to start them until the core forgets them."""
         self.fetching = Fetching(self)
-        self.leaving = ""
         self.here = True
         self.left = False
         """It has said that it leaves: what it said before is still heard."""
         self._ends_at = ends_at
         self._frame: list[to_manager.FromPilot] = []
         """What it has said and the manager has not heard yet."""
+        self._events: deque[Event] = deque()
+        self._is_handling = False
+        self._timers: dict[str, Entry] = {}
 
     def join(self) -> None:
         """Connect to the manager."""
         if not self.here:
             return
         sim = self.sim
-        left_s = self._ends_at - sim.agenda.now if self._ends_at else 0.0
-        sim.log.note(sim.agenda.now, Happened.PILOT_CAME, pilot=self.number, value=float(len(self.devices)))
-        self.post(
-            to_manager.PilotHello(
-                wire.VERSION, sim.session, self.id, self.number, self.devices, self.block, ends_in_s=left_s,
-                peer=f"{self.id}:1", cache=self.id,
-            )
-        )  # fmt: skip
+        sim.log.note(sim.agenda.now, Happened.PILOT_CAME, pilot=self.number, value=float(len(self.computes)))
+        if self._ends_at:
+            self.handle(WalltimeKnown(self._ends_at - sim.agenda.now))
+        self.handle(HelloDue(Before(), 0, ()))
 
-    def post(self, message: to_manager.FromPilot) -> None:
+    def hear(self, message: to_pilot.ToPilot) -> None:
+        """The manager says something."""
+        if self.here:
+            self.handle(FromManager(message))
+
+    # ---- the shell
+
+    def handle(self, event: Event) -> None:
+        """Tell the core of an event, and carry out what it wants. What that leads to at once is handled after it."""
+        events = self._events
+        events.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        core, agenda = self.core, self.sim.agenda
+        while events:
+            for command in core.handle(events.popleft(), agenda.now):
+                self._carry_out(command)
+            if core.state.leaving and not events and self.here:
+                for command in core.handle(Tick(), agenda.now):
+                    self._carry_out(command)
+        self._is_handling = False
+
+    def _carry_out(self, command: commands.Command) -> None:
+        match command:
+            case commands.Tell(message=message):
+                self._post(message)
+            case commands.TellLibrary(library=number, message=to_library):
+                library = self.libraries.get(number)
+                if library is not None:
+                    library.hear(to_library)
+            case commands.Prepare(ordered=ordered):
+                self._prepare(ordered)
+            case commands.Pin(library=number, objects=refs):
+                self._pin(number, refs)
+            case commands.StartProcess(ordered=ordered):
+                self.libraries[ordered.library].start()
+            case commands.KillProcess(library=number) | commands.KillZygote(library=number):
+                self.libraries[number].end()
+            case commands.Forget(library=number):
+                library = self.libraries.pop(number, None)
+                if library is not None:
+                    library.vanish()
+            case commands.Observe(library=number):
+                library = self.libraries.get(number)
+                running = [(call, 0.0) for call in library.running] if library is not None else []  # no limit counts
+                self.handle(Observed([Observation(number, running)]))
+            case commands.Fetch(order=order):
+                self.fetching.told(order)
+            case commands.StopFetch(name=name):
+                self.fetching.stop(name)
+            case commands.Expect(name=name):
+                self.fetching.expect(self.core.state.wants[name].ref)
+            case commands.SetTimer(at=at, key=key):
+                self._set_timer(at, key)
+            case commands.Greet(hello=hello):
+                self._post(hello)
+            case commands.Leave():
+                self._gone()
+            case (
+                commands.Log() | commands.Acknowledged() | commands.Beat() | commands.TidySnapshots()
+                | commands.OfferSnapshot() | commands.Probe() | commands.BringArguments() | commands.ReleaseArguments()
+                | commands.HandIn()
+            ):  # fmt: skip
+                pass
+            case _:
+                assert_never(command)
+
+    def _post(self, message: to_manager.FromPilot) -> None:
         """Say something to the manager. What is said until the frame arrives goes with it: a shell gathers too."""
         frame = self._frame
         if not frame:
             self.sim.agenda.after(self.sim.frame_s, self._deliver)
+        elif type(message) is to_manager.CallsEnded:
+            last = frame[-1]
+            if type(last) is to_manager.CallsEnded and last.library == message.library:
+                last.ends.extend(message.ends)
+                return
         frame.append(message)
-
-    def post_end(self, library: LibraryId, end: CallEnd) -> None:
-        """Say that a call has ended."""
-        frame = self._frame
-        last = frame[-1] if frame else None
-        if type(last) is to_manager.CallsEnded and last.library == library:
-            last.ends.append(end)
-        else:
-            self.post(to_manager.CallsEnded(library, [end]))
 
     def _deliver(self) -> None:
         frame, self._frame = self._frame, []
         if self.here or self.left:
             self.sim.handle(FromPilot(self.id, 0, frame))
 
-    # ---- what the manager says
-
-    def hear(self, message: to_pilot.ToPilot) -> None:
-        """Carry out one order."""
-        if not self.here:
-            return
-        match message:
-            case to_pilot.RunCalls():
-                self._run(message)
-            case to_pilot.Ack() | to_pilot.PilotWelcome() | to_pilot.HelloAgain() | to_pilot.MeetGang():
-                pass
-            case to_pilot.StartLibrary():
-                self._start(message)
-            case to_pilot.StopLibrary(library=number, drain=drain):
-                self._stop(number, drain=drain)
-            case to_pilot.TakeBack(library=number, count=count):
-                library = self.libraries.get(number)
-                if library is None:
-                    self.post(to_manager.CallsReturned(number, ()))
-                else:
-                    library.give_back(library.turns.give_back(count))
-            case to_pilot.CancelCalls():
-                self._cancel(message)
-            case to_pilot.EvictCall(library=number, call=call):
-                library = self.libraries.get(number)
-                if library is not None:
-                    library.evict(call)
-            case to_pilot.ResizeLibrary(library=number, device_memory_bytes=size):
-                self._resize(number, size)
-            case to_pilot.FetchObject():
-                self.fetching.told(message)
-            case to_pilot.PilotRefused(reason=reason) | to_pilot.Exit(reason=reason):
-                self._leave(reason, drain=isinstance(message, to_pilot.Exit) and message.drain)
-            case _:
-                assert_never(message)
-
-    def _run(self, order: to_pilot.RunCalls) -> None:
-        library = self.libraries.get(order.library)
-        refused = ""
-        if library is None or library.told_to_end:
-            refused = f"lib-{order.library} is not on this pilot, or about to end"
-        elif self.leaving:
-            refused = f"the pilot is leaving: {self.leaving}"
-        if library is None or refused:
-            calls = tuple(spec.call for spec in order.calls)
-            self.post(to_manager.CallsReturned(order.library, calls, refused=refused))
-        else:
-            library.run(order.calls, gang=order.gang, limit_s=order.options.limit_s)
-
-    def _start(self, order: to_pilot.StartLibrary) -> None:
-        try:
-            self.ledger.reserve(order.library, devices=order.devices, memory_bytes=order.device_memory_bytes)
-        except ValueError as error:
-            failure = Failure(FailureKind.CONTEXT, str(error), pilot=self.id, library=order.library)
-            self.post(to_manager.LibraryGone(order.library, failure, loading=True))
-            return
-        library = self.libraries[order.library] = SimLibrary(self, order)
+    def _prepare(self, ordered: to_pilot.StartLibrary) -> None:
+        number = ordered.library
+        self.libraries[number] = SimLibrary(self, ordered)
         self.sim.log.note(
-            self.sim.agenda.now, Happened.LIBRARY_STARTED, library=order.library, pilot=self.number,
-            value=float(len(order.devices)),
+            self.sim.agenda.now, Happened.LIBRARY_STARTED, library=number, pilot=self.number,
+            value=float(len(ordered.devices)),
         )  # fmt: skip
-        self.fetching.bring(library.wants, library)
+        self.handle(Prepared(number, free_disk_bytes=_ANY_BYTES))
 
-    def _stop(self, number: LibraryId, *, drain: bool) -> None:
-        library = self.libraries.get(number)
-        if library is None:
-            self.post(to_manager.LibraryGone(number))
-        elif drain:
-            library.drain()
-        else:
-            library.end()
+    def _pin(self, number: LibraryId, refs: Sequence[ObjectRef]) -> None:
+        here = self.machine.on_disk
+        self.handle(Pinned(number, {ref.name: ref.name for ref in refs if ref.name in here}))
 
-    def _cancel(self, order: to_pilot.CancelCalls) -> None:
-        library = self.libraries.get(order.library)
-        if library is None:
-            return
-        library.give_back(library.turns.drop(order.calls))
-        if order.running and any(call in library.running for call in order.calls):
-            if order.grace_s:
-                library.stop(order.calls)
-            else:
-                library.end()
+    def _set_timer(self, at: float, key: str) -> None:
+        agenda = self.sim.agenda
+        if key in self._timers:
+            cancel(self._timers[key])
+        self._timers[key] = agenda.at(max(at, agenda.now), self._fired, key)
 
-    def _resize(self, number: LibraryId, size: int) -> None:
-        library = self.libraries.get(number)
-        try:
-            if library is not None and size < library.model.device_memory_bytes:
-                raise ValueError("its context cannot be made smaller")
-            self.ledger.resize(number, memory_bytes=size)
-        except ValueError:
-            size = self.ledger.held(number)
-        self.post(to_manager.LibraryResized(number, size))
-
-    def forget(self, library: SimLibrary) -> None:
-        """A library has ended."""
-        self.libraries.pop(library.number, None)
-        self.ledger.release(library.number)
-        if self.leaving and not self.libraries:
-            self._gone()
+    def _fired(self, key: str) -> None:
+        self._timers.pop(key, None)
+        if self.here:
+            self.handle(TimerFired(key))
 
     # ---- the end
 
-    def _leave(self, reason: str, *, drain: bool) -> None:
-        self.leaving = self.leaving or reason
-        for library in list(self.libraries.values()):
-            if drain:
-                library.drain()
-            else:
-                library.end()
-        if not self.libraries:
-            self._gone()
-
     def _gone(self) -> None:
-        if self.here:
-            self.post(to_manager.PilotLeaving(self.leaving))
-            self.left = True
-            self.vanish()
+        if not self.here:
+            return
+        for command in self.core.handle(Farewell(), self.sim.agenda.now):
+            self._carry_out(command)
+        self.left = True
+        self.vanish()
 
     def busy_s(self, now: float) -> float:
         """Device-seconds until now in which at least one call ran on a device."""
@@ -221,11 +225,12 @@ class SimPilot:
         self.here = False
         for library in self.libraries.values():
             library.vanish()
-            library.state.gone(())
+        for entry in self._timers.values():
+            cancel(entry)
         self.fetching.vanish()
         self.sim.busy_s += self.busy_s(self.sim.agenda.now)
         self.sim.warm_s += self.warm_s(self.sim.agenda.now)
-        self.sim.log.note(self.sim.agenda.now, Happened.PILOT_WENT, pilot=self.number, value=float(len(self.devices)))
+        self.sim.log.note(self.sim.agenda.now, Happened.PILOT_WENT, pilot=self.number, value=float(len(self.computes)))
         self.sim.pilot_ended(self)
 
 

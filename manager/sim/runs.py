@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.manager.protocol.calls import CallProgress, CallSpec
-from stoker.manager.protocol.to_manager import CallsProgress
+from stoker.manager.protocol.to_agent import Reports
 from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.calls_log import items_of
 from stoker.manager.sim.costs import TICK_S
@@ -159,7 +159,7 @@ class CallRun:
 
     def _say(self) -> None:
         first = self.members[0]
-        first.pilot.post(CallsProgress(first.number, [_report(self.spec, self._done)]))
+        first.report(Reports([_report(self.spec, self._done)]))
 
 
 def ordered_run(sim: Simulation, spec: CallSpec, *, size: int) -> CallRun:

@@ -38,7 +38,7 @@ def _hand_on(agent: Agent, name: str, path: str) -> None:
         if os.path.exists(path):  # else another pilot of this host has handed it over already
             facts = os.stat(path)
             ref = ObjectRef(name, facts.st_size, path, changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
-            bringing = Bringing(agent.cache, ref, key=agent.objects.key)
+            bringing = Bringing(agent.cache, ref, key=agent.peers.key)
             bringing.offer([Source(path=path, origin=True)])
             bringing.run(alone_s=0.0)[0].release()
             os.unlink(path)  # from now on the cache decides how long it stays
@@ -48,8 +48,8 @@ def _hand_on(agent: Agent, name: str, path: str) -> None:
         log.warning("the environment is not handed on: %s", error)
         return
     while name in agent.cache.sizes():
-        seed = agent.objects.seed()
-        if seed and agent.objects.peer:
+        seed = agent.peers.seed()
+        if seed and agent.peers.address:
             with suppress(PeerError):  # the next time, then
-                meet(name, agent.objects.peer, wants=False, again_s=_SAID_S, seed=seed, key=agent.objects.key)
+                meet(name, agent.peers.address, wants=False, again_s=_SAID_S, seed=seed, key=agent.peers.key)
         time.sleep(_SAID_S)

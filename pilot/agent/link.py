@@ -33,6 +33,7 @@ from stoker.manager.protocol.to_manager import (
     PilotHello,
 )
 from stoker.manager.protocol.to_pilot import CancelCalls, MeetGang, PilotWelcome, RunCalls, StartLibrary, ToPilot
+from stoker.pilot.core.events import Before
 from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.pilot")
@@ -41,18 +42,6 @@ FRAME_BYTES = 16_000_000
 """Messages that are larger together travel in several frames."""
 _ORDERED_AGAIN = (RunCalls, StartLibrary, CancelCalls, MeetGang)
 """Orders that the manager gives again, if it still wants them, when it has read a hello that does not show them."""
-
-
-class Before(msgspec.Struct):
-    """What the manager does not know yet of what has happened: what its unacknowledged frames say.
-
-    `left` are calls that have left a library, in order; `gone` libraries that have ended, with the calls that they
-    held then; `ready` those that have become ready.
-    """
-
-    left: dict[int, list[int]] = msgspec.field(default_factory=dict)
-    gone: dict[int, list[int]] = msgspec.field(default_factory=dict)
-    ready: set[int] = msgspec.field(default_factory=set)
 
 
 class ManagerLink:

@@ -33,7 +33,7 @@ class LogWatch:
         if now < self._look_at or (self._thread is not None and self._thread.is_alive()):
             return
         self._look_at = now + EVERY_S
-        paths = [self._agent.log_file(number) for number in self._agent.libraries]
+        paths = [self._agent.log_file(number) for number in self._agent.processes]
         if paths:
             self._thread = threading.Thread(target=self._bound, args=(paths,), name="logs", daemon=True)
             self._thread.start()

@@ -1,36 +1,49 @@
 """The agent's one loop.
 
 A turn: wait until something comes or is due; read everything that has come, from the manager, the libraries, the
-zygotes and other threads; do it; then send one frame to the manager and one to each library. Nothing is delayed to
-form a batch: batches form by themselves while a turn is under way.
+zygotes and other threads; tell the core and carry out what it wants; then send one frame to the manager and one to each
+library. Nothing is delayed to form a batch: batches form by themselves while a turn is under way.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import select
 import signal
 import time
 from types import FrameType
 
-from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.to_manager import PilotLeaving
 from stoker.manager.protocol.to_pilot import Ack
-from stoker.pilot.agent import ending, last_lines, objects, orders, standing, talk, walltime, watch
+from stoker.pilot.agent import observing, probing, processes, standing, walltime
 from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.carrying_out import carry_out
 from stoker.pilot.agent.logs import LogWatch
-from stoker.pilot.agent.probing import Probing
+from stoker.pilot.core import limits, presence
+from stoker.pilot.core.events import (
+    CacheListed,
+    Farewell,
+    FromManager,
+    HelloDue,
+    ManagerAway,
+    Signalled,
+    Tick,
+    TimerFired,
+)
 from stoker.pilot.zygote.client import Zygote
 
 log = logging.getLogger("stoker.pilot")
 
-_WELCOME_S = 5.0
+TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What ends a pilot in good order."""
 _FAREWELL_S = 1.0
-_LEAVING_LOOK_S = 0.1
+_TICK_S = 1.0
+_LEAVING_TICK_S = 0.1
 _ECHO_S = 1.0
 """A signal that comes again within this is the same one: srun and Slurm both send it."""
-_FIRST_CONTACT_S = 60.0
 _PROBE_S = 15.0
+_REFUSED_HANDSHAKES = 10
+"""After this number of them in a row the manager does not accept the pilot's key."""
 
 
 class Loop:
@@ -38,16 +51,16 @@ class Loop:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
+        agent.carry_out = functools.partial(carry_out, agent)
+        agent.check_standing = functools.partial(standing.check, agent)
         self._logs = LogWatch(agent)
-        self._probing = Probing(agent)
-        self._signalled = ""
+        self._signals: list[tuple[str, bool]] = []
+        """Signals that the core has not been told of, and whether each is another one."""
         self._signalled_at = 0.0
-        self._heeded = False
-        self._next_look = 0.0
-        self._next_device_look = 0.0
-        self._next_search = 0.0
-        self._next_probe_look = 0.0
-        self._greeted_at = 0.0
+        self._observe_at = 0.0
+        self._devices_at = 0.0
+        self._search_at = 0.0
+        self._tick_at = 0.0
         for number in (*agent.link.dealer.filenos(), agent.wake_read):
             agent.wires.register(number)
 
@@ -57,26 +70,25 @@ class Loop:
         agent, link = self.agent, self.agent.link
         walltime.start(agent)
         try:
-            self._probing.settle(limit_s=_PROBE_S, interrupted=lambda: bool(self._signalled))
-            while not self._over():
+            probing.settle(agent, limit_s=_PROBE_S, interrupted=lambda: bool(self._signals))
+            while not agent.is_over:
                 self._wait()
                 if link.dealer.came_back():
                     self._greet()
                 for message in link.receive():
-                    orders.handle(agent, message)
-                if link.hello_is_due:  # one answers all that asked for it
+                    agent.handle(FromManager(message))
+                if link.dealer.connected and presence.wants_hello(agent.state):  # one answers all that asked for it
                     self._greet()
-                if self._signalled and not self._heeded:
-                    self._heeded = True
-                    grace_s = agent.options.grace_s
-                    orders.drain_all(agent, self._signalled, within_s=grace_s, loss=LossReason.SIGNALLED)
+                while self._signals:
+                    name, again = self._signals.pop(0)
+                    agent.handle(Signalled(f"it got {name}", again))
                 self._timers(time.monotonic())
                 agent.wires.send_all()
                 link.flush()
             self._say_farewell()
         finally:
             self._close()
-        return agent.exit_code
+        return agent.state.exit_code
 
     # ---- one turn
 
@@ -87,102 +99,84 @@ class Loop:
             if source is None:
                 continue
             if isinstance(source, Zygote):
-                talk.from_zygote(agent, source)
+                processes.hear_zygote(agent, source)
                 continue
             if what & select.EPOLLOUT:
                 source.push()
                 agent.wires.watch(source)
             if what & ~select.EPOLLOUT:
-                talk.from_library(agent, source)
+                processes.hear(agent, source)
         agent.take_done()
 
     def _next_due(self) -> float:
-        due = min(self.agent.heartbeat_at, self.agent.leave_by, self.agent.drain_at)
-        if self.agent.leaving:
-            due = min(due, time.monotonic() + _LEAVING_LOOK_S)
-        return min(due, self._next_look) if self.agent.libraries or not self.agent.link.dealer.connected else due
-
-    def _over(self) -> bool:
         agent = self.agent
-        if not agent.leaving:
-            return False
-        idle = not agent.libraries and not agent.handing_in and not agent.objects.hands_on(time.monotonic())
-        return idle or time.monotonic() > agent.leave_by + 1.0
+        due = min(presence.next_at(agent.state), agent.next_timer_at, self._tick_at)
+        return min(due, self._observe_at) if agent.processes or not agent.link.dealer.connected else due
 
     def _timers(self, now: float) -> None:
-        agent, link = self.agent, self.agent.link
-        walltime.look(agent, now)
-        if now >= self._next_probe_look:
-            self._next_probe_look = now + 1.0
-            standing.look(agent)
-            self._probing.look(now)
-        if now >= self._next_look:
-            self._next_look = now + watch.EVERY_S
-            watch.look(agent)
-            if now >= self._next_device_look:
-                self._next_device_look = now + 1.0
-                watch.look_at_devices(agent)
-            if not link.dealer.connected:
+        agent, state = self.agent, self.agent.state
+        for key in agent.timers_due(now):
+            agent.handle(TimerFired(key))
+        if now >= self._observe_at:
+            self._observe_at = now + limits.EVERY_S
+            observing.observe_all(agent)
+            if now >= self._devices_at:
+                self._devices_at = now + 1.0
+                observing.measure_devices(agent)
+            if not agent.link.dealer.connected:
                 self._manager_away(now)
-            elif link.awaits_welcome and self._greeted_at < now - _WELCOME_S:
-                self._greet()  # it was not heard: a manager that was just starting
-        if now >= agent.heartbeat_at:
-            agent.heartbeat_at = now + agent.heartbeat_s
-            link.say(agent.heartbeat())
+        if now >= state.heartbeat_at:
+            observing.measure(agent)
             self._logs.look(now)
-            objects.look(agent)
-            last_lines.tell(agent)
+            agent.handle(CacheListed(agent.cache.sizes()))
             for zygote in agent.zygotes.idle():
                 agent.wires.unwatch(zygote)
                 agent.zygotes.forget(zygote)
-        if agent.leaving and now >= agent.leave_by:
-            for library in list(agent.libraries.values()):
-                ending.kill(agent, library)
+        if now >= min(self._tick_at, state.leave_by, state.drain_at):
+            self._tick_at = now + (_LEAVING_TICK_S if state.leaving else _TICK_S)
+            standing.check(agent)
+            probing.heed_drivers(agent)
+            agent.handle(Tick(serves_peers=agent.peers.is_serving))
+        elif state.leaving and self._tick_at > now + _LEAVING_TICK_S:
+            self._tick_at = now  # it has just begun to leave, and may have nothing to wait for
 
     def _manager_away(self, now: float) -> None:
         agent, link = self.agent, self.agent.link
-        lease_s = agent.lease_s if agent.welcomed_at else max(agent.lease_s, _FIRST_CONTACT_S)
-        if link.dealer.failed_handshakes >= 10 and not agent.welcomed_at:
-            agent.leave("the manager does not accept this pilot's key", within_s=0.0, code=2)
-        elif now - link.dealer.lost_at > lease_s:
-            moved = ", or has moved, which a pilot without shared files cannot see" if agent.objects.carried else ""
-            agent.leave(f"the manager was away for {lease_s:g} s{moved}", within_s=0.0, code=2)
-        elif now >= self._next_search:
-            self._next_search = now + 1.0
-            if why := link.session_over():  # its manager ended before this pilot had joined, or while it was cut off
-                agent.leave(f"the session is over: {why}", within_s=0.0)
-            else:
+        session_over = ""
+        if now >= self._search_at:
+            self._search_at = now + 1.0
+            session_over = link.session_over()
+            if not session_over:
                 link.look_again()
+        refuses = link.dealer.failed_handshakes >= _REFUSED_HANDSHAKES
+        agent.handle(ManagerAway(now - link.dealer.lost_at, refuses_key=refuses, session_over=session_over))
 
     def _greet(self) -> None:
-        self.agent.link.flush()
-        self._greeted_at = time.monotonic()
-        self.agent.link.greet(self.agent.hello())
+        agent, link = self.agent, self.agent.link
+        link.flush()
+        agent.handle(HelloDue(link.before(), link.acknowledged, list(agent.cache.sizes())))
 
     # ---- the end
 
     def _take_signals(self) -> None:
         signal.set_wakeup_fd(self.agent.wake_write, warn_on_full_buffer=False)
-        for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for how in TOLD_TO_GO:
             if signal.getsignal(how) is not signal.SIG_IGN:  # nohup, or a shell's background job
                 signal.signal(how, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, TOLD_TO_GO)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self._signalled and now - self._signalled_at > _ECHO_S:
-            self.agent.leave_by = 0.0  # a second one: at once
+        now, before = time.monotonic(), self._signalled_at
         self._signalled_at = now
-        self._signalled = f"it got {signal.Signals(number).name}"
+        if not before or now - before > _ECHO_S:
+            self._signals.append((signal.Signals(number).name, bool(before)))
 
     def _say_farewell(self) -> None:
         """Tell the manager, and give it a moment to take the last frames."""
         agent, link = self.agent, self.agent.link
-        for library in list(agent.libraries.values()):
-            library.told_to_end = True
-            ending.finish(agent, library)
-        if not agent.farewell or not link.dealer.connected:
+        agent.handle(Farewell({number: process.ran() for number, process in agent.processes.items()}))
+        if not agent.state.says_farewell or not link.dealer.connected:
             return
-        link.post(PilotLeaving(reason=agent.leaving, loss=agent.loss))
         link.flush()
         until = time.monotonic() + _FAREWELL_S
         while link.dealer.connected and not link.all_acked and time.monotonic() < until:
@@ -191,16 +185,17 @@ class Loop:
             link.dealer.came_back()
             for message in link.receive():
                 if isinstance(message, Ack):
-                    orders.handle(agent, message)
+                    agent.handle(FromManager(message))
 
     def _close(self) -> None:
         agent = self.agent
         for monitor in agent.monitors.values():
             monitor.close()
-        agent.objects.close()
+        agent.peers.close()
+        agent.fetches.close()
         agent.zygotes.close()
         agent.scratch.remove()
         agent.wires.close()
         agent.link.dealer.close(linger_s=0.3)
         signal.set_wakeup_fd(-1)
-        log.info("the pilot has ended: %s", agent.leaving)
+        log.info("the pilot has ended: %s", agent.state.leaving)

@@ -10,27 +10,28 @@ import errno
 
 from stoker.manager.protocol.blocks import LossReason
 from stoker.pilot.agent.agent import Agent
+from stoker.pilot.core.events import Unfit
 
 _NO_FOLDER = frozenset(
     {errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM}
 )
 
 
-def look(agent: Agent) -> bool:
-    """Have the pilot leave if it lacks something; whether it does."""
+def check(agent: Agent) -> bool:
+    """Tell the core if the pilot lacks something; whether it does."""
     if why := agent.scratch.fault():
-        agent.leave(why, within_s=0.0, loss=LossReason.SCRATCH_GONE)
+        agent.handle(Unfit(why, LossReason.SCRATCH_GONE))
     elif why := agent.parent.fault():
-        agent.leave(why, within_s=0.0, loss=LossReason.NODE_LOST)
+        agent.handle(Unfit(why, LossReason.NODE_LOST))
     return bool(why)
 
 
 def cannot_make(agent: Agent, error: OSError) -> bool:
-    """Have the pilot leave if an error of making a folder says that no folder can be made here; whether it does. A disk
-    that is full is another matter: it may have room later."""
-    if look(agent):
+    """Tell the core if an error of making a folder says that no folder can be made here; whether it does. A disk that
+    is full is another matter: it may have room later."""
+    if check(agent):
         return True
     if error.errno in _NO_FOLDER:
-        agent.leave(f"it can make no folder: {error}", within_s=0.0, loss=LossReason.SCRATCH_GONE)
+        agent.handle(Unfit(f"it can make no folder: {error}", LossReason.SCRATCH_GONE))
         return True
     return False

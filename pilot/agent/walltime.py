@@ -1,4 +1,4 @@
-"""When this pilot's job ends, as its batch system says, and when the pilot therefore begins to leave.
+"""When this pilot's job ends, as its batch system says.
 
     Slurm         SLURM_JOB_END_TIME where it is set (22.05 does not), else `squeue -h -j JOB -o %e`; a task of an array
                   is asked for as JOB_TASK
@@ -9,10 +9,7 @@
 
 The answer is kept on the monotonic clock, so a clock of the system that jumps afterwards moves nothing. A command is
 run once, in a thread of its own, for at most ten seconds: the pilot does not wait for it, and tells the manager when
-the answer is another than what its hello said.
-
-The manager drains a pilot long before; a pilot that it has not told (it may be away) drains by itself: it gives back
-what has not begun, lets what runs finish, and ends clean before the batch system's signal.
+the answer is another than what its hello said. What follows from it is decided in `core.presence`.
 """
 
 from __future__ import annotations
@@ -28,40 +25,25 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from stoker.manager.protocol.to_manager import WalltimeNews
-from stoker.pilot.agent import orders
 from stoker.pilot.agent.agent import Agent
-from stoker.units import show_seconds
+from stoker.pilot.core.events import WalltimeKnown
 
 log = logging.getLogger("stoker.pilot")
 
 NO_END = math.inf
-MARGIN_S = 12.0
-"""When a pilot begins to leave by itself; of a short walltime a fifth."""
-_EXIT = 0.25
-"""What ending takes, of that: calls that still run are then given up."""
 _COMMAND_LIMIT_S = 10.0
-_SAME_S = 2.0
 
 
 def start(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
-    """Note when the job ends, and ask the batch system where its variables do not say."""
+    """Tell when the job ends, and ask the batch system where its variables do not say."""
     left_s = said(environ, now=time.time())
-    if left_s == NO_END:
-        _note(agent, agent.options.walltime_s or _number(environ.get("PBS_WALLTIME", "")) or NO_END)
-        threading.Thread(target=_ask_later, args=(agent, environ), name="walltime", daemon=True).start()
-    else:
-        _note(agent, left_s)
-
-
-def look(agent: Agent, now: float) -> None:
-    """Begin to leave when it is time. To be called now and then, with the monotonic clock."""
-    if now < agent.drain_at:
+    if left_s != NO_END:
+        agent.handle(WalltimeKnown(left_s))
         return
-    within_s = (1 - _EXIT) * (agent.ends_at - agent.drain_at) - (now - agent.drain_at)
-    agent.drain_at = NO_END
-    left_s = agent.ends_at - now
-    orders.drain_all(agent, f"its walltime is over in {show_seconds(max(0.0, left_s))}", within_s=within_s)
+    given_s = agent.options.walltime_s or _number(environ.get("PBS_WALLTIME", ""))
+    if given_s:
+        agent.handle(WalltimeKnown(given_s))
+    threading.Thread(target=_ask_later, args=(agent, environ), name="walltime", daemon=True).start()
 
 
 def said(environ: Mapping[str, str], *, now: float) -> float:
@@ -92,22 +74,7 @@ def ask(environ: Mapping[str, str]) -> float:
 def _ask_later(agent: Agent, environ: Mapping[str, str]) -> None:
     left_s, asked_at = ask(environ), time.monotonic()
     if left_s != NO_END:
-        agent.later(lambda: _correct(agent, asked_at + left_s))
-
-
-def _correct(agent: Agent, ends_at: float) -> None:
-    if abs(agent.ends_at - ends_at) > _SAME_S:
-        left_s = ends_at - time.monotonic()
-        _note(agent, left_s)
-        agent.link.post(WalltimeNews(max(0.001, left_s)))
-
-
-def _note(agent: Agent, left_s: float) -> None:
-    if left_s == NO_END:
-        return
-    agent.ends_at = time.monotonic() + left_s
-    agent.drain_at = agent.ends_at - min(MARGIN_S, 0.2 * left_s)
-    log.info("the walltime is over in %s", show_seconds(left_s))
+        agent.later(lambda: agent.handle(WalltimeKnown(asked_at + left_s - time.monotonic())))
 
 
 def _condor(file: str, now: float) -> float:

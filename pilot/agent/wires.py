@@ -5,10 +5,10 @@ from __future__ import annotations
 import select
 from typing import Any
 
-from stoker.pilot.agent.library import Library
+from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.zygote.client import Zygote
 
-Source = Library | Zygote
+Source = LibraryProcess | Zygote
 
 
 class Wires:
@@ -18,7 +18,7 @@ class Wires:
         self._epoll = select.epoll()
         self._sources: dict[int, Source] = {}
         self._watched: dict[int, int] = {}
-        self._batches: dict[Library, list[Any]] = {}
+        self._batches: dict[LibraryProcess, list[Any]] = {}
 
     def register(self, number: int) -> None:
         """Wait for a plain file descriptor too; `wait` answers it as None."""
@@ -33,7 +33,7 @@ class Wires:
         number = source.fileno()
         if number < 0:
             return
-        what = select.EPOLLIN | (select.EPOLLOUT if isinstance(source, Library) and source.unsent else 0)
+        what = select.EPOLLIN | (select.EPOLLOUT if isinstance(source, LibraryProcess) and source.unsent else 0)
         if number not in self._watched:
             self._epoll.register(number, what)
         elif self._watched[number] != what:
@@ -48,7 +48,7 @@ class Wires:
             self._epoll.unregister(number)
             del self._sources[number], self._watched[number]
 
-    def tell(self, library: Library, message: Any) -> None:
+    def tell(self, library: LibraryProcess, message: Any) -> None:
         """Say something to a library with this turn's frame."""
         self._batches.setdefault(library, []).append(message)
 

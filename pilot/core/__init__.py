@@ -1,5 +1,9 @@
-"""What a pilot decides, without doing it: pure code that the agent, the library process and the simulator all run.
+"""A pilot as a pure function: `core.PilotCore.handle(event, now)` decides all that a pilot decides.
 
-`ledger` is the device memory that is held, `cache` what to evict for a new object, `turns` whose call runs next in a
-library, `library` what the agent knows of a library from its order to its end.
+Shells carry its commands out: the agent with processes and sockets, the simulator in virtual time. Files stand in three
+ranks, and imports go one way: *handlers* (`orders`, `library_messages`, `arrivals`, `presence`, `limits`, `probes`,
+`device_memory`) call *transitions* (`holding`, `lifecycle`, `starting`, `running`, `wants`, `leaving`: the only writers
+of their part of the state), which change *nouns* (`state`, `ledger`, `stages`, `health`, `events`, `commands`).
+
+`turns` is whose call runs next in a library's process, `cache` what to evict for a new object.
 """

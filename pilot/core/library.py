@@ -1,6 +1,6 @@
-"""A library as its agent sees it: which state it is in, and which calls it holds.
+"""A library as a TaskVine pool sees it: which stage it is in, and which calls it holds.
 
-    FETCHING -> STARTING -> LOADING -> READY -> (DRAINING ->) GONE      any state may go to GONE
+It is what `holding` and `lifecycle` are to other pilots, until the pool becomes a shell of the same core.
 
 Everything that the manager is ever told of a call comes from here: a call enters with `hold`, and leaves exactly once,
 by `ended`, `returned` or `gone`. What arrives for a call that has left already changes nothing.
@@ -8,42 +8,15 @@ by `ended`, `returned` or `gone`. What arrives for a call that has left already 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 
 import msgspec
 
 from stoker.contexts.recipe import Recipe
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
+from stoker.pilot.core.stages import NEXT, TAKES_CALLS, Stage
 
-
-class State(enum.Enum):
-    """Where a library is between its order and its end."""
-
-    FETCHING = "fetching"
-    """Its objects are on their way to the cache."""
-    STARTING = "starting"
-    """Its process is being made."""
-    LOADING = "loading"
-    """Its loader runs."""
-    READY = "ready"
-    """It holds its context and serves calls."""
-    DRAINING = "draining"
-    """It finishes what it runs and takes nothing new."""
-    GONE = "gone"
-    """Its process has ended."""
-
-
-_NEXT = {
-    State.FETCHING: {State.STARTING, State.GONE},
-    State.STARTING: {State.LOADING, State.GONE},
-    State.LOADING: {State.READY, State.GONE},
-    State.READY: {State.DRAINING, State.GONE},
-    State.DRAINING: {State.GONE},
-    State.GONE: set(),
-}
-TAKES_CALLS = frozenset({State.FETCHING, State.STARTING, State.LOADING, State.READY})
-"""States in which a library may be given calls (those that are not ready hold them until they are)."""
+State = Stage
 
 
 class Departure(msgspec.Struct, frozen=True):
@@ -67,7 +40,7 @@ class LibraryState:
 
     def move(self, state: State) -> None:
         """Go to another state."""
-        if state not in _NEXT[self.state]:
+        if state not in NEXT[self.state]:
             raise ValueError(f"library {self.library} cannot go from {self.state.value} to {state.value}")
         self.state = state
 

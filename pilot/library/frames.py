@@ -25,16 +25,6 @@ _MARK = 0xD7A5C1 << _LENGTH_BITS
 MOST_BYTES = 1 << 32
 """No frame is longer: MessagePack ends there too."""
 _ROOM = 1 << 18
-SOCKET_LOST = 117
-"""Exit code of a library that finds its own socket closed by the code that it runs."""
-FOLDER_GONE = 116
-"""Exit code of a library whose pilot has lost its scratch folder: what fails then is no fault of the call."""
-NO_DESCRIPTORS = 115
-"""Exit code of a library whose calls have left so many files open that it can open no more."""
-OTHER_MODULES = 113
-"""Exit code of a library that holds no context and got a function with other versions of modules that it had."""
-RUINED = 114
-"""Exit code of a library whose interpreter or limits a call has changed for good."""
 _encode_into = msgspec.msgpack.Encoder().encode_into
 
 

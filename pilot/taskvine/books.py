@@ -12,7 +12,7 @@ from stoker.manager.protocol.calls import CallSpec
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, RecipeKey
 from stoker.manager.protocol.to_manager import LibraryFacts, LibraryUse
 from stoker.manager.protocol.to_pilot import RunCalls, StartLibrary
-from stoker.pilot.agent.link import Before
+from stoker.pilot.core.events import Before
 from stoker.pilot.core.library import LibraryState, State
 from stoker.pilot.taskvine.messages import Order
 

@@ -23,8 +23,8 @@ from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts, DeviceFault, Heartbeat, PilotHello, PilotLeaving
 from stoker.manager.protocol.to_pilot import Ack, Exit, HelloAgain, PilotRefused, PilotWelcome
 from stoker.manager.protocol.wire import VERSION
-from stoker.pilot.agent.agent import told_recipes
 from stoker.pilot.agent.link import ManagerLink
+from stoker.pilot.core.presence import told_recipes
 from stoker.pilot.taskvine.engine import Engine, Worker
 from stoker.pilot.taskvine.factory import Factory
 from stoker.pilot.taskvine.plan import Plan

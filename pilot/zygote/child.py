@@ -9,6 +9,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
+from stoker.pilot.core import exits
 from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.messages import Fork
 
@@ -22,13 +23,10 @@ THREAD_VARIABLES = (
 )
 """What numeric libraries read, when they are imported, to size their thread pools."""
 
-NOT_SETTLED = 118
-"""Exit code of a library that never became one: its log or its folder could not be opened."""
-
 
 def become_library(order: Fork, sock: int, *, parent: int) -> NoReturn:
     """Run a library in this process; never returns."""
-    code = NOT_SETTLED
+    code = exits.NOT_SETTLED
     try:
         _settle(order, parent)
         code = 1

@@ -1,0 +1,159 @@
+"""Objects on their way into this pilot's cache. Bytes are moved by threads; what comes of it is told in the loop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.errors import StokerError
+from stoker.manager.protocol.ids import PilotId
+from stoker.manager.protocol.to_pilot import FetchObject
+from stoker.pilot.agent.errors import is_pilots_fault
+from stoker.pilot.agent.peers import Peers
+from stoker.pilot.cache import Bringing, InUseError, ObjectCache, Pin
+from stoker.pilot.core.events import Event, Lack, ObjectArrived, ObjectLost, SourceFailed
+from stoker.pilot.core.state import PilotState
+from stoker.pilot.transfer.board import Outcome, Source
+
+log = logging.getLogger("stoker.pilot")
+
+
+class _Fetching:
+    """An object that is on its way, or waits for a source."""
+
+    def __init__(self, order: FetchObject) -> None:
+        self.order = order
+        self.bringing: Bringing | None = None
+
+
+class _Agent(Protocol):
+    """What of an agent is used here."""
+
+    cache: ObjectCache
+    peers: Peers
+    check_standing: Callable[[], bool]
+
+    @property
+    def state(self) -> PilotState: ...
+
+    def handle(self, event: Event) -> None: ...
+
+    def later(self, action: Callable[[], None]) -> None: ...
+
+
+class Fetches:
+    """The objects that are on their way to a pilot."""
+
+    def __init__(self, agent: _Agent) -> None:
+        self._agent = agent
+        self._fetches: dict[str, _Fetching] = {}
+        self.arrived: dict[str, Pin] = {}
+        """What has arrived just now, until the libraries have it that wait for it."""
+
+    def order(self, order: FetchObject) -> None:
+        """Have an object brought, from now on from where this order says."""
+        fetching = self._fetches.setdefault(order.object.name, _Fetching(order))
+        fetching.order = order
+        if order.origin:  # a file system that hangs must not hold up the loop
+            find = threading.Thread(
+                target=self._find_origin, args=(fetching, order), name="objects-origin", daemon=True
+            )
+            find.start()
+        else:
+            self._offer(fetching, order, [])
+
+    def stop(self, name: str) -> None:
+        """An object is not wanted any more."""
+        self._agent.peers.shelf.settled(name)
+        fetching = self._fetches.pop(name, None)
+        if fetching is not None and fetching.bringing is not None:
+            fetching.bringing.stop()
+
+    def close(self) -> None:
+        """Fetch nothing any more."""
+        for fetching in self._fetches.values():
+            if fetching.bringing is not None:
+                fetching.bringing.stop()
+
+    def _find_origin(self, fetching: _Fetching, order: FetchObject) -> None:
+        """Where an object comes from, as far as this pilot reaches it: its path, or the session's seed."""
+        peers = self._agent.peers
+        path, seed = order.object.source, peers.seed()
+        seen = bool(path) and not (seed and peers.carried) and Path(path).exists()
+        if seen:
+            origin = [Source(path=path, origin=True)]
+        else:
+            origin = [Source(address=seed, label="the session's seed", origin=True)] if seed else []
+        self._agent.later(lambda: self._offer(fetching, order, origin))
+
+    def _offer(self, fetching: _Fetching, order: FetchObject, origin: list[Source]) -> None:
+        """Have it brought from there, unless the core has said something else meanwhile."""
+        ref = order.object
+        if self._fetches.get(ref.name) is not fetching or fetching.order is not order:
+            return
+        if fetching.bringing is None:
+            fetching.bringing = self._start(fetching, ref)
+        peers = [Source(address=peer.address, label=peer.pilot) for peer in order.peers]
+        fetching.bringing.offer([*peers, *origin], manifest=order.manifest)
+        if order.origin and not origin:
+            where = f"at {ref.source}" if ref.source else "anywhere that this pilot knows"
+            what = f"the object {ref.name} is not {where}; put it on a file system that compute nodes see"
+            self._agent.handle(SourceFailed(ref.name, what))
+
+    def _start(self, fetching: _Fetching, ref: ObjectRef) -> Bringing:
+        agent = self._agent
+
+        def lost(source: Source, why: str) -> None:
+            agent.later(lambda: self._lost(fetching, ref.name, source, why))
+
+        bringing = Bringing(agent.cache, ref, key=agent.peers.key, lost=lost, begun=agent.peers.shelf.grows)
+
+        def run() -> None:
+            try:
+                here, outcome = bringing.run()
+            except StokerError as error:
+                text, ours, is_in_use = str(error), is_pilots_fault(error), isinstance(error, InUseError)
+            except Exception as error:  # a fault of ours: what waits must hear of it
+                log.exception("bringing %s failed", ref.name)
+                text = f"the object {ref.name} could not be brought: {type(error).__name__}: {error}"
+                ours = is_in_use = False
+            else:
+                agent.later(lambda: self._arrived(fetching, ref, here, outcome))
+                return
+            agent.later(lambda: self._failed(fetching, ref.name, text, ours=ours, is_in_use=is_in_use))
+
+        threading.Thread(target=run, name="objects-bring", daemon=True).start()
+        return bringing
+
+    def _arrived(self, fetching: _Fetching, ref: ObjectRef, here: Pin, outcome: Outcome) -> None:
+        if self._fetches.get(ref.name) is fetching:  # else it was given up, just before it came
+            del self._fetches[ref.name]
+            self._agent.peers.shelf.settled(ref.name)
+        self.arrived[ref.name] = here
+        event = ObjectArrived(ref.name, ref.size_bytes, outcome.origin_bytes, outcome.peer_bytes, outcome.seconds)
+        self._agent.handle(event)
+        self.arrived.pop(ref.name).release()
+
+    def _lost(self, fetching: _Fetching, name: str, source: Source, why: str) -> None:
+        """A source is of no use."""
+        if self._fetches.get(name) is not fetching:
+            return
+        if source.origin:
+            why = f"the object {name} could not be brought from {source}: {why}"
+            self._agent.handle(SourceFailed(name, why))
+        else:
+            self._agent.handle(SourceFailed(name, why, PilotId(source.label)))
+
+    def _failed(self, fetching: _Fetching, name: str, why: str, *, ours: bool, is_in_use: bool) -> None:
+        if self._fetches.get(name) is not fetching:
+            return
+        self._agent.check_standing()
+        state, in_use = self._agent.state, {}
+        if is_in_use and name in state.wants:
+            waiting = [state.libraries[number] for number in state.wants[name].libraries if number in state.libraries]
+            in_use = {library.number: self._agent.cache.lacks_bytes(library.recipe.objects) for library in waiting}
+        self._agent.handle(ObjectLost(name, Lack(why, is_pilots_fault=ours, in_use_bytes=in_use)))

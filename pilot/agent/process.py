@@ -1,0 +1,133 @@
+"""A library's process, as its agent reaches it: its socket, its zygote, and what is kept in the cache for it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker.manager.protocol import wire
+from stoker.manager.protocol.ids import CallId, LibraryId
+from stoker.manager.protocol.to_agent import ToAgent
+from stoker.pilot.cache import Pin
+from stoker.pilot.library import frames, marker
+from stoker.pilot.zygote.client import Zygote
+
+_decode = wire.to_agent_decoder()
+
+
+class LibraryProcess:
+    """From the order to start a library until the core forgets it. At first there is only its folder."""
+
+    def __init__(self, library: LibraryId, *, folder: Path, log: str) -> None:
+        self.library = library
+        self.folder = folder
+        self.log = log
+        self.zygote: Zygote | None = None
+        self.pid = 0
+        self.pins: list[Pin] = []
+        self.arguments: dict[CallId, Pin] = {}
+        """Large arguments of its calls that had to be brought here."""
+        self.garbled = ""
+        """Why nothing more is read from its socket, once something came there that is no message."""
+        self._socket: socket.socket | None = None
+        self._reader: frames.FrameReader | None = None
+        self._unsent = bytearray()
+
+    # ---- its socket
+
+    def connect(self) -> socket.socket:
+        """Make its socket pair; returns the library's end."""
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        ours.setblocking(False)
+        self._socket, self._reader = ours, frames.FrameReader(ours)
+        return theirs
+
+    def fileno(self) -> int:
+        """For a poller; -1 when it has no socket."""
+        return self._socket.fileno() if self._socket is not None else -1
+
+    @property
+    def unsent(self) -> bool:
+        """Whether bytes wait for room in the socket."""
+        return bool(self._unsent)
+
+    def send(self, messages: list[Any]) -> None:
+        """Send messages in one frame, as far as there is room; the rest goes with `push`."""
+        self.send_bytes(frames.pack(messages))
+
+    def send_bytes(self, data: bytes | bytearray) -> None:
+        """Send a frame."""
+        if self._unsent:
+            self._unsent += data
+            return
+        sent = self._try(data)
+        if sent < len(data):
+            self._unsent += memoryview(data)[sent:]
+
+    def push(self) -> None:
+        """Send what waits."""
+        sent = self._try(self._unsent)
+        del self._unsent[:sent]
+
+    def _try(self, data: bytes | bytearray) -> int:
+        if self._socket is None:
+            return len(data)
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:  # it has ended; its end is told elsewhere
+            return len(data)
+
+    def receive(self) -> tuple[list[ToAgent], bool]:
+        """What it has said, and whether its socket is still open. User code can write anything to that socket: what
+        cannot be read makes the library `garbled`, and never raises."""
+        out: list[ToAgent] = []
+        if self._reader is None or self.garbled:
+            return out, False
+        try:
+            while self._reader.fill(block=False):
+                while (frame := self._reader.next()) is not None:
+                    out += _decode(frame).messages
+        except BlockingIOError:
+            return out, True
+        except OSError:
+            pass
+        except Exception as error:
+            self.garbled = str(error) or repr(error)
+        return out, False
+
+    def hang_up(self) -> None:
+        """Close its socket."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    # ---- what it runs, and what is kept for it
+
+    def running(self) -> list[tuple[CallId, float]]:
+        """The calls that it runs, each with the seconds since it began."""
+        now = time.monotonic_ns()
+        return [(CallId(call), (now - at) / 1e9) for call, at in marker.running(self.folder / "running")]
+
+    def surely_running(self) -> list[tuple[CallId, float]]:
+        """The same, read twice: a call that is just beginning or ending may be read half."""
+        first = {(call, at) for call, at in marker.running(self.folder / "running")}
+        now = time.monotonic_ns()
+        second = marker.running(self.folder / "running") if first else []
+        return [(CallId(call), (now - at) / 1e9) for call, at in second if (call, at) in first]
+
+    def ran(self) -> tuple[CallId, ...]:
+        """The calls that it ran when it ended."""
+        return tuple(CallId(call) for call, _ in marker.running(self.folder / "running"))
+
+    def release(self) -> None:
+        """Let go of all that is kept for it."""
+        for pin in (*self.pins, *self.arguments.values()):
+            pin.release()
+        self.pins.clear()
+        self.arguments.clear()

@@ -1,0 +1,221 @@
+"""The processes of libraries: made by zygotes, told to end, and what is left of them cleared away."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from typing import assert_never
+
+from stoker.contexts.recipe import Awareness
+from stoker.manager.protocol.ids import CallId, LibraryId
+from stoker.manager.protocol.to_library import Load
+from stoker.manager.protocol.to_pilot import StartLibrary
+from stoker.pilot.agent import snapshots, standing
+from stoker.pilot.agent.agent import Agent
+from stoker.pilot.agent.errors import is_pilots_fault, lacks_processes, no_process
+from stoker.pilot.agent.process import LibraryProcess
+from stoker.pilot.agent.usage import tail
+from stoker.pilot.cache import disk
+from stoker.pilot.core.events import (
+    FromLibrary,
+    LibraryGarbled,
+    LibraryHungUp,
+    Prepared,
+    ProcessEnded,
+    ProcessMade,
+)
+from stoker.pilot.devices import visible
+from stoker.pilot.library import frames
+from stoker.pilot.library import settings as library_settings
+from stoker.pilot.zygote.client import Zygote
+from stoker.pilot.zygote.messages import Exited, Fork, Forked, ForkFailed, Preloaded
+
+log = logging.getLogger("stoker.pilot")
+
+_ENTRY = "stoker.pilot.library.main:serve"
+
+
+def prepare(agent: Agent, ordered: StartLibrary) -> None:
+    """Make a library's folder, and find out what its core must know of this node."""
+    number, recipe = ordered.library, ordered.recipe
+    try:
+        folder = agent.scratch.library(number)
+    except OSError as error:
+        standing.cannot_make(agent, error)
+        agent.handle(Prepared(number, error=str(error)))
+        return
+    agent.processes[number] = LibraryProcess(number, folder=folder, log=str(agent.log_file(number)))
+    from_sources = recipe.awareness is Awareness.NONE and not agent.peers.carried
+    changed = [ref.source for ref in recipe.objects if disk.was_changed(ref)] if from_sources else []
+    agent.handle(
+        Prepared(
+            number,
+            free_disk_bytes=shutil.disk_usage(agent.scratch.path).free if recipe.needs.disk_bytes else 0,
+            changed=changed[0] if changed else "",
+            snapshots_here=[form for form in ordered.snapshots if snapshots.is_here(form)],
+        )
+    )
+
+
+def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str]) -> None:
+    """Have the zygote make a library's process."""
+    number, recipe = ordered.library, ordered.recipe
+    process = agent.processes[number]
+    devices = agent.devices_of(number)
+    cores = tuple(dict.fromkeys(core for device in devices for core in device.cores))
+    settings = library_settings.Settings(
+        pilot=agent.options.pilot,
+        library=number,
+        folder=str(process.folder),
+        log=process.log,
+        objects=str(agent.session.objects),
+        search_path=agent.search_path,
+        host=agent.peers.host,
+        gang_key=agent.peers.gang_key,
+    )
+    fork = Fork(
+        library=number,
+        entry=_ENTRY,
+        log=process.log,
+        folder=str(process.folder),
+        environment={**visible(devices), "STOKER_LIBRARY": str(number), "STOKER_PILOT": agent.options.pilot},
+        cores=cores,
+        threads=max(1, len(cores)),
+        fresh=recipe.awareness is not Awareness.FULL,
+    )
+    theirs = process.connect()
+    try:
+        zygote, is_fresh = agent.zygotes.get(() if fork.fresh else recipe.preload)
+        if is_fresh:
+            agent.wires.watch(zygote)
+        zygote.fork(fork, theirs)
+    except OSError as error:
+        what = no_process(error) if lacks_processes(error) else f"its process could not be started: {error}"
+        _ended(agent, number, cause=what, ours=is_pilots_fault(error) or lacks_processes(error))
+        return
+    process.zygote = zygote
+    process.send_bytes(frames.pack_raw(library_settings.encode(settings)))
+    process.send([Load(recipe=recipe, devices=tuple(ordered.devices), objects=objects)])
+    agent.wires.watch(process)
+
+
+def kill(agent: Agent, number: LibraryId) -> None:
+    """End a library's process now; its zygote tells when it has reaped it."""
+    process = agent.processes.get(number)
+    if process is not None and process.zygote is not None:
+        process.zygote.kill(number)
+
+
+def kill_zygote(agent: Agent, number: LibraryId) -> None:
+    """End the process that a library is to be forked from."""
+    process = agent.processes.get(number)
+    if process is not None and process.zygote is not None:
+        process.zygote.stop()
+
+
+def forget(agent: Agent, number: LibraryId, ran: Sequence[CallId]) -> None:
+    """Clear away what is left of a library."""
+    for call in ran:  # one that died while it wrote a large result has left a part of it
+        for draft in agent.session.objects.glob(f"result-{call:x}-*"):
+            draft.unlink(missing_ok=True)
+    process = agent.processes.pop(number, None)
+    if process is None:
+        return
+    agent.wires.unwatch(process)
+    process.hang_up()
+    process.release()
+    if process.zygote is not None:
+        process.zygote.libraries.discard(number)
+    agent.scratch.remove_library(number)
+
+
+def hear(agent: Agent, process: LibraryProcess) -> None:
+    """Read what a library has said."""
+    said, is_open = process.receive()
+    if said:
+        agent.handle(FromLibrary(process.library, said))
+    if process.garbled:
+        agent.wires.unwatch(process)
+        agent.handle(LibraryGarbled(process.library, process.garbled))
+    elif not is_open:
+        agent.wires.unwatch(process)
+        agent.handle(LibraryHungUp(process.library))
+
+
+def hear_zygote(agent: Agent, zygote: Zygote) -> None:
+    """Read what a zygote has said."""
+    said = zygote.receive()
+    if said is None:
+        _zygote_died(agent, zygote)
+        return
+    for message in said:
+        match message:
+            case Preloaded():
+                _preloaded(zygote, message)
+            case Forked(library=number, pid=pid):
+                process = agent.processes.get(LibraryId(number))
+                if process is not None:
+                    process.pid = pid
+                    agent.handle(ProcessMade(LibraryId(number), pid))
+            case ForkFailed(library=number, reason=reason):
+                zygote.libraries.discard(number)
+                _ended(agent, LibraryId(number), cause=no_process(reason), ours=True)
+            case Exited(library=number, orphans=orphans):
+                if orphans:
+                    log.warning("lib-%d left %d processes behind; they were killed", number, orphans)
+                zygote.libraries.discard(number)
+                _ended(agent, LibraryId(number), signal=message.signal, exit_code=message.exit_code)
+            case _:
+                assert_never(message)
+
+
+def _preloaded(zygote: Zygote, message: Preloaded) -> None:
+    zygote.ready = True
+    modules = ", ".join(zygote.preload)
+    for module, why in message.failed.items():
+        log.warning("%s could not be preloaded, libraries import it themselves: %s", module, why)
+    if message.threads > 1:
+        log.warning("%s started threads when imported: libraries start afresh", modules)
+    if message.asked_for_gpus:
+        log.info("%s ask for GPUs when imported: on GPUs libraries start afresh", modules)
+    log.info("zygote %d imported %s in %.2f s", zygote.pid, modules or "itself", message.seconds)
+
+
+def _ended(
+    agent: Agent,
+    number: LibraryId,
+    *,
+    signal: int = 0,
+    exit_code: int = 0,
+    cause: str = "",
+    ours: bool = False,
+) -> None:
+    """A library's process has ended, or could not be made; `ours`: for what this pilot lacks."""
+    process = agent.processes.get(number)
+    if process is None:
+        return
+    hear(agent, process)  # its last words
+    standing.check(agent)
+    agent.handle(
+        ProcessEnded(
+            number,
+            signal=signal,
+            exit_code=exit_code,
+            running=process.ran(),
+            tail=tail(process.log),
+            cause=cause,
+            is_pilots_fault=ours,
+        )
+    )
+
+
+def _zygote_died(agent: Agent, zygote: Zygote) -> None:
+    log.warning("zygote %d (%s) died", zygote.pid, ", ".join(zygote.preload) or "plain")
+    agent.wires.unwatch(zygote)
+    numbers = list(zygote.libraries)
+    agent.zygotes.forget(zygote)
+    what = f"importing {', '.join(zygote.preload)}" if zygote.preload and not zygote.ready else "serving"
+    for number in numbers:
+        cause = f"the zygote that it is forked from died while {what}; see {zygote.log}"
+        _ended(agent, LibraryId(number), cause=cause)

@@ -1,0 +1,199 @@
+"""What a pilot wants done. Its shell carries commands out in order, after the event that caused them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, RecipeKey
+from stoker.manager.protocol.to_agent import SnapshotMade
+from stoker.manager.protocol.to_library import ToLibrary
+from stoker.manager.protocol.to_manager import FromPilot, Heartbeat, PilotHello
+from stoker.manager.protocol.to_pilot import FetchObject, StartLibrary
+
+
+class _Command(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+# ---- say
+
+
+class Tell(_Command, frozen=True, gc=False):
+    """Say something to the manager that must arrive."""
+
+    message: FromPilot
+
+
+class Beat(_Command, frozen=True):
+    """Send a heartbeat, if there is a connection. It need not arrive."""
+
+    message: Heartbeat
+
+
+class Greet(_Command, frozen=True):
+    """Say hello, then everything again that was not acknowledged."""
+
+    hello: PilotHello
+
+
+class Acknowledged(_Command, frozen=True):
+    """The manager has frames up to this number for good: they need not be kept."""
+
+    sequence: int
+
+
+class TellLibrary(_Command, frozen=True, gc=False):
+    """Say something to a library."""
+
+    library: LibraryId
+    message: ToLibrary
+
+
+# ---- processes
+
+
+class Prepare(_Command, frozen=True):
+    """Make a library's folder, and find out what `Prepared` tells."""
+
+    ordered: StartLibrary
+
+
+class StartProcess(_Command, frozen=True):
+    """Make a library's process, and have it load its context from these paths (by cache name, or form)."""
+
+    ordered: StartLibrary
+    objects: Mapping[str, str]
+
+
+class KillProcess(_Command, frozen=True):
+    """End a library's process at once; `ProcessEnded` tells that it has."""
+
+    library: LibraryId
+
+
+class KillZygote(_Command, frozen=True):
+    """End the process that a library is to be forked from: it hangs in an import."""
+
+    library: LibraryId
+
+
+class Forget(_Command, frozen=True):
+    """A library is over: close its socket, let go of its objects, remove its folder and what calls that it `ran` have
+    left half written."""
+
+    library: LibraryId
+    ran: Sequence[CallId]
+
+
+class Observe(_Command, frozen=True):
+    """Look at a library now, and tell by `Observed`."""
+
+    library: LibraryId
+
+
+# ---- objects
+
+
+class Pin(_Command, frozen=True):
+    """Look which of these are in the cache and keep those for a library; answered with `Pinned`."""
+
+    library: LibraryId
+    objects: Sequence[ObjectRef]
+
+
+class Expect(_Command, frozen=True):
+    """An object is wanted: peers that ask for it meanwhile get its parts as they come."""
+
+    name: str
+
+
+class Fetch(_Command, frozen=True):
+    """Have an object brought, from now on from where the order says."""
+
+    order: FetchObject
+
+
+class StopFetch(_Command, frozen=True):
+    """An object is not wanted any more."""
+
+    name: str
+
+
+class TidySnapshots(_Command, frozen=True):
+    """Objects have left the cache: remove snapshots that they were made of."""
+
+
+class BringArguments(_Command, frozen=True):
+    """Have large arguments of calls brought from the session; answered with `ArgumentsBrought`."""
+
+    library: LibraryId
+    ticket: int
+    wanted: Sequence[tuple[CallId, ObjectRef]]
+
+
+class ReleaseArguments(_Command, frozen=True):
+    """These calls have ended: their large arguments may go."""
+
+    library: LibraryId
+    calls: Sequence[CallId]
+
+
+class HandIn(_Command, frozen=True):
+    """Bring large results of calls to the session; answered with `HandedIn`."""
+
+    library: LibraryId
+    ends: list[CallEnd]
+
+
+class OfferSnapshot(_Command, frozen=True):
+    """Take a context's snapshot into the cache; answered with `SnapshotTaken` where others could have it."""
+
+    recipe: RecipeKey
+    made: SnapshotMade
+
+
+# ---- the rest
+
+
+class Probe(_Command, frozen=True):
+    """Probe a device; answered with `Probed`."""
+
+    device: DeviceId
+
+
+class SetTimer(_Command, frozen=True):
+    """Give `TimerFired(key)` back at this time; a later timer of the same key replaces it."""
+
+    at: float
+    key: str
+
+
+class Leave(_Command, frozen=True):
+    """Everything is done: say farewell and exit."""
+
+
+class Severity(enum.IntEnum):
+    """How much a line of the log matters, as Python's `logging` counts."""
+
+    INFO = 20
+    WARNING = 30
+    ERROR = 40
+
+
+class Log(_Command, frozen=True):
+    """Write a line to the pilot's log."""
+
+    text: str
+    severity: Severity = Severity.INFO
+
+
+Command = (
+    Tell | Beat | Greet | Acknowledged | TellLibrary | Prepare | StartProcess | KillProcess | KillZygote | Forget
+    | Observe | Pin | Expect | Fetch | StopFetch | TidySnapshots | BringArguments | ReleaseArguments | HandIn
+    | OfferSnapshot | Probe | SetTimer | Leave | Log
+)  # fmt: skip

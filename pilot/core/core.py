@@ -1,0 +1,173 @@
+"""A pilot as a pure function of its state, an event and the time.
+
+`PilotCore.handle` decides everything that a pilot decides; its shells carry the commands out: the agent with processes
+and sockets, the simulator in virtual time, the TaskVine pool through TaskVine. An event is handled by one file each
+(handlers), which changes the state through those that own it (transitions, named in `state`).
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from stoker.pilot.core import (
+    arrivals,
+    device_memory,
+    leaving,
+    library_messages,
+    lifecycle,
+    limits,
+    orders,
+    presence,
+    probes,
+    running,
+    starting,
+    wants,
+)
+from stoker.pilot.core.commands import Command, Observe
+from stoker.pilot.core.events import (
+    ArgumentsBrought,
+    CacheListed,
+    DevicesMeasured,
+    DriverSaid,
+    Event,
+    Farewell,
+    FromLibrary,
+    FromManager,
+    HandedIn,
+    HelloDue,
+    LibraryGarbled,
+    LibraryHungUp,
+    ManagerAway,
+    Measured,
+    ObjectArrived,
+    ObjectLost,
+    Observed,
+    Pinned,
+    Prepared,
+    Probed,
+    ProcessEnded,
+    ProcessMade,
+    Signalled,
+    SnapshotTaken,
+    SourceFailed,
+    Tick,
+    TimerFired,
+    Unfit,
+    WalltimeKnown,
+)
+from stoker.pilot.core.failures import load_failure
+from stoker.pilot.core.state import PilotFacts, PilotState
+
+
+class PilotCore:
+    """One pilot. `state` is for reading."""
+
+    def __init__(self, facts: PilotFacts) -> None:
+        self.state = PilotState(facts)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """What is to be done about an event. `now` is in seconds and never goes back."""
+        state = self.state
+        state.now = now
+        match event:
+            case FromManager(message=message):
+                orders.handle(state, message)
+            case FromLibrary():
+                library_messages.handle(state, event)
+            case HelloDue():
+                presence.greet(state, event)
+            case ManagerAway():
+                presence.manager_away(state, event)
+            case Measured():
+                presence.measured(state, event)
+            case Tick():
+                presence.tick(state, event)
+            case WalltimeKnown(left_s=left_s):
+                presence.walltime_known(state, left_s)
+            case Signalled():
+                presence.signalled(state, event)
+            case Farewell(running=ran):
+                presence.farewell(state, ran)
+            case Unfit(reason=reason, loss=loss):
+                state.is_unfit = True
+                leaving.leave(state, reason, within_s=0.0, loss=loss)
+            case ObjectArrived():
+                arrivals.arrived(state, event)
+            case ObjectLost(name=name, lack=lack):
+                arrivals.lost(state, name, lack)
+            case SourceFailed(name=name, reason=reason, peer=peer):
+                wants.source_failed(state, name, reason, peer)
+            case CacheListed(sizes=sizes):
+                wants.listed(state, sizes)
+            case HandedIn():
+                running.handed_in(state, event)
+            case SnapshotTaken(here=here):
+                state.told.add(here.object.name)
+                state.told_snapshots.append(here)
+                state.tell(here)
+            case DevicesMeasured():
+                device_memory.measured(state, event)
+            case Probed():
+                probes.probed(state, event)
+            case DriverSaid():
+                probes.driver_said(state, event)
+            case TimerFired(key=key):
+                self._timer(key)
+            case Observed(libraries=seen):
+                for one in seen:
+                    library = state.libraries.get(one.library)
+                    if library is not None:
+                        limits.observed(state, library, one)
+            case (
+                Prepared()
+                | ProcessMade()
+                | ProcessEnded()
+                | LibraryGarbled()
+                | LibraryHungUp()
+                | Pinned()
+                | ArgumentsBrought()
+            ):
+                self._of_library(event)
+            case _:
+                assert_never(event)
+        out, state.out = state.out, []
+        return out
+
+    def _of_library(
+        self,
+        event: Prepared | ProcessMade | ProcessEnded | LibraryGarbled | LibraryHungUp | Pinned | ArgumentsBrought,
+    ) -> None:
+        state = self.state
+        library = state.libraries.get(event.library)
+        if library is None:
+            return  # it has ended meanwhile
+        match event:
+            case Prepared():
+                starting.prepared(state, library, event)
+            case ProcessMade(pid=pid):
+                library.pid = pid
+            case ProcessEnded(cause=cause, is_pilots_fault=is_pilots_fault):
+                if cause:
+                    lifecycle.blame(library, load_failure(state, library, cause, is_pilots_fault=is_pilots_fault))
+                lifecycle.finish(state, library, event)
+            case LibraryGarbled(reason=reason):
+                library_messages.garbled(state, library, reason)
+            case LibraryHungUp():
+                library.hung_up_at = library.hung_up_at or state.now
+            case Pinned():
+                starting.pinned(state, library, event)
+            case ArgumentsBrought():
+                running.brought(state, library, event)
+            case _:
+                assert_never(event)
+
+    def _timer(self, key: str) -> None:
+        """`snapshots/3`: lib-3 has waited long enough for them; `cancel/3`: a call of it has had its time to end."""
+        what, _, number = key.partition("/")
+        library = self.state.libraries.get(int(number))  # type: ignore[call-overload]
+        if library is None:
+            return
+        if what == "snapshots":
+            starting.late(self.state, library)
+        elif library.cancelling:
+            self.state.out.append(Observe(library.number))

@@ -1,0 +1,296 @@
+"""What can happen to a pilot. Its shell finds out and tells the core, with the time on a clock that does not jump."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from stoker.manager.protocol.blocks import LossReason
+from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, PilotId
+from stoker.manager.protocol.to_agent import ToAgent
+from stoker.manager.protocol.to_manager import SnapshotHere
+from stoker.manager.protocol.to_pilot import ToPilot
+from stoker.pilot.core.health import Answer
+
+
+class _Event(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+# ---- the manager
+
+
+class FromManager(_Event, frozen=True, gc=False):
+    """The manager says something."""
+
+    message: ToPilot
+
+
+class Before(msgspec.Struct):
+    """What the manager does not know yet of what has happened: what its unacknowledged frames say.
+
+    `left`: the calls that have left a library, in order. `gone`: the libraries that have ended, with the calls that
+    they held then. `ready`: the libraries that have become ready.
+    """
+
+    left: dict[int, list[int]] = msgspec.field(default_factory=dict)
+    gone: dict[int, list[int]] = msgspec.field(default_factory=dict)
+    ready: set[int] = msgspec.field(default_factory=set)
+
+
+class HelloDue(_Event, frozen=True):
+    """A connection has come about, or the manager has asked for a hello, or has not answered the last one. Frames up to
+    `acknowledged` are acknowledged; `before` is what the others say. `objects`: cache names of what is here."""
+
+    before: Before
+    acknowledged: int
+    objects: Sequence[str]
+
+
+class ManagerAway(_Event, frozen=True):
+    """There has been no connection for so long. `refuses_key`: the manager does not let this pilot in; `session_over`:
+    why the session is over, as its folder says."""
+
+    away_s: float
+    refuses_key: bool = False
+    session_over: str = ""
+
+
+# ---- a library's process
+
+
+class Prepared(_Event, frozen=True):
+    """What a library that is ordered needs to know of this node.
+
+    `changed`: an object of it that was written to since its recipe was made, by the path that it comes from;
+    `snapshots_here`: forms of its context that it will find by itself. `error`: why it can have no folder.
+    """
+
+    library: LibraryId
+    free_disk_bytes: int = 0
+    changed: str = ""
+    snapshots_here: Sequence[str] = ()
+    error: str = ""
+
+
+class ProcessMade(_Event, frozen=True):
+    """A library has a process."""
+
+    library: LibraryId
+    pid: int
+
+
+class ProcessEnded(_Event, frozen=True):
+    """A library's process has ended, or could not be made.
+
+    `signal` and `exit_code` say how, `running` are the calls that it ran, `tail` the last lines of its log. `cause`:
+    what else the shell knows of it; `is_pilots_fault`: that is something which this pilot lacks.
+    """
+
+    library: LibraryId
+    signal: int = 0
+    exit_code: int = 0
+    running: tuple[CallId, ...] = ()
+    tail: str = ""
+    cause: str = ""
+    is_pilots_fault: bool = False
+
+
+class FromLibrary(_Event, frozen=True, gc=False):
+    """A library says something."""
+
+    library: LibraryId
+    messages: Sequence[ToAgent]
+
+
+class LibraryGarbled(_Event, frozen=True):
+    """What came over a library's socket cannot be read, or not be handled."""
+
+    library: LibraryId
+    reason: str
+
+
+class LibraryHungUp(_Event, frozen=True):
+    """A library's socket is closed. Its process has ended, or is about to, or has closed it by mistake."""
+
+    library: LibraryId
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """A library just now: the calls that it runs with the seconds since each began, and its host memory in bytes if
+    that is more than its limit (else 0)."""
+
+    library: LibraryId
+    running: Sequence[tuple[CallId, float]] = ()
+    over_limit_bytes: int = 0
+
+
+class Observed(_Event, frozen=True):
+    """Libraries were looked at. A shell does so every `limits.EVERY_S`, and where `Observe` asks for it."""
+
+    libraries: Sequence[Observation]
+
+
+class Measured(_Event, frozen=True):
+    """A heartbeat is due: resident memory in bytes and processor time in seconds of each library with a process, bytes
+    of the object cache, frames of the manager that were refused. `lines`: the last line of each library's log that has
+    been loading for a while."""
+
+    resident_bytes: Mapping[LibraryId, int]
+    cpu_s: Mapping[LibraryId, float]
+    cache_bytes: int
+    refused_frames: int = 0
+    lines: Mapping[LibraryId, str] = {}
+
+
+# ---- objects
+
+
+class Lack(msgspec.Struct, frozen=True):
+    """Why an object is not here. `is_pilots_fault`: for what its disk lacks. `in_use_bytes`: where other libraries use
+    the cache, how much of that would have to go, by library that waits."""
+
+    reason: str
+    is_pilots_fault: bool = False
+    in_use_bytes: Mapping[LibraryId, int] = {}
+
+
+class Pinned(_Event, frozen=True):
+    """Those of a library's objects that are in the cache, by name, with their paths. They stay as long as the library
+    does. `failed`: why the cache could not be looked at."""
+
+    library: LibraryId
+    paths: Mapping[str, str]
+    failed: Lack | None = None
+
+
+class ObjectArrived(_Event, frozen=True):
+    """An object has come into the cache, with its bytes from where it comes from and from peers."""
+
+    name: str
+    size_bytes: int
+    origin_bytes: int = 0
+    peer_bytes: int = 0
+    seconds: float = 0.0
+
+
+class SourceFailed(_Event, frozen=True):
+    """A source of an object is of no use: a pilot (`peer`), or with an empty name the place that it comes from."""
+
+    name: str
+    reason: str
+    peer: PilotId = PilotId("")
+
+
+class ObjectLost(_Event, frozen=True):
+    """An object could not be brought, from anywhere."""
+
+    name: str
+    lack: Lack
+
+
+class CacheListed(_Event, frozen=True):
+    """All that is in the cache now: sizes by name. Other pilots of the host use it too."""
+
+    sizes: Mapping[str, int]
+
+
+class ArgumentsBrought(_Event, frozen=True):
+    """Large arguments of calls are here, or not: their paths by call, and what is lacking. `ticket`: of the order."""
+
+    library: LibraryId
+    ticket: int
+    paths: Mapping[CallId, str]
+    lacks: Mapping[CallId, Lack]
+
+
+class HandedIn(_Event, frozen=True):
+    """Large results of calls are where the client finds them, or their ends say why not."""
+
+    library: LibraryId
+    ends: list[CallEnd]
+
+
+class SnapshotTaken(_Event, frozen=True):
+    """A context's snapshot is in the cache, and other pilots can have it."""
+
+    here: SnapshotHere
+
+
+# ---- devices
+
+
+class DevicesMeasured(_Event, frozen=True):
+    """What the drivers of GPUs have measured, in bytes: by library and device what each uses, by device what is taken
+    in all (-1 = not known), and when (`at`)."""
+
+    used: Mapping[LibraryId, Mapping[DeviceId, int]]
+    taken: Mapping[DeviceId, int]
+    at: Mapping[DeviceId, float]
+
+
+class Probed(_Event, frozen=True):
+    """A probe of a device has answered, in these words."""
+
+    device: DeviceId
+    answer: Answer
+    said: str = ""
+
+
+class DriverSaid(_Event, frozen=True):
+    """A device's driver has reported a `fault` by itself, or does not answer (`hangs` says for how long)."""
+
+    device: DeviceId
+    fault: str = ""
+    hangs: str = ""
+
+
+# ---- the pilot's job
+
+
+class WalltimeKnown(_Event, frozen=True):
+    """The batch system ends this pilot's job in so many seconds."""
+
+    left_s: float
+
+
+class Signalled(_Event, frozen=True):
+    """The batch system, or somebody else, tells the pilot to go. `again`: a second time."""
+
+    name: str
+    again: bool = False
+
+
+class Unfit(_Event, frozen=True):
+    """The pilot lacks what its job gave it, so that nothing can work here any more."""
+
+    reason: str
+    loss: LossReason
+
+
+class TimerFired(_Event, frozen=True):
+    """A time has come that the core asked for."""
+
+    key: str
+
+
+class Tick(_Event, frozen=True):
+    """Some time has passed. `serves_peers`: others get objects from this pilot just now."""
+
+    serves_peers: bool = False
+
+
+class Farewell(_Event, frozen=True):
+    """The pilot ends now. `running`: the calls that each library runs."""
+
+    running: Mapping[LibraryId, tuple[CallId, ...]] = {}
+
+
+Event = (
+    FromManager | HelloDue | ManagerAway | Prepared | ProcessMade | ProcessEnded | FromLibrary | LibraryGarbled
+    | LibraryHungUp | Observed | Measured | Pinned | ObjectArrived | SourceFailed | ObjectLost | CacheListed
+    | ArgumentsBrought | HandedIn | SnapshotTaken | DevicesMeasured | Probed | DriverSaid | WalltimeKnown | Signalled
+    | Unfit | TimerFired | Tick | Farewell
+)  # fmt: skip

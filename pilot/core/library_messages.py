@@ -1,0 +1,152 @@
+"""What libraries say, and what is done about it."""
+
+from __future__ import annotations
+
+import traceback
+from typing import assert_never
+
+from stoker.manager.protocol.calls import FailureKind
+from stoker.manager.protocol.ids import RecipeKey
+from stoker.manager.protocol.to_agent import (
+    Ended,
+    Evicted,
+    GivenBack,
+    Hello,
+    Listens,
+    Loaded,
+    LoadFailed,
+    Reports,
+    Resized,
+    SnapshotMade,
+    ToAgent,
+)
+from stoker.manager.protocol.to_manager import (
+    CallEvicted,
+    CallsProgress,
+    CallsReturned,
+    GangMeets,
+    LibraryNews,
+    LibraryPhase,
+    LibraryReady,
+    LibraryResized,
+)
+from stoker.pilot.core import holding, lifecycle, running
+from stoker.pilot.core.commands import OfferSnapshot, Severity
+from stoker.pilot.core.events import FromLibrary
+from stoker.pilot.core.failures import failure_of
+from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.state import PilotLibrary, PilotState
+
+
+def handle(state: PilotState, event: FromLibrary) -> None:
+    """A library has said something. Whatever goes wrong with that is the end of this library, never of the pilot."""
+    library = state.libraries.get(event.library)
+    if library is None:
+        return
+    library.times_idle = 0
+    try:
+        for message in event.messages:
+            _message(state, library, message)
+    except Exception as error:
+        state.log(f"lib-{library.number}: what it said cannot be handled\n{traceback.format_exc()}", Severity.ERROR)
+        garbled(state, library, f"{type(error).__name__}: {error}")
+
+
+def garbled(state: PilotState, library: PilotLibrary, reason: str) -> None:
+    """What came over a library's socket cannot be read: that is the end of this library."""
+    library.garbled = library.garbled or reason
+    what = f"lib-{library.number} wrote bytes to its socket that are no message: {library.garbled}"
+    if not library.told_to_end:
+        state.log(what, Severity.WARNING)
+    lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
+
+
+def _message(state: PilotState, library: PilotLibrary, message: ToAgent) -> None:
+    number = library.number
+    match message:
+        case Ended(ends=ends):
+            running.ended(state, library, ends)
+        case GivenBack(order=order) if 0 < order <= library.void_order:
+            pass  # the calls may have been sent to it again since
+        case GivenBack(calls=calls, need_function=need):
+            library.asked_back_at = 0.0
+            state.tell(CallsReturned(number, tuple(holding.returned(library, calls)), need_function=need))
+        case Reports(reports=reports):
+            state.tell(CallsProgress(number, reports))
+        case Evicted(progress=progress):
+            if holding.ended(library, [progress.call]):  # it counts as served: the library counts it too
+                state.tell(CallEvicted(number, progress))
+        case Listens(call=call, port=port):
+            state.tell(GangMeets(number, call, join_address(state.facts.address, port)))
+        case Hello(pid=pid):
+            library.pid = pid
+            library.hello_at = state.now
+            if library.stage is Stage.STARTING:
+                lifecycle.move(library, Stage.LOADING)
+                state.tell(LibraryNews(number, LibraryPhase.LOADING))
+        case Loaded():
+            _loaded(state, library, message)
+        case LoadFailed(failure=failure):
+            lifecycle.blame(library, failure)
+        case SnapshotMade(form=form):
+            if form not in state.snapshots:
+                state.snapshots.add(form)
+                state.out.append(OfferSnapshot(RecipeKey(library.recipe.key), message))
+        case Resized(device_memory_bytes=size):
+            library.resizes = max(0, library.resizes - 1)
+            try:
+                if size >= 0:  # else its context refused
+                    state.ledger.resize(number, memory_bytes=size)
+            except ValueError as error:
+                state.log(f"lib-{number}: {error}", Severity.WARNING)
+            state.tell(LibraryResized(number, state.ledger.held(number)))
+        case _:
+            assert_never(message)
+
+
+def join_address(host: str, port: int) -> str:
+    """`host:port`, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _loaded(state: PilotState, library: PilotLibrary, message: Loaded) -> None:
+    if library.stage is not Stage.LOADING:
+        return
+    lifecycle.move(library, Stage.READY)
+    library.resident_bytes, library.ready_at = message.resident_bytes, state.now
+    own = state.devices_of(library)[0].process_bytes
+    if message.device_bytes:  # what torch holds; CUDA has taken more for the process
+        library.device_bytes = max(library.device_bytes, message.device_bytes + own)
+    ready = LibraryReady(
+        library=library.number,
+        start_s=library.hello_at - library.started_at,
+        load_s=message.load_s,
+        resident_bytes=message.resident_bytes,
+        peak_bytes=message.peak_bytes,
+        device_bytes=library.device_bytes,
+        fetch_s=library.started_at - library.ordered_at if library.has_pins else 0.0,
+    )
+    state.log(
+        f"lib-{library.number} ({library.recipe.name}) ready: {ready.start_s:.3f} s to start,"
+        f" {ready.load_s:.2f} s to load"
+    )
+    state.tell(ready)
+    _settle_reservation(state, library)
+    for order in holding.due(library):
+        running.pass_on(state, library, order)
+
+
+def _settle_reservation(state: PilotState, library: PilotLibrary) -> None:
+    """Where nothing was declared the reservation was a guess: hold what was measured, as far as there is room. What
+    nobody has measured yet on a GPU stays a guess until its monitor has (see `device_memory`)."""
+    needs = library.recipe.needs
+    devices = state.devices_of(library)
+    on_host = devices[0].on_host
+    if needs.device_memory_bytes or (on_host and needs.memory_bytes):
+        return
+    number = library.number
+    took = library.resident_bytes // len(devices) if on_host else library.device_bytes
+    if not on_host and (not took or devices[0].processes == 1):
+        return
+    room = min(state.ledger.free(device.device) for device in devices) + state.ledger.held(number)
+    state.ledger.resize(number, memory_bytes=min(took, room))

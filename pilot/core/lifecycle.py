@@ -1,0 +1,111 @@
+"""How a library goes from stage to stage, and how it ends. This file alone writes a library's stage."""
+
+from __future__ import annotations
+
+import signal
+
+import msgspec
+
+from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.ids import CallId
+from stoker.manager.protocol.to_manager import LibraryFacts, LibraryGone
+from stoker.pilot.core import holding, wants
+from stoker.pilot.core.commands import Forget, KillProcess, Severity
+from stoker.pilot.core.events import ProcessEnded
+from stoker.pilot.core.exits import FOLDER_GONE, NOT_SETTLED, SAID_BY_CODE
+from stoker.pilot.core.stages import NEXT, Stage
+from stoker.pilot.core.state import Cause, PilotLibrary, PilotState
+
+_REMEMBERED = 10_000
+
+
+def move(library: PilotLibrary, stage: Stage) -> None:
+    """Go to another stage. Raises ValueError for a transition that is not in the table, and changes nothing then."""
+    if stage not in NEXT[library.stage]:
+        raise ValueError(f"library {library.number} cannot go from {library.stage.value} to {stage.value}")
+    library.stage = stage
+
+
+def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> None:
+    """Why a library ends, unless there is a reason already."""
+    library.cause = library.cause or Cause(failure, printed)
+
+
+def kill(state: PilotState, library: PilotLibrary, *, cause: Failure | None = None, printed: bool = False) -> None:
+    """End a library's process now. Its end is told when that has happened."""
+    if cause is not None:
+        blame(library, cause, printed=printed)
+    library.told_to_end = True
+    if library.has_process:
+        state.out.append(KillProcess(library.number))
+    else:
+        finish(state, library, ProcessEnded(library.number))
+
+
+def finish(state: PilotState, library: PilotLibrary, ending: ProcessEnded) -> None:
+    """A library's process has ended (or never was): settle the books and tell the manager."""
+    if library.stage is Stage.GONE:
+        return
+    number = library.number
+    is_ready = library.serves
+    running = [call for call in ending.running if call in library.held]
+    if library.garbled and not running:  # the ends of those that ran may be among what could not be read
+        running = list(library.held)
+    failure = _why(state, library, ending, running)
+    if failure is not None and state.is_unfit:
+        state.log(f"lib-{number} failed of what the pilot lacks: {failure.message}", Severity.WARNING)
+        failure = None
+    move(library, Stage.GONE)
+    left = holding.depart(library, running)
+    wants.forget(state, library)
+    said = f": {failure.message}" if failure else ""
+    state.log(f"lib-{number} ({library.recipe.name}) ended{said}", Severity.WARNING if failure else Severity.INFO)
+    state.tell(
+        LibraryGone(
+            number, failure, not is_ready, left.running, left.unstarted, cache_lacks_bytes=library.cache_lacks_bytes
+        )
+    )
+    state.out.append(Forget(number, left.running))
+    state.ledger.release(number)
+    state.libraries.pop(number, None)
+    state.gone[number] = LibraryFacts(
+        library=number, recipe=library.recipe.key, devices=library.devices, ready=is_ready  # type: ignore[arg-type]
+    )  # fmt: skip
+    if len(state.gone) > _REMEMBERED:
+        state.gone.popitem(last=False)
+
+
+def _why(state: PilotState, library: PilotLibrary, ending: ProcessEnded, running: list[CallId]) -> Failure | None:
+    """Why a library has ended; None if it ended as it should."""
+    if library.cause is not None:
+        failure = library.cause.failure
+        return msgspec.structs.replace(failure, tail=ending.tail) if library.cause.printed else failure
+    how, code = ending.signal, ending.exit_code
+    if library.told_to_end and library.serves:
+        return None
+    if library.told_to_end or (library.retires and not how and not code and not running):
+        return None
+    name, log = library.recipe.name, state.log_of(library.number)
+    if how:
+        what = f"was killed by {signal.Signals(how).name}" + (_OUT_OF_MEMORY if how == signal.SIGKILL else "")
+    else:
+        what = SAID_BY_CODE.get(code, "ended by itself with exit code {code}: something in it called exit")
+        what = what.format(code=code, log=log)
+    if not library.serves:
+        doing = f"while it loaded {name}"
+    else:
+        doing = f"in a call on {name}" if running else f"while it held {name} idle"
+    kind = FailureKind.PILOT if code in (NOT_SETTLED, FOLDER_GONE) else FailureKind.CONTEXT
+    return Failure(
+        kind=FailureKind.DIED if library.serves else kind,
+        message=f"lib-{library.number} on {state.facts.pilot} {what}, {doing}",
+        pilot=state.facts.pilot,
+        library=library.number,
+        signal=how,
+        exit_code=code,
+        tail=ending.tail,
+        log=log,
+    )
+
+
+_OUT_OF_MEMORY = " (nobody here sent it: most often the system had no memory left)"

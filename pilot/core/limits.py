@@ -1,0 +1,137 @@
+"""Limits of libraries: of memory, loading time, a call's time, and silence."""
+
+from __future__ import annotations
+
+from stoker.manager.protocol.calls import CallEnd, FailureKind
+from stoker.manager.protocol.ids import CallId
+from stoker.manager.protocol.to_library import GiveBack
+from stoker.manager.protocol.to_manager import CallsEnded, CallsReturned
+from stoker.pilot.core import holding, lifecycle
+from stoker.pilot.core.commands import KillZygote, Severity, TellLibrary
+from stoker.pilot.core.events import Observation
+from stoker.pilot.core.failures import failure_of
+from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.state import Cause, PilotLibrary, PilotState
+from stoker.units import show_bytes, show_seconds
+
+EVERY_S = 0.25
+"""How often each library is observed."""
+UNBEGUN_S = 30.0
+"""A library that has begun none of its calls for so long, and runs none, lets no thread of it run: it is stopped, or a
+thread that an earlier call left behind keeps the interpreter to itself."""
+DEAF_S = 10.0
+"""A library that has not answered an order to give calls back for so long does not let another thread of it run."""
+HUNG_UP_S = 1.0
+"""A library that has closed its socket has ended within so long, or has closed it by mistake."""
+
+
+def observed(state: PilotState, library: PilotLibrary, seen: Observation) -> None:
+    """Hold a library's limits against what was seen of it."""
+    if library.serves:
+        _unbegun(state, library, seen)
+    if library.told_to_end:
+        return
+    if library.stage in (Stage.STARTING, Stage.LOADING):
+        _loading(state, library)
+    if seen.over_limit_bytes and not library.told_to_end:
+        declared = memory_limit(state, library)
+        too_large(state, library, "memory", taken=seen.over_limit_bytes, declared=declared)
+    if library.has_limits or library.cancelling:
+        _calls(state, library, seen)
+    if library.asked_back_at and state.now - library.asked_back_at > DEAF_S:
+        _give_back_for(state, library, seen)
+    if library.hung_up_at and state.now - library.hung_up_at > HUNG_UP_S and library.number in state.libraries:
+        what = f"lib-{library.number} closed its socket to the pilot: its code closes what is not its own"
+        lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
+
+
+def memory_limit(state: PilotState, library: PilotLibrary) -> int:
+    """Bytes of host memory that a library may take; 0 = any. On CPU devices their memory is host memory."""
+    needs = library.recipe.needs
+    limit = max(library.ordered.memory_bytes, needs.memory_bytes)
+    if state.devices_of(library)[0].on_host:
+        limit = max(limit, needs.device_memory_bytes * len(library.devices))
+    return limit
+
+
+def too_large(state: PilotState, library: PilotLibrary, what: str, *, taken: int, declared: int) -> None:
+    """End a library that takes more memory than it declares."""
+    text = (
+        f"lib-{library.number} ({library.recipe.name}) on {state.facts.pilot} took"
+        f" {show_bytes(taken)} of {what} and declares {show_bytes(declared)}; declare more, or load less"
+    )
+    lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.MEMORY, text), printed=True)
+
+
+def _loading(state: PilotState, library: PilotLibrary) -> None:
+    limit_s = library.recipe.needs.load_limit_s
+    if not limit_s or state.now - library.started_at < limit_s:
+        return
+    what = (
+        f"{library.recipe.name} did not load within {show_seconds(limit_s)} on {state.facts.pilot};"
+        " raise load_limit if it may take longer"
+    )
+    cause = failure_of(state, library, FailureKind.CONTEXT, what)
+    if not library.pid:  # stuck in an import, before there is a process
+        library.cause = Cause(cause, printed=True)
+        state.out.append(KillZygote(library.number))
+        return
+    lifecycle.kill(state, library, cause=cause, printed=True)
+
+
+def _calls(state: PilotState, library: PilotLibrary, seen: Observation) -> None:
+    for call, ran_s in seen.running:
+        if call not in library.held:
+            continue
+        limit_s = library.held[call]
+        if state.now >= library.cancelling.get(call, float("inf")):
+            what = f"a call that ran on lib-{library.number} was cancelled, and its library ended with it"
+            cause = failure_of(state, library, FailureKind.CANCELLED, what)
+            lifecycle.kill(state, library, cause=cause, printed=True)
+            return
+        if 0 < limit_s < ran_s:
+            _time_out(state, library, call, limit_s=limit_s, ran_s=ran_s)
+            return
+
+
+def _time_out(state: PilotState, library: PilotLibrary, call: CallId, *, limit_s: float, ran_s: float) -> None:
+    """A call ran too long: it ends as failed, and its library, which nothing else can stop, with it."""
+    what = f"the call ran for {ran_s:.1f} s on {state.facts.pilot}; its limit is {limit_s:g} s"
+    failure = failure_of(state, library, FailureKind.TIMEOUT, what)
+    ends = [CallEnd(one, ok=False, failure=failure) for one in holding.ended(library, [call])]
+    state.tell(CallsEnded(library.number, ends))
+    lifecycle.kill(state, library, cause=failure)
+
+
+def _unbegun(state: PilotState, library: PilotLibrary, seen: Observation) -> None:
+    """End a library that begins none of the calls that it was sent: they run elsewhere."""
+    is_at_work = any(call in library.held for call, _ in seen.running)
+    if not library.held or library.waiting or library.tickets or library.resizes or is_at_work:
+        library.times_idle = 0
+        return
+    library.times_idle += 1  # counted, since this process may have been stopped as well
+    if library.times_idle * EVERY_S >= UNBEGUN_S:
+        what = (
+            f"lib-{library.number} has begun none of its calls for {show_seconds(UNBEGUN_S)}: its process is"
+            " stopped, or an earlier call has left a thread there that lets no other run"
+        )
+        lifecycle.kill(state, library, cause=failure_of(state, library, FailureKind.DIED, what), printed=True)
+
+
+def _give_back_for(state: PilotState, library: PilotLibrary, seen: Observation) -> None:
+    """Give back what a library that does not answer holds and does not run: its code keeps the interpreter to itself.
+
+    Calls that have ended there, but whose ends it could not send yet, are given back too and run once more elsewhere;
+    what it says of them later is not heard.
+    """
+    running = {call for call, _ in seen.running}
+    rest = tuple(holding.returned(library, [call for call in library.held if call not in running]))
+    library.asked_back_at = 0.0
+    if rest:
+        number = library.number
+        text = f"lib-{number} has not answered for {DEAF_S:g} s: {len(rest)} calls run elsewhere"
+        state.log(text, Severity.WARNING)
+        library.orders_back += 1
+        state.out.append(TellLibrary(number, GiveBack(calls=rest, order=library.orders_back)))
+        library.void_order = library.orders_back
+        state.tell(CallsReturned(number, rest))

@@ -1,0 +1,175 @@
+"""What the manager orders. `ToPilot` is matched here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+import msgspec
+
+from stoker.manager.protocol.ids import CallId, LibraryId
+from stoker.manager.protocol.to_library import Evict, GiveBack, Meet, Resize
+from stoker.manager.protocol.to_manager import CallsReturned, LibraryResized
+from stoker.manager.protocol.to_pilot import (
+    Ack,
+    CancelCalls,
+    EvictCall,
+    Exit,
+    FetchObject,
+    HelloAgain,
+    MeetGang,
+    PilotRefused,
+    PilotWelcome,
+    ResizeLibrary,
+    RunCalls,
+    StartLibrary,
+    StopLibrary,
+    TakeBack,
+    ToPilot,
+)
+from stoker.pilot.core import arrivals, holding, leaving, running, starting, wants
+from stoker.pilot.core.commands import Acknowledged, Observe, SetTimer, Severity, TellLibrary
+from stoker.pilot.core.events import Lack
+from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.state import PilotLibrary, PilotState
+
+_ORDERED_AGAIN = (RunCalls, StartLibrary, CancelCalls, MeetGang)
+"""Orders that the manager gives again, if it still wants them, when it has read a hello that does not show them. One
+that it sent before it read the last hello may arrive after that was written: carried out, it would run twice here."""
+
+
+def handle(state: PilotState, message: ToPilot) -> None:
+    """Carry out one order."""
+    if state.answered != state.hellos and isinstance(message, _ORDERED_AGAIN):
+        return
+    match message:
+        case RunCalls():
+            run(state, message)
+        case Ack(sequence=sequence):
+            state.out.append(Acknowledged(sequence))
+        case StartLibrary():
+            starting.order(state, message)
+        case StopLibrary(library=number, drain=drain, reason=reason):
+            leaving.stop(state, number, drain=drain, reason=reason)
+        case TakeBack(library=number, count=count):
+            _take_back(state, number, count)
+        case CancelCalls():
+            _cancel(state, message)
+        case EvictCall(library=number, call=call):
+            if number in state.libraries:
+                state.out.append(TellLibrary(number, Evict(call=call)))
+        case MeetGang(library=number, call=call, address=address):
+            if number in state.libraries:
+                state.out.append(TellLibrary(number, Meet(call=call, address=address)))
+        case ResizeLibrary(library=number, device_memory_bytes=size):
+            _resize(state, number, size)
+        case PilotWelcome():
+            _welcome(state, message)
+        case HelloAgain(acknowledged=acknowledged):
+            state.out.append(Acknowledged(acknowledged))
+            state.hello_is_due = True
+        case FetchObject():
+            nowhere = wants.told_sources(state, message)
+            if nowhere is not None:
+                what = f"the object {nowhere.ref.name} can be had nowhere: no pilot that has it is reached"
+                arrivals.lost(state, nowhere.ref.name, Lack(nowhere.trouble or what))
+        case PilotRefused(reason=reason):
+            state.says_farewell = False
+            leaving.leave(state, f"the manager refused this pilot: {reason}", within_s=0.0, code=3)
+        case Exit(reason=reason, drain=drain, hand_on_s=hand_on_s):
+            state.hands_on_until = state.now + hand_on_s
+            leaving.drain(state, reason, within_s=float("inf") if drain else 0.0)
+        case _:
+            assert_never(message)
+
+
+def run(state: PilotState, order: RunCalls) -> None:
+    """Give a library calls that it does not hold already, or refuse them."""
+    library = state.libraries.get(order.library)
+    refused = ""
+    if library is None:
+        refused = f"lib-{order.library} is not on this pilot"
+    elif library.told_to_end or library.stage is Stage.DRAINING:
+        refused = f"lib-{order.library} is about to end"
+    elif state.leaving:
+        refused = f"the pilot is leaving: {state.leaving}"
+    if library is None or refused:
+        state.tell(CallsReturned(order.library, tuple([spec.call for spec in order.calls]), refused=refused))
+        return
+    held = library.held
+    if held and any(spec.call in held for spec in order.calls):
+        order = msgspec.structs.replace(order, calls=[spec for spec in order.calls if spec.call not in held])
+        if not order.calls:
+            return
+    holding.hold(library, [spec.call for spec in order.calls], limit_s=order.options.limit_s)
+    if library.stage is Stage.READY:
+        running.pass_on(state, library, order)
+    else:
+        holding.postpone(library, order)
+
+
+def _take_back(state: PilotState, number: LibraryId, count: int) -> None:
+    library = state.libraries.get(number)
+    if library is None:
+        return
+    if library.serves:
+        state.out.append(TellLibrary(number, give_back(library, count=count)))
+        library.asked_back_at = library.asked_back_at or state.now
+        return
+    state.tell(CallsReturned(number, tuple(holding.take_back_waiting(library, count))))
+
+
+def _cancel(state: PilotState, order: CancelCalls) -> None:
+    library = state.libraries.get(order.library)
+    if library is None:
+        return
+    held = library.held
+    strange = tuple(call for call in order.calls if call not in held)
+    here = {call for call in order.calls if call in held}
+    dropped = holding.drop_waiting(library, here)
+    if strange or dropped:
+        state.tell(CallsReturned(order.library, (*strange, *dropped)))
+    rest = tuple(call for call in order.calls if call in held)
+    if not rest or not library.serves:
+        return
+    state.out.append(TellLibrary(library.number, give_back(library, calls=rest)))
+    if order.running:
+        if order.grace_s:
+            for call in rest:
+                state.out.append(TellLibrary(library.number, Evict(call=call)))
+        until = state.now + order.grace_s
+        library.cancelling.update(dict.fromkeys(rest, until))
+        if order.grace_s:
+            state.out.append(SetTimer(until, f"cancel/{library.number}"))
+        else:
+            state.out.append(Observe(library.number))
+
+
+def give_back(library: PilotLibrary, *, count: int = 0, calls: tuple[CallId, ...] = ()) -> GiveBack:
+    """An order to give calls back: so many, or these."""
+    library.orders_back += 1
+    return GiveBack(count=count, calls=calls, order=library.orders_back)
+
+
+def _resize(state: PilotState, number: LibraryId, size: int) -> None:
+    library = state.libraries.get(number)
+    if library is None:
+        return
+    try:
+        if size > state.ledger.held(number):
+            state.ledger.resize(number, memory_bytes=size)  # first the room, then its use
+    except ValueError as error:
+        state.log(f"lib-{number} is not resized: {error}", Severity.WARNING)
+        state.tell(LibraryResized(number, state.ledger.held(number)))
+        return
+    library.resizes += 1
+    state.out.append(TellLibrary(number, Resize(device_memory_bytes=size)))
+
+
+def _welcome(state: PilotState, message: PilotWelcome) -> None:
+    state.answered = message.hello or state.hellos
+    state.heartbeat_s, state.lease_s = max(0.1, message.heartbeat_s), message.lease_s
+    state.welcomed_at = state.now
+    state.heartbeat_at = 0.0  # the first one tells the manager what is here
+    wants.say_again(state)
+    for here in state.told_snapshots if message.again else ():
+        state.tell(here)

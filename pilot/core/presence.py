@@ -1,0 +1,209 @@
+"""That a pilot is there: what its hellos and heartbeats say, how long it waits for its manager, when its time is over.
+
+The manager takes a hello at its word. It must speak of the state *before* the frames that were not acknowledged, which
+follow it: a call whose end is in one of them still counts as held, or the manager would run it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from stoker.contexts.recipe import Recipe
+from stoker.manager.protocol.blocks import LossReason
+from stoker.manager.protocol.ids import CallId, LibraryId
+from stoker.manager.protocol.to_manager import (
+    Heartbeat,
+    LibraryFacts,
+    LibraryNews,
+    LibraryPhase,
+    LibraryUse,
+    PilotHello,
+    PilotLeaving,
+    WalltimeNews,
+)
+from stoker.manager.protocol.wire import VERSION
+from stoker.pilot.core import leaving, lifecycle, probes
+from stoker.pilot.core.commands import Beat, Greet, Leave
+from stoker.pilot.core.events import (
+    Before,
+    HelloDue,
+    ManagerAway,
+    Measured,
+    ProcessEnded,
+    Signalled,
+    Tick,
+)
+from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.state import NEVER, PilotState
+from stoker.units import show_seconds
+
+WELCOME_S = 5.0
+"""A hello that was not answered for so long is said again."""
+FIRST_CONTACT_S = 60.0
+"""A pilot that has not joined yet waits at least so long for its manager."""
+MARGIN_S = 12.0
+"""When a pilot begins to leave before its walltime is over; of a short walltime a fifth."""
+_EXIT = 0.25
+"""What ending takes, of that: calls that still run are then given up."""
+_SAME_S = 2.0
+"""Two answers about the walltime that differ by less are the same."""
+FIRST_LINE_S = 4.0
+"""A load that takes less says nothing."""
+TOLD_RECIPE_BYTES = 65_536
+"""The loader of a recipe that goes along with a hello has no more bytes than this. A library of a larger one cannot be
+adopted by a manager that has lost its recipe, unless the client defines it first."""
+
+
+def told_recipes(recipes: Iterable[Recipe]) -> tuple[Recipe, ...]:
+    """Recipes that go along with a hello, each once."""
+    return tuple({recipe.key: recipe for recipe in recipes if len(recipe.loader) <= TOLD_RECIPE_BYTES}.values())
+
+
+# ---- the manager
+
+
+def greet(state: PilotState, event: HelloDue) -> None:
+    """Say what this pilot is and holds, as far as the manager's books go."""
+    state.hellos += 1
+    state.hello_is_due = False
+    state.greeted_at = state.now
+    state.told = set(event.objects)
+    facts, before = state.facts, event.before
+    hello = PilotHello(
+        protocol=VERSION,
+        session=facts.session,
+        host=facts.host,
+        pid=facts.pid,
+        devices=facts.devices,
+        troubles=facts.troubles,
+        lacks=facts.lacks,
+        block=facts.block,
+        libraries=library_facts(state, before),
+        objects=tuple(sorted(event.objects)),
+        ends_in_s=0.0 if state.ends_at == NEVER else max(0.001, state.ends_at - state.now),
+        peer=facts.peer,
+        cache=facts.cache,
+        acknowledged=event.acknowledged,
+        recipes=told_recipes(library.recipe for library in state.libraries.values()),
+        last_library=state.last_library,
+        faults=dict(state.faults),
+        folder=facts.folder,
+        number=state.hellos,
+    )
+    state.out.append(Greet(hello))
+
+
+def library_facts(state: PilotState, before: Before) -> tuple[LibraryFacts, ...]:
+    """The libraries that are here, and those that have ended unknown to the manager."""
+    here = [
+        LibraryFacts(
+            library=number,
+            recipe=library.recipe.key,  # type: ignore[arg-type]
+            devices=library.devices,
+            ready=library.serves and number not in before.ready,
+            calls=tuple(dict.fromkeys((*before.left.get(number, ()), *library.held))),
+            reserved_bytes=state.ledger.held(number),
+            memory_bytes=library.resident_bytes,
+            device_bytes=library.device_bytes,
+        )
+        for number, library in state.libraries.items()
+    ]
+    gone = [
+        msgspec.structs.replace(
+            facts,
+            ready=facts.ready and number not in before.ready,
+            calls=tuple(dict.fromkeys((*before.left.get(number, ()), *before.gone[number]))),
+        )
+        for number, facts in state.gone.items()
+        if number in before.gone
+    ]
+    return (*here, *gone)
+
+
+def wants_hello(state: PilotState) -> bool:
+    """Whether a hello is due although the connection stands: the manager has asked for it, or has not heard one."""
+    return state.hello_is_due or (state.awaits_welcome and state.greeted_at < state.now - WELCOME_S)
+
+
+def manager_away(state: PilotState, event: ManagerAway) -> None:
+    """There is no connection: leave if that has lasted for a lease, or is for good."""
+    lease_s = state.lease_s if state.welcomed_at else max(state.lease_s, FIRST_CONTACT_S)
+    if event.refuses_key and not state.welcomed_at:
+        leaving.leave(state, "the manager does not accept this pilot's key", within_s=0.0, code=2)
+    elif event.away_s > lease_s:
+        moved = ", or has moved, which a pilot without shared files cannot see" if state.facts.is_carried else ""
+        leaving.leave(state, f"the manager was away for {lease_s:g} s{moved}", within_s=0.0, code=2)
+    elif event.session_over:  # its manager ended before this pilot had joined, or while it was cut off
+        leaving.leave(state, f"the session is over: {event.session_over}", within_s=0.0)
+
+
+def measured(state: PilotState, event: Measured) -> None:
+    """Send a heartbeat, and the last lines of libraries that load for long."""
+    state.heartbeat_at = state.now + state.heartbeat_s
+    uses = []
+    for number, resident in event.resident_bytes.items():
+        library = state.libraries.get(number)
+        if library is not None:
+            library.resident_bytes = resident
+            cpu_s = event.cpu_s.get(number, 0.0)
+            uses.append(LibraryUse(number, resident, library.device_bytes, cpu_s))
+    state.out.append(Beat(Heartbeat(tuple(uses), event.cache_bytes, event.refused_frames)))
+    for number, line in event.lines.items():
+        library = state.libraries.get(number)
+        if library is not None and library.stage is Stage.LOADING and line and line != library.last_line:
+            library.last_line = line
+            state.tell(LibraryNews(number, LibraryPhase.LOADING, line))
+
+
+# ---- the time that is left
+
+
+def walltime_known(state: PilotState, left_s: float) -> None:
+    """The batch system says when the job ends. The manager hears of it where its hello said another time."""
+    before = state.ends_at
+    if abs(before - (state.now + left_s)) <= _SAME_S:
+        return
+    state.ends_at = state.now + left_s
+    state.drain_at = state.ends_at - min(MARGIN_S, 0.2 * left_s)
+    state.log(f"the walltime is over in {show_seconds(left_s)}")
+    if state.hellos:
+        state.tell(WalltimeNews(max(0.001, left_s)))
+
+
+def signalled(state: PilotState, event: Signalled) -> None:
+    """Told to go, once or again."""
+    if event.again:
+        state.leave_by = 0.0
+    else:
+        leaving.drain(state, event.name, within_s=state.facts.grace_s, loss=LossReason.SIGNALLED)
+
+
+def tick(state: PilotState, event: Tick) -> None:
+    """Some time has passed."""
+    if state.now >= state.drain_at:
+        within_s = (1 - _EXIT) * (state.ends_at - state.drain_at) - (state.now - state.drain_at)
+        state.drain_at = NEVER
+        left_s = max(0.0, state.ends_at - state.now)
+        leaving.drain(state, f"its walltime is over in {show_seconds(left_s)}", within_s=within_s)
+    probes.due(state)
+    if state.leaving and state.now >= state.leave_by:
+        for library in list(state.libraries.values()):
+            lifecycle.kill(state, library)
+    if leaving.is_over(state, serves_peers=event.serves_peers):
+        state.out.append(Leave())
+
+
+def farewell(state: PilotState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> None:
+    """The pilot ends now: tell what becomes of what it held."""
+    for library in list(state.libraries.values()):
+        library.told_to_end = True
+        lifecycle.finish(state, library, ProcessEnded(library.number, running=ran.get(library.number, ())))
+    if state.says_farewell:
+        state.tell(PilotLeaving(reason=state.leaving, loss=state.loss))
+
+
+def next_at(state: PilotState) -> float:
+    """When a tick is needed at the latest, as far as this file knows."""
+    return min(state.heartbeat_at, state.leave_by, state.drain_at)

@@ -1,0 +1,75 @@
+"""When devices are probed, and what becomes of the answers: when the pilot starts, and every few minutes those on which
+nothing is loaded.
+
+A pilot says hello when it knows of each of its devices. What the driver reports by itself (memory errors, Xid events,
+that the GPU is lost) needs no second probe, and a driver that does not answer is a fault while that lasts. A GPU that
+takes one process at a time is probed at the start alone: a later probe could be the process that keeps a library out.
+"""
+
+from __future__ import annotations
+
+from stoker.manager.protocol.ids import DeviceId
+from stoker.manager.protocol.to_manager import DeviceFault
+from stoker.pilot.core.commands import Probe, Severity
+from stoker.pilot.core.events import DriverSaid, Probed
+from stoker.pilot.core.state import NEVER, DeviceTurn, PilotState
+
+AGAIN_S = 2.0
+"""A device that has failed once is probed again after so long."""
+
+
+def due(state: PilotState) -> None:
+    """Begin the probes that are due."""
+    if state.leaving or not state.turns:
+        return
+    busy = {device for library in state.libraries.values() for device in library.devices}
+    for device, turn in state.turns.items():
+        if state.now >= turn.due_at and not turn.is_under_way and device not in busy:
+            turn.is_under_way = True
+            state.out.append(Probe(device))
+
+
+def are_known(state: PilotState) -> bool:
+    """Whether there is a first answer for each device, so that nothing is loaded on one that is bad."""
+    return all(turn.health.known for turn in state.turns.values())
+
+
+def probed(state: PilotState, event: Probed) -> None:
+    """A probe has answered."""
+    device, turn = event.device, state.turns[event.device]
+    if event.said:
+        state.log(event.said, Severity.WARNING)
+    if turn.health.heard(event.answer, event.said):
+        _tell(state, device, turn.health.fault)
+    turn.is_under_way = False
+    pause_s = state.facts.probe_every_s or NEVER
+    if turn.health.suspected:
+        pause_s = AGAIN_S
+    elif state.devices[device].processes == 1 and not turn.health.fault:
+        pause_s = NEVER
+    turn.due_at = state.now + pause_s
+
+
+def driver_said(state: PilotState, event: DriverSaid) -> None:
+    """A driver reports something of a device, or does not answer (again)."""
+    device = event.device
+    turn = state.turns.get(device)
+    if turn is None:
+        if not (event.fault or event.hangs):
+            return
+        turn = state.turns[device] = DeviceTurn()
+        turn.due_at = NEVER  # it is watched, not probed
+    changed = turn.health.silent(f"{device}: {event.hangs}" if event.hangs else "")
+    if event.fault:
+        changed |= turn.health.reported(f"{device}: {event.fault}")
+    if changed:
+        _tell(state, device, turn.health.fault)
+
+
+def _tell(state: PilotState, device: DeviceId, fault: str) -> None:
+    state.log(fault or f"{device} is well again", Severity.ERROR)
+    if fault:
+        state.faults[device] = fault
+    else:
+        state.faults.pop(device, None)
+    state.tell(DeviceFault(device=device, reason=fault))

@@ -1,0 +1,175 @@
+"""From the order to start a library to its process being made: its folder, its objects, its snapshots."""
+
+from __future__ import annotations
+
+from stoker.contexts.recipe import Awareness
+from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.to_manager import LibraryGone, LibraryNews, LibraryPhase
+from stoker.manager.protocol.to_pilot import StartLibrary
+from stoker.pilot.core import lifecycle, wants
+from stoker.pilot.core.commands import Pin, Prepare, SetTimer, Severity, StartProcess
+from stoker.pilot.core.events import Lack, Pinned, Prepared, ProcessEnded
+from stoker.pilot.core.failures import load_failure
+from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.state import PilotLibrary, PilotState
+from stoker.units import show_bytes
+
+
+def order(state: PilotState, message: StartLibrary) -> None:
+    """Start a library, or say why not."""
+    number = message.library
+    state.last_library = max(state.last_library, number)
+    if number in state.libraries or number in state.gone:
+        return  # said twice
+    reason = f"the pilot is leaving: {state.leaving}" if state.leaving else ""
+    try:
+        if not reason:
+            state.ledger.reserve(number, devices=message.devices, memory_bytes=message.device_memory_bytes)
+    except ValueError as error:
+        reason = str(error)
+    if reason:
+        state.log(f"lib-{number} refused: {reason}", Severity.WARNING)
+        failure = Failure(kind=FailureKind.CONTEXT, message=reason, pilot=state.facts.pilot, library=number)
+        state.tell(LibraryGone(library=number, failure=None if state.leaving else failure, loading=True))
+        return
+    state.libraries[number] = PilotLibrary(message, state.now)
+    state.out.append(Prepare(message))
+
+
+def prepared(state: PilotState, library: PilotLibrary, event: Prepared) -> None:
+    """It is known what this node has for a library: have its objects brought."""
+    if library.stage is not Stage.FETCHING or library.missing or library.awaits_forms:
+        return  # that was known before
+    recipe, facts = library.recipe, state.facts
+    if event.error:
+        what = (
+            f"{facts.pilot} can make no folder for a library: {event.error}; make room there, or give [pilot] scratch"
+            " another disk"
+        )
+        _refuse(state, library, what)
+        return
+    from_sources = recipe.awareness is Awareness.NONE and not facts.is_carried
+    needed = recipe.needs.disk_bytes
+    lacks_disk = event.free_disk_bytes < needed
+    if lacks_disk or (recipe.objects and not from_sources) or library.ordered.snapshots:
+        state.tell(LibraryNews(library=library.number, phase=LibraryPhase.FETCHING))
+    if lacks_disk:
+        what = (
+            f"{facts.pilot} has {show_bytes(event.free_disk_bytes)} free on its scratch disk, and {recipe.name} wants "
+            f"{show_bytes(needed)} (@context(disk=...)); make room there, or give [pilot] scratch another disk"
+        )
+        _refuse(state, library, what)
+        return
+    ordered = library.ordered
+    if ordered.snapshot_wait_s > 0:
+        here = frozenset(event.snapshots_here)
+        library.forms = {ref.name: form for form, ref in ordered.snapshots.items() if form not in here}
+    if recipe.objects and not from_sources:
+        if why := _exceeds_cache(state, library):
+            fail(state, library, Lack(why, is_pilots_fault=True))
+            return
+        library.missing = {ref.name for ref in recipe.objects}
+        state.out.append(Pin(library.number, recipe.objects))
+    elif event.changed:
+        why = f"{event.changed} was written to since the recipe was made from it; make the recipe again"
+        fail(state, library, Lack(why))
+    else:
+        library.paths = {ref.name: ref.source for ref in recipe.objects}
+        _have_forms(state, library)
+
+
+def pinned(state: PilotState, library: PilotLibrary, event: Pinned) -> None:
+    """What of a library's objects is in the cache: it waits for the others, or goes on."""
+    if library.stage is not Stage.FETCHING:
+        return
+    if event.failed is not None:
+        lacking(state, library, event.failed)
+        return
+    library.paths.update(event.paths)
+    library.has_pins |= bool(event.paths)
+    library.missing -= event.paths.keys()
+    refs = {ref.name: ref for ref in (*library.recipe.objects, *library.ordered.snapshots.values())}
+    wants.want(state, library, [ref for name, ref in refs.items() if name in library.missing])
+    if not library.missing:
+        go_on(state, library)
+
+
+def lacking(state: PilotState, library: PilotLibrary, lack: Lack) -> None:
+    """Objects that a library waits for will not come. It loads without snapshots, and not without its files."""
+    if library.awaits_forms:
+        state.log(f"lib-{library.number} loads without a snapshot: {lack.reason}")
+        _without_forms(state, library)
+    else:
+        fail(state, library, lack)
+
+
+def late(state: PilotState, library: PilotLibrary) -> None:
+    """A library has waited for snapshots for as long as they are worth it."""
+    if library.stage is Stage.FETCHING and library.awaits_forms:
+        wait_s = library.ordered.snapshot_wait_s
+        state.log(f"lib-{library.number} loads without a snapshot: none came within {wait_s:.1f} s")
+        _without_forms(state, library)
+
+
+def go_on(state: PilotState, library: PilotLibrary) -> None:
+    """All that a library waits for is here."""
+    if library.awaits_forms:
+        _start(state, library)
+    else:
+        _have_forms(state, library)
+
+
+def fail(state: PilotState, library: PilotLibrary, lack: Lack) -> None:
+    """A library's objects will not come."""
+    if library.stage is not Stage.FETCHING:
+        return
+    failure = load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault)
+    lifecycle.blame(library, failure)
+    library.cache_lacks_bytes = lack.in_use_bytes.get(library.number, 0)
+    lifecycle.finish(state, library, ProcessEnded(library.number))
+
+
+def _refuse(state: PilotState, library: PilotLibrary, what: str) -> None:
+    failure = Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number)
+    lifecycle.blame(library, failure)
+    lifecycle.finish(state, library, ProcessEnded(library.number))
+
+
+def _have_forms(state: PilotState, library: PilotLibrary) -> None:
+    """Have snapshots of its context brought, as far as they are worth the wait; then it starts."""
+    library.awaits_forms = True
+    if not library.forms:
+        _start(state, library)
+        return
+    library.missing = set(library.forms)
+    refs = tuple(ref for ref in library.ordered.snapshots.values() if ref.name in library.forms)
+    state.out.append(Pin(library.number, refs))
+    state.out.append(SetTimer(state.now + library.ordered.snapshot_wait_s, f"snapshots/{library.number}"))
+
+
+def _without_forms(state: PilotState, library: PilotLibrary) -> None:
+    wants.forget(state, library)
+    for name in library.forms:
+        library.paths.pop(name, None)
+    _start(state, library)
+
+
+def _start(state: PilotState, library: PilotLibrary) -> None:
+    lifecycle.move(library, Stage.STARTING)
+    library.started_at = state.now
+    library.has_process = True
+    state.tell(LibraryNews(library=library.number, phase=LibraryPhase.STARTING))
+    paths = {library.forms.get(name, name): path for name, path in library.paths.items()}
+    state.out.append(StartProcess(library.ordered, paths))
+
+
+def _exceeds_cache(state: PilotState, library: PilotLibrary) -> str:
+    """Why the objects of a context can never be here together; empty if they can."""
+    sizes = {ref.name: ref.size_bytes for ref in library.recipe.objects}
+    size, bound = sum(sizes.values()), state.facts.cache_bound_bytes
+    if size <= bound or len(sizes) == 1:  # of a single one the cache says which it is
+        return ""
+    return (
+        f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); give pilots more with"
+        " [pilot] cache_size (--cache-size)"
+    )

@@ -1,0 +1,251 @@
+"""What a pilot is and holds: plain state. Who may write what:
+
+calls that a library holds, and its orders that wait      holding
+a library's stage, how it ends                            lifecycle
+objects that are wanted, what the manager was told of     wants
+reserved device memory                                    ledger (through lifecycle, library_messages, device_memory)
+that the pilot leaves                                     leaving
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import msgspec
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.blocks import LossReason
+from stoker.manager.protocol.calls import Failure
+from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
+from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, LibraryFacts, SnapshotHere
+from stoker.manager.protocol.to_pilot import FetchObject, RunCalls, StartLibrary
+from stoker.pilot.core.commands import Command, Log, Severity, Tell
+from stoker.pilot.core.health import DeviceHealth
+from stoker.pilot.core.ledger import Ledger
+from stoker.pilot.core.stages import SERVES, Stage
+
+NEVER = float("inf")
+
+
+class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pilot is from its start to its end.
+
+    `address`: what other pilots reach its machine at; `peer`: the `host:port` at which it serves objects (empty: it
+    serves none); `cache`: the identity of its object cache. `logs`: the folder of its libraries' logs; `folder`: what
+    people are told of it. `objects`: where files of large payloads lie, if the session's folder is seen; `is_carried`:
+    it is not, and such payloads travel. `probed`: devices that are probed.
+    """
+
+    pilot: str
+    session: str
+    host: str
+    pid: int
+    devices: tuple[DeviceFacts, ...]
+    block: str = ""
+    troubles: tuple[str, ...] = ()
+    lacks: str = ""
+    address: str = "127.0.0.1"
+    peer: str = ""
+    cache: str = ""
+    cache_bound_bytes: int = 0
+    logs: str = ""
+    folder: str = ""
+    objects: str = ""
+    is_carried: bool = False
+    lease_s: float = 60.0
+    grace_s: float = 2.0
+    probed: frozenset[DeviceId] = frozenset()
+    probe_every_s: float = 300.0
+    """How often a device on which nothing is loaded is probed again; 0 = never."""
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Why the pilot ends a library; `printed`: the last lines of its log go along when it has ended."""
+
+    failure: Failure
+    printed: bool = False
+
+
+class PilotLibrary:
+    """One library, from its order until its end has been told."""
+
+    def __init__(self, ordered: StartLibrary, now: float) -> None:
+        self.ordered = ordered
+        self.number = ordered.library
+        self.recipe = ordered.recipe
+        self.devices = ordered.devices
+        self.stage = Stage.FETCHING
+        self.held: dict[CallId, float] = {}
+        """Calls in it, in the order in which they came, each with its time limit in seconds (0 = none)."""
+        self.waiting: list[RunCalls] = []
+        """Orders that wait until it is ready, or until their arguments are here."""
+        self.served = 0
+        self.has_limits = False
+
+        self.ordered_at = now
+        self.started_at = 0.0
+        self.hello_at = 0.0
+        self.ready_at = 0.0
+        self.pid = 0
+        self.has_process = False
+        """Whether there is a process, or one is being made."""
+
+        self.missing: set[str] = set()
+        """Objects that it waits for."""
+        self.has_pins = False
+        """Whether any of its objects is kept in the cache for it."""
+        self.paths: dict[str, str] = {}
+        """Where its objects lie here, by cache name."""
+        self.forms: dict[str, str] = {}
+        """Snapshots of its context that it waits for or has, by cache name: which form each is."""
+        self.awaits_forms = False
+        self.arguments: dict[CallId, str] = {}
+        """Where large arguments of its calls lie, that had to be brought here."""
+        self.tickets: dict[int, RunCalls] = {}
+        """Orders whose arguments are being brought."""
+
+        self.cause: Cause | None = None
+        self.told_to_end = False
+        self.garbled = ""
+        """Why nothing more is read from its socket, once something came there that is no message."""
+        self.hung_up_at = 0.0
+        """When its socket closed, while its process lives on."""
+        self.cache_lacks_bytes = 0
+        """What other libraries use in the cache and would have to go, so that its objects fit."""
+
+        self.cancelling: dict[CallId, float] = {}
+        """Calls to stop even if they run, and until when they may end by themselves."""
+        self.asked_back_at = 0.0
+        """Since when it owes an answer to an order to give calls back; 0 = it owes none."""
+        self.orders_back = 0
+        """How many orders to give calls back it was sent."""
+        self.void_order = 0
+        """What it answers to orders up to this one was answered in its place."""
+        self.times_idle = 0
+        """How often in a row it was observed with calls of which it had begun none, and heard of with nothing."""
+        self.resizes = 0
+        """Resizes that it was told of and has not answered."""
+
+        self.resident_bytes = 0
+        self.device_bytes = 0
+        """What it uses of the fullest of its GPUs, measured; 0 = not known."""
+        self.is_settled = False
+        """Whether its reservation of device memory rests on a measurement."""
+        self.is_over = False
+        """Whether it uses more of a device than could be reserved for it."""
+        self.last_line = ""
+        """What it had printed last when the manager was told while it loaded."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether its process runs calls."""
+        return self.stage in SERVES
+
+    @property
+    def retires(self) -> bool:
+        """Whether it has served as many calls as its recipe allows a library."""
+        return 0 < self.recipe.calls_per_library <= self.served
+
+
+class Want:
+    """An object that is on its way, or waits until the manager names a source."""
+
+    def __init__(self, ref: ObjectRef) -> None:
+        self.ref = ref
+        self.libraries: dict[LibraryId, None] = {}
+        self.order: FetchObject | None = None
+        """What the manager has said last of where it may be had."""
+        self.trouble = ""
+        """Why the place that it comes from could not be read here."""
+
+
+class DeviceTurn:
+    """When a device is probed next, and what probes of it have come to."""
+
+    def __init__(self) -> None:
+        self.health = DeviceHealth()
+        self.due_at = 0.0
+        self.is_under_way = False
+
+
+class PilotState:
+    """The state of one pilot, and the out-tray of the event that is being handled."""
+
+    def __init__(self, facts: PilotFacts) -> None:
+        self.facts = facts
+        self.now = 0.0
+        self.out: list[Command] = []
+        self.devices: Mapping[DeviceId, DeviceFacts] = {device.device: device for device in facts.devices}
+        self.ledger = Ledger({device.device: device.memory_bytes for device in facts.devices})
+        self.libraries: dict[LibraryId, PilotLibrary] = {}
+        self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()
+        """What libraries were that have ended, until the manager surely knows."""
+        self.last_library = 0
+        """The highest number of a library that it was told to start."""
+        self.tickets = 0
+        """Orders whose arguments it had brought."""
+        self.handing_in = 0
+        """Large results that are on their way to the session."""
+
+        self.wants: dict[str, Want] = {}
+        self.told: set[str] = set()
+        """Objects that the manager believes to be here."""
+        self.snapshots: set[str] = set()
+        """Forms of contexts that were offered."""
+        self.told_snapshots: list[SnapshotHere] = []
+
+        self.turns = {device: DeviceTurn() for device in facts.probed}
+        self.faults: dict[DeviceId, str] = {device.device: device.fault for device in facts.devices if device.fault}
+        """Devices that have failed, and why."""
+
+        self.hellos = 0
+        self.answered = 0
+        """The number of the last hello that the manager has answered."""
+        self.hello_is_due = False
+        """Whether the manager has asked for a hello since the last one."""
+        self.greeted_at = 0.0
+        self.welcomed_at = 0.0
+        self.heartbeat_s = 5.0
+        self.heartbeat_at = 0.0
+        """When the next heartbeat is due."""
+        self.lease_s = facts.lease_s
+
+        self.ends_at = NEVER
+        self.drain_at = NEVER
+        """When the batch system ends this job, and when the pilot begins to leave by itself."""
+        self.leaving = ""
+        """Why the pilot ends; empty while it does not."""
+        self.loss: LossReason | None = None
+        """Why it ends although neither the manager nor its walltime wants it; None while they do, or it stays."""
+        self.leave_by = NEVER
+        self.says_farewell = True
+        """Whether the manager is to be told of the end (not when it refused the pilot)."""
+        self.exit_code = 0
+        self.is_unfit = False
+        """Whether it lacks what its job gave it: what fails here is no fault of contexts and calls."""
+        self.hands_on_until = 0.0
+        """Others get what only this pilot has: until then it stays, unless the manager says that they have it."""
+        self.serves_until = 0.0
+        """So long it stays for those that get something from it just now; 0 = since it leaves there was none."""
+
+    @property
+    def awaits_welcome(self) -> bool:
+        """Whether the manager has not answered the last hello."""
+        return self.answered != self.hellos
+
+    def tell(self, message: FromPilot) -> None:
+        """Say something to the manager that must arrive."""
+        self.out.append(Tell(message))
+
+    def log(self, text: str, severity: Severity = Severity.INFO) -> None:
+        """Write a line to the pilot's log."""
+        self.out.append(Log(text, severity))
+
+    def devices_of(self, library: PilotLibrary) -> tuple[DeviceFacts, ...]:
+        """A library's devices."""
+        return tuple(self.devices[device] for device in library.devices)
+
+    def log_of(self, number: int) -> str:
+        """The path of a library's log."""
+        return f"{self.facts.logs}/lib-{number}.log"

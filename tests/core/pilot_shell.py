@@ -1,0 +1,137 @@
+"""A shell around a pilot's core that does nothing by itself: tests say what happens, and see what the core wants."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from stoker.contexts.recipe import Recipe
+from stoker.manager.protocol import to_agent
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec
+from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
+from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.manager.protocol.to_pilot import PilotWelcome, RunCalls, StartLibrary
+from stoker.pilot.core import commands
+from stoker.pilot.core.core import PilotCore
+from stoker.pilot.core.events import (
+    Before,
+    Event,
+    FromLibrary,
+    FromManager,
+    HelloDue,
+    Observation,
+    Observed,
+    Pinned,
+    Prepared,
+    ProcessEnded,
+    ProcessMade,
+)
+from stoker.pilot.core.state import PilotFacts, PilotLibrary
+
+GIB = 1 << 30
+C = TypeVar("C")
+DEVICES = (DeviceFacts(DeviceId("gpu:0"), "A10", 24 * GIB), DeviceFacts(DeviceId("gpu:1"), "A10", 24 * GIB))
+
+
+class CoreShell:
+    """One pilot's core. Objects in `cache` are found there; processes are made when they are ordered."""
+
+    def __init__(self, devices: tuple[DeviceFacts, ...] = DEVICES, **facts: Any) -> None:
+        given = {"cache_bound_bytes": 100 * GIB, "logs": "/logs", "objects": "/session/objects", **facts}
+        self.core = PilotCore(PilotFacts(pilot="p1", session="s", host="h", pid=7, devices=devices, **given))
+        self.now = 100.0
+        self.cache: set[str] = set()
+        self.wanted: list[commands.Command] = []
+        """All that the core wanted and no test has asked for yet."""
+
+    # ---- what happens
+
+    def give(self, event: Event) -> CoreShell:
+        """Tell the core of an event, and answer what a shell answers at once."""
+        for command in self.core.handle(event, self.now):
+            self.wanted.append(command)
+            match command:
+                case commands.Prepare(ordered=ordered):
+                    self.give(Prepared(ordered.library, free_disk_bytes=GIB))
+                case commands.Pin(library=number, objects=refs):
+                    self.give(
+                        Pinned(number, {ref.name: f"/cache/{ref.name}" for ref in refs if ref.name in self.cache})
+                    )
+                case _:
+                    pass
+        return self
+
+    def wait(self, seconds: float) -> CoreShell:
+        self.now += seconds
+        return self
+
+    def hear(self, message: Any) -> CoreShell:
+        """The manager says something."""
+        return self.give(FromManager(message))
+
+    def say(self, number: int, *messages: Any) -> CoreShell:
+        """A library's process says something."""
+        return self.give(FromLibrary(LibraryId(number), messages))
+
+    def join(self) -> CoreShell:
+        """Say hello, and be welcome."""
+        self.give(HelloDue(Before(), 0, ()))
+        return self.hear(PilotWelcome("s", 5.0, 60.0))
+
+    def start(self, number: int = 1, recipe: Recipe | None = None, *, device: str = "gpu:0", **more: Any) -> CoreShell:
+        """The manager orders a library."""
+        made = recipe or Recipe(key="k", name="model")
+        return self.hear(StartLibrary(LibraryId(number), made, (DeviceId(device),), **more))
+
+    def load(self, number: int = 1, *, device_bytes: int = 0) -> CoreShell:
+        """Its process is made, and loads its context."""
+        self.give(ProcessMade(LibraryId(number), 1000 + number)).say(number, to_agent.Hello(number, 1000 + number))
+        return self.say(number, to_agent.Loaded(1.0, GIB, GIB, device_bytes))
+
+    def ready(self, number: int = 1, recipe: Recipe | None = None, **more: Any) -> CoreShell:
+        return self.start(number, recipe, **more).load(number)
+
+    def run(self, *calls: int, library: int = 1, limit_s: float = 0.0, payload: Any = b"x") -> CoreShell:
+        """The manager sends calls."""
+        specs = [CallSpec(CallId(call), payload) for call in calls]
+        return self.hear(RunCalls(LibraryId(library), FunctionKey("f"), specs, CallOptions(limit_s=limit_s)))
+
+    def end(self, *calls: int, library: int = 1) -> CoreShell:
+        """Calls end in a library."""
+        return self.say(library, to_agent.Ended([CallEnd(CallId(call), ok=True) for call in calls]))
+
+    def die(self, number: int = 1, **how: Any) -> CoreShell:
+        """A library's process ends."""
+        return self.give(ProcessEnded(LibraryId(number), **how))
+
+    def observe(self, number: int = 1, **running: float) -> CoreShell:
+        """A library is seen to run calls (`c3=1.5`: call 3 for 1.5 s)."""
+        seen = [(CallId(int(name[1:])), seconds) for name, seconds in running.items()]
+        return self.give(Observed([Observation(LibraryId(number), seen)]))
+
+    # ---- what the core wants
+
+    def take(self, kind: type[C]) -> C:
+        """The one command of a kind, or the one message to the manager or a library, since this was asked last."""
+        found = self.all(kind)
+        assert len(found) == 1, f"{len(found)} of {kind.__name__}: {found}"
+        return found[0]
+
+    def all(self, kind: type[C]) -> list[C]:
+        """All of a kind."""
+        found, rest = [], []
+        for command in self.wanted:
+            inner = command.message if isinstance(command, commands.Tell | commands.TellLibrary) else command
+            if isinstance(inner, kind):
+                found.append(inner)
+            else:
+                rest.append(command)
+        self.wanted = rest
+        return found
+
+    def forget(self) -> CoreShell:
+        """Begin to look from here."""
+        self.wanted.clear()
+        return self
+
+    def library(self, number: int = 1) -> PilotLibrary:
+        return self.core.state.libraries[LibraryId(number)]

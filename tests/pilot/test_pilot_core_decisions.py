@@ -1,0 +1,376 @@
+"""What a pilot decides, without any process, socket or clock."""
+
+from __future__ import annotations
+
+import pytest
+from core.pilot_shell import GIB, CoreShell
+
+from stoker.contexts.recipe import Needs, ObjectRef, Recipe
+from stoker.manager.protocol import to_agent, to_library
+from stoker.manager.protocol import to_manager as told
+from stoker.manager.protocol import to_pilot as order
+from stoker.manager.protocol.blocks import LossReason
+from stoker.manager.protocol.calls import CallProgress, Failure, FailureKind
+from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
+from stoker.pilot.core import commands, limits
+from stoker.pilot.core.events import (
+    ArgumentsBrought,
+    Before,
+    CacheListed,
+    Farewell,
+    HelloDue,
+    Lack,
+    LibraryGarbled,
+    LibraryHungUp,
+    ManagerAway,
+    ObjectArrived,
+    ObjectLost,
+    Probed,
+    Signalled,
+    SourceFailed,
+    Tick,
+    TimerFired,
+    Unfit,
+    WalltimeKnown,
+)
+from stoker.pilot.core.health import Answer
+from stoker.pilot.core.stages import NEXT, Stage
+
+WEIGHTS = ObjectRef("weights", GIB, "/models/weights")
+MODEL = Recipe(key="m", name="model", objects=(WEIGHTS,))
+
+
+@pytest.fixture
+def pilot() -> CoreShell:
+    return CoreShell().join().forget()
+
+
+# ---- from the order to the context
+
+
+def test_a_library_goes_from_its_order_to_its_end(pilot: CoreShell) -> None:
+    pilot.start(recipe=MODEL)
+    assert pilot.take(told.LibraryNews).phase is told.LibraryPhase.FETCHING
+    assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
+    pilot.hear(order.FetchObject(WEIGHTS, origin=True))
+    assert pilot.take(commands.Fetch).order.origin
+    pilot.wait(3).cache.add("weights")
+    pilot.give(ObjectArrived("weights", GIB, origin_bytes=GIB, seconds=3.0))
+    assert pilot.take(told.ObjectsHere).arrivals[0].origin_bytes == GIB
+    assert pilot.take(commands.StartProcess).objects == {"weights": "/cache/weights"}
+    pilot.wait(1).load()
+    ready = pilot.take(told.LibraryReady)
+    assert (ready.fetch_s, ready.start_s) == (3.0, 1.0)
+    pilot.run(1, 2)
+    assert [spec.call for spec in pilot.take(to_library.Run).calls] == [1, 2]
+    pilot.end(1, 2).hear(order.StopLibrary(LibraryId(1), "enough"))
+    assert pilot.take(to_library.Stop)
+    pilot.die()
+    gone = pilot.take(told.LibraryGone)
+    assert (gone.failure, gone.loading, gone.unstarted) == (None, False, ())
+    assert pilot.take(commands.Forget).library == 1
+    assert pilot.core.state.ledger.free(DeviceId("gpu:0")) == 24 * GIB
+
+
+def test_no_stage_is_left_but_by_the_table(pilot: CoreShell) -> None:
+    pilot.ready()
+    assert pilot.library().stage is Stage.READY
+    pilot.say(1, to_agent.Loaded(1.0, 1, 1)).say(1, to_agent.Hello(1, 7))
+    assert pilot.library().stage is Stage.READY, "what a process says twice changes nothing"
+    assert all(Stage.GONE in after for stage, after in NEXT.items() if stage is not Stage.GONE)
+
+
+def test_an_order_that_is_said_twice_starts_one_library(pilot: CoreShell) -> None:
+    pilot.start().start()
+    assert len(pilot.all(commands.StartProcess)) == 1
+    pilot.die().start()
+    assert not pilot.all(commands.StartProcess), "nor does one whose end was told"
+
+
+def test_what_does_not_fit_is_refused_and_what_a_library_held_is_free_after_it(pilot: CoreShell) -> None:
+    pilot.start(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=5 * GIB)
+    refused = pilot.take(told.LibraryGone)
+    assert refused.failure is not None
+    assert (refused.library, refused.failure.kind) == (2, FailureKind.CONTEXT)
+    pilot.die(1).start(3, device_memory_bytes=24 * GIB)
+    assert pilot.library(3).stage is Stage.STARTING
+
+
+def test_objects_that_will_not_come_end_the_load_and_say_what_is_in_the_way(pilot: CoreShell) -> None:
+    pilot.start(recipe=MODEL).hear(order.FetchObject(WEIGHTS, peers=(order.Peer(PilotId("p2"), "h:1"),)))
+    pilot.give(SourceFailed("weights", "it hung", PilotId("p2")))
+    assert pilot.take(told.FetchFailed).peers == ("p2",)
+    lack = Lack("it does not fit", is_pilots_fault=True, in_use_bytes={LibraryId(1): 5})
+    pilot.give(ObjectLost("weights", lack))
+    gone = pilot.take(told.LibraryGone)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.cache_lacks_bytes, gone.loading) == (FailureKind.PILOT, 5, True)
+    assert pilot.take(commands.StopFetch).name == "weights"
+
+
+def test_an_object_that_left_the_cache_before_it_was_kept_is_wanted_again(pilot: CoreShell) -> None:
+    pilot.start(recipe=MODEL).forget()
+    pilot.give(ObjectArrived("weights", GIB))
+    assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
+    assert pilot.library().stage is Stage.FETCHING
+
+
+def test_a_library_does_not_wait_for_snapshots_longer_than_they_are_worth(pilot: CoreShell) -> None:
+    pilot.start(snapshots={"bf16": ObjectRef("snap", GIB)}, snapshot_wait_s=4.0)
+    timer = pilot.take(commands.SetTimer)
+    assert timer.at == pilot.now + 4.0
+    assert not pilot.all(commands.StartProcess)
+    pilot.wait(4).give(TimerFired(timer.key))
+    assert pilot.take(commands.StartProcess).objects == {}
+
+
+def test_a_snapshot_that_comes_in_time_is_known_by_its_form(pilot: CoreShell) -> None:
+    pilot.cache.add("snap")
+    pilot.start(snapshots={"bf16": ObjectRef("snap", GIB)}, snapshot_wait_s=4.0)
+    assert pilot.take(commands.StartProcess).objects == {"bf16": "/cache/snap"}
+
+
+# ---- calls
+
+
+def test_calls_wait_for_a_library_that_loads_and_may_be_taken_back_meanwhile(pilot: CoreShell) -> None:
+    pilot.start().run(1, 2, 3).run(4)
+    pilot.hear(order.TakeBack(LibraryId(1), 2))
+    assert pilot.take(told.CallsReturned).calls == (4, 3), "newest first"
+    pilot.hear(order.CancelCalls(LibraryId(1), (1,)))  # type: ignore[arg-type]
+    assert pilot.take(told.CallsReturned).calls == (1,)
+    pilot.load()
+    assert [spec.call for spec in pilot.take(to_library.Run).calls] == [2]
+
+
+def test_a_call_leaves_a_library_once(pilot: CoreShell) -> None:
+    pilot.ready().run(1, 2).forget()
+    pilot.end(1, 1).end(1)
+    assert [len(one.ends) for one in pilot.all(told.CallsEnded)] == [1]
+    pilot.say(1, to_agent.GivenBack((1, 2)))  # type: ignore[arg-type]
+    assert pilot.take(told.CallsReturned).calls == (2,)
+    pilot.die(signal=9, running=(1, 2))
+    assert pilot.take(told.LibraryGone).running == ()
+
+
+def test_calls_for_a_library_that_is_not_here_or_about_to_end_are_refused(pilot: CoreShell) -> None:
+    pilot.run(1, library=9)
+    assert "is not on this pilot" in pilot.take(told.CallsReturned).refused
+    pilot.ready().hear(order.StopLibrary(LibraryId(1), "enough")).run(2)
+    assert "about to end" in pilot.take(told.CallsReturned).refused
+    pilot.ready(2).hear(order.Exit("bye", drain=True)).forget().run(3, library=2)
+    assert pilot.take(told.CallsReturned).calls == (3,)
+
+
+def test_a_call_that_runs_too_long_ends_with_its_library_and_the_others_go_elsewhere(pilot: CoreShell) -> None:
+    pilot.ready().run(1, limit_s=2.0).run(2).forget()
+    pilot.observe(c1=1.9, c2=1.9)
+    assert not pilot.all(commands.KillProcess)
+    pilot.observe(c1=2.1, c2=2.1)
+    (end,) = pilot.take(told.CallsEnded).ends
+    assert end.failure is not None
+    assert (end.call, end.failure.kind) == (1, FailureKind.TIMEOUT)
+    assert pilot.take(commands.KillProcess).library == 1
+    pilot.die(signal=9, running=(1, 2))
+    assert pilot.take(told.LibraryGone).running == (2,)
+
+
+def test_a_cancelled_call_has_its_time_to_end_and_costs_its_library_then(pilot: CoreShell) -> None:
+    pilot.ready().run(1).forget()
+    pilot.hear(order.CancelCalls(LibraryId(1), (1,), running=True, grace_s=10.0))  # type: ignore[arg-type]
+    assert pilot.take(to_library.Evict).call == 1
+    timer = pilot.take(commands.SetTimer)
+    pilot.observe(c1=3.0)
+    assert not pilot.all(commands.KillProcess)
+    pilot.wait(10).give(TimerFired(timer.key))
+    assert pilot.take(commands.Observe).library == 1
+    pilot.observe(c1=13.0)
+    assert pilot.take(commands.KillProcess).library == 1
+
+
+def test_a_call_that_was_evicted_and_comes_again_is_not_cancelled_any_more(pilot: CoreShell) -> None:
+    """A gang that loses a member begins again at once, partly in the libraries where it was."""
+    pilot.ready().run(1)
+    pilot.hear(order.CancelCalls(LibraryId(1), (1,), running=True, grace_s=10.0))  # type: ignore[arg-type]
+    pilot.say(1, to_agent.Evicted(CallProgress(1))).run(1).forget()  # type: ignore[arg-type]
+    pilot.wait(11).observe(c1=11.0)
+    assert not pilot.all(commands.KillProcess)
+
+
+def test_what_a_deaf_library_holds_and_does_not_run_goes_elsewhere(pilot: CoreShell) -> None:
+    pilot.ready().run(1, 2, 3).hear(order.TakeBack(LibraryId(1), 1)).forget()
+    pilot.wait(limits.DEAF_S + 1).observe(c1=11.0)
+    assert pilot.take(told.CallsReturned).calls == (2, 3)
+    late = pilot.take(to_library.GiveBack)
+    pilot.run(2)
+    pilot.say(1, to_agent.GivenBack((2,), order=late.order))  # type: ignore[arg-type]
+    assert not pilot.all(told.CallsReturned), "it answers an order of before the call came again"
+
+
+def test_a_library_that_begins_none_of_its_calls_ends(pilot: CoreShell) -> None:
+    pilot.ready().run(1).forget()
+    for _ in range(int(limits.UNBEGUN_S / limits.EVERY_S)):
+        assert not pilot.all(commands.KillProcess)
+        pilot.observe()
+    assert pilot.take(commands.KillProcess)
+    pilot.die(signal=9, tail="last words")
+    failure = pilot.take(told.LibraryGone).failure
+    assert failure is not None
+    assert "has begun none of its calls" in failure.message
+    assert failure.tail == "last words"
+
+
+# ---- libraries that go wrong
+
+
+def test_bytes_that_are_no_message_cost_the_library_and_name_all_that_it_held(pilot: CoreShell) -> None:
+    pilot.ready().run(1, 2).give(LibraryGarbled(LibraryId(1), "not MessagePack"))
+    assert pilot.take(commands.KillProcess)
+    pilot.die(signal=9)
+    gone = pilot.take(told.LibraryGone)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.running) == (FailureKind.DIED, (1, 2))
+
+
+def test_a_socket_that_a_call_closed_is_noticed(pilot: CoreShell) -> None:
+    pilot.ready().run(1).give(LibraryHungUp(LibraryId(1))).observe(c1=0.1)
+    assert not pilot.all(commands.KillProcess), "its process may be about to end"
+    pilot.wait(limits.HUNG_UP_S + 0.1).observe(c1=1.2)
+    assert pilot.take(commands.KillProcess)
+
+
+def test_a_loader_that_takes_too_long_is_ended_with_its_zygote_if_it_has_no_process_yet(pilot: CoreShell) -> None:
+    slow = Recipe(key="s", name="slow", needs=Needs(load_limit_s=5.0))
+    pilot.start(recipe=slow).wait(6).observe()
+    assert pilot.take(commands.KillZygote).library == 1
+    pilot.die(cause="the zygote died")
+    failure = pilot.take(told.LibraryGone).failure
+    assert failure is not None
+    assert "did not load within 5.0 s" in failure.message
+
+
+def test_what_the_loader_raised_is_what_is_told(pilot: CoreShell) -> None:
+    pilot.start().say(1, to_agent.Hello(1, 7), to_agent.LoadFailed(Failure(FailureKind.CONTEXT, "no such file")))
+    pilot.die(exit_code=1)
+    failure = pilot.take(told.LibraryGone).failure
+    assert failure is not None
+    assert failure.message == "no such file"
+
+
+def test_nothing_is_blamed_for_what_the_pilot_lacks(pilot: CoreShell) -> None:
+    pilot.ready().run(1).give(Unfit("its scratch folder is gone", LossReason.SCRATCH_GONE)).die(
+        exit_code=1, running=(1,)
+    )
+    gone = pilot.take(told.LibraryGone)
+    assert (gone.failure, gone.running) == (None, (1,))
+    pilot.give(Tick())
+    assert pilot.take(commands.Leave)
+    pilot.give(Farewell())
+    assert pilot.take(told.PilotLeaving).loss is LossReason.SCRATCH_GONE
+
+
+# ---- the manager
+
+
+def test_a_hello_speaks_of_the_time_before_the_frames_that_follow_it(pilot: CoreShell) -> None:
+    pilot.ready(1).ready(2).run(1, 2).run(3, library=2).end(1)
+    pilot.die(2, signal=9, running=(3,)).forget()
+    before = Before(left={1: [1]}, gone={2: [3]}, ready={1})
+    pilot.give(HelloDue(before, 4, ("weights",)))
+    hello = pilot.take(commands.Greet).hello
+    assert [(one.library, one.ready, one.calls) for one in hello.libraries] == [(1, False, (1, 2)), (2, True, (3,))]
+    assert (hello.acknowledged, hello.objects, hello.number, hello.last_library) == (4, ("weights",), 2, 2)
+
+
+def test_orders_of_before_the_last_hello_was_read_are_not_carried_out(pilot: CoreShell) -> None:
+    pilot.ready().forget()
+    pilot.give(HelloDue(Before(), 0, ())).run(1).start(2)
+    assert not pilot.all(told.CallsReturned)
+    assert 2 not in pilot.core.state.libraries
+    pilot.hear(order.PilotWelcome("s", 5.0, 60.0, hello=1)).run(1)
+    assert not pilot.library().held, "that welcome answers an earlier hello"
+    pilot.hear(order.PilotWelcome("s", 5.0, 60.0, hello=2)).run(1)
+    assert list(pilot.library().held) == [1]
+
+
+def test_a_pilot_leaves_when_its_manager_was_away_for_a_lease(pilot: CoreShell) -> None:
+    pilot.give(ManagerAway(59.0)).give(Tick())
+    assert not pilot.all(commands.Leave)
+    pilot.give(ManagerAway(61.0)).give(Tick())
+    assert pilot.take(commands.Leave)
+    assert pilot.core.state.exit_code == 2
+
+
+def test_what_others_bring_into_the_cache_and_take_out_of_it_is_told(pilot: CoreShell) -> None:
+    pilot.give(CacheListed({"a": 1, "b": 2}))
+    assert [one.name for one in pilot.take(told.ObjectsHere).arrivals] == ["a", "b"]
+    pilot.give(CacheListed({"b": 2}))
+    assert pilot.take(told.ObjectsGone).names == ("a",)
+    assert pilot.take(commands.TidySnapshots)
+
+
+# ---- the end
+
+
+def test_a_pilot_drains_before_its_walltime_is_over(pilot: CoreShell) -> None:
+    pilot.give(WalltimeKnown(100.0)).ready().run(1).forget()
+    pilot.wait(87).give(Tick())
+    assert not pilot.all(to_library.Stop)
+    pilot.wait(2).give(Tick())
+    assert pilot.take(to_library.Stop)
+    pilot.end(1).die().give(Tick())
+    assert pilot.take(commands.Leave)
+
+
+def test_a_pilot_that_is_told_to_go_gives_calls_a_moment_and_no_more(pilot: CoreShell) -> None:
+    pilot.ready().run(1).forget().give(Signalled("it got SIGTERM"))
+    assert pilot.take(to_library.Stop)
+    pilot.wait(2.1).give(Tick())
+    assert pilot.take(commands.KillProcess)
+    pilot.wait(2).give(Tick())
+    assert pilot.take(commands.Leave), "even if its process does not end"
+
+
+def test_a_pilot_stays_for_those_that_get_something_from_it(pilot: CoreShell) -> None:
+    pilot.hear(order.Exit("bye", drain=True, hand_on_s=30.0)).give(Tick())
+    assert not pilot.all(commands.Leave)
+    pilot.hear(order.Exit("bye", drain=True)).give(Tick(serves_peers=True))
+    assert not pilot.all(commands.Leave), "a transfer is under way"
+    pilot.give(Tick())
+    assert pilot.take(commands.Leave)
+
+
+# ---- devices, and sessions whose files are not seen
+
+
+def test_a_device_is_faulty_after_two_bad_probes_and_is_not_probed_while_it_is_used() -> None:
+    pilot = CoreShell(probed=frozenset({DeviceId("gpu:0"), DeviceId("gpu:1")})).join()
+    pilot.start(device="gpu:1").forget().give(Tick())
+    assert pilot.take(commands.Probe).device == "gpu:0"
+    pilot.give(Probed(DeviceId("gpu:0"), Answer.WRONG, "wrong product"))
+    assert not pilot.all(told.DeviceFault)
+    pilot.wait(3).give(Tick())
+    assert pilot.take(commands.Probe).device == "gpu:0"
+    pilot.give(Probed(DeviceId("gpu:0"), Answer.WRONG, "wrong product"))
+    assert "wrong product, twice" in pilot.take(told.DeviceFault).reason
+
+
+def test_large_arguments_come_first_where_the_session_is_not_seen() -> None:
+    pilot = CoreShell(is_carried=True).join().ready()
+    ref = ObjectRef("argument-1", 2_000_000)
+    pilot.forget().run(1, 2, 3, payload=ref)
+    brought = pilot.take(commands.BringArguments)
+    assert not pilot.all(to_library.Run)
+    pilot.hear(order.CancelCalls(LibraryId(1), (3,)))  # type: ignore[arg-type]
+    assert pilot.take(told.CallsReturned).calls == (3,)
+    pilot.give(
+        ArgumentsBrought(
+            LibraryId(1), brought.ticket, {1: "/cache/a", 3: "/cache/a"}, {2: Lack("no seed")}  # type: ignore[dict-item]
+        )
+    )  # fmt: skip
+    run = pilot.take(to_library.Run)
+    assert ([spec.call for spec in run.calls], run.objects) == ([1], {"argument-1": "/cache/a"})
+    (end,) = pilot.take(told.CallsEnded).ends
+    assert end.failure is not None
+    assert (end.call, end.failure.kind) == (2, FailureKind.SERIALIZATION)
+    assert pilot.take(commands.ReleaseArguments).calls == (3,)

@@ -1,0 +1,225 @@
+"""Anything may happen to a pilot in any order: each call leaves its library once, and memory is never held twice.
+
+The machine plays the manager, the processes of libraries and the node. It believes what a manager does: a call is in
+a library from the order that sends it until the pilot says that it has left, by whatever message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from core.pilot_shell import GIB, CoreShell
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from stoker.contexts.recipe import Needs, ObjectRef, Recipe
+from stoker.manager.protocol import to_agent
+from stoker.manager.protocol import to_manager as told
+from stoker.manager.protocol import to_pilot as order
+from stoker.manager.protocol.calls import CallEnd, CallProgress
+from stoker.manager.protocol.ids import LibraryId
+from stoker.pilot.core.commands import SetTimer, Tell
+from stoker.pilot.core.events import (
+    Before,
+    Farewell,
+    HelloDue,
+    Lack,
+    LibraryGarbled,
+    LibraryHungUp,
+    ObjectArrived,
+    ObjectLost,
+    Observation,
+    Observed,
+    ProcessEnded,
+    ProcessMade,
+    Tick,
+    TimerFired,
+    WalltimeKnown,
+)
+
+WEIGHTS = ObjectRef("weights", GIB, "/models/weights")
+RECIPES = (
+    Recipe(key="plain", name="plain"),
+    Recipe(key="files", name="files", objects=(WEIGHTS,)),
+    Recipe(key="limits", name="limits", needs=Needs(load_limit_s=5.0), calls_per_library=2),
+)
+libraries = st.integers(1, 5)
+seconds = st.sampled_from((0.0, 0.3, 2.0, 11.0, 40.0))
+
+
+class Pilot(RuleBasedStateMachine):
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pilot = CoreShell()
+        self.believed: dict[int, dict[int, None]] = {}
+        """Calls by library, as the manager believes."""
+        self.calls = 0
+        self.timers: dict[str, float] = {}
+
+    @initialize()
+    def join(self) -> None:
+        self.pilot.join()
+        self.settle()
+
+    def settle(self) -> None:
+        """Believe what the pilot has said."""
+        for command in self.pilot.wanted:
+            if isinstance(command, SetTimer):
+                self.timers[command.key] = command.at
+            if isinstance(command, Tell):
+                self.hear(command.message)
+        self.pilot.forget()
+
+    def hear(self, message: Any) -> None:
+        match message:
+            case told.CallsEnded(library=number, ends=ends):
+                self.left(number, [end.call for end in ends])
+            case told.CallsReturned(library=number, calls=calls):
+                self.left(number, calls)
+            case told.CallEvicted(library=number, progress=progress):
+                self.left(number, [progress.call])
+            case told.LibraryGone(library=number, running=running, unstarted=unstarted):
+                self.left(number, [*running, *unstarted])
+                assert not self.believed.pop(number, {}), "all that it held is told with its end"
+            case _:
+                pass
+
+    def left(self, number: int, calls: Any) -> None:
+        held = self.believed.setdefault(number, {})
+        for call in calls:
+            assert call in held, f"call {call} leaves lib-{number}, which does not hold it"
+            del held[call]
+
+    # ---- the manager
+
+    @rule(number=libraries, recipe=st.sampled_from(RECIPES), memory=st.integers(0, 30))
+    def start(self, number: int, recipe: Recipe, memory: int) -> None:
+        self.pilot.start(number, recipe, device_memory_bytes=memory * GIB)
+        self.settle()
+
+    @rule(number=libraries, count=st.integers(1, 4), limit_s=st.sampled_from((0.0, 1.0)))
+    def run(self, number: int, count: int, limit_s: float) -> None:
+        calls = range(self.calls + 1, self.calls + 1 + count)
+        self.calls += count
+        self.believed.setdefault(number, {}).update(dict.fromkeys(calls))
+        self.pilot.run(*calls, library=number, limit_s=limit_s)
+        self.settle()
+
+    @rule(number=libraries, count=st.integers(1, 3))
+    def take_back(self, number: int, count: int) -> None:
+        self.pilot.hear(order.TakeBack(LibraryId(number), count))
+        self.settle()
+
+    @rule(number=libraries, running=st.booleans(), grace_s=st.sampled_from((0.0, 10.0)))
+    def cancel(self, number: int, running: bool, grace_s: float) -> None:
+        calls = tuple(self.believed.get(number, ()))[::2]
+        self.pilot.hear(order.CancelCalls(LibraryId(number), calls, running, grace_s))  # type: ignore[arg-type]
+        self.settle()
+
+    @rule(number=libraries, drain=st.booleans())
+    def stop(self, number: int, drain: bool) -> None:
+        self.pilot.hear(order.StopLibrary(LibraryId(number), "enough", drain))
+        self.settle()
+
+    @rule(number=libraries, size=st.integers(-1, 30))
+    def resize(self, number: int, size: int) -> None:
+        self.pilot.hear(order.ResizeLibrary(LibraryId(number), size * GIB))
+        self.settle()
+
+    @rule(between=st.booleans())
+    def greet(self, between: bool) -> None:
+        """Say hello: it lists what the manager believes, and orders of before it is answered count for nothing."""
+        self.pilot.give(HelloDue(Before(), 0, ()))
+        state = self.pilot.core.state
+        listed = {number: list(library.held) for number, library in state.libraries.items()}
+        assert listed == {number: list(self.believed.get(number, ())) for number in listed}
+        assert not any(calls for number, calls in self.believed.items() if number not in listed)
+        if between:
+            self.pilot.run(10**9, library=1)
+        self.pilot.hear(order.PilotWelcome("s", 5.0, 60.0, hello=state.hellos))
+        self.settle()
+
+    # ---- processes
+
+    @rule(number=libraries, loaded=st.booleans(), device=st.integers(0, 30))
+    def load(self, number: int, loaded: bool, device: int) -> None:
+        self.pilot.give(ProcessMade(LibraryId(number), 1)).say(number, to_agent.Hello(number, 1))
+        if loaded:
+            self.pilot.say(number, to_agent.Loaded(1.0, GIB, GIB, device * GIB))
+        self.settle()
+
+    def some(self, number: int, every: int) -> list[int]:
+        """Calls that a process could speak of: of those that it was sent, and one that was never sent."""
+        return [*tuple(self.believed.get(number, ()))[::every], 10**9]
+
+    @rule(number=libraries, every=st.integers(1, 3))
+    def end(self, number: int, every: int) -> None:
+        self.pilot.say(number, to_agent.Ended([CallEnd(call, ok=True) for call in self.some(number, every)]))  # type: ignore[arg-type]
+        self.settle()
+
+    @rule(number=libraries, every=st.integers(1, 3), answers=st.integers(0, 3))
+    def give_back(self, number: int, every: int, answers: int) -> None:
+        self.pilot.say(number, to_agent.GivenBack(tuple(self.some(number, every)), order=answers))  # type: ignore[arg-type]
+        self.settle()
+
+    @rule(number=libraries, size=st.integers(-1, 40))
+    def evict(self, number: int, size: int) -> None:
+        call = self.some(number, 1)[0]
+        self.pilot.say(number, to_agent.Evicted(CallProgress(call)), to_agent.Resized(size * GIB))  # type: ignore[arg-type]
+        self.settle()
+
+    @rule(number=libraries, every=st.integers(1, 3), signal=st.sampled_from((0, 9, 11)), fails=st.booleans())
+    def die(self, number: int, every: int, signal: int, fails: bool) -> None:
+        running = tuple(self.some(number, every))
+        cause = "no process" if fails else ""
+        self.pilot.give(ProcessEnded(LibraryId(number), signal, running=running, cause=cause))  # type: ignore[arg-type]
+        self.settle()
+
+    @rule(number=libraries, garbled=st.booleans())
+    def break_socket(self, number: int, garbled: bool) -> None:
+        self.pilot.give(LibraryGarbled(LibraryId(number), "x") if garbled else LibraryHungUp(LibraryId(number)))
+        self.settle()
+
+    @rule(number=libraries, every=st.integers(1, 3), ran_s=seconds, over=st.sampled_from((0, GIB)))
+    def observe(self, number: int, every: int, ran_s: float, over: int) -> None:
+        seen = [(call, ran_s) for call in self.some(number, every)]
+        self.pilot.give(Observed([Observation(LibraryId(number), seen, over)]))  # type: ignore[arg-type]
+        self.settle()
+
+    # ---- the node
+
+    @rule(comes=st.booleans(), in_cache=st.booleans())
+    def object_news(self, comes: bool, in_cache: bool) -> None:
+        (self.pilot.cache.add if in_cache else self.pilot.cache.discard)("weights")
+        self.pilot.give(ObjectArrived("weights", GIB) if comes else ObjectLost("weights", Lack("nowhere")))
+        self.settle()
+
+    @rule(after_s=seconds)
+    def wait(self, after_s: float) -> None:
+        self.pilot.wait(after_s)
+        for key in [key for key, at in self.timers.items() if at <= self.pilot.now]:
+            del self.timers[key]
+            self.pilot.give(TimerFired(key))
+        self.pilot.give(Tick())
+        self.settle()
+
+    @rule(left_s=st.sampled_from((5.0, 1000.0)))
+    def walltime(self, left_s: float) -> None:
+        self.pilot.give(WalltimeKnown(left_s))
+        self.settle()
+
+    @invariant()
+    def memory_adds_up(self) -> None:
+        self.pilot.core.state.ledger.validate()
+
+    def teardown(self) -> None:
+        self.pilot.give(Farewell())
+        self.settle()
+        assert not any(self.believed.values()), "nothing that was accepted is forgotten"
+
+
+TestPilot = Pilot.TestCase
+TestPilot.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
