@@ -26,6 +26,10 @@ DESELECTED = {
         "it lists by class the executors that may refuse a specification; ours refuses too, and "
         "tests/parsl/test_ported_cases.py says which error it gives"
     ),
+    "test_python_apps/test_timeout.py::test_timeout_after_exception": (
+        "it uses no executor: it asks that a call of Parsl's own timer ends within 5 ms of the timer's start, which a "
+        "machine that is busy cannot promise"
+    ),
 }
 
 WANTS_MODULE = {"test_regression/test_226.py": "pandas"}
