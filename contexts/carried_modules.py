@@ -113,14 +113,25 @@ _here: dict[str, tuple[Any, str]] = {}
 _shelf = Shelf()
 
 
-def leave() -> None:
-    """The call that this thread has run is over. Its modules stay where they are until another call begins."""
+def leave(*, keep: CarriedModules = NO_MODULES) -> None:
+    """The call that this thread has run is over. Its modules stay where they are until another call begins. The next
+    call of this thread wants those of `keep`: if they are the same, there is nothing to leave."""
     place = _finder.thread.__dict__.get("place")
-    if place is not None and place.top.found:
+    if place is not None and place.top.found and place.top is not keep:
         with _lock:
             place.top = NO_MODULES
             _finder.running = _finder.who_runs()
             _finder.arrangement = next(_arrangements)
+
+
+def count_forgotten() -> int:
+    """How many modules that were set aside are forgotten by now."""
+    return _shelf.count_forgotten
+
+
+def has_forgotten(modules: CarriedModules, *, since: int) -> bool:
+    """Whether one of these was forgotten when more than `since` had been."""
+    return any(_shelf.has_forgotten(name, each.version, since=since) for name, each in modules.found.items())
 
 
 def versions_of_context() -> Mapping[str, str]:

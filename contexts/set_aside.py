@@ -43,10 +43,18 @@ class Shelf:
         self._most_of_a_name = most_of_a_name
         self._turn = 0
         self._aside: OrderedDict[tuple[str, str], _Aside] = OrderedDict()
+        self._forgotten: dict[tuple[str, str], int] = {}
+        """When each module was forgotten last, counted in modules that were."""
+        self.count_forgotten = 0
 
     def __contains__(self, key: tuple[str, str]) -> bool:
         """Whether the module of this name and version is set aside."""
         return key in self._aside
+
+    def has_forgotten(self, name: str, version: str, *, since: int) -> bool:
+        """Whether a module was forgotten when more than `since` had been: what refers to it has another than the one
+        that is imported from now on."""
+        return self._forgotten.get((name, version), 0) > since
 
     def names(self) -> set[str]:
         """The names of all modules that are set aside."""
@@ -94,6 +102,8 @@ class Shelf:
             oldest = next(iter(self._aside.values())).turn
             for key in [key for key, aside in self._aside.items() if aside.turn == oldest]:
                 del self._aside[key]
+                self.count_forgotten += 1
+                self._forgotten[key] = self.count_forgotten
             turns -= 1
 
     def _has_too_many_of_a_name(self) -> bool:

@@ -91,12 +91,20 @@ def make_snapshot(place: Path, load: Callable[[], Loaded], *, source: str) -> bo
             _save(model, tokenizer, draft)
             took_s = time.monotonic() - began
             (draft / _FACTS).write_text(json.dumps({"source": source, "made_s": round(took_s, 3)}))
+            _flush(draft)  # or a crash of the machine could leave zeros under a name that is trusted
             draft.rename(place)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
     log.info("made the snapshot %s of %s in %s; the next load uses it", place, source, show_seconds(took_s))
     return True
+
+
+def _flush(folder: Path) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as written:
+                os.fdatasync(written.fileno())
 
 
 def _through_snapshot(path: str, *, dtype: Any, device: str, name: str) -> tuple[Loaded, str]:

@@ -115,10 +115,22 @@ class Observer:
                     raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
         who = f"the manager of session {self.file.session}{presence.elsewhere(self.folder)} at {self.file.address}"
         raise NoAnswerError(
-            f"{who} does not answer within {self._timeout_s:g} s; its log may say why: {self.folder.manager_log}",
+            f"{who} does not answer within {self._timeout_s:g} s; its log may say why: {self.folder.manager_log}"
+            f"{_ended_by_hand(self.folder)}",
             session=self.file.session,
             log=str(self.folder.manager_log),
         )
+
+
+def _ended_by_hand(folder: SessionFolder) -> str:
+    """What to do about a manager of this machine that stays silent; empty for one of another machine, or none."""
+    holder = lease.read_if_whole(folder.lease)
+    if holder is None or not lease.is_alive(holder):
+        return ""
+    return (
+        f"; where it stays silent, end it (kill -9 {holder.pid}): its program, or `stoker attach {folder.path}`, starts"
+        " another one, which goes on from the journal"
+    )
 
 
 def _of_another_version(folder: SessionFolder, file: SessionFile) -> str:

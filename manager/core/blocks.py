@@ -56,9 +56,7 @@ def want(core: Core, source: SourceState, count: int) -> None:
     for _ in range(count):
         id = BlockId(f"b{state.next_block}")
         state.next_block += 1
-        block = state.blocks[id] = Block(id, source, state.now)
-        source.blocks[id] = block
-        _book(block)
+        _made(core, source, id)
         orders.append(BlockOrder(id, source.source.name))
     factory = factory_of(core.state)
     if factory is not None:
@@ -185,13 +183,20 @@ def _adopted(core: Core, message: BlockNews) -> Block | None:
             core.tell(factory, to_client.CancelBlocks((id,), "it was over, or its site is no longer the session's"))
         return None
     state.notice(JOURNAL_LOST)
+    block = _made(core, source, id)
+    block.notes[:1] = [(state.now, f"found in the batch system of source {message.source}")]
+    core.demand_changed = True
+    return block
+
+
+def _made(core: Core, source: SourceState, id: BlockId) -> Block:
+    """A block that the manager did not know. Where the journal lost its records, pilots of it may be here already."""
+    state = core.state
     block = state.blocks[id] = source.blocks[id] = Block(id, source, state.now)
-    block.notes[:] = [(state.now, f"found in the batch system of source {message.source}")]
     _book(block)
     for pilot in state.pilots.values():
         if pilot.block == id:
             _join(core, block, pilot)
-    core.demand_changed = True
     return block
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from stoker.manager.core.core import Core
 
 SIGKILL = 9
+CUTS_BESIDE = 2
+"""A call whose library was ended so often for the sake of others has the next one for itself."""
 POISON_KILLS = 2
 """A call that has killed this many libraries is a poison call: the first death may have been the node's fault."""
 
@@ -224,6 +226,7 @@ def killed_its_library(core: Core, library: Library, call: Call, failure: Failur
             call.note(core.state.now, f"{text} while other libraries of {library.pilot.id} were at work")
             return False
     call.kills += 1
+    call.by_itself = True
     if not alone:
         call.kills = min(call.kills, POISON_KILLS - 1)
         call.note(core.state.now, f"{text} while it ran other calls too; it is tried again by itself")
@@ -238,6 +241,15 @@ def killed_its_library(core: Core, library: Library, call: Call, failure: Failur
     )
     fail(core, call, evidence)
     return True
+
+
+def cut_beside(core: Core, library: Library, call: Call, failure: Failure) -> None:
+    """A library was ended for another call's sake while it ran this one. That may happen again and again beside calls
+    that run into their time limits, so the call soon has a library for itself."""
+    call.cuts_beside += 1
+    call.by_itself |= call.cuts_beside >= CUTS_BESIDE
+    more = "; it has a library for itself from now on" if call.by_itself else ""
+    call.note(core.state.now, f"lib-{library.id} was ended while it ran there ({failure.message}){more}")
 
 
 # ---- ending

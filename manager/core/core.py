@@ -192,7 +192,7 @@ class Core:
         held = library.held
         for call in calls:
             held[call.id] = call
-            if call.kills:
+            if call.by_itself:
                 library.suspect = call
         batch = self.sends.get(library)
         if batch is None:
@@ -247,6 +247,8 @@ class Core:
     # ---- the end of an event
 
     def _settle(self) -> None:
+        if self.state.reserved and suspects.may_begin(self.state):
+            self.apart_due = True
         if self.returned or self.dirty or self.supply_changed or self.demand_changed or self.apart_due:
             self._ask()
         objects.settle(self)

@@ -113,12 +113,12 @@ def _give(core: Core, library: Library, head: Call, count: int) -> bool:
     """Give a library up to `count` calls of the group that is next in the queue. False if it may have none of them."""
     group = head.group
     now, queue = core.state.now, library.context.queue
-    if head.kills:
+    if head.by_itself:
         if library.load:
             return False
         count = 1
     taken = queue.take(group, count)
-    barred = [call for call in taken if call.kills and call is not head]
+    barred = [call for call in taken if call.by_itself and call is not head]
     if library.zombies:
         barred += [call for call in taken if call.id in library.zombies and call not in barred]
     for call in barred:
@@ -239,8 +239,6 @@ def ended(core: Core, library: Library, ends: list[CallEnd]) -> None:
         for outcome in ends:
             if outcome.call not in open_calls:
                 suspects.ended(core, outcome.call)
-        if library.pilot.reserved is not None:
-            suspects.pilot_is_free(core, library.pilot)
     library.stuck = False
     library.ended_at = core.state.now
     library.served += total

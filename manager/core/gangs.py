@@ -41,7 +41,7 @@ def start(core: Core, call: Call, members: tuple[Library, ...], rendezvous: str)
     call.sent_at = core.state.now
     for rank, library in enumerate(members):
         library.held[call.id] = call
-        if call.kills:
+        if call.by_itself:
             library.suspect = call
         feeding.reclass(core, library)
         place = GangPlace(rank, len(members), rendezvous)

@@ -29,6 +29,8 @@ KEPT_LIBRARIES = 200
 
 BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})
 """A library that was ended for one call's sake, or its pilot's, is not the fault of the others that it ran."""
+OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
+"""It was ended for the sake of one call, which has left it by then."""
 
 
 # ---- promises
@@ -220,6 +222,8 @@ def gone(core: Core, library: Library, message: LibraryGone) -> None:
         suspects.cut_off(core, library, [call for call in survivors if call.id in running])
     for call in survivors:
         killer = blamed is not None and call.id in running
+        if failure is not None and failure.kind in OF_OTHERS and call.id in running:
+            calls.cut_beside(core, library, call, failure)
         if not (killer and blamed and calls.killed_its_library(core, library, call, blamed, alone=len(running) == 1)):
             back.append(call)
     if blamed is not None:

@@ -141,7 +141,7 @@ def _goes_on(core: Core, orphan: Orphan, call: Call) -> bool:
 
 def may_go_on(library: Library, call: Call) -> bool:
     """Whether a call that runs in a library already may count as held there."""
-    suspect = library.suspect is not None or (call.kills and library.slots > 1)
+    suspect = library.suspect is not None or (call.by_itself and library.slots > 1)
     return call.group.context is library.context and call.group.options.gang[1] == 1 and not suspect
 
 

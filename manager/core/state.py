@@ -129,6 +129,10 @@ class Call(msgspec.Struct, gc=False, eq=False):
     notes: list[Note] | None = None
     late: bool = False
     """True once it can no longer be in time: its deadline does not count any more."""
+    cuts_beside: int = 0
+    """How often its library was ended for the sake of another call while it ran there."""
+    by_itself: bool = False
+    """Whether it is to have a library for itself: it may end others there, or is ended there again and again."""
 
     def note(self, now: float, text: str) -> None:
         """Remember something for the call's story. Ordinary steps are told from its fields and cost nothing."""
@@ -325,7 +329,7 @@ class Library:
     def admits(self, call: Call) -> bool:
         """Whether nothing between the two forbids it to run here now, room and context left aside: it was not taken
         away from here a moment ago, and neither it nor what runs here may have to run by itself."""
-        alone = call.kills and self.load
+        alone = call.by_itself and self.load
         free = self.pilot.reserved is None or self.pilot.reserved is call
         return free and self.suspect is None and not alone and call.id not in self.zombies
 
@@ -448,6 +452,8 @@ class State:
         """When calls are expected to end, as their clients were told last."""
         self.trials: dict[int, Trial] = {}
         """What calls have lost that they ran on, by call."""
+        self.reserved: dict[PilotId, Pilot] = {}
+        """The pilots that are kept for a call that is to run alone."""
         self.breaks: dict[int, int] = {}
         """How often the ranks of a gang call have lost each other."""
         self.broken_runs: dict[int, float] = {}

@@ -206,6 +206,10 @@ def waits_for(state: State, context: Context) -> str:
     if ready:
         plural = "library is" if len(ready) == 1 else "libraries are"
         more = f"; {len(loading)} more loading" if loading else ""
+        kept = [x.pilot for x in ready if x.pilot.reserved is not None]
+        if len(kept) == len(ready) and kept[0].reserved is not None:
+            alone = show_call(kept[0].reserved.id)
+            return f"{kept[0].id} is kept for {alone}, which is to run alone (stoker explain {alone}){more}"
         free = sum(library.id in context.idle for library in ready)
         if gang > 1 and free:
             return f"the next call wants {gang} devices at once; {free} of its {len(ready)} hot libraries free{more}"

@@ -58,6 +58,8 @@ _WHOLE = 0.6
 
 def pilot_lost(core: Core, pilot: Pilot) -> None:
     """A pilot is gone with what it held: note whom that may tell of. To be called before its calls go elsewhere."""
+    if pilot.reserved is not None:
+        _free(core, core.state.trials[pilot.reserved.id])
     cut = pilot.loss is LossReason.WALLTIME or losses.near_walltime(pilot, core.state.now)
     if not cut and (pilot.loss is None or pilot.loss.explained):
         return
@@ -137,10 +139,9 @@ def put_back(core: Core, call: Call) -> None:
         core.apart_due = True
 
 
-def pilot_is_free(core: Core, pilot: Pilot) -> None:
-    """Calls have ended on a reserved pilot: the one that waits for it may begin."""
-    if not any(library.load for library in pilot.libraries.values()):
-        core.apart_due = True
+def may_begin(state: State) -> bool:
+    """True if nothing runs any more on a pilot that is kept for a call: however that came, the call may begin."""
+    return any(not _load(pilot) for pilot in state.reserved.values())
 
 
 def offer(core: Core, library: Library) -> None:
@@ -346,6 +347,7 @@ def _send_alone(core: Core, call: Call, trial: Trial) -> None:
             return
         pilot = min(free, key=lambda x: (_load(x.pilot), x.id)).pilot
         trial.pilot, pilot.reserved = pilot, call
+        core.state.reserved[pilot.id] = pilot
         for library in pilot.libraries.values():
             feeding.reclass(core, library)
     if not _load(pilot):
@@ -392,6 +394,7 @@ def _free(core: Core, trial: Trial) -> None:
     if pilot is None:
         return
     pilot.reserved = None
+    core.state.reserved.pop(pilot.id, None)
     core.supply_changed = core.apart_due = True
     for library in pilot.libraries.values():
         feeding.reclass(core, library)

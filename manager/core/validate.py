@@ -18,6 +18,7 @@ def validate(state: State) -> None:
                 f"{device.id}: promised {device.promised_bytes}, libraries {promised}",
             )
             _hold(0 <= promised <= device.facts.memory_bytes, f"{device.id}: promised twice")
+        _hold((pilot.id in state.reserved) is (pilot.reserved is not None), f"{pilot.id} is in the wrong books")
         if pilot.reserved is not None:
             trial = state.trials.get(pilot.reserved.id)
             _hold(
@@ -89,7 +90,7 @@ def _library(state: State, library: Library) -> None:
     usable = library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
     usable = usable and library.suspect is None and library.pilot.reserved is None
     free = usable and library.load < library.slots
-    suspects = [call for call in library.held.values() if call.kills]
+    suspects = [call for call in library.held.values() if call.by_itself]
     _hold(not suspects or library.load == 1, f"{name}: a suspect runs with others")
     _hold((library.id in context.idle) == free, f"{name}: idle set is wrong")
     over = usable and library.load > library.slots

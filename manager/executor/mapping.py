@@ -72,13 +72,16 @@ def map(
         raise ConfigError(f"stoker.map: {function!r} is not a function; write stoker.map(function, items)")
     rows = rows_of(items)
     items = items if rows is None else rows
-    if not isinstance(items, Iterable):
-        raise ConfigError(f"stoker.map: {items!r:.80} cannot be iterated over; write stoker.map(function, items)")
+    total = len(items) if isinstance(items, Sized) else None
+    try:
+        items = items if isinstance(items, Iterable) else iter(items)  # by __getitem__ alone, as torch's data sets
+    except TypeError:
+        what = f"stoker.map: {items!r:.80} cannot be iterated over; write stoker.map(function, items)"
+        raise ConfigError(what) from None
     name = name_of(function)
     _refuse_unheeded(function, name)
     kernel = loaded_kernel(f"stoker.map({name}, ...)", inside="use Python's own map")
     executor = _executor_of(kernel, function, name)
-    total = len(items) if isinstance(items, Sized) else None
     inputs = settled(items) if size is None else batches(settled(items), size)
     follow = Bar(name, total, executor.ask_status) if progress is True else progress or None
     return Stream(

@@ -73,7 +73,10 @@ class Bounded(ClusterProvider):  # type: ignore[misc]  # parsl is untyped
             "job_stderr_path": f"{self.job}.err",
         }
         self._given = script_filename
-        self.text = Template(template).substitute({**configs, **ours, "jobname": self.job})
+        text = Template(template).substitute({**configs, **ours, "jobname": self.job})
+        for theirs, suffix in (("submit.stdout", "out"), ("submit.stderr", "err")):  # LSF and Grid Engine
+            text = text.replace(f"./{self.job}.{theirs}", f"{self.job}.{suffix}")
+        self.text = text
         if self.shell is not None:
             (Path(self.script_dir) / script_name(self.job)).write_text(self.text, errors="surrogateescape")
 
@@ -119,7 +122,8 @@ class OnEachNode(Launcher):  # type: ignore[misc]
             case ProviderKind.SLURM:
                 cores = f" --cpus-per-task={self.provider.cores}" if self.provider.cores else ""
                 each = f"--nodes={nodes_per_block} --ntasks={nodes_per_block} --ntasks-per-node=1{cores}"
-                return f"exec srun {each} --kill-on-bad-exit=0 --wait=0 {command}"
+                # --export: where a site's options have NONE, the steps would have no PATH.
+                return f"exec srun {each} --export=ALL --kill-on-bad-exit=0 --wait=0 {command}"
             case ProviderKind.PBS:
                 return f'cd "$PBS_O_WORKDIR"\nexec pbsdsh -- /bin/bash -c {again}'
             case ProviderKind.LSF:

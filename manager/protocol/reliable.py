@@ -72,7 +72,11 @@ class Inbox:
         return True
 
     def skip_to(self, sequence: int) -> bool:
-        """The sender keeps no frame up to this number. True if frames were lost here that it had been told are safe."""
+        """The sender keeps no frame up to this number. True if frames were lost here that it had been told are safe.
+
+        Frames that were taken behind a hole are taken once more when they come again: they say what has happened since
+        the time of which the hello speaks, and what they said before may have meant nothing here."""
         lost = sequence > self.last or self.has_hole
-        self.last, self.has_hole = max(self.last, sequence), False
+        self.last = sequence if self.has_hole else max(self.last, sequence)
+        self.has_hole = False
         return lost

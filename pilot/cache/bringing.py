@@ -79,6 +79,7 @@ class Bringing:
                 if look:
                     with suppress(ChangedError):
                         return self._cache.enter(self._ref, draft, manifest=self._offer[1], look=look), _NOTHING
+                self._cache.make_disk_room(self._ref, draft)
                 return self._bring(draft, alone_s)
         except OSError as error:
             kind = DiskError if takes_no_writes(error) else CacheError
@@ -132,4 +133,7 @@ class Bringing:
                     copy.give_up()
                 disk.delete(draft)  # it takes room, or is of no use to the next try
             raise
+        finally:
+            with self._lock:
+                self._fetch = None  # it holds the copy open, which would take its room when it has left the cache
         return self._cache.enter(self._ref, draft, manifest=copies[0].data), outcome

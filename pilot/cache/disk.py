@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -82,6 +83,37 @@ def look(place: Path) -> str:
 
 def _look_of(facts: os.stat_result) -> str:
     return f"{facts.st_ino} {facts.st_size} {facts.st_mtime_ns}"
+
+
+def flush(place: Path) -> None:
+    """Wait until a file, or all files below a folder, are on the disk. Raises OSError."""
+    files = [place] if not place.is_dir() else [each for each in place.rglob("*") if each.is_file()]
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@functools.cache
+def boot() -> str:
+    """Names the time since this machine was started; empty where that cannot be known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def frees_bytes(place: Path) -> int:
+    """How much room its removal gives back: files that have a second name elsewhere give none."""
+    files = [place] if not place.is_dir() else [each for each in place.rglob("*") if not each.is_dir()]
+    total = 0
+    for file in files:
+        with suppress(OSError):
+            facts = file.lstat()
+            total += facts.st_blocks * 512 if facts.st_nlink == 1 else 0
+    return total
 
 
 def size(place: Path) -> int:

@@ -20,7 +20,10 @@ pilot has died stays for an hour, or until its room is needed: who wants the obj
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -36,6 +39,8 @@ from stoker.errors import ContextError
 from stoker.pilot.cache import disk
 from stoker.pilot.core.cache import Entry, Shortage, file_name, make_room
 from stoker.units import show_bytes
+
+log = logging.getLogger("stoker.pilot")
 
 KEPT_S = 14 * 86400.0
 """How long an object stays that nobody uses, unless a site says otherwise."""
@@ -63,11 +68,16 @@ class ChangedError(OSError):
 
 
 class _Facts(msgspec.Struct, frozen=True):
-    """What an entry's file says: the object's cache name and length, and how its content looked when it came."""
+    """What an entry's file says: the object's cache name and length, and how its content looked when it came.
+
+    `boot`: which boot of this machine the object was copied in, while a crash of the machine could lose its content;
+    empty: it has another name elsewhere.
+    """
 
     name: str
     size_bytes: int
     look: str
+    boot: str = ""
 
 
 class Pin:
@@ -98,6 +108,8 @@ class ObjectCache:
         self._entries = folder / "entries"
         self._manifests = folder / "manifests"
         self._drafts = folder / "drafts"
+        self._safe = folder / "safe"
+        """Marks of objects whose content is on the disk for good."""
         self._make_folders()
         if folder.stat().st_uid != os.getuid():
             raise CacheError(f"the cache folder {folder} belongs to somebody else; give --scratch another folder")
@@ -152,12 +164,29 @@ class ObjectCache:
             os.rename(draft, place)
             if manifest:
                 self._write(self._manifests / place.name, manifest)
-            facts = _Facts(name=ref.name, size_bytes=disk.size(place), look=look or disk.look(place))
+            boot = "" if look else disk.boot()
+            facts = _Facts(name=ref.name, size_bytes=disk.size(place), look=look or disk.look(place), boot=boot)
             self._write(entry, msgspec.json.encode(facts))
             found = self._lookup(place, entry)
         if found is None:
             raise ChangedError(f"{place} was changed as soon as it was there")
+        if boot:
+            threading.Thread(target=self._make_safe, args=(ref.name,), name="cache-safe", daemon=True).start()
         return found
+
+    def _make_safe(self, name: str) -> None:
+        """Wait until an object is on the disk, and mark it. A crash of the machine before that could leave zeros in its
+        place, of the right length and age; without the mark it is brought again after a boot."""
+        place, entry = self._place(name)
+        try:
+            look = disk.look(place)
+            disk.flush(place)
+            with self._locked():
+                facts = self._read(entry)
+                if facts is not None and facts.look == look:
+                    (self._safe / place.name).touch()
+        except OSError as error:
+            log.debug("%s may not outlive a crash of this machine: %s", place, error)
 
     def manifest(self, name: str) -> bytes:
         """What an object is made of; empty if that is not known here."""
@@ -202,14 +231,43 @@ class ObjectCache:
                 cache=str(self.folder),
             )
 
+    def make_disk_room(self, ref: ObjectRef, draft: Path) -> None:
+        """Make room for the copy of an object on the cache's disk, which may be smaller than the cache may grow.
+
+        What is not pinned goes, the least recently used first, if that makes the room. Raises InUseError where what
+        libraries use is in the way. Where even that is too little, nothing goes: the disk says so itself.
+        """
+        with self._locked():
+            lacking = ref.size_bytes - disk.taken(draft) - self._free_bytes()
+            if lacking <= 0:
+                return
+            unused, used = self._by_use()
+            if sum(unused.values()) >= lacking:
+                for name, size in unused.items():
+                    if lacking > 0 and size:
+                        self._remove(*self._place(name))
+                        lacking -= size
+                return
+        if sum(unused.values()) + sum(used.values()) >= lacking:
+            raise InUseError(
+                f"the object {ref.name} ({show_bytes(ref.size_bytes)}) does not fit on the disk of {self.folder}:"
+                f" running libraries use {show_bytes(sum(used.values()))} of it, those of this user's other sessions on"
+                " this host too; make room there, or give [pilot] scratch another disk",
+                object=ref.name,
+                cache=str(self.folder),
+            )
+
     def lacks_bytes(self, refs: Sequence[ObjectRef]) -> int:
         """How much of what is pinned here would have to go, so that these objects fit together."""
         with self._locked():
+            here = {facts.name for _, facts, _ in self._list()}
             needed = {
                 facts.name: facts.size_bytes for entry, facts, _ in self._list() if locks.is_locked(entry) is not False
             }
+            on_disk = self._free_bytes() + sum(self._by_use()[0].values())
         needed |= {ref.name: ref.size_bytes for ref in refs}
-        return max(0, sum(needed.values()) - self._bound)
+        coming = sum({ref.name: ref.size_bytes for ref in refs if ref.name not in here}.values())
+        return max(0, sum(needed.values()) - self._bound, coming - on_disk)
 
     @property
     def bound_bytes(self) -> int:
@@ -226,8 +284,21 @@ class ObjectCache:
 
     # ---- inside
 
+    def _free_bytes(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
+    def _by_use(self) -> tuple[dict[str, int], dict[str, int]]:
+        """What removing each object would give back to the disk, in bytes: of those that no pilot uses, the least
+        recently used first, and of the others."""
+        unused: dict[str, int] = {}
+        used: dict[str, int] = {}
+        for entry, facts, _ in sorted(self._list(), key=lambda each: each[2]):
+            of = unused if locks.is_locked(entry) is False else used
+            of[facts.name] = disk.frees_bytes(self._place(facts.name)[0])
+        return unused, used
+
     def _make_folders(self) -> None:
-        for part in (self.folder, self._objects, self._entries, self._manifests, self._drafts):
+        for part in (self.folder, self._objects, self._entries, self._manifests, self._drafts, self._safe):
             part.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _name(self) -> str:
@@ -261,7 +332,7 @@ class ObjectCache:
         except FileNotFoundError:
             return None
         facts = self._read(entry)
-        if facts is not None and disk.look(place) == facts.look:
+        if facts is not None and disk.look(place) == facts.look and self._outlived_boots(facts, place):
             locks.wait(descriptor, shared=True)
             now = time.time()
             os.utime(entry, (now, now))
@@ -269,6 +340,9 @@ class ObjectCache:
         os.close(descriptor)
         self._remove(place, entry)
         return None
+
+    def _outlived_boots(self, facts: _Facts, place: Path) -> bool:
+        return not facts.boot or facts.boot == disk.boot() or (self._safe / place.name).exists()
 
     def _coming(self, ref: ObjectRef) -> list[Entry]:
         """Other objects that are being brought in, by this pilot or another: their room is taken."""
@@ -307,6 +381,7 @@ class ObjectCache:
             entry.unlink()  # first: an object without an entry is not there
         disk.delete(place)
         disk.delete(self._manifests / place.name)
+        disk.delete(self._safe / place.name)
 
     def _expire(self, kept_s: float) -> None:
         """Remove objects that nobody has used for so long."""
@@ -324,7 +399,7 @@ class ObjectCache:
                 if time.time() - claim.stat().st_mtime >= kept_s:
                     disk.delete(claim.with_suffix(""))
                     claim.unlink()
-        for place in [*self._objects.iterdir(), *self._manifests.iterdir()]:
+        for place in [*self._objects.iterdir(), *self._manifests.iterdir(), *self._safe.iterdir()]:
             if not (self._entries / place.name).exists():
                 disk.delete(place)
 

@@ -24,6 +24,7 @@ from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_agent import Hello, Loaded, LoadFailed, SnapshotMade
 from stoker.manager.protocol.to_library import Load
+from stoker.pilot.core import exits
 from stoker.pilot.core.disk import takes_no_writes
 from stoker.pilot.library import attaching, frames
 from stoker.pilot.library import settings as settings_module
@@ -127,7 +128,7 @@ def _make_way(server: Server, began: float) -> None:
     """End a library that holds no context, so that a fresh one imports modules that were edited. Where functions of two
     programs take turns, which would end it at every call, the modules are imported anew here."""
     if time.monotonic() - began > _YOUNG_S:
-        server.leave(Fault(frames.OTHER_MODULES, "a function came with other versions of modules that it has imported"))
+        server.leave(Fault(exits.OTHER_MODULES, "a function came with other versions of modules that it has imported"))
 
 
 def _leave_ends_to_the_agent() -> None:
@@ -161,7 +162,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket) -> tuple[Any, Lo
         if os.getpid() != pid:
             leave_child(error)
         if ground.is_gone:
-            os._exit(frames.FOLDER_GONE)
+            os._exit(exits.FOLDER_GONE)
         trace = error.__traceback__
         text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
         print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log

@@ -36,7 +36,7 @@ from stoker.manager.protocol.calls import (
 )
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_library import Run
-from stoker.pilot.library import frames
+from stoker.pilot.core import exits
 from stoker.pilot.library.functions import Function
 from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.meetings import Meetings
@@ -174,17 +174,21 @@ class Runner:
     def _leave_if_not_at_fault(self, *, lacked_descriptors: bool) -> None:
         """End the library if a failed call may owe it to the pilot or to an earlier call: it then runs elsewhere."""
         if self._ground.is_gone:
-            os._exit(frames.FOLDER_GONE)  # the agent has every call of this library run elsewhere
+            os._exit(exits.FOLDER_GONE)  # the agent has every call of this library run elsewhere
         soundness = self._soundness
         if soundness is None or self._leave is None:
             return
         fault = soundness.why_no_descriptors() if lacked_descriptors else None
         if fault is None and soundness.unchecked > 1:
             fault = soundness.fault()
-            if fault is not None and fault.code == frames.NO_DESCRIPTORS and not lacked_descriptors:
+            if fault is not None and fault.code == exits.NO_DESCRIPTORS and not lacked_descriptors:
                 return
         if fault is not None:
             self._leave(fault)
+
+    def suspect(self, calls: list[int]) -> None:
+        """Name calls that have ended as those that may have ruined this process, which ends."""
+        self._marker.suspect(calls)
 
     def forgive(self) -> None:
         """Count the call that runs, if one does, as not begun: its library ends through no fault of it."""

@@ -35,6 +35,7 @@ from stoker.manager.protocol import wire
 from stoker.manager.protocol.calls import CallEnd, CallProgress
 from stoker.manager.protocol.to_agent import Ended, Evicted, GivenBack, Reports, Resized
 from stoker.manager.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Stop
+from stoker.pilot.core import exits
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library import frames
 from stoker.pilot.library.functions import Functions
@@ -160,6 +161,7 @@ class Server:
                         idle(slot)
                         carried_modules.leave()
                         work_came.wait()
+                    carried_modules.leave(keep=work.function.modules)  # before a call in another slot may want others
                 if not 0.0 < work.function.mean_s < EVERY_S or _now() - self._soundness.checked_at > EVERY_S:
                     self._leave_if_unfit()
                 self._note(runner.run(work), runner)
@@ -246,7 +248,13 @@ class Server:
             with self._sending:
                 self._sock.sendall(data)
         except OSError as error:
-            _leave(error)
+            self._lost(error, _ended(messages))
+
+    def _lost(self, error: OSError, untold: list[int]) -> NoReturn:
+        """The socket is gone. Where a call closed it, that is one of those that run, or whose ends are `untold`."""
+        if _is_closed_here(error) and self._runners:
+            self._runners[0].suspect([*untold, *(end.call for end in self._ends)])
+        _leave(error)
 
     def _receive(self, *, block: bool, over: Callable[[], bool] | None = None) -> None:
         """Read what has come. In the attendant, or between short calls, without waiting."""
@@ -262,7 +270,7 @@ class Server:
             except OSError as error:
                 if over is not None and over():
                     return
-                _leave(error)
+                self._lost(error, [])
             if not here:
                 if over is not None and over():
                     return
@@ -357,8 +365,23 @@ def _nothing() -> None:
 
 def _leave(error: OSError | None) -> NoReturn:
     """The agent is gone, and nobody is left to work for; or user code has closed the socket under our feet."""
-    ours = error is not None and error.errno in (errno.EBADF, errno.ENOTSOCK)
-    os._exit(frames.SOCKET_LOST if ours else 1)
+    os._exit(exits.SOCKET_LOST if _is_closed_here(error) else 1)
+
+
+def _is_closed_here(error: OSError | None) -> bool:
+    """True if the socket was closed by this process."""
+    return error is not None and error.errno in (errno.EBADF, errno.ENOTSOCK)
+
+
+def _ended(messages: list[Any]) -> list[int]:
+    """The calls of which messages tell that they have ended, or left."""
+    found: list[int] = []
+    for message in messages:
+        if isinstance(message, Ended):
+            found += [end.call for end in message.ends]
+        elif isinstance(message, Evicted):
+            found.append(message.progress.call)
+    return found
 
 
 def _resizer(context: Any) -> Callable[..., Any] | None:

@@ -28,7 +28,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from stoker import descriptors
-from stoker.pilot.library import frames
+from stoker.pilot.core import exits
 from stoker.pilot.library.printing import stream_to
 
 EVERY_S = 0.005
@@ -98,11 +98,11 @@ class Soundness:
         modules = sys.modules
         for name, module in self._modules.items():
             if modules.get(name) is not module:
-                return Fault(frames.RUINED, f"a call in it removed or replaced sys.modules[{name!r}]")
+                return Fault(exits.RUINED, f"a call in it removed or replaced sys.modules[{name!r}]")
         for name, which in _LIMITS.items():
             soft, _ = self._limits[which]
             if _is_lower(resource.getrlimit(which)[0], soft) and not _may_raise(which, soft):
-                return Fault(frames.RUINED, f"a call in it lowered {name} for good")
+                return Fault(exits.RUINED, f"a call in it lowered {name} for good")
         return self._lack_of_descriptors()
 
     def why_no_descriptors(self) -> Fault | None:
@@ -121,7 +121,7 @@ class Soundness:
 
     def _no_descriptors(self) -> Fault:
         most = descriptors.limit()
-        return Fault(frames.NO_DESCRIPTORS, f"calls in it left files open; it may have {most:,}: close them (`with`)")
+        return Fault(exits.NO_DESCRIPTORS, f"calls in it left files open; it may have {most:,}: close them (`with`)")
 
     def _has_room(self) -> bool:
         lowest = _lowest_free()

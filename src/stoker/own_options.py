@@ -29,7 +29,10 @@ _SLURM_LONG = {
 _SLURM_SHORT = {
     "J": _NAME, "D": _FOLDER, "o": _OUTPUT, "e": _OUTPUT, "W": _ANSWER, "Q": _ANSWER, "M": _CLUSTERS,
 }  # fmt: skip
-_PBS_SHORT = {"N": _NAME, "o": _OUTPUT, "e": _OUTPUT, "I": _ANSWER, "z": _ANSWER, "C": _PROGRAM, "u": _ELSEWHERE}
+_PBS_SHORT = {
+    "N": _NAME, "o": _OUTPUT, "e": _OUTPUT, "k": _OUTPUT, "R": _OUTPUT, "I": _ANSWER, "z": _ANSWER, "C": _PROGRAM,
+    "u": _ELSEWHERE,
+}  # fmt: skip
 _FLAGS = {"slurm": "HIOQVWhksv", "pbs": "IVXfhz"}
 """Options of one letter that take no value, so that others may follow in the same word."""
 _WORDS = {
@@ -40,9 +43,11 @@ _WORDS = {
     },
     "grid_engine": {
         "-N": _NAME, "-cwd": _FOLDER, "-wd": _FOLDER, "-o": _OUTPUT, "-e": _OUTPUT, "-sync": _ANSWER,
-        "-verify": _ANSWER, "-clear": _NAME, "-C": _PROGRAM, "-@": _NAME,
+        "-verify": _ANSWER, "-terse": _ANSWER, "-clear": _NAME, "-C": _PROGRAM, "-@": _NAME,
     },
 }  # fmt: skip
+_LSF_ATTACHED = ("-J", "-cwd", "-outdir", "-oo", "-o", "-eo", "-e", "-Jd", "-env", "-eptl", "-ext")
+"""LSF takes a value in the same word, `-Jname`. The last four are other options that begin alike."""
 _CONDOR = {
     "executable": _PROGRAM, "shell": _PROGRAM, "cmd": _PROGRAM, "initialdir": _FOLDER, "initial_dir": _FOLDER,
     "job_iwd": _FOLDER, "iwd": _FOLDER, "output": _OUTPUT, "out": _OUTPUT, "stdout": _OUTPUT, "error": _OUTPUT,
@@ -84,8 +89,11 @@ def _said(option: str, why: str) -> str:
 def _found(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
     for number, word in enumerate(words):
         if kind in _WORDS:
-            if word in _WORDS[kind]:
-                yield word, _WORDS[kind][word]
+            option = _lsf_option(word) if kind == "lsf" else word
+            if option in _WORDS[kind]:
+                yield option, _WORDS[kind][option]
+            if kind == "grid_engine" and words[number : number + 2] in (["-w", "v"], ["-w", "p"]):
+                yield f"-w {words[number + 1]}", _ANSWER
             continue
         if kind == "slurm" and word.startswith("--"):
             name = word[2:].partition("=")[0]
@@ -95,6 +103,11 @@ def _found(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
             yield from _letters(kind, word)
             if kind == "pbs" and "W" in word[:2] and _waits("".join(words[number : number + 2])):
                 yield "-W block", _ANSWER
+
+
+def _lsf_option(word: str) -> str:
+    """The option that a word begins with, if it is one that takes its value in the same word; else the word."""
+    return max((option for option in _LSF_ATTACHED if word.startswith(option)), key=len, default=word)
 
 
 def _letters(kind: str, word: str) -> Iterator[tuple[str, str]]:

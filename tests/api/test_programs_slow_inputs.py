@@ -87,6 +87,23 @@ def test_batches_of_a_slow_input_come_too(session):
     assert_no_reader()
 
 
+class Indexed:
+    """What a data set of torch is to Python: it has neither __iter__ nor an end but IndexError."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, place: int) -> int:
+        if place >= 5:
+            raise IndexError(place)
+        return -place
+
+
+def test_items_that_can_only_be_indexed(session):
+    results = stoker.map(abs, Indexed())
+    assert list(results) == [0, 1, 2, 3, 4]
+
+
 def test_what_a_slow_input_raises_comes_after_the_results_before(session):
     source = Source()
     source.fails_at = 8

@@ -263,8 +263,11 @@ def test_a_manager_that_does_not_answer_is_a_clear_error(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         folder.write(SessionFile("test", wire.VERSION, f"tcp://127.0.0.1:{silent.getsockname()[1]}", key_pair().public))
         lease.take(folder.lease)
-        with pytest.raises(SessionError, match=r"does not answer within 0\.2 s; its log may say why: .*manager\.log"):
+        with pytest.raises(
+            SessionError, match=r"does not answer within 0\.2 s; its log may say why: .*manager\.log"
+        ) as why:
             Observer(folder, timeout_s=0.2).__enter__()
+    assert f"end it (kill -9 {os.getpid()}): its program, or `stoker attach {folder.path}`" in str(why.value)
 
 
 def test_a_neighbours_key_gets_no_answer(manager: Manager) -> None:

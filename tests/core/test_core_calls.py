@@ -318,10 +318,15 @@ def test_nor_is_it_pulled_there(cluster: Make, monkeypatch: pytest.MonkeyPatch) 
 
 def test_calls_beside_one_that_took_too_long_or_was_cancelled_are_not_to_blame(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a", slots=2)).calls(2, context="a").ready()
-    for kind in (FailureKind.TIMEOUT, FailureKind.CANCELLED, FailureKind.TIMEOUT):
-        c.die(c.library(context="a"), "1", "2", failure=Failure(kind, "another call")).ready()
+    c.die(c.library(context="a"), "1", "2", failure=Failure(FailureKind.TIMEOUT, "another call")).ready()
     assert c.held(context="a") == ["1", "2"]
-    assert c.the_call("1").kills == 0
+    c.die(c.library(context="a"), "1", "2", failure=Failure(FailureKind.CANCELLED, "another call")).ready()
+    assert c.held(context="a") == ["1"], "by now each has a library for itself"
+    for _ in range(3):
+        c.die(c.library(context="a"), "1", failure=Failure(FailureKind.TIMEOUT, "another call")).ready()
+    assert [c.the_call(name).kills for name in "12"] == [0, 0]
+    c.end("1").end("2")
+    assert all(end.ok for end in c.ended.values())
 
 
 def test_suspects_run_by_themselves(cluster: Make) -> None:

@@ -310,6 +310,15 @@ def test_a_block_that_the_manager_lost_is_taken_for_its_own_with_its_pilots() ->
     c.check()
 
 
+def test_a_block_that_is_asked_for_anew_has_the_pilots_that_it_brought_before() -> None:
+    """The journal lost its first records: the source is defined once more, and its first block is b1 again."""
+    c = back(empty(), facts(), block="b1").event(SessionDefined((Source("mine", Rule.FIXED, first=1, most=1),)))
+    block = c.core.state.blocks["b1"]  # type: ignore[index]
+    assert list(block.pilots) == ["old"]
+    assert not block.coming, "status says no more that its pilot is to come"
+    c.check()
+
+
 def test_a_block_that_was_over_is_cancelled() -> None:
     source = Source("mine", Rule.FIXED, first=1, most=1)
     c = cluster().sources(source)
@@ -323,6 +332,30 @@ def test_numbers_that_the_lost_part_had_given_away_are_not_given_again(cluster: 
     c = cluster(pilots=1).define(recipe("a")).call("1").ready().end("1").event(ManagerRestarted())
     c.come_back("p1", lib1=()).forget().call("2", context="a")
     assert c.hears("p1", to_pilot.StartLibrary).library >= 1000
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_end_that_came_before_the_hello_behind_a_hole_is_taken_when_it_comes_again(
+    cluster: Make, *, known: bool
+) -> None:
+    """Found by a damaged record: where the library holds the call is lost, so its end meant nothing when it came first.
+    The hello listed the call, the end was dropped for its number, and the call ran for ever."""
+    c = cluster(pilots=1).calls(1).ready()
+    if known:
+        c.event(RecordsLost(100, "its checksum is wrong")).event(ManagerRestarted())
+    else:
+        c.end("1").event(RecordsLost(100, "its checksum is wrong")).event(ManagerRestarted()).call("2")
+    call, before = ("1" if known else "2"), c.taken("p1")
+    end = say.CallsEnded(next(iter(c.core.state.libraries)), [CallEnd(c.ids[call], True)])  # type: ignore[arg-type]
+    c._frames["p1"] = before + 3  # the hole had some
+    c.report("p1", end)
+    number = c._frames["p1"]
+    c.come_back("p1", acknowledged=number - 1, lib1=(call,))
+    c._frames["p1"] = number - 1
+    c.report("p1", end)
+    assert c.ids[call] not in c.core.state.calls
+    assert (c.status().done, c.status().running) == (1 if known else 2, 0)
+    c.check()
 
 
 def test_a_block_gets_no_number_that_the_lost_part_may_have_given_away(cluster: Make) -> None:

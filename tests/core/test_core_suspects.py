@@ -11,7 +11,7 @@ from stoker.manager.core.phases import CallState
 from stoker.manager.core.suspects import ALONE_AFTER, LOADS, MOST_LOSSES
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, LossReason, Source
-from stoker.manager.protocol.calls import CallProgress, Failure, FailureKind
+from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.manager.protocol.ids import show_call
 
 Make = Callable[..., Cluster]
@@ -81,6 +81,38 @@ def test_a_pilot_is_kept_for_a_suspect_and_gives_others_nothing_meanwhile(cluste
     assert c.core.state.trials == {}
     c.calls(2).end(*[name for name in c.ids if name not in c.ended])
     assert all(end.ok for end in c.ended.values())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "died", "timed out", "stopped", "given back"])
+def test_a_suspect_begins_however_its_pilot_comes_to_be_free(cluster: Make, how: str) -> None:
+    """Fresh eyes found it: only the end of a call was noticed, so the pilot stayed kept, and nothing ran any more."""
+    c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
+    c.call("bad", context="a").call("long", context="b").ready()
+    for _ in range(ALONE_AFTER):
+        c.die(c.library(context="a"), "bad", failure=KILLED).ready()
+    assert c.pilot("p1").reserved is c.the_call("bad")
+    c.call("later", context="a")
+    assert "p1 is kept for c-1, which is to run alone" in c.story(show_call(c.the_call("later").id))
+    library = c.library(context="b")
+    if how == "cancelled":
+        c.tell("ana", say.Cancel([c.ids["long"]], running=True))
+        c.report(
+            "p1", say.LibraryGone(library.id, Failure(FailureKind.CANCELLED, "with its call"), running=(c.ids["long"],))
+        )
+    elif how == "died":
+        c.die(library, "long", failure=KILLED)
+    elif how == "timed out":
+        failure = Failure(FailureKind.TIMEOUT, "it ran too long")
+        c.report("p1", say.CallsEnded(library.id, [CallEnd(c.ids["long"], False, failure=failure)]))
+        c.report("p1", say.LibraryGone(library.id, failure))
+    elif how == "stopped":
+        c.report("p1", say.LibraryGone(library.id, unstarted=(c.ids["long"],)))
+    else:
+        c.report("p1", say.CallsReturned(library.id, (c.ids["long"],)))
+    assert c.the_call("bad").state is CallState.HELD, "it runs alone now"
+    c.end("bad").ready().end("later")
+    assert c.ended["later"].ok
+    c.check()
 
 
 def test_losses_with_another_reason_do_not_count(cluster: Make) -> None:
@@ -182,6 +214,24 @@ def test_calls_that_one_library_may_have_ended_together_are_tried_by_themselves(
     assert c.ended["3"].failure.kind is FailureKind.POISON  # type: ignore[union-attr]
     c.end("4").end("5")
     assert all(c.ended[name].ok for name in "245")
+
+
+def test_a_call_beside_those_that_run_out_of_time_soon_has_a_library_for_itself(cluster: Make) -> None:
+    """Fresh eyes found it: with slots a call of 6 s began again with each call beside it that hung, for ever."""
+    c = cluster(pilots=1).define(recipe("room", slots=4)).call("long", context="room").ready()
+    for n in range(2):
+        hangs, library = f"hangs-{n}", c.library(context="room")
+        c.call(hangs, context="room")
+        assert c.held(context="room") == ["long", hangs], "they run side by side"
+        failure = Failure(FailureKind.TIMEOUT, "the call ran for 1.2 s; its limit is 1 s")
+        c.report("p1", say.CallsEnded(library.id, [CallEnd(c.ids[hangs], False, failure=failure)]))
+        c.report("p1", say.LibraryGone(library.id, failure, running=(c.ids["long"],))).ready()
+    assert "it has a library for itself from now on" in c.story(show_call(c.the_call("long").id))
+    c.call("hangs", context="room")
+    assert c.held(context="room") == ["long"], "the other one waits, or has a library of its own"
+    c.end("long").end("hangs")
+    assert c.ended["long"].ok
+    c.check()
 
 
 def test_a_context_whose_load_kills_its_pilots_is_given_up(cluster: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -183,7 +184,9 @@ def test_a_job_that_is_no_longer_listed_is_over(world: World, kind: ProviderKind
     job = world.batch.submit(BlockId("b0"))
     for name in ("qstat", "bjobs"):
         world.put(name, "true" if kind is not ProviderKind.PBS else "echo 'qstat: Unknown Job Id 11' >&2; exit 153")
-    (world.submit / "stoker-k3v9-b0.err").write_text("no such module: cuda\n")
+    script = (world.submit / "stoker-k3v9-b0.sh").read_text()
+    (named,) = re.findall(r"^#\S+ -e (\S+)$", script, re.MULTILINE)
+    (world.submit / named).write_text("no such module: cuda\n")
     assert world.batch.look([job])[job] == JobLook(ENDED, "no longer in the queue: no such module: cuda")
 
 

@@ -87,9 +87,13 @@ def test_an_app_that_takes_its_pilots_along_is_poison_and_good_calls_end(world, 
             bad.result(100)
         assert [each.result(60) for each in rest] == [0, 1, 2]
         text = str(caught.value)
-        assert "its pilot or library died 4 times while it ran, the last time with nothing beside it" in text
-        assert session.status().lost_pilots == 4
-    assert count_lines(tmp_path / "log") == {"bad": 4}
+        # Beside a library that loads a death is no proof, so one more may be needed.
+        found = re.search(
+            r"its pilot or library died ([45]) times while it ran, the last time with nothing beside it", text
+        )
+        assert found is not None, text
+        assert session.status().lost_pilots == int(found[1])
+    assert count_lines(tmp_path / "log") == {"bad": int(found[1])}
 
 
 def test_a_call_longer_than_the_walltime_fails_after_two_tries_and_says_what_to_do(world, site, monkeypatch):

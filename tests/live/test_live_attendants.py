@@ -115,7 +115,7 @@ def test_a_factory_that_cannot_begin_is_told_with_its_last_word(folder: SessionF
     (folder.sites / "lab.toml").write_text('[provider]\n"one GPU node" = "x"\n')
     turned = Turned(folder)
     pid = the_factory(folder)
-    until(lambda: not factories(folder), what="its end", seconds=30)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, what="its end", seconds=30)
     assert turned.look(1) == ""
     turned.now += TOLD_S
     words = turned.attendant.trouble(turned.now)

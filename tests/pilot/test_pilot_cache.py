@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from fake_manager import FakeManager, recipe
+from live.peers import until
 
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
@@ -172,6 +173,7 @@ def test_a_cache_that_is_cleared_away_while_a_pilot_runs_is_made_again(
     part: str, cache: ObjectCache, tmp_path: Path
 ) -> None:
     have(cache, _file(tmp_path, "first", 100)).release()
+    until(lambda: list((cache.folder / "safe").iterdir()))  # nothing writes there any more
     shutil.rmtree(cache.folder / part)
     for name in ("first", "second"):
         assert Path(have(cache, object_of(_path(tmp_path, name), memo=tmp_path / "memo")).path).stat().st_size == 100
@@ -194,6 +196,24 @@ def test_the_least_recently_used_goes_first_and_pins_stay(cache: ObjectCache, tm
     have(cache, refs[3])
     assert sorted(cache.sizes()) == sorted([refs[0].name, refs[1].name, refs[3].name])
     assert Path(pins[0].path).exists()
+
+
+def test_a_copy_that_was_not_on_the_disk_before_a_crash_is_brought_again(
+    cache: ObjectCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fresh eyes found it: after a power loss the cache gave out a file of the right length, full of zeros."""
+    copied, linked = _file(tmp_path, "fresh", 100), _settled(tmp_path, "old", b"w" * 200)
+    have(cache, copied).release()
+    have(cache, linked).release()
+    (mark,) = until(lambda: list((cache.folder / "safe").iterdir()))
+    monkeypatch.setattr(disk, "boot", lambda: "the next one")
+    assert cache.find(copied.name) is not None, "it was on the disk"
+    mark.unlink()
+    assert cache.find(copied.name) is None
+    assert set(cache.sizes()) == {linked.name}
+    assert cache.find(linked.name) is not None, "its content was there before"
+    have(cache, copied).release()
+    assert set(cache.sizes()) == {copied.name, linked.name}
 
 
 def test_what_cannot_fit_evicts_nothing(cache: ObjectCache, tmp_path: Path) -> None:

@@ -390,6 +390,31 @@ def test_a_call_that_closes_everything_costs_its_library(served: FakeManager) ->
     assert "closes files that are not its own" in left.failure.message
 
 
+def test_a_pilot_that_is_told_to_go_as_soon_as_it_has_a_folder_leaves_none(manager: FakeManager) -> None:
+    """A run of the suite found it: the signal came before the loop heeded it, and the folder stayed on the node."""
+    for _ in range(3):
+        pilot = manager.start_pilot("--devices", "cpu:1")
+        folder = manager.until(lambda: next(manager.base.glob("**/stoker-*/pilot-*"), None), what="its folder")
+        pilot.send_signal(signal.SIGTERM)
+        assert pilot.wait(20) == 0
+        assert not folder.exists()
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_call_that_closes_everything_and_returns_is_named(served: FakeManager, slots: int) -> None:
+    """Its end cannot be told, and its slot is idle by then: it ran again and again, and nobody was blamed."""
+
+    def close() -> None:
+        os.closerange(3, 1000)
+
+    served.ready(recipe(slots=slots))
+    calls = served.run(close, [()])
+    left = served.gone(wait_s=10)
+    assert left.failure is not None
+    assert "closes files that are not its own" in left.failure.message
+    assert left.running == tuple(calls)
+
+
 @pytest.mark.parametrize("stray", [b"garbage!", b"\xff\xff\xff\xff\xff\xff\xff\x7f", b"hello, world\n", b"x"])
 def test_a_call_that_writes_to_the_socket_costs_its_library_and_never_the_agent(
     served: FakeManager, stray: bytes
@@ -467,7 +492,7 @@ def _leave_a_thread_behind() -> None:
     threading.Thread(target=late, daemon=True).start()
 
 
-SOON = "from stoker.pilot.agent import watch; watch.UNBEGUN_S = 2.0"
+SOON = "from stoker.pilot.core import limits; limits.UNBEGUN_S = 2.0"
 
 
 @pytest.mark.parametrize("stuck", ["thread", "stopped"])

@@ -16,7 +16,7 @@ from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Needs, ObjectRef
 from stoker.errors import SessionError
 from stoker.manager.protocol.calls import FailureKind
-from stoker.manager.protocol.to_manager import CallsReturned
+from stoker.manager.protocol.to_manager import CallsReturned, LibraryReady
 from stoker.manager.protocol.to_pilot import StopLibrary
 from stoker.pilot.agent.scratch import base_folder
 
@@ -88,6 +88,27 @@ def test_an_object_that_is_larger_than_the_disk_is_no_fault_of_its_context(manag
     said = blamed(manager)
     assert "No space left on device; make room there, or give [pilot] scratch another disk" in said
     manager.ready(recipe(length, ObjectPath(small.name), objects=(small,)), library=2)  # what came of it is gone
+
+
+@small_disks
+def test_what_nobody_uses_leaves_a_disk_that_is_smaller_than_the_cache_may_grow(manager: FakeManager) -> None:
+    """Fresh eyes found it: the bound of 50 GB was far, the disk was full of models of yesterday, and calls failed."""
+    start_on_disk(manager, "8m")
+    things = [some_object(manager.base, f"weights-{number}", size=2_500_000) for number in range(4)]
+    for number, thing in enumerate(things[:3], start=1):
+        manager.ready(recipe(length, ObjectPath(thing.name), objects=(thing,)), library=number)
+        if number < 3:
+            manager.send(StopLibrary(library=number, reason="it is idle"))  # type: ignore[arg-type]
+            manager.gone(number)
+    manager.ready(recipe(length, ObjectPath(things[3].name), objects=(things[3],)), library=4)
+    manager.start(recipe(length, ObjectPath(things[0].name), objects=(things[0],)), library=5)
+    manager.wait_for(LibraryReady, library=5)  # in place of the one that is left of those that nobody uses
+    manager.start(recipe(length, ObjectPath(things[1].name), objects=(things[1],)), library=6)
+    left = manager.gone(6)
+    assert left.failure is not None
+    assert left.failure.kind is FailureKind.PILOT
+    assert "running libraries use 7.5 MB of it" in left.failure.message
+    assert 0 < left.cache_lacks_bytes <= 2_500_000, "the manager ends an idle one for it"
 
 
 @small_disks

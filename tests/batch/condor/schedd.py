@@ -104,11 +104,12 @@ class Schedd:
             self._ended(id_of(ad), place, start, {}, vacated=True)
         elif self._pool["hold_over_memory"] and ad["JobStatus"] == RUNNING and self._is_over_memory(ad, start):
             return
-        elif (vacating or ad["JobStatus"] in (REMOVED, HELD, IDLE)) and not (place / "told").exists():
-            # An idle job with a place was held and released, or removed and put back, between two looks.
+        elif vacating or ad["JobStatus"] in (REMOVED, HELD, IDLE):
+            # An idle job with a place was held and released, or removed and put back, between two looks. A starter that
+            # has just begun may not take the signal yet (SIGQUIT is ignored below a background job): it gets another.
             graceful = vacating or value(ad, "WantGracefulRemoval", False)
-            psutil.Process(start["pid"]).send_signal(signal.SIGTERM if graceful else signal.SIGQUIT)
-            (place / "told").touch()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(start["pid"]).send_signal(signal.SIGTERM if graceful else signal.SIGQUIT)
 
     def _disconnected(self, ad: Ad, place: Path, start: slots.Start, *, since: float) -> None:
         """Nobody hears of its machine: the job runs, for all that is known, until its lease is over."""
