@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.whole_files import write_all
 
 _FILE = "index.jsonl"
 
@@ -20,14 +21,17 @@ _FILE = "index.jsonl"
 def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
     """Let the seed of a session serve these objects from where they lie. `folder` is the session's objects.
 
-    Raises OSError. Saying it twice is fine.
+    Raises OSError. Saying it twice is fine. Several clients may append at once, so nothing is ever cut off: a line that
+    a full disk or a killed client left unfinished is ended, and publishes nothing.
     """
     lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
     if not lines:
         return
-    file = os.open(folder / _FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = os.open(folder / _FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.write(file, "".join(lines).encode())
+        size = os.fstat(file).st_size
+        unfinished = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+        write_all(file, ("\n" * unfinished + "".join(lines)).encode())
     finally:
         os.close(file)
 

@@ -35,6 +35,7 @@ from stoker.manager.environment.packing import Packed
 from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.transfer.client import SEED_FILE
 from stoker.site import Site
+from stoker.whole_files import draft_of, write_whole
 
 CARRIED_AS = "session"
 """What the folder is called in a job's sandbox."""
@@ -43,6 +44,7 @@ _STARTER = (
     "errors.py",
     "seldom.py",
     "unproven_places.py",
+    "whole_files.py",
     "contexts/manifest.py",
     "pilot/starter/*.py",
     "pilot/transfer/*.py",
@@ -61,15 +63,16 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
     root = Path(stoker.__file__).parent
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(place / "start.sh", (root / "pilot" / "starter" / "start.sh").read_bytes(), executable=True)
+        # Each file is written whole: a batch system may be copying it just now.
+        write_whole(place / "start.sh", (root / "pilot" / "starter" / "start.sh").read_bytes(), mode=0o700)
         _write_starter(place / "start.pyz", root)
-        _write(place / "environment.json", msgspec.json.format(msgspec.json.encode(environment)))
-        _write(place / "python", environment.interpreter.encode())
+        write_whole(place / "environment.json", msgspec.json.format(msgspec.json.encode(environment)))
+        write_whole(place / "python", environment.interpreter.encode())
         if environment.base:
             _link(Path(environment.base), place / "base.tar.gz")
         if not site.provider.shared_files:
             (place / "keys").mkdir(mode=0o700, exist_ok=True)
-            _write(place / "copied", b"")
+            write_whole(place / "copied", b"")
         publish(folder.objects, (environment.packages,))
     except OSError as error:
         raise SessionError(f"{place} cannot be made: {error}; make room there") from error
@@ -86,10 +89,10 @@ def starter_files(folder: SessionFolder, site: Site) -> list[Path]:
     place = carried_folder(folder, site)
     for file in (folder.file, folder.path / SEED_FILE):
         if file.exists():
-            _write(place / file.name, file.read_bytes())
+            write_whole(place / file.name, file.read_bytes())
     for role in _KEYS:
         with suppress(FileNotFoundError):
-            _write(place / "keys" / f"{role}.json", folder.key_file(role).read_bytes())
+            write_whole(place / "keys" / f"{role}.json", folder.key_file(role).read_bytes())
     return [place]
 
 
@@ -105,23 +108,13 @@ def starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -
 
 def _write_starter(target: Path, root: Path) -> None:
     """One file that any Python from 3.11 on can run, with nothing installed."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    with zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
+    with draft_of(target) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__main__.py", "import sys\nfrom stoker.pilot.starter.main import main\nsys.exit(main())\n")
         for package in ("", "pilot/", "contexts/"):
             archive.writestr(f"stoker/{package}__init__.py", "")
         for pattern in _STARTER:
             for module in sorted(root.glob(pattern)):
                 archive.write(module, Path("stoker", *module.parts[len(root.parts) :]))
-    draft.replace(target)
-
-
-def _write(path: Path, data: bytes, *, executable: bool = False) -> None:
-    """Write a file whole or not at all: a batch system may be copying it just now."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o700 if executable else 0o600), "wb") as file:
-        file.write(data)
-    draft.replace(path)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -28,6 +27,7 @@ from stoker.manager.environment.installed import this_environment
 from stoker.manager.environment.members import Member, interpreter_members, package_members
 from stoker.manager.protocol.session import PYTHON
 from stoker.units import show_bytes
+from stoker.whole_files import draft_of, write_whole
 
 _KEPT = 4
 _KEPT_S = 7 * 86400.0
@@ -85,16 +85,13 @@ def _archive(place: Path, name: str, members: Callable[[], list[Member]], on_pro
                 return found
             _forget_old(place)
             known = members()
-            draft = place / f"{name}.draft"
-            draft.unlink(missing_ok=True)
-            write_archive(draft, known, on_progress=on_progress)
-            draft.rename(path)
+            with draft_of(path, draft=place / f"{name}.draft") as draft:  # large: a killed writer leaves one at most
+                draft.unlink(missing_ok=True)
+                write_archive(draft, known, on_progress=on_progress)
             made = Archive(object_of(path), sum(member.size_bytes for member in known))
-            facts.write_bytes(msgspec.json.encode(made))
+            write_whole(facts, msgspec.json.encode(made))
             return made
     except OSError as error:
-        with suppress(OSError):
-            (place / f"{name}.draft").unlink()
         size = show_bytes(sum(member.size_bytes for member in known))
         raise SessionError(
             f"the environment ({size}) could not be packed in {place}: {error}; make room there, or name another place"

@@ -32,6 +32,7 @@ from stoker.manager.live.records import Decided, scan
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.to_manager import CallsEnded
 from stoker.units import show_bytes
+from stoker.whole_files import draft_of, sync_folder
 
 log = logging.getLogger("stoker.manager")
 
@@ -156,7 +157,7 @@ def _keep_damaged(past: Past) -> list[str]:
     if past.head is not None and any(place.path == past.journal and not place.damage.cut for place in past.damage):
         os.truncate(past.journal, past.whole)
         past.journal.rename(segments.kept_path(past.journal, past.head.number))
-        segments.sync_folder(past.journal.parent)
+        sync_folder(past.journal.parent)
     segments.remove_old_kept(past.journal, needed=copies)
     return notices
 
@@ -168,13 +169,11 @@ def _keep(path: Path, name: Path) -> str:
         return ""
     except OSError as error:
         log.info("%s gets no second name (%s): it is copied", path, error.strerror)
-    draft = name.with_name(f"{name.name}.draft")
     try:
-        shutil.copyfile(path, draft)
-        draft.chmod(0o600)
-        draft.replace(name)
+        with draft_of(name, draft=name.with_name(f"{name.name}.draft")) as draft:
+            shutil.copyfile(path, draft)
+            draft.chmod(0o600)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         return error.strerror or str(error)
     return ""
 

@@ -30,6 +30,7 @@ from stoker.manager.live import segments
 from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, as_bytes, encoded, scan
 from stoker.manager.live.syncing import Syncing
 from stoker.manager.live.taken import TakenError
+from stoker.whole_files import append_whole, sync_folder, write_all
 
 CHECKS = 64
 """So many checks are collected before they are written with the next turn,"""
@@ -152,9 +153,7 @@ class Journal:
         try:
             if self.trouble:
                 os.ftruncate(self._fd, self.size)
-            left = memoryview(data)
-            while left:
-                left = left[os.write(self._fd, left) :]
+            append_whole(self._fd, data, at=self.size)
         except OSError as error:
             self._pending = [data]
             self._failed(error, whole=self.size)
@@ -221,7 +220,7 @@ class Journal:
         draft.unlink(missing_ok=True)
         fd = _locked(draft)
         try:
-            os.write(fd, start)
+            write_all(fd, start)
             if self._syncing is not None:
                 os.fdatasync(fd)
             kept = segments.kept_path(self.path, self.head.number)
@@ -237,7 +236,7 @@ class Journal:
         os.close(self._fd)
         self._fd, self.head, self.size = fd, head, len(start)
         if self._syncing is not None:
-            segments.sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         return head
 
     def close(self) -> None:

@@ -39,6 +39,7 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.manager.live.taken import TakenError
 from stoker.manager.protocol.session import SessionFolder
+from stoker.whole_files import draft_of, write_all
 
 log = logging.getLogger("stoker.manager")
 
@@ -344,10 +345,10 @@ def is_alive(holder: Holder) -> bool | None:
 def copy_journal(journal: Path) -> None:
     """Go on with a copy of a journal, so that what somebody still appends to the old one is never read."""
     if journal.exists():
-        draft = journal.with_name(f"{journal.name}.{secrets.token_hex(4)}.draft")
-        shutil.copyfile(journal, draft)
-        draft.chmod(0o600)
-        draft.replace(journal)
+        # `segments` knows a draft that a killed manager leaves by its ending.
+        with draft_of(journal, draft=journal.with_name(f"{journal.name}.{secrets.token_hex(4)}.draft")) as draft:
+            shutil.copyfile(journal, draft)
+            draft.chmod(0o600)
 
 
 def _wait_until_free(path: Path, before: Holder, *, patience_s: float) -> None:
@@ -384,15 +385,14 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
 
 def _write(path: Path, holder: Holder) -> int:
     """Write a lease, whole or not at all; returns the file, open. Raises OSError."""
-    draft = path.with_suffix(f".{holder.token}")
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    file = -1
     try:
-        os.write(file, msgspec.json.encode(holder))
-        draft.replace(path)
+        with draft_of(path, draft=path.with_suffix(f".{holder.token}")) as draft:
+            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            write_all(file, msgspec.json.encode(holder))
     except BaseException:
-        os.close(file)
-        with contextlib.suppress(OSError):
-            draft.unlink()
+        if file >= 0:
+            os.close(file)
         raise
     return file
 

@@ -13,7 +13,6 @@ there is no snapshot, the segments from the first one on do.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Collection, Iterator
@@ -145,17 +144,6 @@ def _beside(journal: Path) -> list[Path]:
 def _plain(journal: Path, path: Path) -> str:
     """A file's name as if the journal were called "journal"."""
     return "journal" + path.name.removeprefix(journal.name)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder last over a host's crash, where its file system can."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    except OSError:
-        pass
-    finally:
-        os.close(fd)
 
 
 def remove_old_kept(journal: Path, *, needed: Collection[Path] = ()) -> None:

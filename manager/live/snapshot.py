@@ -25,6 +25,7 @@ from stoker.manager.live.pickled import Layout, Unreadable
 from stoker.manager.live.records import SegmentHead
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import ClientId
+from stoker.whole_files import draft_of
 
 _MAGIC = b"stoker snapshot 1\n"
 _PARTS = struct.Struct("<QIQIQI")
@@ -81,10 +82,11 @@ def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str
 
     Raises Unsaveable (see `pickled`), OSError.
     """
-    draft = path.with_name(f"{path.name}.draft")
     state = core.state
-    fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "w+b") as file:
+    with (
+        draft_of(path, draft=path.with_name(f"{path.name}.draft")) as draft,
+        os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as file,
+    ):
         file.write(_MAGIC)
         file.write(bytes(_PARTS.size))
         certain = msgspec.msgpack.encode(certain_of(state))
@@ -100,7 +102,6 @@ def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str
         )
         file.flush()
         os.fsync(file.fileno())
-    draft.replace(path)
     return size
 
 

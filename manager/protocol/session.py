@@ -35,6 +35,7 @@ import msgspec
 from stoker.contexts.state import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
+from stoker.whole_files import write_whole
 
 IDENTITY_MARK = b"~"
 """A pilot connects to the manager as `name~secret`: only a peer that knows the secret can replace its connection."""
@@ -239,16 +240,8 @@ class SessionFolder:
             raise SessionError(f"{path} is damaged: {error}") from error
 
     def _write(self, path: Path, content: msgspec.Struct) -> None:
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(content)))
-                file.flush()
-                os.fsync(file.fileno())  # a host that crashes now leaves the old file or this one, never an empty one
-            draft.replace(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        # A host that crashes now leaves the old file or this one, never an empty one.
+        write_whole(path, msgspec.json.format(msgspec.json.encode(content)), sync=True)
 
 
 def changed_at(path: Path) -> float:

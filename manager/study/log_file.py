@@ -18,7 +18,7 @@ import msgspec
 
 from stoker.errors import ConfigError
 from stoker.manager.sim.log import Happened, Log
-from stoker.manager.study.drafts import draft_of
+from stoker.whole_files import draft_of
 
 Facts = Mapping[str, str | int | float | bool]
 

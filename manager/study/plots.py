@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import StokerError
 from stoker.manager.study.curves import SHARES, Curves
-from stoker.manager.study.drafts import draft_of
+from stoker.whole_files import draft_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,6 @@ import stoker
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.sim.run import Outcome
 from stoker.manager.study.comparison import Row
-from stoker.manager.study.drafts import draft_of
 from stoker.manager.study.figures import Figures
 from stoker.manager.study.log_file import read_log
 from stoker.manager.study.plots import write_plots
@@ -31,6 +30,7 @@ from stoker.manager.study.scenario import Scenario, label
 from stoker.manager.study.scenario_text import scenario_text
 from stoker.manager.study.timeline import write_timeline
 from stoker.site import policy_file
+from stoker.whole_files import draft_of
 
 LOGS, SCENARIO, RESULTS, TIMELINE, POLICIES = "logs", "scenario.toml", "results.json", "timeline.json.gz", "policies"
 

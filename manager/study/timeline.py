@@ -23,7 +23,7 @@ import msgspec
 
 from stoker.manager.sim.log import Happened, Log
 from stoker.manager.study.curves import Curves
-from stoker.manager.study.drafts import draft_of
+from stoker.whole_files import draft_of
 
 MOST_CALLS = 200_000
 """So many calls are drawn one by one."""

@@ -39,6 +39,7 @@ from stoker.errors import ContextError
 from stoker.pilot.cache import disk
 from stoker.pilot.core.cache import Entry, Shortage, file_name, make_room
 from stoker.units import show_bytes
+from stoker.whole_files import draft_of
 
 log = logging.getLogger("stoker.pilot")
 
@@ -372,9 +373,8 @@ class ObjectCache:
             return None
 
     def _write(self, file: Path, data: bytes) -> None:
-        fresh = file.with_name(f".{file.name}"[:200])
-        fresh.write_bytes(data)
-        os.rename(fresh, file)
+        with draft_of(file, draft=file.with_name(f".{file.name}"[:200])) as draft:  # a killed pilot leaves one at most
+            draft.write_bytes(data)
 
     def _remove(self, place: Path, entry: Path) -> None:
         with suppress(OSError):

@@ -27,6 +27,7 @@ from stoker.pilot.transfer.fetch import Fetch
 from stoker.pilot.transfer.meeting import TRIES, meet
 from stoker.pilot.transfer.server import Server, bits_of
 from stoker.pilot.transfer.sources import Means
+from stoker.whole_files import draft_of
 
 _MEET_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 """Pauses between looks for others: those who start at once find each other soon."""
@@ -153,15 +154,14 @@ class _Shelf:
 
 
 def _from_path(source: Path, archive: Path) -> None:
-    draft = archive.with_name(f".{archive.name}.copied")
-    draft.unlink(missing_ok=True)
-    try:
-        os.link(source, draft)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(source, draft)
-    draft.replace(archive)
+    with draft_of(archive, draft=archive.with_name(f".{archive.name}.copied")) as draft:
+        draft.unlink(missing_ok=True)
+        try:
+            os.link(source, draft)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            shutil.copyfile(source, draft)
 
 
 def _is(path: Path, name: str) -> bool:

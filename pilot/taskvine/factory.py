@@ -16,6 +16,7 @@ import msgspec
 from stoker.pilot.taskvine import plan as plans
 from stoker.pilot.taskvine.finding import Programs
 from stoker.pilot.taskvine.plan import Plan
+from stoker.whole_files import write_whole
 
 log = logging.getLogger("stoker.pilot")
 
@@ -78,9 +79,7 @@ class Factory:
         """Have so many workers at least. It looks there every few seconds; those that are too many end when idle."""
         if workers != self._wanted:
             self._wanted = workers
-            draft = self._orders.with_suffix(".draft")
-            draft.write_bytes(msgspec.json.encode({"min-workers": workers}))
-            draft.replace(self._orders)
+            write_whole(self._orders, msgspec.json.encode({"min-workers": workers}))
 
     def ended(self) -> str:
         """Why there is no factory any more, in its own words; empty while it runs."""

@@ -35,6 +35,7 @@ from stoker.pilot.transfer.client import SEED_FILE, read_key
 from stoker.pilot.transfer.copy import Copy
 from stoker.pilot.transfer.meeting import Meetings, answer
 from stoker.pilot.transfer.server import Server
+from stoker.whole_files import draft_of, write_whole
 
 log = logging.getLogger("stoker.transfer")
 
@@ -99,17 +100,13 @@ class Seed:
             return
         channel.send({"go": True})
         place = self._objects / name
-        draft = place.with_name(f"draft-{name}-{threading.get_ident()}")
         try:
-            found = _receive(channel, draft, size)
-            if found != digest:
-                raise OSError("it was changed on its way")
-            draft.replace(place)
+            with draft_of(place) as draft:
+                if _receive(channel, draft, size) != digest:
+                    raise OSError("it was changed on its way")
         except OSError as error:  # its bytes may still be coming: this connection is of no use
             channel.send({"error": "refused", "text": f"{place} could not be written: {error}"})
             raise wire.PeerError(f"{name} was not taken: {error}") from error
-        finally:
-            draft.unlink(missing_ok=True)
         channel.send({"path": str(place)})
 
 
@@ -169,10 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _tell_address(session: SessionFolder, address: str) -> str:
     """Write where the seed listens; why that cannot be, or nothing."""
     file = address_file(session)
-    draft = file.with_suffix(".new")
     try:
-        draft.write_text(address)
-        draft.replace(file)
+        write_whole(file, address.encode())
     except OSError as error:
         return f"the seed's address cannot be written to {file}: {error.strerror}"
     return ""

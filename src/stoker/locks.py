@@ -11,10 +11,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 from pathlib import Path
 
 import msgspec
+
+from stoker.whole_files import write_whole
 
 _SHOWN_CHARACTERS = 80
 
@@ -111,12 +112,9 @@ def _take_by_name(descriptor: int) -> bool:
     there = _read_name(file)
     if there is not None and there != me and there.inode == me.inode and _lives(there):
         return False
-    draft = file.with_name(f".{file.name[:200]}.{secrets.token_hex(4)}")
     try:
-        draft.write_bytes(msgspec.json.encode(me))
-        draft.replace(_name_of(file))
+        write_whole(_name_of(file), msgspec.json.encode(me))
     except OSError:  # it cannot be written here: nobody else can hold it by name either
-        draft.unlink(missing_ok=True)
         return True
     return _read_name(file) == me
 

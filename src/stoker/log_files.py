@@ -15,6 +15,8 @@ import os
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
+from stoker.whole_files import draft_of
+
 LOG_BYTES = 16_000_000
 """A log of ours begins anew at this size. With the old one it takes twice that at most."""
 _KEPT_BYTES = 65_536
@@ -86,11 +88,10 @@ class BoundedLog(WatchedFileHandler):
             before = os.fstat(full.fileno())
             full.seek(-min(_KEPT_BYTES, before.st_size), os.SEEK_END)
             last = full.read().partition(b"\n")[2]
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, before.st_mode & 0o777), "wb") as fresh:
-            fresh.write(last)
-        path.replace(path.with_name(f"{path.name}.1"))
-        draft.replace(path)
+        with draft_of(path) as draft:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, before.st_mode & 0o777), "wb") as fresh:
+                fresh.write(last)
+            path.replace(path.with_name(f"{path.name}.1"))
         self.reopenIfNeeded()
 
 

@@ -149,14 +149,14 @@ def test_one_that_was_killed_is_followed_at_the_same_place(start: Start, session
 
 def test_one_that_cannot_write_its_address_serves_and_writes_it_later(session: SessionFolder) -> None:
     """The disk of the session was full: each seed ended, and the manager started one after the other."""
-    in_its_way = (session.path / SEED_FILE).with_suffix(".new")
+    in_its_way = session.path / SEED_FILE
     in_its_way.mkdir()
     seed = subprocess.Popen([sys.executable, "-P", "-m", "stoker.pilot.transfer.seed", "--session", str(session.path)])
     try:
         log = session.path / "seed.log"
         until(lambda: log.exists() and "address cannot be written" in log.read_text(), what="its word")
         in_its_way.rmdir()
-        until(lambda: (session.path / SEED_FILE).exists(), what="its address")
+        until(lambda: (session.path / SEED_FILE).is_file(), what="its address")
         wire.connect(address(session), key=KEY).close()
     finally:
         seed.terminate()

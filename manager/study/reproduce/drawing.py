@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.contexts.recipe import Awareness
-from stoker.manager.study.drafts import draft_of
 from stoker.manager.study.plots import COLORS, style
 from stoker.manager.study.reproduce import paper, quick
 from stoker.manager.study.reproduce.fit import Fit
 from stoker.manager.study.reproduce.predict import LOOK_S, Prediction
+from stoker.whole_files import draft_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

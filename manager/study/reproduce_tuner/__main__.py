@@ -10,11 +10,11 @@ from pathlib import Path
 
 from stoker.errors import StokerError
 from stoker.manager.study.asking import number
-from stoker.manager.study.drafts import draft_of
 from stoker.manager.study.reproduce_tuner import drawing, report
 from stoker.manager.study.reproduce_tuner.cases import LOOK, WHOLE_EXTENT
 from stoker.manager.study.reproduce_tuner.everything import evaluate
 from stoker.manager.study.reproduce_tuner.runs import Runs
+from stoker.whole_files import draft_of
 
 PAGE = "prompttuner.md"
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.manager.study.drafts import draft_of
 from stoker.manager.study.plots import COLORS, style
 from stoker.manager.study.reproduce_tuner import ablations, paper
 from stoker.manager.study.reproduce_tuner.cases import MEDIUM, SYSTEMS, Group, System, at
 from stoker.manager.study.reproduce_tuner.summary import Evaluation
 from stoker.manager.study.statistics import estimate
+from stoker.whole_files import draft_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,11 +12,11 @@ import msgspec
 
 from stoker.errors import StokerError
 from stoker.manager.sim.run import SimulationError
-from stoker.manager.study.drafts import draft_of
 from stoker.manager.study.reproduce_tuner.cases import Case
 from stoker.manager.study.reproduce_tuner.result import Result
 from stoker.manager.study.reproduce_tuner.simulate import simulate
 from stoker.manager.study.workers import DiedError, Tell, Workers
+from stoker.whole_files import draft_of
 
 _MANAGER = Path(__file__).parents[2]
 _HERE = Path(__file__).parent

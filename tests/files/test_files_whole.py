@@ -1,0 +1,131 @@
+"""Files are written whole or not at all, whatever happens to the disk and to the writer."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from stoker.contexts.published import Published, publish
+from stoker.contexts.recipe import ObjectRef
+from stoker.whole_files import append_whole, draft_of, write_whole
+
+
+@contextmanager
+def full_after(size: int) -> Iterator[None]:
+    """No file can grow beyond this size, as on a disk that is nearly full: a write is cut, the next one refused."""
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_file_takes_the_place_of_the_old_one_and_is_closed_to_others(tmp_path: Path, sync: bool) -> None:
+    path = tmp_path / "facts.json"
+    write_whole(path, b"before", sync=sync)
+    write_whole(path, b"after", sync=sync)
+    assert path.read_bytes() == b"after"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert names(tmp_path) == ["facts.json"]
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    write_whole(path, b"before")
+    with full_after(100), pytest.raises(OSError, match="too large"):
+        write_whole(path, b"x" * 101)
+    assert path.read_bytes() == b"before"
+    assert names(tmp_path) == ["facts.json"]
+
+
+def test_a_name_of_255_bytes_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 250 + ".json")
+    write_whole(path, b"{}")
+    assert path.read_bytes() == b"{}"
+
+
+def test_a_draft_ends_as_its_file_does_and_goes_with_an_interrupt(tmp_path: Path) -> None:
+    path = tmp_path / "plot.svg"
+    path.write_text("before")
+
+    def interrupted() -> None:
+        with draft_of(path) as draft:
+            assert draft.suffix == ".svg"
+            assert draft.name.startswith(".")
+            draft.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "before"
+    assert names(tmp_path) == ["plot.svg"]
+
+
+def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    path = tmp_path / "facts"
+    with draft_of(path) as one, draft_of(path) as other:
+        one.write_text("one")
+        other.write_text("other")
+    assert path.read_text() == "one"
+    assert names(tmp_path) == ["facts"]
+
+
+def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "facts"
+    path.write_text("before")
+    program = (
+        "import os, pathlib, sys\n"
+        "from stoker.whole_files import draft_of\n"
+        "with draft_of(pathlib.Path(sys.argv[1])) as draft:\n"
+        "    draft.write_text('half')\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)])
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_text() == "before"
+    assert len(names(tmp_path)) == 2, "the test must kill it in the middle"
+    write_whole(path, b"after")
+    assert path.read_text() == "after"
+
+
+def test_what_the_disk_does_not_take_whole_is_not_appended(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        append_whole(file, b"one\n", at=0)
+        with full_after(6), pytest.raises(OSError, match="too large"):
+            append_whole(file, b"two\n", at=4)
+        assert path.read_bytes() == b"one\n"
+        append_whole(file, b"two\n", at=4)
+        assert path.read_bytes() == b"one\ntwo\n"
+    finally:
+        os.close(file)
+
+
+def test_an_object_is_published_behind_a_line_that_a_full_disk_cut(tmp_path: Path) -> None:
+    first, second, third = (ObjectRef(name=f"object-{n}", size_bytes=1, source=f"/somewhere/{n}") for n in range(3))
+    publish(tmp_path, (first,))
+    size = (tmp_path / "index.jsonl").stat().st_size
+    with full_after(size + 10), pytest.raises(OSError, match="too large"):
+        publish(tmp_path, (second,))
+    published = Published(tmp_path)
+    assert published.find(second.name) is None
+    publish(tmp_path, (third,))
+    assert published.find(third.name) == third
+    publish(tmp_path, (second,))
+    assert [published.find(each.name) for each in (first, second)] == [first, second]
