@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Never, NoReturn
+from collections.abc import Sequence
+from typing import Never, NoReturn
 
-from stoker.manager.core import blocks, calls, feeding, forecasts, gangs, libraries, pilots
+from stoker.manager.core import (
+    block_orders,
+    ending,
+    forecasts,
+    gangs,
+    holding,
+    libraries,
+    pilot_states,
+    queues,
+    sending,
+)
 from stoker.manager.core.commands import AskAdvice
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Call, Context, Gang, Library, Pilot
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.seams import (
     Action,
@@ -27,54 +40,72 @@ from stoker.manager.core.seams import (
     Unload,
     WantBlocks,
 )
-from stoker.manager.core.state import Call, Context, Gang, Library, Pilot
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_pilot import EvictCall, RunCalls
 from stoker.manager.protocol.to_pilot import TakeBack as TakeBackMessage
 
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
+_SHOWN_ACTIONS = 4
 
 
-def apply(core: Core, action: Action, *, seam: str) -> None:
+def carry_out(manager: Manager, plan: Sequence[Action] | None, *, seam: str) -> None:
+    """Carry out a policy's actions, in order."""
+    if plan is None:  # a slip that policies of other people's own make
+        manager.illegal(PolicyError("None is no plan: that is a sequence of actions, () for none"), seam=seam)
+        return
+    for action in plan:
+        try:
+            apply(manager, action, seam=seam)
+        except PolicyError as error:
+            if manager.strict:
+                raise PolicyError(f"{error}; {_shown(plan, seam=seam)}") from error
+            manager.illegal(error, seam=seam)
+
+
+def _shown(plan: Sequence[Action], *, seam: str) -> str:
+    """A plan, as an error shows it."""
+    more = f", … ({len(plan)} in all)" if len(plan) > _SHOWN_ACTIONS else ""
+    return f"{seam} wanted {', '.join(map(repr, plan[:_SHOWN_ACTIONS]))}{more}"
+
+
+def apply(manager: Manager, action: Action, *, seam: str) -> None:
     """Carry out one action of a seam's policy."""
     match action:
         case Send():
-            _send(core, action)
+            _send(manager, action)
         case SendGang():
-            _send_gang(core, action)
+            _send_gang(manager, action)
         case Drop():
-            calls.fail(core, _waiting(core, action.call), Failure(FailureKind.DROPPED, action.reason))
+            ending.fail(manager, _waiting(manager, action.call), Failure(FailureKind.DROPPED, action.reason))
         case Evict():
-            _evict(core, action)
+            _evict(manager, action)
         case TakeBack():
-            _take_back(core, action)
+            _take_back(manager, action)
         case Load():
-            _load(core, action)
+            _load(manager, action)
         case Unload():
-            libraries.stop(core, _library(core, action.library), reason=action.reason)
+            libraries.stop(manager, _library(manager, action.library), reason=action.reason)
         case Resize():
-            _resize(core, action)
+            _resize(manager, action)
         case FailCall():
-            calls.fail(core, _waiting(core, action.call), action.failure)
+            ending.fail(manager, _waiting(manager, action.call), action.failure)
         case FailWaiting():
-            libraries.fail_waiting(core, _context(core, action.recipe), action.failure)
+            libraries.fail_waiting(manager, _context(manager, action.recipe), action.failure)
         case Forecast():
-            forecasts.note(core, action)
+            forecasts.note(manager, action)
         case Timer():
-            core.set_timer(f"{seam}/{action.key}", action.at)
+            manager.set_timer(f"{seam}/{action.key}", action.at)
         case WantBlocks():
-            _want_blocks(core, action)
+            _want_blocks(manager, action)
         case ReleaseBlock():
-            block = core.state.blocks.get(action.block)
+            block = manager.state.blocks.get(action.block)
             if block is None:
                 raise PolicyError(f"there is no block {action.block}")
-            blocks.release(core, block, action.reason)
+            block_orders.release(manager, block, action.reason)
         case Release():
-            pilots.release(core, _pilot(core, action.pilot), action.reason)
+            pilot_states.release(manager, _pilot(manager, action.pilot), action.reason)
         case Ask():
-            _context(core, action.recipe)
-            core.out.append(AskAdvice(action.recipe))
+            _context(manager, action.recipe)
+            manager.out.append(AskAdvice(action.recipe))
         case _:
             _no_action(action)
 
@@ -86,39 +117,39 @@ def _no_action(answer: Never) -> NoReturn:
 # ---- what actions name
 
 
-def _waiting(core: Core, id: int) -> Call:
-    call = core.state.calls.get(id)
+def _waiting(manager: Manager, id: int) -> Call:
+    call = manager.state.calls.get(id)
     if call is None or call.state is not CallState.WAITING:
         raise PolicyError(f"call {id} is not waiting")
     return call
 
 
-def _library(core: Core, id: int) -> Library:
-    library = core.state.libraries.get(id)  # type: ignore[call-overload]
+def _library(manager: Manager, id: int) -> Library:
+    library = manager.state.libraries.get(id)  # type: ignore[call-overload]
     if library is None:
         raise PolicyError(f"there is no library {id}")
     found: Library = library
     return found
 
 
-def _pilot(core: Core, id: str) -> Pilot:
-    pilot = core.state.pilots.get(id)  # type: ignore[call-overload]
+def _pilot(manager: Manager, id: str) -> Pilot:
+    pilot = manager.state.pilots.get(id)  # type: ignore[call-overload]
     if pilot is None:
         raise PolicyError(f"there is no pilot {id}")
     found: Pilot = pilot
     return found
 
 
-def _context(core: Core, key: str) -> Context:
-    context = core.state.contexts.get(key)
+def _context(manager: Manager, key: str) -> Context:
+    context = manager.state.contexts.get(key)
     if context is None:
         raise PolicyError(f"there is no context {key}")
     return context
 
 
-def _with_room(core: Core, id: int, call: Call) -> Library:
-    library = _library(core, id)
-    if not feeding.takes(core, library, call):
+def _with_room(manager: Manager, id: int, call: Call) -> Library:
+    library = _library(manager, id)
+    if not holding.takes(manager, library, call):
         raise PolicyError(
             f"library {id} is {library.state.value}, of {library.context.recipe.name}, with load {library.load}"
         )
@@ -128,69 +159,69 @@ def _with_room(core: Core, id: int, call: Call) -> Library:
 # ---- calls
 
 
-def _send(core: Core, action: Send) -> None:
-    call = _waiting(core, action.call)
-    library, group = _with_room(core, action.library, call), call.group
+def _send(manager: Manager, action: Send) -> None:
+    call = _waiting(manager, action.call)
+    library, group = _with_room(manager, action.library, call), call.group
     if group.options.gang[0] > 1:
         raise PolicyError(f"call {call.id} wants a gang of {group.options.gang[0]}")
     group.context.queue.leave(call)
-    calls.fed(core, group.context)
-    calls.give(core, library, call)
+    queues.fed(manager, group.context)
+    holding.give(manager, library, call)
     if action.offer:
-        core.sends[library].remove(call)
+        manager.sends[library].remove(call)
         call.offered = True
-        call.note(core.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
-        blob = feeding.blob_for(library, group)
-        core.say(
+        call.note(manager.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
+        blob = sending.blob_for(library, group)
+        manager.say(
             library.pilot,
             RunCalls(library.id, group.function.key, [call.spec], group.options, blob, offer=True),
         )
 
 
-def _send_gang(core: Core, action: SendGang) -> None:
-    call = _waiting(core, action.call)
+def _send_gang(manager: Manager, action: SendGang) -> None:
+    call = _waiting(manager, action.call)
     smallest, largest = call.group.options.gang
     if not smallest <= len(action.libraries) <= largest or len(set(action.libraries)) != len(action.libraries):
         raise PolicyError(f"a gang of {len(action.libraries)} for a call that wants {smallest} to {largest}")
-    members = tuple(_with_room(core, id, call) for id in action.libraries)
-    gangs.start(core, call, members, action.rendezvous)
+    members = tuple(_with_room(manager, id, call) for id in action.libraries)
+    gangs.start(manager, call, members, action.rendezvous)
 
 
-def _evict(core: Core, action: Evict) -> None:
-    call = core.state.calls.get(action.call)
+def _evict(manager: Manager, action: Evict) -> None:
+    call = manager.state.calls.get(action.call)
     if call is None or call.holder is None:
         raise PolicyError(f"call {action.call} is held by no library")
     holder = call.holder.members[0] if isinstance(call.holder, Gang) else call.holder
-    unsent = core.sends.get(holder)
+    unsent = manager.sends.get(holder)
     if unsent and call in unsent:
         raise PolicyError(f"call {action.call} is being sent in this very moment")
-    core.say(holder.pilot, EvictCall(holder.id, call.id))
+    manager.say(holder.pilot, EvictCall(holder.id, call.id))
 
 
-def _take_back(core: Core, action: TakeBack) -> None:
-    library = _library(core, action.library)
+def _take_back(manager: Manager, action: TakeBack) -> None:
+    library = _library(manager, action.library)
     if action.count < 1:
         raise PolicyError(f"{action.count} calls cannot be taken back")
     library.taking += action.count
-    core.say(library.pilot, TakeBackMessage(library.id, action.count))
+    manager.say(library.pilot, TakeBackMessage(library.id, action.count))
 
 
 # ---- pilots and libraries
 
 
-def _want_blocks(core: Core, action: WantBlocks) -> None:
-    source = core.state.sources.get(action.source)
+def _want_blocks(manager: Manager, action: WantBlocks) -> None:
+    source = manager.state.sources.get(action.source)
     if source is None:
         raise PolicyError(f"there is no source {action.source}")
     if not 1 <= action.count <= source.room:
         raise PolicyError(
             f"{action.count} blocks of {action.source}, which has {len(source.blocks)} of at most {source.source.most}"
         )
-    blocks.want(core, source, action.count)
+    block_orders.want(manager, source, action.count)
 
 
-def _load(core: Core, action: Load) -> None:
-    context, pilot = _context(core, action.recipe), _pilot(core, action.pilot)
+def _load(manager: Manager, action: Load) -> None:
+    context, pilot = _context(manager, action.recipe), _pilot(manager, action.pilot)
     if pilot.state is not PilotState.HERE:
         raise PolicyError(f"{pilot.id} is {pilot.state.value}")
     if not action.devices or len(set(action.devices)) != len(action.devices):
@@ -207,15 +238,15 @@ def _load(core: Core, action: Load) -> None:
         device = pilot.devices[id]
         if 0 < device.facts.processes <= len(device.libraries):
             raise PolicyError(f"{id} of {pilot.id} takes {device.facts.processes} process at a time, and has one")
-    libraries.load(core, context, pilot, tuple(pilot.devices[id] for id in action.devices), action.memory_bytes)
+    libraries.load(manager, context, pilot, tuple(pilot.devices[id] for id in action.devices), action.memory_bytes)
 
 
-def _resize(core: Core, action: Resize) -> None:
-    library = _library(core, action.library)
+def _resize(manager: Manager, action: Resize) -> None:
+    library = _library(manager, action.library)
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
         raise PolicyError(
             f"library {library.id} is {library.state.value} on a pilot that is {library.pilot.state.value}"
         )
     if action.memory_bytes < 0:
         raise PolicyError(f"{action.memory_bytes} bytes cannot be promised")
-    libraries.resize(core, library, action.memory_bytes)
+    libraries.resize(manager, library, action.memory_bytes)

@@ -8,14 +8,12 @@ them, those that were used longest ago first. Else the calls wait for busy libra
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from stoker.manager.core import libraries
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Context, Library, Pilot
 from stoker.manager.core.phases import LibraryState
-from stoker.manager.core.state import Context, Library, Pilot, State
-
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
+from stoker.manager.core.state import State
 
 ENDING_S = 2.0
 """A library that is told to end has let go of its files after so long, mostly."""
@@ -23,14 +21,14 @@ BUSY_S = 10.0
 """So often it is tried whether busy libraries have let go of theirs."""
 
 
-def make(core: Core, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
+def make(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
     """End idle libraries, of all pilots that share the cache of this one, if that makes the room that the objects of a
     context lack. Seconds after which the context should be tried again; 0 = no library of the session is in its way."""
     users: dict[Context, list[Library]] = {}
-    for library in _users(core.state, pilot):
+    for library in _users(manager.state, pilot):
         if library.context is not context:
             users.setdefault(library.context, []).append(library)
-    use = _Use(core.state, context, users)
+    use = _Use(manager.state, context, users)
     if use.frees_bytes(users) < lacks_bytes:
         return 0.0
     idle = [other for other, those in users.items() if all(map(_is_idle, those))]
@@ -47,7 +45,7 @@ def make(core: Core, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
     for other in ending:
         for library in users[other]:
             reason = f"its files make room in the object cache for {context.recipe.name}"
-            libraries.stop(core, library, reason=reason)
+            libraries.stop(manager, library, reason=reason)
     return ENDING_S
 
 

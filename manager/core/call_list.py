@@ -10,7 +10,8 @@ import heapq
 from collections.abc import Iterator
 from itertools import islice
 
-from stoker.manager.core.state import Call, Context, Gang, Library, State
+from stoker.manager.core.nouns import Call, Context, Gang, Library
+from stoker.manager.core.state import State
 from stoker.manager.protocol.ids import show_call, show_library
 from stoker.manager.protocol.listed import ListedCall, ListedState
 from stoker.manager.protocol.to_client import Calls

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-from stoker.manager.core import calls, feeding, gangs, libraries
+from stoker.manager.core import feeding, gangs, holding, indexing, libraries, placing
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Call, Gang, Library
 from stoker.manager.core.phases import LibraryState
-from stoker.manager.core.state import Call, Gang, Library
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.bounds import is_sound
 from stoker.manager.protocol.calls import CallProgress
 from stoker.manager.protocol.ids import ClientId
 from stoker.manager.protocol.to_manager import CallsProgress, CallsReturned
 
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
 
-
-def returned(core: Core, library: Library, message: CallsReturned) -> None:
+def returned(manager: Manager, library: Library, message: CallsReturned) -> None:
     """A library gives calls back that it has not begun, or refuses them."""
-    state = core.state
+    state = manager.state
     back: list[Call] = []
     for id in message.calls:
         call = library.held.pop(id, None)
@@ -31,22 +27,22 @@ def returned(core: Core, library: Library, message: CallsReturned) -> None:
                 library.functions.discard(call.group.function.key)
         elif library.zombies.pop(id, None) is None:
             state.refuse("return of a call that the library does not hold")
-    feeding.reclass(core, library)
+    indexing.reclass(manager, library)
     if message.refused:
         if not all(call.offered for call in back):  # what was no offer is refused by a library that is about to end
-            libraries.stop(core, library, reason=message.refused)
+            libraries.stop(manager, library, reason=message.refused)
         for call in back:
-            calls.retry(core, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
+            placing.retry(manager, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
     else:
         library.taking = 0
-        calls.requeue(core, back, why=f"taken back from lib-{library.id}, which had not begun it")
+        holding.requeue(manager, back, why=f"taken back from lib-{library.id}, which had not begun it")
     if not library.held and library.state is LibraryState.READY and not message.refused:
-        feeding.pull(core, library)
+        feeding.pull(manager, library)
 
 
-def progress(core: Core, library: Library, message: CallsProgress) -> None:
+def progress(manager: Manager, library: Library, message: CallsProgress) -> None:
     """Running calls say how far they are."""
-    state = core.state
+    state = manager.state
     by_client: dict[ClientId, list[CallProgress]] = {}
     for report in message.reports:
         if not is_sound(report.done, report.total):
@@ -60,7 +56,7 @@ def progress(core: Core, library: Library, message: CallsProgress) -> None:
         if isinstance(call.holder, Gang):
             if call.holder.members[0] is not library:  # every rank may report; the first one's counts
                 continue
-            gangs.progress(core, call, call.holder, report)
+            gangs.progress(manager, call, call.holder, report)
         state.reports[report.call] = report
         if report.state:
             call.spec = msgspec.structs.replace(call.spec, progress=report.state)
@@ -68,21 +64,21 @@ def progress(core: Core, library: Library, message: CallsProgress) -> None:
     for id, reports in by_client.items():
         client = state.clients[id]
         if client.connected:
-            core.tell(client, to_client.Progress(reports))
+            manager.tell(client, to_client.Progress(reports))
 
 
-def evicted(core: Core, library: Library, progress: CallProgress) -> None:
+def evicted(manager: Manager, library: Library, progress: CallProgress) -> None:
     """A call has made room, and goes on elsewhere from what it left."""
     call = library.held.pop(progress.call, None)
     if call is None:
         if library.zombies.pop(progress.call, None) is None:
-            core.state.refuse("eviction of a call that the library does not hold")
+            manager.state.refuse("eviction of a call that the library does not hold")
     else:
         if progress.state:
             call.spec = msgspec.structs.replace(call.spec, progress=progress.state)
-        core.state.reports[call.id] = progress
-    feeding.reclass(core, library)
+        manager.state.reports[call.id] = progress
+    indexing.reclass(manager, library)
     if call is not None:
         why = f"evicted from lib-{library.id} with its progress kept ({progress.done:g} done)"
-        calls.retry(core, call, why=why)
-    feeding.pull(core, library)
+        placing.retry(manager, call, why=why)
+    feeding.pull(manager, library)

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 import msgspec
 
 from stoker.manager.core import (
-    blocks,
+    block_news,
+    block_orders,
     call_list,
-    calls,
     departures,
-    heartbeats,
+    ending,
     holes,
     objects,
-    pilots,
+    pilot_states,
+    placing,
     repair,
     report,
+    session_end,
     story,
     wishes,
 )
-from stoker.manager.core.commands import AskAdvice, EndManager, ToClient
+from stoker.manager.core.client import Client
+from stoker.manager.core.commands import AskAdvice, ToClient
+from stoker.manager.core.cost import Cost
 from stoker.manager.core.events import FromClient
-from stoker.manager.core.phases import CallState, PilotState
-from stoker.manager.core.state import JOURNAL_LOST, Client, Context, Cost, Group
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Context, Group
+from stoker.manager.core.phases import PilotState
+from stoker.manager.core.state import JOURNAL_LOST
 from stoker.manager.protocol import bounds, to_client, to_manager
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
 from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId, RecipeKey
@@ -46,24 +52,20 @@ from stoker.manager.protocol.to_manager import (
     Submit,
     WantPilots,
 )
-from stoker.manager.protocol.to_pilot import Exit, FunctionBlob
+from stoker.manager.protocol.to_pilot import FunctionBlob
 from stoker.manager.protocol.wire import why_not
-
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
-
 
 MOST_CLIENTS = 1 << 20
 """A client's number is the high part of its calls' ids, which must fit 63 bits."""
 
 
-def frame(core: Core, event: FromClient) -> None:
+def frame(manager: Manager, event: FromClient) -> None:
     """Take a client's frame, unless it was taken before."""
-    state = core.state
+    state = manager.state
     client = state.clients.get(event.client)
     messages = event.messages
     if messages and isinstance(messages[0], ClientHello):
-        client = _hello(core, event.client, messages[0])
+        client = _hello(manager, event.client, messages[0])
         messages = messages[1:]
     elif client is None or client.gone:
         state.refuse("frame of a client that has not said hello")
@@ -72,119 +74,119 @@ def frame(core: Core, event: FromClient) -> None:
         return
     if not client.inbox.accept(event.sequence):
         state.refuse("repeated or early frame of a client")
-        core.tell(client, to_client.Ack(client.inbox.last))
+        manager.tell(client, to_client.Ack(client.inbox.last))
         return
     for message in messages:
         wrong = "" if type(message) is Submit else bounds.wrong_with(message)
         if wrong:
             state.refuse("message of a client with a value that cannot be")
-            core.tell(client, to_client.Rejected(wrong))
+            manager.tell(client, to_client.Rejected(wrong))
         else:
-            _message(core, client, message)
+            _message(manager, client, message)
     if event.sequence:
-        core.tell(client, to_client.Ack(event.sequence))
+        manager.tell(client, to_client.Ack(event.sequence))
 
 
-def _message(core: Core, client: Client, message: to_manager.FromClient) -> None:
-    state = core.state
+def _message(manager: Manager, client: Client, message: to_manager.FromClient) -> None:
+    state = manager.state
     match message:
         case Submit():
-            _submit(core, client, message)
+            _submit(manager, client, message)
         case Received(total=total):
             _received(client, total)
             if message.unused:
-                departures.forget_functions(core, client, message.unused)
+                departures.forget_functions(manager, client, message.unused)
         case DefineFunction(key=key):
             state.functions.setdefault(key, FunctionBlob(key, message.name, message.blob))
             client.defined.add(key)
         case DefineRecipe():
-            _recipe(core, message)
+            _recipe(manager, message)
             client.defined.add(message.recipe.key)
         case Cancel(calls=ids):
             for id in ids:
                 call = state.calls.get(id)
                 if call is not None and call.group.client is client:
-                    calls.cancel(core, call, reason="cancelled by its client", running=message.running)
+                    ending.cancel(manager, call, reason="cancelled by its client", running=message.running)
         case AskStatus():
-            core.tell(client, report.status(state))
+            manager.tell(client, report.status(state))
         case AskStory(subject=subject):
-            core.tell(client, story.tell(state, subject))
+            manager.tell(client, story.tell(state, subject))
         case AskCalls(limit=limit, state=only):
-            core.tell(client, call_list.list_calls(state, limit=limit, only=only))
+            manager.tell(client, call_list.list_calls(state, limit=limit, only=only))
         case WantPilots(blocks=said, ended=ended, most_pilots=most):
             state.said_blocks = dict(said)
             state.most_pilots[client.id] = most
             for pilot in [each for each in state.pilots.values() if each.block in ended]:
                 if pilot.state is PilotState.CUT:
-                    pilots.lost(core, pilot.id, f"its block {pilot.block} has ended")
-            core.supply_changed |= bool(state.hungry)
+                    pilot_states.lost(manager, pilot.id, f"its block {pilot.block} has ended")
+            manager.supply_changed |= bool(state.hungry)
         case BlockNews() | SourceTrouble():
-            _from_factory(core, client, message)
+            _from_factory(manager, client, message)
         case DefineManifest(object=name, manifest=manifest):
-            objects.define_manifest(core, name, manifest)
+            objects.define_manifest(manager, name, manifest)
         case ReleaseBlock(block=block):
             for pilot in state.pilots.values():
                 if pilot.block == block:
-                    pilots.release(core, pilot, f"block {block} is released")
+                    pilot_states.release(manager, pilot, f"block {block} is released")
         case EndSession(reason=reason):
-            end_session(core, reason or "its client ended it")
+            session_end.end_session(manager, reason or "its client ended it")
         case Resubmitted():
-            repair.resubmitted(core, client)
+            repair.resubmitted(manager, client)
         case ClientHello():
             state.refuse("hello in the middle of a frame")
         case _:
             assert_never(message)
 
 
-def _from_factory(core: Core, client: Client, message: BlockNews | SourceTrouble) -> None:
+def _from_factory(manager: Manager, client: Client, message: BlockNews | SourceTrouble) -> None:
     if not client.factory:
-        core.state.refuse("news of blocks from a client that is not the factory")
+        manager.state.refuse("news of blocks from a client that is not the factory")
     elif isinstance(message, BlockNews):
-        blocks.news(core, message)
+        block_news.news(manager, message)
     else:
-        blocks.trouble(core, message)
+        block_news.trouble(manager, message)
 
 
 # ---- coming and going
 
 
-def _hello(core: Core, id: ClientId, message: ClientHello) -> Client | None:
-    state = core.state
+def _hello(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
+    state = manager.state
     if wrong := why_not(message, session=state.session) or bounds.wrong_with(message):
         state.refuse("client of another session or version")
-        core.out.append(ToClient(id, to_client.ClientRefused(wrong)))
+        manager.out.append(ToClient(id, to_client.ClientRefused(wrong)))
         return None
     if banned := state.banned.get(id, ""):
-        core.out.append(ToClient(id, to_client.ClientRefused(banned)))
+        manager.out.append(ToClient(id, to_client.ClientRefused(banned)))
         return None
     client = state.clients.get(id)
     is_new = client is None
     if client is None:
-        client = _joins(core, id, message)
+        client = _joins(manager, id, message)
         if client is None:
             return None
     lost = client.inbox.skip_to(message.acknowledged)
-    lost |= _had(core, client, message.received, is_new=is_new)
+    lost |= _had(manager, client, message.received, is_new=is_new)
     if lost and not client.observer:
-        repair.ask_again(core, client)
+        repair.ask_again(manager, client)
     elif lost and not is_new:
         state.notice(JOURNAL_LOST)
     if client.unnamed is not None:
         client.inbox.last = message.acknowledged
     client.connected, client.gone = True, False
-    core.tell(client, to_client.ClientWelcome(state.session, client.number, again=client.unnamed is not None))
+    manager.tell(client, to_client.ClientWelcome(state.session, client.number, again=client.unnamed is not None))
     if client.unacked and client.unnamed is None:
-        core.tell(client, to_client.Results(client.first_unacked, list(client.unacked)))
+        manager.tell(client, to_client.Results(client.first_unacked, list(client.unacked)))
     if client.factory:
-        blocks.factory_came(core, client)
+        block_orders.factory_came(manager, client)
     if state.ending:
-        core.tell(client, to_client.SessionOver(state.ending))
+        manager.tell(client, to_client.SessionOver(state.ending))
     return client
 
 
-def _joins(core: Core, id: ClientId, message: ClientHello) -> Client | None:
+def _joins(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
     """A client that the manager does not know: it is new, or it was in the part of the journal that is lost."""
-    state = core.state
+    state = manager.state
     if message.observer or message.factory:
         client = state.clients[id] = Client(id, number=-1, observer=True)
         client.factory = message.factory
@@ -193,14 +195,14 @@ def _joins(core: Core, id: ClientId, message: ClientHello) -> Client | None:
     if number in state.clients_by_number or number > MOST_CLIENTS:
         state.refuse("client whose number is another client's")
         wrong = f"its calls carry the number {number}, which is another client's since the journal lost its end"
-        core.out.append(ToClient(id, to_client.ClientRefused(wrong)))
+        manager.out.append(ToClient(id, to_client.ClientRefused(wrong)))
         return None
     state.next_client = max(state.next_client, number + 1)
     client = state.clients[id] = state.clients_by_number[number] = Client(id, number=number, observer=False)
     return client
 
 
-def _had(core: Core, client: Client, received: int, *, is_new: bool) -> bool:
+def _had(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
     """A client says how many ends of calls it has had. True if the manager knows of fewer, so that it has lost some."""
     known, client.known_ends = client.known_ends, None
     if is_new:
@@ -212,7 +214,7 @@ def _had(core: Core, client: Client, received: int, *, is_new: bool) -> bool:
         client.first_unacked = received
         return True
     if received > client.first_unacked + len(client.unacked):
-        core.state.refuse("client has more results than there are")
+        manager.state.refuse("client has more results than there are")
     else:
         _received(client, received)
     return False
@@ -226,39 +228,15 @@ def _received(client: Client, total: int) -> None:
     client.first_unacked += max(0, count)
 
 
-def end_session(core: Core, reason: str) -> None:
-    """End every call that is left, let the pilots go, and stop the manager."""
-    state = core.state
-    if state.ending:
-        return
-    state.ending = reason
-    failure = Failure(FailureKind.CANCELLED, f"the session ended before it was done: {reason}")
-    for call in list(state.calls.values()):
-        if call.state is CallState.HELD:
-            calls.withdraw(core, call, running=True)
-        calls.fail(core, call, failure)
-    core.send_results()
-    core.sends.clear()
-    core.forget_drops()
-    for pilot in state.pilots.values():
-        core.say(pilot, Exit(reason))
-    heartbeats.record_runs(core)
-    blocks.session_over(core)
-    for client in state.clients.values():
-        if client.connected:
-            core.tell(client, to_client.SessionOver(reason))
-    core.out.append(EndManager(reason))
-
-
 # ---- calls
 
 
-def _recipe(core: Core, message: DefineRecipe) -> None:
+def _recipe(manager: Manager, message: DefineRecipe) -> None:
     recipe = message.recipe
-    if recipe.key not in core.state.contexts:
-        core.state.contexts[recipe.key] = Context(recipe, by_deadline=core.policies.dispatch.by_deadline)
-        core.changed("contexts", recipe.key)
-        core.out.append(AskAdvice(RecipeKey(recipe.key)))
+    if recipe.key not in manager.state.contexts:
+        manager.state.contexts[recipe.key] = Context(recipe, by_deadline=manager.policies.dispatch.by_deadline)
+        manager.changed("contexts", recipe.key)
+        manager.out.append(AskAdvice(RecipeKey(recipe.key)))
 
 
 def _are_of(client: Client, specs: list[CallSpec]) -> bool:
@@ -278,8 +256,8 @@ def _options(message: Submit, *, now: float) -> CallOptions:
     )
 
 
-def _submit(core: Core, client: Client, message: Submit) -> None:
-    state, options = core.state, _options(message, now=core.state.now)
+def _submit(manager: Manager, client: Client, message: Submit) -> None:
+    state, options = manager.state, _options(message, now=manager.state.now)
     context, function = state.contexts.get(message.recipe), state.functions.get(message.function)
     if (context is None or function is None) and (client.inbox.has_hole or client.unnamed is not None):
         state.refuse("calls whose context or function was defined in a part of the journal that is lost")
@@ -303,25 +281,25 @@ def _submit(core: Core, client: Client, message: Submit) -> None:
         fresh = [spec for spec in message.calls if spec.call not in told]
         message = msgspec.structs.replace(message, calls=fresh)
     key = (client.number, message.function, message.recipe, options)
-    unhonoured = "" if wrong or key in state.groups else wishes.refusal(options, core.policies.dispatch.honours)
+    unhonoured = "" if wrong or key in state.groups else wishes.refusal(options, manager.policies.dispatch.honours)
     if unhonoured:
         state.refuse("wish that the policy does not honour")
         failure = Failure(FailureKind.DROPPED, unhonoured)
         ends = [CallEnd(spec.call, False, b"", 0.0, failure) for spec in message.calls if spec.call not in state.calls]
-        core.results_of(client).extend(ends)
+        manager.results_of(client).extend(ends)
         return
     if wrong or context is None or function is None:
         state.refuse("submit that names what is not there")
         failure = Failure(FailureKind.CANCELLED, wrong)
         ends = [CallEnd(spec.call, False, b"", 0.0, failure) for spec in message.calls if spec.call not in state.calls]
-        core.results_of(client).extend(ends)
+        manager.results_of(client).extend(ends)
         return
     group = state.groups.get(key)
     if group is None:
         cost = state.costs.get((function.key, context.recipe.key))
         if cost is None:
-            cost = state.costs[function.key, context.recipe.key] = Cost(function, context)
-        group = state.groups[key] = Group(key, client, cost, options)
-    fresh = holes.end_kept(core, client, message.calls) if state.kept_ends else message.calls
+            cost = state.costs[function.key, context.recipe.key] = Cost(function, RecipeKey(context.recipe.key))
+        group = state.groups[key] = Group(key, client, context, cost, options)
+    fresh = holes.end_kept(manager, client, message.calls) if state.kept_ends else message.calls
     if fresh:
-        calls.arrive(core, group, fresh)
+        placing.arrive(manager, group, fresh)

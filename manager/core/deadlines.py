@@ -11,15 +11,11 @@ Calls are looked at when they come, when a library has room, and by a timer when
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stoker.manager.core import calls
+from stoker.manager.core import ending
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Call, Context
 from stoker.manager.protocol.calls import CallForecast, Failure, FailureKind
 from stoker.units import show_seconds
-
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
-    from stoker.manager.core.state import Call, Context
 
 KNOWN_RUNS = 3
 """One slow first run must not make every later call look lost."""
@@ -27,49 +23,49 @@ _SOON_S = 0.001
 """A timer that fires this much early does not ask for another one in no time."""
 
 
-def came(core: Core, fresh: list[Call]) -> list[Call]:
+def came(manager: Manager, fresh: list[Call]) -> list[Call]:
     """New calls of one group have a deadline. Returns those that are to run; the others are dropped."""
     kept = []
     for call in fresh:
-        if is_lost(core.state.now, call):
+        if is_lost(manager.state.now, call):
             if call.group.options.objective.drop_late:
                 call.group.context.queue.push(call)  # whatever waits is in its queue until it ends
-                calls.fail(core, call, Failure(FailureKind.DROPPED, why_lost(core.state.now, call)))
+                ending.fail(manager, call, Failure(FailureKind.DROPPED, why_lost(manager.state.now, call)))
                 continue
-            _tell_late(core, call)
+            _tell_late(manager, call)
         kept.append(call)
     return kept
 
 
-def watch(core: Core, context: Context) -> None:
+def watch(manager: Manager, context: Context) -> None:
     """Have a queue looked at when the first of its calls would be lost."""
     at = min((_latest_start(call) for call in context.queue.nearest()), default=None)
     key = f"deadline/{context.recipe.key}"
-    if at is not None and at < core.state.timers.get(key, at + 1.0):
-        core.set_timer(key, max(at, core.state.now) + _SOON_S)
+    if at is not None and at < manager.state.timers.get(key, at + 1.0):
+        manager.set_timer(key, max(at, manager.state.now) + _SOON_S)
 
 
-def due(core: Core, key: str) -> None:
+def due(manager: Manager, key: str) -> None:
     """The first call of a queue may be lost by now."""
-    context = core.state.contexts.get(key)
+    context = manager.state.contexts.get(key)
     if context is not None:
-        settle(core, context)
-        watch(core, context)
+        settle(manager, context)
+        watch(manager, context)
 
 
-def settle(core: Core, context: Context) -> None:
+def settle(manager: Manager, context: Context) -> None:
     """Drop what is lost, or let it stand behind the others."""
     queue = context.queue
     while queue.timed:
-        lost = [call for call in queue.nearest() if is_lost(core.state.now, call)]
+        lost = [call for call in queue.nearest() if is_lost(manager.state.now, call)]
         if not lost:
             return
         for call in lost:
             if call.group.options.objective.drop_late:
-                calls.fail(core, call, Failure(FailureKind.DROPPED, why_lost(core.state.now, call)))
+                ending.fail(manager, call, Failure(FailureKind.DROPPED, why_lost(manager.state.now, call)))
             else:
                 queue.demote(call)
-                _tell_late(core, call)
+                _tell_late(manager, call)
 
 
 def is_lost(now: float, call: Call) -> bool:
@@ -91,11 +87,11 @@ def _latest_start(call: Call) -> float:
     return call.group.options.objective.deadline_at - (cost.least_s if cost.runs >= KNOWN_RUNS else 0.0)
 
 
-def _tell_late(core: Core, call: Call) -> None:
-    state = core.state
+def _tell_late(manager: Manager, call: Call) -> None:
+    state = manager.state
     call.late = True
     call.note(state.now, "cannot be in time any more; calls that can be go first")
     before = state.forecasts.get(call.id)
     if before is None or before.in_time:
         said = state.forecasts[call.id] = CallForecast(call.id, state.now + call.group.cost.run_s, False)
-        core.forecasts.setdefault(call.group.client, []).append(said)
+        manager.forecasts.setdefault(call.group.client, []).append(said)

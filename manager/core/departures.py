@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import calls, clients, heartbeats
+from stoker.manager.core import accounting, ending, session_end
+from stoker.manager.core.client import Client
 from stoker.manager.core.commands import DiscardObject
-from stoker.manager.core.state import Client, Context, State
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Context
+from stoker.manager.core.state import State
 from stoker.manager.protocol.ids import ClientId, FunctionKey
 from stoker.units import show_bytes, show_seconds
-
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
 
 KEPT_S = 86_400.0
 """A session that outlives programs keeps the results of one that is gone for a day,"""
@@ -34,10 +33,10 @@ KEPT_NUMBERS = 10_000
 pilot still reports are not taken for calls of a program that is to come back."""
 
 
-def gone(core: Core, id: ClientId) -> None:
+def gone(manager: Manager, id: ClientId) -> None:
     """A client did not come back: its calls end, and so does the session if no other client uses it. If the client
     comes back later, it finds how its calls ended."""
-    state = core.state
+    state = manager.state
     client = state.clients.get(id)
     if client is None or client.gone:
         return
@@ -46,21 +45,21 @@ def gone(core: Core, id: ClientId) -> None:
         del state.clients[id]
         return
     if state.kept:
-        core.set_timer(f"gone/{id}", state.now + SETTLE_S)
+        manager.set_timer(f"gone/{id}", state.now + SETTLE_S)
     if client.open_calls:
         for call in [call for call in state.calls.values() if call.group.client is client]:
-            calls.cancel(core, call, reason="its client is gone", running=True)
+            ending.cancel(manager, call, reason="its client is gone", running=True)
     if not state.kept and all(other.gone or other.observer for other in state.clients.values()):
-        clients.end_session(core, "its client is gone")
+        session_end.end_session(manager, "its client is gone")
 
 
-def gone_long(core: Core, id: str) -> None:
+def gone_long(manager: Manager, id: str) -> None:
     """A client may have been gone for long: drop the results that it has not fetched, and after a day all of it. What
     is still in use then is looked at once a day."""
-    state = core.state
+    state = manager.state
     client = state.clients.get(ClientId(id))
     if client is None:
-        _forget_unused(core, id)
+        _forget_unused(manager, id)
         return
     if not client.gone:
         return
@@ -69,11 +68,11 @@ def gone_long(core: Core, id: str) -> None:
     is_over = away_s >= KEPT_S
     if client.unacked and (is_over or size > MOST_KEPT_BYTES):
         why = f"after {show_seconds(away_s)}" if is_over else f"because they were {show_bytes(size)}"
-        _drop_results(core, client, why)
+        _drop_results(manager, client, why)
     if is_over:
-        _forget(core, client)
+        _forget(manager, client)
     else:
-        core.set_timer(f"gone/{id}", client.gone_at + KEPT_S)
+        manager.set_timer(f"gone/{id}", client.gone_at + KEPT_S)
 
 
 def ban(state: State, name: str, why: str) -> None:
@@ -83,19 +82,19 @@ def ban(state: State, name: str, why: str) -> None:
         del state.banned[next(iter(state.banned))]
 
 
-def _drop_results(core: Core, client: Client, why: str) -> None:
+def _drop_results(manager: Manager, client: Client, why: str) -> None:
     for end in client.unacked:
         if isinstance(end.payload, ObjectRef):
-            core.out.append(DiscardObject(end.payload.source))
+            manager.out.append(DiscardObject(end.payload.source))
     count = len(client.unacked)
-    core.state.notice(f"{count} results of a program that left and did not come back were dropped {why}")
-    ban(core.state, client.id, f"this program was gone for too long: its {count} results were dropped {why}")
+    manager.state.notice(f"{count} results of a program that left and did not come back were dropped {why}")
+    ban(manager.state, client.id, f"this program was gone for too long: its {count} results were dropped {why}")
     client.first_unacked += count
     client.unacked.clear()
 
 
-def _forget(core: Core, client: Client) -> None:
-    state = core.state
+def _forget(manager: Manager, client: Client) -> None:
+    state = manager.state
     if client.id not in state.banned:
         ban(
             state, client.id, "this program was gone for too long: the session has forgotten it; start the program anew"
@@ -105,16 +104,16 @@ def _forget(core: Core, client: Client) -> None:
     state.departed[client.number] = None
     if len(state.departed) > KEPT_NUMBERS:
         del state.departed[next(iter(state.departed))]
-    heartbeats.record_runs(core)
-    _forget_unused(core, client.id)
+    accounting.record_runs(manager)
+    _forget_unused(manager, client.id)
 
 
-def forget_functions(core: Core, client: Client, keys: Iterable[FunctionKey]) -> None:
+def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKey]) -> None:
     """Forget functions that their client will not name again, unless another client has defined them.
 
     A function with open calls is kept until these have ended and a client says so of another function.
     """
-    state = core.state
+    state = manager.state
     client.defined.difference_update(keys)
     state.unused_functions.update(dict.fromkeys(keys))
     defined = set[str]().union(*(each.defined for each in state.clients.values()))
@@ -126,15 +125,15 @@ def forget_functions(core: Core, client: Client, keys: Iterable[FunctionKey]) ->
     for key in dropped:
         state.functions.pop(key, None)
     if dropped:
-        heartbeats.record_runs(core)
+        accounting.record_runs(manager)
         state.groups = {key: group for key, group in state.groups.items() if group.function.key not in dropped}
         state.costs = {key: cost for key, cost in state.costs.items() if key[0] not in dropped}
 
 
-def _forget_unused(core: Core, id: str) -> None:
+def _forget_unused(manager: Manager, id: str) -> None:
     """Forget functions and contexts that are defined by no client and in no use, and what is known of them alone.
     `id`: the client whose timer looks again if some are in use."""
-    state = core.state
+    state = manager.state
     for key, group in list(state.groups.items()):
         if not group.open_calls and state.clients.get(group.client.id) is not group.client:
             del state.groups[key]
@@ -155,7 +154,7 @@ def _forget_unused(core: Core, id: str) -> None:
     state.functions = {key: function for key, function in state.functions.items() if key in functions}
     dropped = [context for key, context in state.contexts.items() if key not in contexts]
     for context in dropped:
-        _forget_context(core, context)
+        _forget_context(manager, context)
     state.costs = {
         (function, recipe): cost
         for (function, recipe), cost in state.costs.items()
@@ -167,14 +166,14 @@ def _forget_unused(core: Core, id: str) -> None:
         for name in [name for name in context.failed_on if name not in state.pilots]:
             del context.failed_on[name]
     if not defined.issuperset(chain(state.functions, state.contexts)):
-        core.set_timer(f"gone/{id}", state.now + KEPT_S)
+        manager.set_timer(f"gone/{id}", state.now + KEPT_S)
 
 
-def _forget_context(core: Core, context: Context) -> None:
-    state, key = core.state, context.recipe.key
+def _forget_context(manager: Manager, context: Context) -> None:
+    state, key = manager.state, context.recipe.key
     del state.contexts[key]
-    core.dirty.pop(context, None)
-    core.returned.pop(context, None)
+    manager.dirty.pop(context, None)
+    manager.returned.pop(context, None)
     for about in [about for about in state.transfers.snapshots if about[0] == key]:
         del state.transfers.snapshots[about]
 

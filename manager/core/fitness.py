@@ -10,7 +10,8 @@ come ever later (`AGAIN_S`). Calls whose only pilots are unfit wait for the firs
 
 from __future__ import annotations
 
-from stoker.manager.core.state import Library, Pilot, State
+from stoker.manager.core.nouns import Library, Pilot
+from stoker.manager.core.state import State
 from stoker.manager.protocol.calls import Failure
 from stoker.manager.protocol.to_manager import LibraryPhase
 

@@ -8,21 +8,17 @@ such a call counts as one that is in time. And while nothing like a call has bee
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Forecast, PolicyError
 from stoker.manager.protocol.calls import CallForecast
 from stoker.manager.protocol.to_client import Forecasts
 from stoker.units import known_to_s
 
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
-    from stoker.manager.core.state import Call
 
-
-def note(core: Core, action: Forecast) -> None:
+def note(manager: Manager, action: Forecast) -> None:
     """A policy says what it expects of a call."""
-    state = core.state
+    state = manager.state
     call = state.calls.get(action.call)
     if call is None:
         raise PolicyError(f"there is no call {action.call}")
@@ -33,7 +29,7 @@ def note(core: Core, action: Forecast) -> None:
     if not is_news(state.forecasts.get(call.id), action.ends_at, in_time=in_time, now=state.now):
         return
     state.forecasts[call.id] = said = CallForecast(call.id, action.ends_at, in_time)
-    core.forecasts.setdefault(call.group.client, []).append(said)
+    manager.forecasts.setdefault(call.group.client, []).append(said)
 
 
 def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
@@ -55,9 +51,9 @@ def _is_known(call: Call) -> bool:
     return bool(context.paces.known or call.group.cost.run_s or of_others)
 
 
-def send(core: Core) -> None:
+def send(manager: Manager) -> None:
     """Tell the clients that are connected, at the end of an event."""
-    fresh, core.forecasts = core.forecasts, {}
+    fresh, manager.forecasts = manager.forecasts, {}
     for client, said in fresh.items():
         if client.connected:
-            core.tell(client, Forecasts(said, core.state.now))
+            manager.tell(client, Forecasts(said, manager.state.now))

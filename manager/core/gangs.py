@@ -13,66 +13,63 @@ other.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from stoker.manager.core import calls, feeding
+from stoker.manager.core import accounting, ending, holding, indexing, queues, sending
 from stoker.manager.core.commands import RecordPace
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Call, Gang, Library
 from stoker.manager.core.paces import work_of
 from stoker.manager.core.phases import CallState
-from stoker.manager.core.state import Call, Gang, Library
 from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, GangPlace
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_pilot import MeetGang, RunCalls
-
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
 
 MOST_BREAKS = 10
 """A call whose ranks lose each other so often, although their libraries live, is given up."""
 
 
-def start(core: Core, call: Call, members: tuple[Library, ...], rendezvous: str) -> None:
+def start(manager: Manager, call: Call, members: tuple[Library, ...], rendezvous: str) -> None:
     """Start a waiting call on all of these libraries together, each with its part; rank = position."""
     group = call.group
     group.context.queue.leave(call)
-    calls.fed(core, group.context)
+    queues.fed(manager, group.context)
     call.state = CallState.HELD
     call.holder = Gang(members)
-    call.sent_at = core.state.now
+    call.sent_at = manager.state.now
     for rank, library in enumerate(members):
         library.held[call.id] = call
         if call.by_itself:
             library.suspect = call
-        feeding.reclass(core, library)
+        indexing.reclass(manager, library)
         place = GangPlace(rank, len(members), rendezvous)
-        blob = feeding.blob_for(library, group)
-        core.say(library.pilot, RunCalls(library.id, group.function.key, [call.spec], group.options, blob, place))
+        blob = sending.blob_for(library, group)
+        manager.say(library.pilot, RunCalls(library.id, group.function.key, [call.spec], group.options, blob, place))
 
 
-def met(core: Core, library: Library, id: int, address: str) -> None:
+def met(manager: Manager, library: Library, id: int, address: str) -> None:
     """Rank 0 has said where it awaits the others: tell them."""
     call = library.held.get(id)
     if call is None or not isinstance(call.holder, Gang) or call.holder.members[0] is not library:
         if id not in library.zombies:
-            core.state.refuse("meeting place of a gang that is not one")
+            manager.state.refuse("meeting place of a gang that is not one")
         return
     call.holder.address = address
     for member in call.holder.members[1:]:
-        core.say(member.pilot, MeetGang(member.id, call.id, address))
+        manager.say(member.pilot, MeetGang(member.id, call.id, address))
 
 
-def remind(core: Core, library: Library) -> None:
+def remind(manager: Manager, library: Library) -> None:
     """A pilot is back: what it may not have heard of the gangs that its library is in."""
     for call in library.held.values():
         gang = call.holder
         if isinstance(gang, Gang) and gang.address and gang.members[0] is not library:
-            core.say(library.pilot, MeetGang(library.id, call.id, gang.address))
+            manager.say(library.pilot, MeetGang(library.id, call.id, gang.address))
 
 
-def progress(core: Core, call: Call, gang: Gang, report: CallProgress) -> None:
+def progress(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
     """Rank 0 has said how far the call is: learn how fast a gang of this size is. A first report that nothing is done
     yet, or one with a checkpoint, says when it begins: what was before it is no part of its pace."""
-    now, before = core.state.now, gang.report
+    now, before = manager.state.now, gang.report
     began_at, done = before if before is not None else (call.sent_at + _starts_in_s(call, gang), 0.0)
     begins = before is None and (not report.done or bool(report.state))
     if begins or report.done < done:  # it goes on from a checkpoint
@@ -83,47 +80,47 @@ def progress(core: Core, call: Call, gang: Gang, report: CallProgress) -> None:
         gang.report = (now, report.done)
 
 
-def ended(core: Core, call: Call, library: Library, outcome: CallEnd) -> None:
+def ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
     """A member has ended its part. The call ends with the last of them, with rank 0's result, or the first failure."""
     gang = call.holder
     if not isinstance(gang, Gang):
-        core.state.refuse("end of a gang that is not one")
+        manager.state.refuse("end of a gang that is not one")
         return
     gang.ends[library.id] = outcome
     if not outcome.ok:
         if outcome.failure is not None and outcome.failure.kind is FailureKind.GANG:
-            _broke(core, call, library, outcome)
+            _broke(manager, call, library, outcome)
         else:
-            calls.end(core, call, outcome)
+            ending.end(manager, call, outcome)
     elif len(gang.ends) == len(gang.members):
-        _account(core, call, gang)
-        calls.end(core, call, gang.ends[gang.members[0].id])
+        _account(manager, call, gang)
+        ending.end(manager, call, gang.ends[gang.members[0].id])
 
 
-def _broke(core: Core, call: Call, library: Library, outcome: CallEnd) -> None:
+def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
     """A rank has lost the others: start again, on whatever is left."""
     said = outcome.failure.message if outcome.failure is not None else ""
-    breaks = core.state.breaks[call.id] = core.state.breaks.get(call.id, 0) + 1
-    core.state.broken_runs[call.id] = call.sent_at
+    breaks = manager.state.breaks[call.id] = manager.state.breaks.get(call.id, 0) + 1
+    manager.state.broken_runs[call.id] = call.sent_at
     if breaks >= MOST_BREAKS:
         text = f"its ranks lost each other {breaks} times; the last time on {library.pilot.id}: {said}"
         failure = Failure(FailureKind.GANG, text, library.pilot.id, library.id)
-        calls.end(core, call, CallEnd(call.id, False, b"", outcome.run_s, failure))
+        ending.end(manager, call, CallEnd(call.id, False, b"", outcome.run_s, failure))
         return
-    calls.requeue(core, (call,), why=f"lib-{library.id} on {library.pilot.id} lost the other ranks: {said}")
+    holding.requeue(manager, (call,), why=f"lib-{library.id} on {library.pilot.id} lost the other ranks: {said}")
 
 
-def broken(core: Core, library: Library, running: Iterable[int]) -> list[Call]:
+def broken(manager: Manager, library: Library, running: Iterable[int]) -> list[Call]:
     """Gang calls that a library ran when it died, and that were taken away because other ranks noticed that first."""
-    state = core.state
+    state = manager.state
     here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
     # Of ranks that die together one counts; those of a run that was broken off before have nothing to do with it.
     return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
 
 
-def forgive(core: Core, library: Library) -> None:
+def forgive(manager: Manager, library: Library) -> None:
     """A library is lost. If other ranks of its gangs have noticed before, that was no quarrel of theirs."""
-    breaks = core.state.breaks
+    breaks = manager.state.breaks
     for id in library.zombies:
         if id in breaks:
             breaks[id] -= 1
@@ -131,7 +128,7 @@ def forgive(core: Core, library: Library) -> None:
                 del breaks[id]
 
 
-def _account(core: Core, call: Call, gang: Gang) -> None:
+def _account(manager: Manager, call: Call, gang: Gang) -> None:
     """A gang has done its work. How fast it is was learned from its reports, if there were any: one that may end before
     it has done all of its items has to make them, and the last one always comes before the end. A call that never says
     how far it is has done its items when it ends."""
@@ -144,8 +141,8 @@ def _account(core: Core, call: Call, gang: Gang) -> None:
     known = call.group.context.paces.known.get(len(gang.members))
     if known is not None:
         kind = gang.members[0].devices[0].facts.kind
-        core.out.append(RecordPace(RecipeKey(call.group.context.recipe.key), kind, len(gang.members), known[0]))
-    feeding.account(core, gang.members[0], call.group, [], others=1, seconds=first.run_s)
+        manager.out.append(RecordPace(RecipeKey(call.group.context.recipe.key), kind, len(gang.members), known[0]))
+    accounting.account(manager, gang.members[0], call.group, [], others=1, seconds=first.run_s)
 
 
 def _learn(call: Call, gang: Gang, *, items: float, seconds: float) -> None:

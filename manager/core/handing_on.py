@@ -9,13 +9,10 @@ is done: at most until shortly before its own end. What others are getting from 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from stoker.manager.core.manager import Manager
 from stoker.manager.core.peers import Object, Peer
 from stoker.manager.protocol import to_pilot
-
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
 
 MOST_S = 120.0
 """A leaving pilot stays no longer than this for its objects."""
@@ -25,48 +22,48 @@ _TRIES = 3
 """Pilots that are told to get an object, one after the other, should they fail."""
 
 
-def begin(core: Core, peer: Peer) -> float:
+def begin(manager: Manager, peer: Peer) -> float:
     """A pilot drains: see to it that nothing that is needed leaves with it. For how many seconds it should stay."""
-    pilot = core.state.pilots[peer.id]
-    left_s = pilot.ends_at - core.state.now - _LAST_S if pilot.ends_at else MOST_S
+    pilot = manager.state.pilots[peer.id]
+    left_s = pilot.ends_at - manager.state.now - _LAST_S if pilot.ends_at else MOST_S
     if not peer.serving or left_s <= 0:
         return 0.0
-    needed = frozenset(_needed(core))
+    needed = frozenset(_needed(manager))
     for name, object in peer.has.items():
         if (name in needed or _comes(object)) and not _stays(object):
             peer.hands_on[name] = {}
-    _go_on(core, peer)
+    _go_on(manager, peer)
     if not peer.hands_on:
         return 0.0
-    core.state.transfers.leaving[peer.id] = peer
-    pilot.notes.append((core.state.now, f"hands on {len(peer.hands_on)} of its objects, which nobody else has"))
+    manager.state.transfers.leaving[peer.id] = peer
+    pilot.notes.append((manager.state.now, f"hands on {len(peer.hands_on)} of its objects, which nobody else has"))
     return min(MOST_S, left_s)
 
 
-def look(core: Core) -> None:
+def look(manager: Manager) -> None:
     """Something has happened: whoever has nothing left to hand on may go."""
-    leaving = core.state.transfers.leaving
+    leaving = manager.state.transfers.leaving
     for peer in list(leaving.values()):
-        _go_on(core, peer)
+        _go_on(manager, peer)
         if not peer.hands_on:
             del leaving[peer.id]
-            pilot = core.state.pilots.get(peer.id)
+            pilot = manager.state.pilots.get(peer.id)
             if pilot is not None and peer.here:
-                core.say(pilot, to_pilot.Exit("others have its objects", drain=True))
+                manager.say(pilot, to_pilot.Exit("others have its objects", drain=True))
 
 
-def _go_on(core: Core, peer: Peer) -> None:
+def _go_on(manager: Manager, peer: Peer) -> None:
     for name, tried in list(peer.hands_on.items()):
         object = peer.has.get(name)
         if object is None or _stays(object):
             del peer.hands_on[name]
         elif not _comes(object):
-            other = _heir(core, object) if len(tried) < _TRIES else None
+            other = _heir(manager, object) if len(tried) < _TRIES else None
             if other is None:
                 del peer.hands_on[name]
             else:
                 tried[other.id] = None
-                core.state.transfers.fetch(other, object).kept = True
+                manager.state.transfers.fetch(other, object).kept = True
 
 
 def _stays(object: Object) -> bool:
@@ -79,28 +76,28 @@ def _comes(object: Object) -> bool:
     return any(not fetch.peer.draining for fetch in object.fetches.values())
 
 
-def _heir(core: Core, object: Object) -> Peer | None:
+def _heir(manager: Manager, object: Object) -> Peer | None:
     """Who is to have an object next."""
     tried = {id for peer in object.holders.values() for id in peer.hands_on.get(object.ref.name, ())}
     able = [
         peer
-        for peer in core.state.transfers.peers.values()
+        for peer in manager.state.transfers.peers.values()
         if peer.serving and not peer.draining and peer.id not in tried
     ]
-    return min(able, key=lambda peer: (_ends_soon(core, peer), len(peer.fetches), len(peer.has)), default=None)
+    return min(able, key=lambda peer: (_ends_soon(manager, peer), len(peer.fetches), len(peer.has)), default=None)
 
 
-def _ends_soon(core: Core, peer: Peer) -> float:
+def _ends_soon(manager: Manager, peer: Peer) -> float:
     """Whoever has no end is best; then who has most time left."""
-    pilot = core.state.pilots[peer.id]
+    pilot = manager.state.pilots[peer.id]
     return -pilot.ends_at if pilot.ends_at else float("-inf")
 
 
-def _needed(core: Core) -> Iterator[str]:
+def _needed(manager: Manager) -> Iterator[str]:
     """What contexts need for which calls wait: files, and snapshots of what is loaded."""
-    waiting = {key for key, context in core.state.contexts.items() if context.queue.head() is not None}
+    waiting = {key for key, context in manager.state.contexts.items() if context.queue.head() is not None}
     for key in waiting:
-        yield from (ref.name for ref in core.state.contexts[key].recipe.objects)
-    for (key, _), forms in core.state.transfers.snapshots.items():
+        yield from (ref.name for ref in manager.state.contexts[key].recipe.objects)
+    for (key, _), forms in manager.state.transfers.snapshots.items():
         if key in waiting:
             yield from (snapshot.object.name for snapshot in forms.values())

@@ -7,16 +7,12 @@ when it has moved by a sixteenth, so that a page more or less is none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stoker.manager.core.commands import RecordRuns
+from stoker.manager.core import accounting
 from stoker.manager.core.events import FromPilot
-from stoker.manager.core.state import Pilot, State
-from stoker.manager.protocol.ids import RecipeKey
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Pilot
+from stoker.manager.core.state import State
 from stoker.manager.protocol.to_manager import Heartbeat
-
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
 
 _PART = 16
 """Memory is news when it has moved by one part of so many,"""
@@ -53,7 +49,7 @@ def _moved(before: int, after: int) -> bool:
     return before != after and abs(after - before) >= max(_LEAST_BYTES, before // _PART)
 
 
-def take(core: Core, pilot: Pilot, message: Heartbeat) -> None:
+def take(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
     """A heartbeat with news: what a pilot has measured."""
     pilot.cache_bytes = message.cache_bytes
     pilot.refused_frames = message.refused_frames
@@ -61,15 +57,4 @@ def take(core: Core, pilot: Pilot, message: Heartbeat) -> None:
         library = pilot.libraries.get(use.library)
         if library is not None:
             library.memory_bytes, library.device_bytes = use.memory_bytes, use.device_bytes
-    record_runs(core)
-
-
-def record_runs(core: Core) -> None:
-    """Have remembered what calls have cost since this was done last."""
-    core.state.recorded_at = core.state.now
-    unrecorded, core.state.unrecorded = core.state.unrecorded, {}
-    for cost in unrecorded:
-        key = RecipeKey(cost.context.recipe.key)
-        for kind, (count, seconds, items) in cost.by_kind.items():
-            core.out.append(RecordRuns(key, cost.function.name, kind, int(count), seconds, int(items)))
-        cost.by_kind = {}
+    accounting.record_runs(manager)

@@ -7,19 +7,15 @@ peer says hello, and then the peer says anew what it holds.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stoker.manager.core.client import Client
 from stoker.manager.core.events import RecordsLost
-from stoker.manager.core.state import Client
+from stoker.manager.core.manager import Manager
 from stoker.manager.protocol.calls import CallEnd, CallSpec
 
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
 
-
-def records_lost(core: Core, event: RecordsLost) -> None:
+def records_lost(manager: Manager, event: RecordsLost) -> None:
     """Records of the journal are lost here."""
-    state = core.state
+    state = manager.state
     del event
     state.refuse("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
@@ -28,14 +24,14 @@ def records_lost(core: Core, event: RecordsLost) -> None:
         inbox.has_hole = True
 
 
-def ends_kept(core: Core, ends: list[CallEnd]) -> None:
+def ends_kept(manager: Manager, ends: list[CallEnd]) -> None:
     """The journal begins anew: these calls have ended, should their clients submit them again."""
-    core.state.kept_ends.update({end.call: end for end in ends})
+    manager.state.kept_ends.update({end.call: end for end in ends})
 
 
-def end_kept(core: Core, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
+def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
     """Of calls that a client submits again, those that had ended end now as they did. Returns the others."""
-    state, rest = core.state, []
+    state, rest = manager.state, []
     for spec in specs:
         end = state.kept_ends.pop(spec.call, None)
         if end is None or spec.call in state.calls:
@@ -43,5 +39,5 @@ def end_kept(core: Core, client: Client, specs: list[CallSpec]) -> list[CallSpec
             continue
         client.last_call = max(client.last_call, spec.call)
         state.done += 1
-        core.results_of(client).append(end)
+        manager.results_of(client).append(end)
     return rest

@@ -7,23 +7,17 @@ reason, or after `SETTLE_S`. `Pilot.loss` holds the reason so far; `explained` a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stoker.manager.core import suspects
+from stoker.manager.core import suspects, walltime
 from stoker.manager.core.commands import RecordStay
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Pilot
 from stoker.manager.core.sources import Block
-from stoker.manager.core.state import Pilot, State
+from stoker.manager.core.state import State
 from stoker.manager.protocol.blocks import LossReason, PilotEnd
 from stoker.manager.protocol.ids import BlockId
 
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
-
 SETTLE_S = 60.0
 """A loss that the batch system has not explained for so long stays unexplained."""
-WALLTIME_SLACK_S = 60.0
-"""A pilot that goes so long before the end of its walltime goes because of it; of a short walltime a quarter."""
-_SLACK_PART = 0.25
 
 
 def explained(pilot: Pilot) -> bool | None:
@@ -38,64 +32,64 @@ def by_reason(state: State) -> dict[str, int]:
     return {reason.value: count for reason, count in state.losses.items() if count}
 
 
-def lost(core: Core, pilot: Pilot, loss: LossReason) -> None:
+def lost(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
     """Count a lost pilot. A reason that its batch system has given already replaces `loss`."""
-    state = core.state
-    block = block_of(state, pilot)
+    state = manager.state
+    block = state.block_of(pilot)
     said = block.loss if block is not None else None
     loss = said or loss
     pilot.loss, pilot.lost_at, pilot.loss_settled = loss, state.now, False
     _count(state, loss, 1)
     if said is not None or block is None or block.phase.over:
-        _settle(core, pilot, loss)
+        _settle(manager, pilot, loss)
     else:
         block.unsettled[pilot.id] = pilot
-        core.set_timer(f"loss/{block.id}", state.now + SETTLE_S)
+        manager.set_timer(f"loss/{block.id}", state.now + SETTLE_S)
 
 
-def back(core: Core, pilot: Pilot) -> None:
+def back(manager: Manager, pilot: Pilot) -> None:
     """A pilot that counted as lost has come back: it was not."""
     if pilot.loss is None:
         return
-    _count(core.state, pilot.loss, -1)
-    block = block_of(core.state, pilot)
+    _count(manager.state, pilot.loss, -1)
+    block = manager.state.block_of(pilot)
     if block is not None:
         block.unsettled.pop(pilot.id, None)
     pilot.loss, pilot.loss_settled = None, False
-    suspects.back(core.state, pilot)
+    suspects.back(manager.state, pilot)
 
 
-def block_said(core: Core, block: Block) -> None:
+def block_said(manager: Manager, block: Block) -> None:
     """The batch system has named a reason for the losses of a block, or the block is over and it will name none."""
     if block.loss is not None or block.phase.over:
-        settle_all(core, block)
+        settle_all(manager, block)
 
 
-def due(core: Core, id: str) -> None:
+def due(manager: Manager, id: str) -> None:
     """Nobody has explained the losses of a block in time."""
-    block = core.state.blocks.get(BlockId(id))
+    block = manager.state.blocks.get(BlockId(id))
     if block is not None:
-        settle_all(core, block)
+        settle_all(manager, block)
 
 
-def settle_all(core: Core, block: Block) -> None:
+def settle_all(manager: Manager, block: Block) -> None:
     """Settle the losses of a block with the reason that is known now."""
     pilots, block.unsettled = block.unsettled, {}
     for pilot in pilots.values():
         assert pilot.loss is not None
-        _settle(core, pilot, block.loss or pilot.loss)
+        _settle(manager, pilot, block.loss or pilot.loss)
 
 
-def left(core: Core, pilot: Pilot) -> None:
+def left(manager: Manager, pilot: Pilot) -> None:
     """Remember the stay of a pilot that was let go, or left by itself."""
-    end = PilotEnd.WALLTIME if near_walltime(pilot, core.state.now) else PilotEnd.LET_GO
-    _record(core, pilot, core.state.now, end, None)
+    end = PilotEnd.WALLTIME if walltime.near_end(pilot, manager.state.now) else PilotEnd.LET_GO
+    _record(manager, pilot, manager.state.now, end, None)
 
 
-def _settle(core: Core, pilot: Pilot, loss: LossReason) -> None:
+def _settle(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
     """The reason of a loss will not change any more."""
-    state = core.state
-    if loss.is_vague and near_walltime(pilot, pilot.lost_at):
+    state = manager.state
+    if loss.is_vague and walltime.near_end(pilot, pilot.lost_at):
         loss = LossReason.WALLTIME
     if loss is not pilot.loss:
         assert pilot.loss is not None
@@ -103,27 +97,15 @@ def _settle(core: Core, pilot: Pilot, loss: LossReason) -> None:
         _count(state, loss, 1)
         pilot.loss = loss
     pilot.loss_settled = True
-    suspects.settled(core, pilot)
+    suspects.settled(manager, pilot)
     pilot.notes.append((state.now, f"counted as lost: {loss.value}"))
-    _record(core, pilot, pilot.lost_at, PilotEnd.WALLTIME if loss is LossReason.WALLTIME else PilotEnd.LOST, loss)
+    _record(manager, pilot, pilot.lost_at, PilotEnd.WALLTIME if loss is LossReason.WALLTIME else PilotEnd.LOST, loss)
 
 
-def _record(core: Core, pilot: Pilot, until: float, end: PilotEnd, loss: LossReason | None) -> None:
+def _record(manager: Manager, pilot: Pilot, until: float, end: PilotEnd, loss: LossReason | None) -> None:
     if pilot.source:
-        core.out.append(RecordStay(pilot.source, until - pilot.notes[0][0], end, loss))
+        manager.out.append(RecordStay(pilot.source, until - pilot.notes[0][0], end, loss))
 
 
 def _count(state: State, loss: LossReason, change: int) -> None:
     state.losses[loss] = state.losses.get(loss, 0) + change
-
-
-def near_walltime(pilot: Pilot, now: float) -> bool:
-    """True if the walltime of a pilot is over, or about to be."""
-    slack_s = min(WALLTIME_SLACK_S, _SLACK_PART * pilot.lasts_s)
-    return bool(pilot.ends_at) and pilot.ends_at - now <= slack_s
-
-
-def block_of(state: State, pilot: Pilot) -> Block | None:
-    """The block of a pilot, if the manager asked for it."""
-    id = BlockId(pilot.block)
-    return state.blocks.get(id) or state.past_blocks.get(id)

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stoker.manager.core import object_report
+from stoker.manager.core.manager import Manager
 from stoker.manager.core.peers import Fetch, Peer, Way
 from stoker.manager.core.transfers import Transfers
 from stoker.manager.protocol import to_pilot
 
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
 
-
-def say(core: Core) -> None:
+def say(manager: Manager) -> None:
     """Tell pilots from whom they get objects now. The manifest goes along once."""
-    transfers = core.state.transfers
+    transfers = manager.state.transfers
     changed, transfers.changed = transfers.changed, {}
     for fetch in changed:
-        object, pilot = fetch.object, core.state.pilots.get(fetch.peer.id)
+        object, pilot = fetch.object, manager.state.pilots.get(fetch.peer.id)
         if pilot is None or not fetch.peer.here or object.fetches.get(pilot.id) is not fetch:
             continue
         sources, origin = _sources(transfers, fetch)
@@ -29,9 +25,9 @@ def say(core: Core) -> None:
             continue
         manifest = object.manifest if before is None else b""
         if before is None:
-            object_report.note(core.state, pilot, fetch)
+            object_report.note(manager.state, pilot, fetch)
         peers = tuple(to_pilot.Peer(source.id, source.address) for source in sources)
-        core.say(pilot, to_pilot.FetchObject(object.ref, peers, origin, manifest, fetch.kept))
+        manager.say(pilot, to_pilot.FetchObject(object.ref, peers, origin, manifest, fetch.kept))
 
 
 def _sources(transfers: Transfers, fetch: Fetch) -> tuple[list[Peer], bool]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.manager.core.nouns import Library, Pilot
 from stoker.manager.core.peers import Fetch, Object, Way
 from stoker.manager.core.phases import LibraryState
-from stoker.manager.core.state import Library, Pilot, State
+from stoker.manager.core.state import State
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes

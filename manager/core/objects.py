@@ -39,19 +39,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain, islice
-from typing import TYPE_CHECKING
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import handing_on, object_orders
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Pilot
 from stoker.manager.core.peers import Fetch, Object, Peer, Way
 from stoker.manager.core.phases import PilotState
-from stoker.manager.core.state import Pilot
 from stoker.manager.core.transfers import Transfers
 from stoker.manager.protocol import to_pilot
 from stoker.manager.protocol.to_manager import FetchFailed, ObjectArrival, PilotHello
-
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
 
 _BLAMED = 3
 """A peer that failed so many pilots, and more than it served, is given to nobody."""
@@ -62,14 +59,14 @@ _LOOKED_AT = 16
 # ---- pilots come and go
 
 
-def pilot_came(core: Core, pilot: Pilot, hello: PilotHello) -> None:
+def pilot_came(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:
     """A pilot is here, or here again, with these objects. What it was getting when it was cut off is planned anew."""
-    transfers = core.state.transfers
+    transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
         peer = transfers.peers[pilot.id] = Peer(pilot.id)
     elif peer.here:
-        pilot_cut(core, pilot)
+        pilot_cut(manager, pilot)
     peer.here, peer.draining, peer.address = True, pilot.state is PilotState.DRAINING, hello.peer
     peer.hands_on.clear()
     peer.blamed = peer.served = 0
@@ -84,9 +81,9 @@ def pilot_came(core: Core, pilot: Pilot, hello: PilotHello) -> None:
             _want(transfers, peer, ref)
 
 
-def pilot_cut(core: Core, pilot: Pilot) -> None:
+def pilot_cut(manager: Manager, pilot: Pilot) -> None:
     """A pilot's connection broke: nobody gets anything from it, and nothing is planned for it, until it is back."""
-    transfers = core.state.transfers
+    transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
         return
@@ -107,16 +104,16 @@ def _leave_cache(transfers: Transfers, peer: Peer) -> None:
         del transfers.caches[peer.cache]
 
 
-def pilot_left(core: Core, pilot: Pilot) -> None:
+def pilot_left(manager: Manager, pilot: Pilot) -> None:
     """A pilot is gone."""
-    pilot_cut(core, pilot)
-    core.state.transfers.peers.pop(pilot.id, None)
+    pilot_cut(manager, pilot)
+    manager.state.transfers.peers.pop(pilot.id, None)
 
 
-def pilot_drains(core: Core, pilot: Pilot) -> float:
+def pilot_drains(manager: Manager, pilot: Pilot) -> float:
     """A pilot is about to leave: it goes on with what it serves, and gets nothing more to serve while others can. For
     how many seconds it should stay so that others get what only it has."""
-    transfers = core.state.transfers
+    transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
         return 0.0
@@ -127,24 +124,24 @@ def pilot_drains(core: Core, pilot: Pilot) -> float:
     for object in peer.has.values():
         object.open.pop(peer.id, None)
     _last_resort(transfers, peer)
-    return handing_on.begin(core, peer)
+    return handing_on.begin(manager, peer)
 
 
 # ---- what pilots and clients say
 
 
-def define_manifest(core: Core, name: str, manifest: bytes) -> None:
+def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
     """The digests of an object's parts, for pilots that are told to get it from now on."""
-    object = core.state.transfers.object(name)
+    object = manager.state.transfers.object(name)
     object.manifest = object.manifest or manifest
 
 
-def wanted(core: Core, pilot: Pilot, refs: Iterable[ObjectRef]) -> None:
+def wanted(manager: Manager, pilot: Pilot, refs: Iterable[ObjectRef]) -> None:
     """A pilot needs objects. Asking again is answered again."""
-    transfers = core.state.transfers
+    transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
-        core.state.refuse("objects wanted by a pilot that is not here")
+        manager.state.refuse("objects wanted by a pilot that is not here")
         return
     for ref in refs:
         fetch = peer.fetches.get(ref.name)
@@ -164,12 +161,12 @@ def _want(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
     transfers.fetch(peer, object)
 
 
-def arrived(core: Core, pilot: Pilot, arrival: ObjectArrival) -> None:
+def arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> None:
     """An object is in a pilot's cache. Peers that failed it, where others did not, are blamed."""
-    transfers = core.state.transfers
+    transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
-        core.state.refuse("object that came to a pilot that is not here")
+        manager.state.refuse("object that came to a pilot that is not here")
         return
     object = transfers.object(arrival.name)
     if not object.ref.size_bytes:
@@ -211,9 +208,9 @@ def _silence(transfers: Transfers, peer: Peer) -> None:
         transfers.withdraw(peer, fetch.object)
 
 
-def gone(core: Core, pilot: Pilot, names: Iterable[str]) -> None:
+def gone(manager: Manager, pilot: Pilot, names: Iterable[str]) -> None:
     """Objects have left a pilot's cache, or are not wanted there any more."""
-    transfers = core.state.transfers
+    transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
         return
@@ -226,9 +223,9 @@ def gone(core: Core, pilot: Pilot, names: Iterable[str]) -> None:
         peer.wants.pop(name, None)
 
 
-def failed(core: Core, pilot: Pilot, message: FetchFailed) -> None:
+def failed(manager: Manager, pilot: Pilot, message: FetchFailed) -> None:
     """Peers, or the origin, did not serve an object to a pilot."""
-    transfers = core.state.transfers
+    transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     fetch = peer.fetches.get(message.name) if peer is not None else None
     if fetch is None:
@@ -255,39 +252,39 @@ def failed(core: Core, pilot: Pilot, message: FetchFailed) -> None:
 # ---- the plan
 
 
-def settle(core: Core) -> None:
+def settle(manager: Manager) -> None:
     """Plan what the event has changed, and tell the pilots that it concerns."""
-    transfers = core.state.transfers
+    transfers = manager.state.transfers
     if transfers.leaving:
-        handing_on.look(core)
+        handing_on.look(manager)
     while transfers.unsettled or transfers.freed:
         if transfers.unsettled:
             batch, transfers.unsettled = transfers.unsettled, {}
             for fetch in sorted(batch, key=lambda fetch: (fetch.object.scarcity, fetch.number)):
                 if fetch.object.fetches.get(fetch.peer.id) is fetch:
-                    _feed(core, fetch)
+                    _feed(manager, fetch)
         else:
             freed, transfers.freed = transfers.freed, {}
             for peer in freed:
                 _offer(transfers, peer)
     if transfers.changed:
-        object_orders.say(core)
+        object_orders.say(manager)
 
 
-def _feed(core: Core, fetch: Fetch) -> None:
+def _feed(manager: Manager, fetch: Fetch) -> None:
     """Give a fetch a sure source, and as many others as it may have and are free."""
-    transfers, object = core.state.transfers, fetch.object
+    transfers, object = manager.state.transfers, fetch.object
     if fetch.way in (Way.READER, Way.ALONE, Way.FOLLOWING):
         return
     if fetch.way is Way.STRANDED:
-        _alone(core, fetch)
+        _alone(manager, fetch)
         return
     rooted = _root(transfers, fetch)
     if not rooted and _have_read(transfers, object, fetch):
         return
     rooted = rooted or _root(transfers, fetch)
     if not rooted and _hopeless(transfers, fetch):
-        _alone(core, fetch)
+        _alone(manager, fetch)
         return
     while rooted and len(fetch.sources) < transfers.wants(object) and len(fetch.failed) < transfers.patience:
         source = transfers.find(fetch, root=False)
@@ -331,11 +328,11 @@ def _hopeless(transfers: Transfers, fetch: Fetch) -> bool:
     return all(x.peer.id in fetch.failed for x in earlier)
 
 
-def _alone(core: Core, fetch: Fetch) -> None:
+def _alone(manager: Manager, fetch: Fetch) -> None:
     """Peers are of no use to a pilot: it may read the origin for itself. Nobody can give it what it can't read."""
-    transfers, object = core.state.transfers, fetch.object
+    transfers, object = manager.state.transfers, fetch.object
     if fetch.unreadable or len(object.unreadable) >= transfers.limits.origin_tries:
-        core.say(core.state.pilots[fetch.peer.id], to_pilot.FetchObject(object.ref))
+        manager.say(manager.state.pilots[fetch.peer.id], to_pilot.FetchObject(object.ref))
         transfers.end(fetch)
         return
     if fetch.failed:

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from stoker.manager.core.nouns import Context, Gang, Library
 from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.core.state import Context, Gang, Library, State
+from stoker.manager.core.state import State
 from stoker.manager.protocol import recent
 from stoker.manager.protocol.blocks import BlockPhase
 
 _ROUNDS = 2
 """A measured rate counts once every slot has ended about so many calls within its window."""
-
 
 _HERE = (PilotState.HERE, PilotState.CUT)
 

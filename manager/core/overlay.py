@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
 from stoker.manager.core.seams import View
 from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.core.state import Call, Context, Device, Library, Pilot
 from stoker.manager.protocol.ids import BlockId, ClientId, LibraryId, PilotId
 from stoker.manager.protocol.to_manager import DeviceFacts
 

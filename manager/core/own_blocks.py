@@ -6,7 +6,8 @@ People write such a block as they write the manager's own: Parsl's block 0 is `b
 
 from __future__ import annotations
 
-from stoker.manager.core.state import Note, State
+from stoker.manager.core.nouns import Note
+from stoker.manager.core.state import State
 from stoker.manager.protocol.ids import show_block
 
 _NOT_STARTED = ("pending", "unknown", "held")

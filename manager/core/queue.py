@@ -23,30 +23,59 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from stoker.manager.core.state import Call, Group
+from stoker.manager.protocol.calls import CallOptions
+from stoker.manager.protocol.ids import CallId
 
-    _Entry = tuple[float, float, int, int, Call]
-    """Its deadline, when it came, its id, its ticket, the call."""
 
+class Options(Protocol):
+    """What a queue needs of the calls of one group."""
+
+    @property
+    def options(self) -> CallOptions:
+        """Their priority, deadline and gang."""
+
+
+class Queued(Protocol):
+    """What a queue needs of a call."""
+
+    ticket: int
+    late: bool
+
+    @property
+    def id(self) -> CallId:
+        """Its number."""
+
+    @property
+    def submitted_at(self) -> float:
+        """When it came."""
+
+    @property
+    def group(self) -> Options:
+        """What it shares with others."""
+
+
+C = TypeVar("C", bound=Queued)
+
+# Its deadline, when it came, its id, its ticket, the call.
+_Entry = tuple[float, float, int, int, C]
+# The ticket of a call that has left. Every new call has ticket 0; those that come back get a number.
 NOT_QUEUED = -1
-"""The ticket of a call that has left. Every new call has ticket 0; those that come back get a number."""
 _SWEEP_AT = 1000
 _LOOKS = 64
 
 
-class _Level:
+class _Level(Generic[C]):
     __slots__ = ("back", "fresh", "gangs")
 
     def __init__(self) -> None:
-        self.fresh: deque[Call] = deque()
-        self.back: list[_Entry] = []
-        self.gangs: list[_Entry] = []
+        self.fresh: deque[C] = deque()
+        self.back: list[_Entry[C]] = []
+        self.gangs: list[_Entry[C]] = []
 
 
-class Queue:
+class Queue(Generic[C]):
     """See the module's text. `count` is the number of calls that wait here; `gangs` the number of gangs among them, and
     `timed` that of calls with a deadline."""
 
@@ -54,19 +83,19 @@ class Queue:
 
     def __init__(self, *, by_deadline: bool = False) -> None:
         self._by_deadline = by_deadline
-        self._levels: dict[int, _Level] = {}
+        self._levels: dict[int, _Level[C]] = {}
         self._order: list[int] = []
         self._tickets = 0
         self._ghosts = 0
         self.count = 0
         self.gangs = 0
         self.timed = 0
-        self.apart: dict[int, Call] = {}
+        self.apart: dict[int, C] = {}
 
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[C]:
         """Waiting calls, in their order."""
         for priority in reversed(self._order):
             level = self._levels[priority]
@@ -75,11 +104,11 @@ class Queue:
             yield from heapq.merge(_calls(back), fresh, _calls(gangs), key=self._key)
         yield from self.apart.values()
 
-    def first(self, limit: int, *, looks: int) -> list[Call]:
+    def first(self, limit: int, *, looks: int) -> list[C]:
         """Up to `limit` calls from the head, in their order. No part of a level is looked at further than `looks`
         entries: where more than that have left from the middle, later calls stand for those behind them. The queue
         stays as it is."""
-        found: list[Call] = []
+        found: list[C] = []
         for priority in reversed(self._order):
             level = self._levels[priority]
             back, gangs = (filter(_holds, islice(_ascending(heap), looks)) for heap in (level.back, level.gangs))
@@ -93,11 +122,11 @@ class Queue:
 
     # ---- coming
 
-    def push(self, call: Call) -> None:
+    def push(self, call: C) -> None:
         """Put a new call where its deadline puts it, else at the end of its priority."""
         self.extend([call])
 
-    def extend(self, calls: list[Call]) -> None:
+    def extend(self, calls: list[C]) -> None:
         """Put new calls of one group into its line."""
         options = calls[0].group.options
         if options.gang[1] > 1 or (self._by_deadline and options.objective.deadline_at):
@@ -107,18 +136,18 @@ class Queue:
             self._level(options.priority).fresh.extend(calls)
             self.count += len(calls)
 
-    def put_back(self, call: Call) -> None:
+    def put_back(self, call: C) -> None:
         """Put a call that was sent before where its deadline and its arrival put it."""
         self._tickets += 1
         call.ticket = self._tickets
         self._enter(call)
 
-    def put_apart(self, call: Call) -> None:
+    def put_apart(self, call: C) -> None:
         """Let a call wait for a library that the core chooses for it."""
         self.apart[call.id] = call
         self.count += 1
 
-    def demote(self, call: Call) -> None:
+    def demote(self, call: C) -> None:
         """The deadline of a waiting call is lost: it stands behind those that can be in time."""
         self.leave(call)
         call.late = True
@@ -126,7 +155,7 @@ class Queue:
 
     # ---- going
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: C) -> None:
         """A waiting call leaves from wherever it is."""
         self.count -= 1
         call.ticket = NOT_QUEUED
@@ -140,7 +169,7 @@ class Queue:
         if self._ghosts > _SWEEP_AT and self._ghosts > self.count:
             self._sweep()
 
-    def head(self) -> Call | None:
+    def head(self) -> C | None:
         """The call whose turn is next, a gang or not, or None."""
         single = self.single()
         if self.gangs:
@@ -151,7 +180,7 @@ class Queue:
             return next(iter(self.apart.values()))
         return single
 
-    def single(self) -> Call | None:
+    def single(self) -> C | None:
         """The next call that one library can run by itself, or None."""
         order = self._order
         while order:
@@ -165,7 +194,7 @@ class Queue:
             del self._levels[order.pop()]
         return None
 
-    def gang(self, *, most: int = 0) -> Call | None:
+    def gang(self, *, most: int = 0) -> C | None:
         """The next call that wants several libraries, or None; with `most`, the next that can do with so many. It is
         looked for among the first `_LOOKS` of each priority."""
         if not self.gangs:
@@ -182,7 +211,7 @@ class Queue:
                     return entry[4]
         return None
 
-    def nearest(self) -> Iterator[Call]:
+    def nearest(self) -> Iterator[C]:
         """Of each priority the single call and the gang with the nearest deadline."""
         if self.timed:
             for level in self._levels.values():
@@ -191,24 +220,24 @@ class Queue:
                     if heap and heap[0][0] < math.inf:
                         yield heap[0][4]
 
-    def waiting_gangs(self) -> Iterator[Call]:
+    def waiting_gangs(self) -> Iterator[C]:
         """All that want several libraries, in no order."""
         if self.gangs:
             yield from _calls(entry for level in self._levels.values() for entry in level.gangs if _holds(entry))
 
-    def is_before(self, one: Call, other: Call) -> bool:
+    def is_before(self, one: C, other: C) -> bool:
         """True if the turn of one waiting call comes before that of the other."""
         return self.rank(one) < self.rank(other)
 
-    def rank(self, call: Call) -> tuple[int, float, float, int]:
+    def rank(self, call: C) -> tuple[int, float, float, int]:
         """A call's place: the smallest comes first."""
         return (-call.group.options.priority, *self._key(call))
 
-    def take(self, group: Group, limit: int) -> list[Call]:
+    def take(self, group: Options, limit: int) -> list[C]:
         """Take up to `limit` calls of one group from the head of the calls for one library (`single`), which is of that
         group."""
         level = self._levels[group.options.priority]
-        taken: list[Call] = []
+        taken: list[C] = []
         while level.back and len(taken) < limit:
             call = self._first(level)
             if call is None or call.group is not group:
@@ -236,15 +265,15 @@ class Queue:
 
     # ---- inside
 
-    def _is_timed(self, call: Call) -> bool:
+    def _is_timed(self, call: C) -> bool:
         return self._by_deadline and not call.late and call.group.options.objective.deadline_at > 0
 
-    def _key(self, call: Call) -> tuple[float, float, int]:
+    def _key(self, call: C) -> tuple[float, float, int]:
         """What decides within a priority."""
         due_at = call.group.options.objective.deadline_at if self._is_timed(call) else math.inf
         return due_at, call.submitted_at, call.id
 
-    def _enter(self, call: Call) -> None:
+    def _enter(self, call: C) -> None:
         level, options = self._level(call.group.options.priority), call.group.options
         heap = level.gangs if options.gang[1] > 1 else level.back
         heapq.heappush(heap, (*self._key(call), call.ticket, call))
@@ -252,14 +281,14 @@ class Queue:
         self.timed += self._is_timed(call)
         self.gangs += heap is level.gangs
 
-    def _level(self, priority: int) -> _Level:
+    def _level(self, priority: int) -> _Level[C]:
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = _Level()
             insort(self._order, priority)
         return level
 
-    def _first(self, level: _Level) -> Call | None:
+    def _first(self, level: _Level[C]) -> C | None:
         """The first call of a level that is no gang; ghosts before it are dropped."""
         fresh, back = level.fresh, level.back
         while fresh and fresh[0].ticket:
@@ -273,16 +302,16 @@ class Queue:
             return back[0][4] if back[0][:3] <= (math.inf, call.submitted_at, call.id) else call
         return back[0][4] if back else (fresh[0] if fresh else None)
 
-    def _first_gang(self, level: _Level) -> Call | None:
+    def _first_gang(self, level: _Level[C]) -> C | None:
         self._drop_ghosts(level.gangs)
         return level.gangs[0][4] if level.gangs else None
 
-    def _drop_ghosts(self, heap: list[_Entry]) -> None:
+    def _drop_ghosts(self, heap: list[_Entry[C]]) -> None:
         while heap and not _holds(heap[0]):
             heapq.heappop(heap)
             self._ghosts -= 1
 
-    def _drop_first(self, level: _Level, call: Call) -> None:
+    def _drop_first(self, level: _Level[C], call: C) -> None:
         if level.back and level.back[0][4] is call:
             heapq.heappop(level.back)
         else:
@@ -297,16 +326,16 @@ class Queue:
         self._ghosts = 0
 
 
-def _holds(entry: _Entry) -> bool:
+def _holds(entry: _Entry[C]) -> bool:
     """True while the call waits at this place."""
     return entry[4].ticket == entry[3]
 
 
-def _calls(entries: Iterator[_Entry] | list[_Entry]) -> Iterator[Call]:
+def _calls(entries: Iterator[_Entry[C]] | list[_Entry[C]]) -> Iterator[C]:
     return (entry[4] for entry in entries)
 
 
-def _ascending(heap: list[_Entry]) -> Iterator[_Entry]:
+def _ascending(heap: list[_Entry[C]]) -> Iterator[_Entry[C]]:
     """The entries of a heap in their order, at the cost of those that are taken: after an entry only its two children
     have become candidates."""
     ahead = [(heap[0], 0)] if heap else []

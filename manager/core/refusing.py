@@ -8,16 +8,12 @@ manager's picture of it is wrong from then on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stoker.manager.core import departures, pilots
+from stoker.manager.core import departures, pilot_states
 from stoker.manager.core.events import ClientGone, Event, EventRefused, FromClient, FromPilot, PilotLost, TimerFired
+from stoker.manager.core.manager import Manager
 from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
 from stoker.manager.protocol.ids import CallId, ClientId, PilotId
 from stoker.manager.protocol.to_manager import Submit
-
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
 
 ROUND_PAUSE_S = 60.0
 """A policy that raised in its round has its next one so much later."""
@@ -43,39 +39,39 @@ def refusal_of(event: Event, reason: str) -> EventRefused:
             return EventRefused("manager", type(event).__name__, 0, reason)
 
 
-def refused(core: Core, event: EventRefused) -> None:
+def refused(manager: Manager, event: EventRefused) -> None:
     """Give what a refused event said an end."""
-    state = core.state
+    state = manager.state
     state.failed_at.append(state.now)
     whose = f"the timer {event.name}" if event.role == "timer" else f"a message of {event.role} {event.name}"
     state.notice(f"the manager failed on {whose}, refused it and was started again: {event.reason}")
     match event.role:
         case "client":
-            _client(core, event)
+            _client(manager, event)
         case "pilot":
-            _ban(core, event)
-            pilots.lost(core, PilotId(event.name), f"the manager failed on what it said: {event.reason}")
+            _ban(manager, event)
+            pilot_states.lost(manager, PilotId(event.name), f"the manager failed on what it said: {event.reason}")
         case "timer":
             state.timers.pop(event.name, None)
             if event.name.startswith("round/"):
-                core.set_timer(event.name, state.now + ROUND_PAUSE_S)
+                manager.set_timer(event.name, state.now + ROUND_PAUSE_S)
 
 
-def _client(core: Core, event: EventRefused) -> None:
-    state = core.state
+def _client(manager: Manager, event: EventRefused) -> None:
+    state = manager.state
     client = state.clients.get(ClientId(event.name))
     if client is None or not event.sequence:
-        _ban(core, event)
+        _ban(manager, event)
         return
     client.refusals += 1
     if client.refusals >= MOST_OF_ONE:
-        _ban(core, event)
+        _ban(manager, event)
     client.inbox.skip_to(event.sequence)
     client.last_call = max([client.last_call, *event.calls])
     failure = Failure(FailureKind.CANCELLED, f"the manager failed on the message that it came with: {event.reason}")
     ends = [CallEnd(CallId(call), False, b"", 0.0, failure) for call in event.calls if call not in state.calls]
-    core.results_of(client).extend(ends)
+    manager.results_of(client).extend(ends)
 
 
-def _ban(core: Core, event: EventRefused) -> None:
-    departures.ban(core.state, event.name, f"the manager failed on what you said: {event.reason}")
+def _ban(manager: Manager, event: EventRefused) -> None:
+    departures.ban(manager.state, event.name, f"the manager failed on what you said: {event.reason}")

@@ -11,33 +11,23 @@ A pilot that left by itself, or was told to go, does not come back (`kept` is No
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stoker.manager.core import blocks, calls, feeding, libraries, losses
+from stoker.manager.core import block_orders, indexing, libraries, losses, queues
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Library, Pilot
 from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.core.state import Library, Pilot
 from stoker.manager.protocol.ids import PilotId
 from stoker.manager.protocol.to_manager import PilotHello
 
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
 
-
-def remember(pilot: Pilot) -> None:
-    """Before a pilot is given up: note what it held, and what was promised for it."""
-    pilot.kept = {library.id: (library, library.promised_bytes, library.state) for library in pilot.libraries.values()}
-    pilot.was = pilot.state
-
-
-def rejoin(core: Core, pilot: Pilot, message: PilotHello) -> Pilot:
+def rejoin(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
     """Take back a pilot that was given up, with the libraries that it still has."""
-    state, kept = core.state, pilot.kept or {}
+    state, kept = manager.state, pilot.kept or {}
     del state.gone_pilots[PilotId(pilot.id)]
     state.pilots[pilot.id] = pilot
     state.pilots_gone -= 1
     pilot.state = PilotState.DRAINING if pilot.was is PilotState.DRAINING else PilotState.HERE
-    losses.back(core, pilot)
-    blocks.pilot_back(core, pilot)
+    losses.back(manager, pilot)
+    block_orders.pilot_back(manager, pilot)
     pilot.kept = None
     pilot.notes.append((state.now, "came back after it had been given up"))
     for device in pilot.devices.values():
@@ -45,13 +35,13 @@ def rejoin(core: Core, pilot: Pilot, message: PilotHello) -> Pilot:
     for facts in message.libraries:
         before = kept.get(facts.library)
         if before is not None:
-            _adopt(core, *before)
+            _adopt(manager, *before)
     return pilot
 
 
-def _adopt(core: Core, library: Library, promised_bytes: int, was: LibraryState) -> None:
+def _adopt(manager: Manager, library: Library, promised_bytes: int, was: LibraryState) -> None:
     """A library is the manager's again, as it was: hot, loading, or told to stop."""
-    state, context = core.state, library.context
+    state, context = manager.state, library.context
     library.state = LibraryState.STOPPING if was is LibraryState.STOPPING else LibraryState.LOADING
     if was is LibraryState.READY:
         library.state = LibraryState.READY
@@ -63,7 +53,7 @@ def _adopt(core: Core, library: Library, promised_bytes: int, was: LibraryState)
         device.libraries[library.id] = library
     libraries.promise(library, promised_bytes)
     for device in library.devices:
-        libraries.tier(core, device)
+        libraries.tier(manager, device)
     library.notes.append((state.now, "back, as it was"))
-    feeding.reclass(core, library)
-    calls.starving(core, context)
+    indexing.reclass(manager, library)
+    queues.starving(manager, context)

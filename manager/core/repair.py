@@ -19,20 +19,19 @@ next one (`leave_gaps`).
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
-from stoker.manager.core import blocks, calls, feeding, libraries
+from stoker.manager.core import blocks, ending, holding, libraries, queues
+from stoker.manager.core.client import Client
 from stoker.manager.core.commands import AskAdvice
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Call, Context, Library, Orphan, Pilot
 from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.core.seams import PolicyError
-from stoker.manager.core.state import JOURNAL_LOST, Call, Client, Context, Library, Orphan, Pilot, State
+from stoker.manager.core.state import JOURNAL_LOST, State
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, LibraryId, RecipeKey
 from stoker.manager.protocol.to_client import Results
 from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
-
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
 
 LIBRARY_GAP = 1000
 CLIENT_GAP = 100
@@ -53,17 +52,17 @@ def leave_gaps(state: State) -> None:
 # ---- clients
 
 
-def ask_again(core: Core, client: Client) -> None:
+def ask_again(manager: Manager, client: Client) -> None:
     """Note which calls of a client are open, or have ended since the manager came back. If the client
     does not submit a call again, it has the result already. The manager sends it no result until it has submitted."""
-    core.state.notice(JOURNAL_LOST)
-    client.unnamed = {id for id, call in core.state.calls.items() if call.group.client is client}
+    manager.state.notice(JOURNAL_LOST)
+    client.unnamed = {id for id, call in manager.state.calls.items() if call.group.client is client}
     client.unnamed.update(end.call for end in client.unacked)
 
 
-def resubmitted(core: Core, client: Client) -> None:
+def resubmitted(manager: Manager, client: Client) -> None:
     """A client has said everything again."""
-    state = core.state
+    state = manager.state
     unnamed, client.unnamed = client.unnamed, None
     if unnamed is None:
         state.refuse("a client that was not asked to has submitted its calls again")
@@ -71,26 +70,26 @@ def resubmitted(core: Core, client: Client) -> None:
     for id in sorted(unnamed):
         call = state.calls.get(id)
         if call is not None:
-            calls.forget(core, call)
+            ending.forget(manager, call)
         state.forgotten[id] = None
-    _tell_of_ends(core, client, unnamed)
+    _tell_of_ends(manager, client, unnamed)
     while len(state.forgotten) > KEPT_FORGOTTEN:
         del state.forgotten[next(iter(state.forgotten))]
     for id, orphan in list(state.orphans.items()):
         if id >> CLIENT_SHIFT == client.number:
             del state.orphans[id]
             state.forgotten[id] = None
-            _drop(core, orphan.library, CallId(id), running=False)
+            _drop(manager, orphan.library, CallId(id), running=False)
 
 
-def _tell_of_ends(core: Core, client: Client, unnamed: set[int]) -> None:
+def _tell_of_ends(manager: Manager, client: Client, unnamed: set[int]) -> None:
     """Tell a client of the ends that had to wait until it had said which calls it waits for."""
     for end in client.unacked:
         if end.call in unnamed and end.failure is not None:
-            calls.forget_failure(core.state, end)
+            ending.forget_failure(manager.state, end)
     client.unacked = deque(end for end in client.unacked if end.call not in unnamed)
     if client.unacked and client.connected:
-        core.tell(client, Results(client.first_unacked, list(client.unacked)))
+        manager.tell(client, Results(client.first_unacked, list(client.unacked)))
 
 
 # ---- orphans
@@ -105,54 +104,38 @@ def is_unheard_of(state: State, id: int) -> bool:
     return client.unnamed is not None or id > client.last_call
 
 
-def take_orphan(core: Core, library: Library, id: CallId) -> None:
+def take_orphan(manager: Manager, library: Library, id: CallId) -> None:
     """A library runs a call that the manager has never heard of: it goes on, and its client will submit it again."""
     library.zombies[id] = False
-    core.state.orphans[id] = Orphan(library)
-    core.state.notice(JOURNAL_LOST)
+    manager.state.orphans[id] = Orphan(library)
+    manager.state.notice(JOURNAL_LOST)
 
 
-def claim(core: Core, fresh: list[Call]) -> list[Call]:
+def claim(manager: Manager, fresh: list[Call]) -> list[Call]:
     """Of calls that have just come, those that are orphans go on where they run, or end. Returns the others."""
-    orphans, rest = core.state.orphans, []
+    orphans, rest = manager.state.orphans, []
     for call in fresh:
         orphan = orphans.pop(call.id, None)
-        if orphan is None or not _goes_on(core, orphan, call):
+        if orphan is None or not _goes_on(manager, orphan, call):
             rest.append(call)
     return rest
 
 
-def _goes_on(core: Core, orphan: Orphan, call: Call) -> bool:
+def _goes_on(manager: Manager, orphan: Orphan, call: Call) -> bool:
     library = orphan.library
     if orphan.end is not None:
         call.state = CallState.HELD  # for a moment: it was never in a queue
-        call.note(core.state.now, "it had ended before its client could submit it again")
-        calls.end(core, call, orphan.end)
+        call.note(manager.state.now, "it had ended before its client could submit it again")
+        ending.end(manager, call, orphan.end)
         return True
-    if core.state.libraries.get(library.id) is not library or call.id not in library.zombies:
+    if manager.state.libraries.get(library.id) is not library or call.id not in library.zombies:
         return False
-    if not may_go_on(library, call):
-        _drop(core, library, call.id, running=call.group.options.gang[1] > 1)
+    if not holding.may_go_on(library, call):
+        _drop(manager, library, call.id, running=call.group.options.gang[1] > 1)
         return False
     del library.zombies[call.id]
-    hold(core, library, call, why="it ran there while the manager did not know of it: it goes on")
+    holding.holds_already(manager, library, call, why="it ran there while the manager did not know of it: it goes on")
     return True
-
-
-def may_go_on(library: Library, call: Call) -> bool:
-    """Whether a call that runs in a library already may count as held there."""
-    suspect = library.suspect is not None or (call.by_itself and library.slots > 1)
-    return call.group.context is library.context and call.group.options.gang[1] == 1 and not suspect
-
-
-def hold(core: Core, library: Library, call: Call, *, why: str) -> None:
-    """A call that is in no queue runs in this library already: the library holds it from now on."""
-    call.state = CallState.HELD
-    call.holder = library
-    call.sent_at = core.state.now
-    call.note(core.state.now, f"lib-{library.id} on {library.pilot.id}: {why}")
-    library.held[call.id] = call
-    feeding.reclass(core, library)
 
 
 def end_orphan(state: State, outcome: CallEnd) -> bool:
@@ -163,10 +146,10 @@ def end_orphan(state: State, outcome: CallEnd) -> bool:
     return orphan is not None
 
 
-def _drop(core: Core, library: Library, id: CallId, *, running: bool) -> None:
-    if core.state.libraries.get(library.id) is library and id in library.zombies:
+def _drop(manager: Manager, library: Library, id: CallId, *, running: bool) -> None:
+    if manager.state.libraries.get(library.id) is library and id in library.zombies:
         library.zombies[id] = running
-        core.drop(library, id, running=running, grace_s=calls.GANG_GRACE_S if running else 0.0)
+        holding.drop(manager, library, id, running=running, grace_s=holding.GANG_GRACE_S if running else 0.0)
 
 
 # ---- pilots
@@ -178,11 +161,11 @@ def note_numbers(state: State, message: PilotHello) -> None:
     state.next_library = max(state.next_library, known + 1, message.last_library + 1)
 
 
-def adopt(core: Core, pilot: Pilot, facts: LibraryFacts, message: PilotHello) -> Library | None:
+def adopt(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHello) -> Library | None:
     """Take a library that the manager does not know for its own; None if that cannot be."""
-    state = core.state
+    state = manager.state
     devices = tuple(pilot.devices[id] for id in dict.fromkeys(facts.devices) if id in pilot.devices)
-    context = _context(core, facts.recipe, message)
+    context = _context(manager, facts.recipe, message)
     taken = facts.library in state.libraries
     if state.ending or taken or context is None or not devices or len(devices) != len(facts.devices):
         return None
@@ -198,22 +181,22 @@ def adopt(core: Core, pilot: Pilot, facts: LibraryFacts, message: PilotHello) ->
         device.libraries[library.id] = library
     if facts.ready:
         library.state = LibraryState.READY
-        blocks.proved(core, pilot)
+        blocks.proved(manager, pilot)
     for device in devices:
-        libraries.tier(core, device)
-    calls.starving(core, context)
-    core.changed("libraries", library.id)
-    core.state.notice(JOURNAL_LOST)
+        libraries.tier(manager, device)
+    queues.starving(manager, context)
+    manager.changed("libraries", library.id)
+    manager.state.notice(JOURNAL_LOST)
     return library
 
 
-def _context(core: Core, key: RecipeKey, message: PilotHello) -> Context | None:
-    state = core.state
+def _context(manager: Manager, key: RecipeKey, message: PilotHello) -> Context | None:
+    state = manager.state
     if key not in state.contexts:
         recipe = next((recipe for recipe in message.recipes if recipe.key == key), None)
         if recipe is None:
             return None
         state.contexts[key] = Context(recipe)
-        core.changed("contexts", key)
-        core.out.append(AskAdvice(key))
+        manager.changed("contexts", key)
+        manager.out.append(AskAdvice(key))
     return state.contexts[key]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from stoker.manager.core import blocks, fitness, losses, object_report, outlook, own_blocks
+from stoker.manager.core import block_words, fitness, losses, object_report, outlook, own_blocks
+from stoker.manager.core.nouns import Context, Device, Library, Pilot
 from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.core.state import Context, Device, Library, Pilot, State
+from stoker.manager.core.state import State
 from stoker.manager.core.story import waits_for
 from stoker.manager.protocol import recent, to_client
 
@@ -36,7 +37,7 @@ def status(state: State) -> to_client.Status:
         cancelled=state.cancelled,
         gone_pilots=state.pilots_gone,
         emptied_blocks=own_blocks.emptied(state),
-        jobs=tuple(blocks.tell(state.now, block) for block in state.blocks.values()),
+        jobs=tuple(block_words.tell(state.now, block) for block in state.blocks.values()),
         trouble=_trouble(state),
         objects=object_report.statuses(state),
         ended_blocks=dict(state.ended_blocks),
@@ -47,7 +48,7 @@ def status(state: State) -> to_client.Status:
 
 
 def _trouble(state: State) -> dict[str, str]:
-    said = {name: source.trouble or blocks.failing(source) for name, source in state.sources.items()}
+    said = {name: source.trouble or block_words.failing(source) for name, source in state.sources.items()}
     said["factory"] = state.factory_trouble
     said["peers"] = object_report.trouble(state)
     said |= fitness.troubles(state)

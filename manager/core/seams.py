@@ -20,8 +20,8 @@ from typing import Protocol
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
 from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.core.state import Call, Context, Device, Library, Pilot
 from stoker.manager.protocol.calls import CallForecast, CallProgress, Failure
 from stoker.manager.protocol.ids import BlockId, CallId, ClientId, DeviceId, LibraryId, PilotId, RecipeKey
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stoker.manager.core.nouns import Pilot
 from stoker.manager.protocol.blocks import BlockPhase, LossReason, Source
 from stoker.manager.protocol.ids import BlockId, PilotId
 from stoker.manager.protocol.to_manager import DeviceFacts
-
-if TYPE_CHECKING:
-    from stoker.manager.core.state import Pilot
 
 
 class SourceState:

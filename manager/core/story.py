@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.core import fitness, object_report, outlook, own_blocks, suspects
-from stoker.manager.core.blocks import failing, in_words
-from stoker.manager.core.calls import place_of
+from stoker.manager.core import fitness, judging, object_report, outlook, own_blocks
+from stoker.manager.core.block_words import failing, in_words
+from stoker.manager.core.ending import place_of
+from stoker.manager.core.nouns import Call, Context, Gang, Library, Note, Pilot
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.sources import Block
-from stoker.manager.core.state import Call, Context, Gang, Library, Note, Pilot, State
+from stoker.manager.core.state import State
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_block, show_call, show_library
@@ -112,7 +113,7 @@ def _of_call(state: State, call: Call) -> tuple[str, list[Note]]:
         notes.append((state.now, expected))
     if call.state is CallState.WAITING:
         since = show_seconds(state.now - call.submitted_at)
-        before, apart = _before(call), suspects.why_apart(state, call)
+        before, apart = _before(call), judging.why_apart(state, call)
         notes.append((state.now, f"waits for {since}: {_why_not_running(state, call)}"))
         starts_in_s = 0.0 if apart else outlook.start_in_s(state, context, before)
         if starts_in_s and not expected:
@@ -139,7 +140,7 @@ def _why_not_running(state: State, call: Call) -> str:
     if call.state is CallState.WAITING:
         before = _before(call)
         behind = f"behind {_calls(before)} of the same context; " if before else ""
-        return suspects.why_apart(state, call) or behind + waits_for(state, call.group.context)
+        return judging.why_apart(state, call) or behind + waits_for(state, call.group.context)
     ahead = _ahead(call) if call.state is CallState.HELD else 0
     return f"{ahead} {'call is' if ahead == 1 else 'calls are'} before it in that library" if ahead else ""
 

@@ -12,13 +12,10 @@ run for longer than a load takes, and several times as long as their functions u
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
 
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Library
 from stoker.manager.protocol.to_pilot import TakeBack
-
-if TYPE_CHECKING:
-    from stoker.manager.core.core import Core
-    from stoker.manager.core.state import Library
 
 TIMER = "stuck"
 STUCK_S = 1.0
@@ -28,20 +25,20 @@ LINGERS = 4
 """Once a call has run this many times longer than its function usually does, nobody can say when it will end."""
 
 
-def room(core: Core, library: Library) -> int:
+def room(manager: Manager, library: Library) -> int:
     """How many calls a library may hold: as many as its policy says, but no more than its slots while it is stuck."""
-    window = core.policies.dispatch.window(core.state, library)
+    window = manager.policies.dispatch.window(manager.state, library)
     return min(window, library.slots) if library.stuck else window
 
 
-def look_soon(core: Core) -> None:
+def look_soon(manager: Manager) -> None:
     """See after a while whether libraries get on with what they hold."""
-    core.set_timer(TIMER, core.state.now + STUCK_S)
+    manager.set_timer(TIMER, manager.state.now + STUCK_S)
 
 
-def due(core: Core) -> None:
+def due(manager: Manager) -> None:
     """Take the backlog of every stuck library back to the queue."""
-    state = core.state
+    state = manager.state
     looked = False
     for context in state.contexts.values():
         for library in {**context.backlogged, **context.roomy}.values():
@@ -54,9 +51,9 @@ def due(core: Core) -> None:
             waiting = library.load - library.taking - library.slots
             if waiting > 0:
                 library.taking += waiting
-                core.say(library.pilot, TakeBack(library.id, waiting))
+                manager.say(library.pilot, TakeBack(library.id, waiting))
     if looked:
-        look_soon(core)
+        look_soon(manager)
 
 
 def lingers(now: float, library: Library, *, load_s: float) -> bool:

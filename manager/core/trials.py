@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stoker.manager.core.nouns import Pilot
 from stoker.manager.protocol.calls import Failure
 from stoker.manager.protocol.ids import LibraryId, PilotId
-
-if TYPE_CHECKING:
-    from stoker.manager.core.state import Pilot
 
 
 class Loss:

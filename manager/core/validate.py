@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from stoker.manager.core.nouns import Call, Context, Gang, Library
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
-from stoker.manager.core.state import Call, Context, Gang, Library, State
+from stoker.manager.core.state import State
 from stoker.manager.core.validate_objects import broken
 from stoker.manager.protocol.ids import BlockId
 

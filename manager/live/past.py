@@ -88,7 +88,7 @@ class Past:
             except Unreadable as error:
                 self.unreadable[path] = str(error)
                 continue
-            self.core.watch = watch
+            self.core.manager.watch = watch
             self.since, self.snapshot_bytes = found.head.at, path.stat().st_size
             self._segments = following
             return

@@ -171,7 +171,7 @@ class Server:
         now = self.clock.now()
         self._used_at = self._looked_at = now
         self.core = core or Core(session, policies, now=now)
-        self.core.heartbeat_s, self.core.lease_s = patience.heartbeat_s, patience.pilot_lease_s
+        self.core.configure(heartbeat_s=patience.heartbeat_s, lease_s=patience.pilot_lease_s)
         self._unsaid: deque[tuple[int, list[Command]]] = deque()
         """What turns decided, and how far the journal must be safe before it is carried out."""
         self._waiting: Counter[PilotId] = Counter()
@@ -362,7 +362,7 @@ class Server:
         except Exception as error:
             self._refusals.warning(type(event).__name__, f"the manager could not answer {event}: {error!r}")
             self.core.state.refuse("question that the manager could not answer")
-            self.core.out.clear()
+            self.core.forget_half()
             return []
 
     def _refuse(self, event: Event, now: float, error: Exception) -> None:

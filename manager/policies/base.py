@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Changes, View
-from stoker.manager.core.state import Context
 
 
 class Quiet:

@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+from stoker.manager.core.nouns import Call, Context, Filling, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, SendGang, TakeBack, View
-from stoker.manager.core.state import Call, Context, Filling, Library
 from stoker.manager.core.walltime import has_time
 from stoker.manager.policies.base import Quiet
 from stoker.manager.protocol.ids import LibraryId

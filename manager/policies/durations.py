@@ -6,7 +6,7 @@ yet. One such load may have been bad luck (a slow file system, a pilot that was 
 
 from __future__ import annotations
 
-from stoker.manager.core.state import Context
+from stoker.manager.core.nouns import Context
 from stoker.manager.core.walltime import margin_s
 from stoker.manager.protocol.blocks import Source
 from stoker.units import show_seconds

@@ -26,9 +26,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from stoker.manager.core.nouns import Call, Device, Gang, Library
 from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import Action, Changes, Drop, Evict, Forecast, Unload, View
-from stoker.manager.core.state import Call, Device, Gang, Library
 from stoker.manager.policies.elastic_flow_plan import Job, Share, admits, by_two, elastic, minimum_shares
 from stoker.manager.policies.replicas import (
     UNKNOWN_RUN_S,

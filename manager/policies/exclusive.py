@@ -7,8 +7,8 @@ Everything else is as in `residency`: how many libraries pay, who is evicted, wh
 
 from __future__ import annotations
 
+from stoker.manager.core.nouns import Context, Device, Library
 from stoker.manager.core.seams import View
-from stoker.manager.core.state import Context, Device, Library
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.manager.policies.sizes import known_bytes
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, Unload, View
-from stoker.manager.core.state import Context, Library
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.residency import LoadWhereWanted
 

@@ -39,9 +39,9 @@ import enum
 import math
 from collections.abc import Sequence
 
+from stoker.manager.core.nouns import Call, Context, Device, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Unload, View
-from stoker.manager.core.state import Call, Context, Device, Library
 from stoker.manager.policies.infless_traffic import Traffic
 from stoker.manager.policies.replicas import (
     ByOrder,

@@ -27,10 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from stoker.manager.core.nouns import Context, Pilot
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.sources import Block, SourceState
-from stoker.manager.core.state import Context, Pilot
 from stoker.manager.policies import durations
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.sizes import is_of_kind, known_bytes

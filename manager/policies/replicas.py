@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from stoker.manager.core.nouns import Call, Context, Device, Gang, Library
 from stoker.manager.core.paces import LEAST_S, work_of
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, FailWaiting, Load, Send, SendGang, Timer, View
-from stoker.manager.core.state import Call, Context, Device, Gang, Library
 from stoker.manager.policies.base import Quiet
 from stoker.manager.policies.exclusive import WholeDevice
 from stoker.manager.policies.residency import UNKNOWN_LOAD_S

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from stoker.manager.core.fitness import is_lasting, unfit
+from stoker.manager.core.nouns import Context, Device, Library, Pilot
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View
-from stoker.manager.core.state import Context, Device, Library, Pilot
 from stoker.manager.core.stuck import lingers
 from stoker.manager.policies import durations
 from stoker.manager.policies.base import Quiet

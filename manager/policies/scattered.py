@@ -12,8 +12,8 @@ from __future__ import annotations
 from itertools import islice
 
 from stoker.chance import Stream
+from stoker.manager.core.nouns import Call, Context, Device
 from stoker.manager.core.seams import Action, Provisioning, View
-from stoker.manager.core.state import Call, Context, Device
 from stoker.manager.core.walltime import has_time
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.residency import LoadWhereWanted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.contexts.recipe import Needs
-from stoker.manager.core.state import Context
+from stoker.manager.core.nouns import Context
 from stoker.manager.protocol.to_manager import DeviceFacts
 
 BARE_BYTES = 256_000_000

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
+from stoker.manager.core.nouns import Call, Context, Gang, Library
 from stoker.manager.core.paces import work_of
 from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.core.state import Call, Context, Gang, Library
 from stoker.manager.core.walltime import CAUTION
 from stoker.manager.policies.residency import UNKNOWN_LOAD_S
 from stoker.manager.policies.warm_pool_lines import Job, Line

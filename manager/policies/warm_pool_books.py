@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import msgspec
 
+from stoker.manager.core.nouns import Call, Context, Pilot
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.seams import Changes, View
-from stoker.manager.core.state import Call, Context, Pilot
 from stoker.manager.policies.warm_pool_book import Book, Ordered, in_rounds
 from stoker.manager.policies.warm_pool_lines import Job
 from stoker.manager.protocol.ids import LibraryId, PilotId

@@ -34,9 +34,9 @@ import msgspec
 
 from stoker.manager.core.fitness import unfit
 from stoker.manager.core.forecasts import is_in_time, is_news
+from stoker.manager.core.nouns import Context, Device, Library
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, Drop, FailWaiting, Forecast, Load, Timer, Unload, View
-from stoker.manager.core.state import Context, Device, Library
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.manager.policies.warm_pool_book import Book, Ordered, Place, in_rounds
 from stoker.manager.policies.warm_pool_books import Books

@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Send, SendGang, View
-from stoker.manager.core.state import Call, Library
 from stoker.manager.core.walltime import has_time
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.warm_pool_book import Book, in_rounds

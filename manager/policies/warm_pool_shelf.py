@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from stoker.manager.core.fitness import unfit
+from stoker.manager.core.nouns import Context, Device, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import View
-from stoker.manager.core.state import Context, Device, Library
 from stoker.manager.policies import durations
 from stoker.manager.policies.residency import GIVE_UP_ON_PILOT
 

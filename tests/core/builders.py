@@ -10,7 +10,7 @@ from core.desk import SESSION, Desk
 from stoker.contexts.recipe import BARE, Needs, Recipe
 from stoker.manager.core.commands import Command, EndManager, SetTimer, ToClient, ToPilot
 from stoker.manager.core.events import FromClient, FromPilot, PilotCut, PilotLost, SessionDefined, TimerFired
-from stoker.manager.core.state import Call, Context, Gang, Library, Pilot
+from stoker.manager.core.nouns import Call, Context, Gang, Library, Pilot
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, Source

@@ -5,15 +5,16 @@ from the first one on, and half-way from a snapshot of the core.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
+from stoker.manager.core import actions
 from stoker.manager.core.commands import Command
 from stoker.manager.core.core import Core
 from stoker.manager.core.events import Event
-from stoker.manager.core.seams import Policies
+from stoker.manager.core.seams import Action, Policies
 from stoker.manager.core.validate import validate
 from stoker.manager.live import pickled
 from stoker.manager.live.past import policies_modules
@@ -46,6 +47,10 @@ class Desk:
         self.did.append(commands)
         validate(self.core.state)
         return commands
+
+    def apply(self, plan: Sequence[Action], *, seam: str) -> None:
+        """Carry out a plan as if a policy had answered with it."""
+        actions.carry_out(self.core.manager, plan, seam=seam)
 
     def check(self) -> None:
         """The same events give the same commands and the same state."""

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from core.builders import Cluster
 
-from stoker.manager.core.pilots import KEPT_NOTES
-from stoker.manager.core.state import KEPT_CALL_NOTES, KEPT_REFUSALS
+from stoker.manager.core.nouns import KEPT_CALL_NOTES
+from stoker.manager.core.pilot_states import KEPT_NOTES
+from stoker.manager.core.state import KEPT_REFUSALS
 
 Make = Callable[..., Cluster]
 

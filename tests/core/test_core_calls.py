@@ -279,8 +279,8 @@ def test_what_a_pilot_was_given_in_the_frame_in_which_it_is_released_is_never_se
 def test_what_a_library_was_given_in_the_event_in_which_it_is_stopped_is_never_sent(cluster: Make) -> None:
     c = cluster(pilots=1).call("1").ready().end("1").forget()
     c.by_hand = True
-    c.core._ask = lambda: c.core.apply([Unload(1, "for a test")], seam="residency")  # type: ignore[method-assign,arg-type]
-    c.core.supply_changed = True
+    c.core._ask = lambda: c.apply([Unload(1, "for a test")], seam="residency")  # type: ignore[method-assign,arg-type]
+    c.core.manager.supply_changed = True
     c.call("2")
     c.hears("p1", to_pilot.StopLibrary)
     c.nothing_else_was_said()
@@ -299,7 +299,7 @@ def test_a_call_that_a_library_is_still_to_drop_does_not_come_back_to_it_meanwhi
     c.by_hand = True
     members = (c.library("p1", "a").id, c.library("p3", "a").id)
     with pytest.raises(PolicyError, match="with load 1"):
-        c.core.apply([SendGang(c.ids["g"], members)], seam="dispatch")  # type: ignore[arg-type]
+        c.apply([SendGang(c.ids["g"], members)], seam="dispatch")  # type: ignore[arg-type]
     c.report("p1", say.CallsReturned(1, (c.ids["g"],)))  # type: ignore[arg-type]
     assert {library.pilot.id for library in c.holders("g")} == {"p1", "p3"}
 

@@ -12,10 +12,10 @@ from core.builders import cluster as make_cluster
 from stoker.manager.core import actions
 from stoker.manager.core.commands import RecordPace
 from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.nouns import Gang
 from stoker.manager.core.paces import Paces, work_of
 from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import Forecast, PolicyError
-from stoker.manager.core.state import Gang
 from stoker.manager.protocol import to_client, to_pilot
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import Source
@@ -343,12 +343,12 @@ def test_work_is_tokens_where_a_call_says_them() -> None:
 def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
     made = make_cluster()
     made.calls(1).forget()
-    actions.apply(made.core, Forecast(made.ids["1"], made.now + 1, True), seam="dispatch")  # type: ignore[arg-type]
+    actions.apply(made.core.manager, Forecast(made.ids["1"], made.now + 1, True), seam="dispatch")  # type: ignore[arg-type]
     assert not made.core.state.forecasts, "nobody knows how long such a call takes"
     made.context().paces.tell({1: 1.0})
 
     def say_it(ends_at: float, *, in_time: bool) -> list[to_client.Forecasts]:
-        actions.apply(made.core, Forecast(made.ids["1"], ends_at, in_time), seam="dispatch")  # type: ignore[arg-type]
+        actions.apply(made.core.manager, Forecast(made.ids["1"], ends_at, in_time), seam="dispatch")  # type: ignore[arg-type]
         made.tell("ana", say.AskStatus(), numbered=False)
         mail = [x for x in made.mail.get("ana", ()) if isinstance(x, to_client.Forecasts)]
         made.forget()
@@ -361,7 +361,7 @@ def test_a_client_hears_a_forecast_once_and_then_what_changes() -> None:
     assert say_it(now + 121, in_time=False) != []
     assert say_it(now + 125, in_time=False) == []
     with pytest.raises(PolicyError, match="there is no call 999"):
-        actions.apply(made.core, Forecast(999, 1.0, True), seam="dispatch")  # type: ignore[arg-type]
+        actions.apply(made.core.manager, Forecast(999, 1.0, True), seam="dispatch")  # type: ignore[arg-type]
     made.tell("ana", say.Cancel([made.ids["1"]]))  # type: ignore[list-item]
     assert not made.core.state.forecasts
 
@@ -372,7 +372,7 @@ def test_nobody_hears_of_a_lateness_that_is_less_than_can_be_known() -> None:
     made.context().paces.tell({1: 1.0})
     name, heard = show_call(made.the_call("c").id), []
     for ends_at, in_time in ((60.09, True), (65.9, True), (67.0, False), (60.09, True)):
-        actions.apply(made.core, Forecast(made.ids["c"], made.now + ends_at, False), seam="dispatch")  # type: ignore[arg-type]
+        actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + ends_at, False), seam="dispatch")  # type: ignore[arg-type]
         made.tell("ana", say.AskStatus(), numbered=False)
         mail = [x for x in made.mail["ana"] if isinstance(x, to_client.Forecasts)]
         heard += [one.in_time for x in mail for one in x.forecasts]
@@ -387,10 +387,10 @@ def test_a_call_s_story_says_what_is_expected_of_it() -> None:
     made.context().paces.tell({1: 1.0})
     name = show_call(made.the_call("c").id)
     assert "is to be done in 1 min" in made.story(name)
-    actions.apply(made.core, Forecast(made.ids["c"], made.now + 50, True), seam="dispatch")  # type: ignore[arg-type]
+    actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + 50, True), seam="dispatch")  # type: ignore[arg-type]
     made.tell("ana", say.AskStatus(), numbered=False).forget()
     assert "is expected to end in 50 s, 10 s before its deadline" in made.story(name)
-    actions.apply(made.core, Forecast(made.ids["c"], made.now + 90, False), seam="dispatch")  # type: ignore[arg-type]
+    actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + 90, False), seam="dispatch")  # type: ignore[arg-type]
     made.tell("ana", say.AskStatus(), numbered=False).forget()
     assert "is expected to end in 1 min 30 s, 30 s too late for its deadline" in made.story(name)
     made.wait(89.5)

@@ -23,7 +23,7 @@ def test_memory_is_never_promised_twice(cluster: Make) -> None:
     c.call("1", context="a").call("2", context="b")
     assert (c.lives_on("a"), c.lives_on("b")) == (["p1"], [])
     with pytest.raises(PolicyError, match="cpu:0 of p1 has 3000000000 bytes left"):
-        c.core.apply([Load("b", "p1", ("cpu:0",), 4 * GB)], seam="residency")  # type: ignore[arg-type]
+        c.apply([Load("b", "p1", ("cpu:0",), 4 * GB)], seam="residency")  # type: ignore[arg-type]
     assert c.pilot().devices["cpu:0"].promised_bytes == 5 * GB  # type: ignore[index]
 
 
@@ -42,10 +42,10 @@ def test_memory_is_never_promised_twice(cluster: Make) -> None:
 def test_an_illegal_load_changes_nothing(cluster: Make, load: Load, why: str) -> None:
     c = cluster(pilots=2).cut("p2")
     with pytest.raises(PolicyError, match=why):
-        c.core.apply([load], seam="residency")
+        c.apply([load], seam="residency")
     assert c.core.state.libraries == {}
-    c.core.strict = False
-    c.core.apply([load], seam="residency")
+    c.core.manager.strict = False
+    c.apply([load], seam="residency")
     assert sum(c.refused.values()) == 1
     c.by_hand = True
 
@@ -124,7 +124,7 @@ def test_a_library_that_is_told_to_stop_while_it_loads_is_no_surprise_when_it_ge
     c = cluster(pilots=1).call("1")
     c.by_hand = True
     library = c.library()
-    c.core.apply([Unload(library.id, "for a test")], seam="residency")
+    c.apply([Unload(library.id, "for a test")], seam="residency")
     c.report("p1", say.LibraryReady(library.id, 0.1, 0.1))
     assert library.state is LibraryState.STOPPING
     assert c.refused == {}
@@ -143,8 +143,8 @@ class Hand:
         self.lib1, self.lib2 = c.library(context="a"), c.library(context="b")
 
     def do(self, *actions: Resize | Unload) -> None:
-        self.c.core.apply(actions, seam="residency")
-        self.c.core.out.clear()
+        self.c.apply(actions, seam="residency")
+        self.c.core.manager.out.clear()
 
     def resized(self, size: float) -> None:
         self.c.report("p1", say.LibraryResized(self.lib1.id, int(size)))

@@ -114,8 +114,8 @@ def test_a_stop_that_was_lost_with_the_connection_is_said_again(cluster: Make) -
 def test_a_resize_that_was_lost_with_the_connection_is_said_again(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready(memory="2 GB")
     c.by_hand = True
-    c.core.apply([Resize(1, 10**9)], seam="residency")  # type: ignore[arg-type]
-    c.core.out.clear()
+    c.apply([Resize(1, 10**9)], seam="residency")  # type: ignore[arg-type]
+    c.core.manager.out.clear()
     c.cut("p1").come_back("p1", lib1=("1",))
     c.hears("p1", to_pilot.PilotWelcome)
     size = c.hears("p1", to_pilot.ResizeLibrary).device_memory_bytes

@@ -8,18 +8,20 @@ import random
 import pytest
 
 from stoker.contexts.recipe import BARE
+from stoker.manager.core.client import Client
+from stoker.manager.core.cost import Cost
+from stoker.manager.core.nouns import Call, Context, Group
 from stoker.manager.core.queue import Queue
-from stoker.manager.core.state import Call, Client, Context, Cost, Group
 from stoker.manager.protocol.calls import CallOptions, CallSpec, Objective
-from stoker.manager.protocol.ids import CallId, ClientId, FunctionKey
+from stoker.manager.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
 
 def group(priority: int, *, due_at: float = 0.0, gang: tuple[int, int] = (1, 1)) -> Group:
     client = Client(ClientId("ana"), number=0, observer=False)
-    cost = Cost(FunctionBlob(FunctionKey("f"), "f", b""), Context(BARE))
+    cost = Cost(FunctionBlob(FunctionKey("f"), "f", b""), RecipeKey(BARE.key))
     options = CallOptions(priority=priority, objective=Objective(deadline_at=due_at), gang=gang)
-    return Group(priority, client, cost, options)
+    return Group(priority, client, Context(BARE), cost, options)
 
 
 def call(id: int, of: Group) -> Call:

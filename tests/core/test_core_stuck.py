@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from core.builders import Cluster, recipe
 
+from stoker.manager.core.nouns import Library
 from stoker.manager.core.seams import Policies, View
-from stoker.manager.core.state import Library
 from stoker.manager.core.stuck import TIMER
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.provisioning import KeepBlocks

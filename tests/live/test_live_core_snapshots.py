@@ -107,7 +107,7 @@ def test_nothing_but_nouns_and_messages_is_written_or_loaded(thing: object) -> N
 
 def test_a_class_with_other_fields_is_not_read(toy: Toy, tmp_path: Path) -> None:
     found = snapshot.read(saved(toy.core, tmp_path / "journal.000002.snapshot"))
-    layout = {**found.head.layout, "stoker.manager.core.state:Client": ["id", "shoe_size"]}
+    layout = {**found.head.layout, "stoker.manager.core.client:Client": ["id", "shoe_size"]}
     with pytest.raises(Unreadable, match="Client has other fields"):
         pickled.load(found.core, layout)
     with pytest.raises(Unreadable, match="no class Janitor"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.overlay import Overlay, imagine_pilot
 from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.core.seams import (
@@ -22,7 +23,6 @@ from stoker.manager.core.seams import (
     View,
     WantBlocks,
 )
-from stoker.manager.core.state import Call, Context, Library
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
 from stoker.manager.protocol.ids import LibraryId, PilotId
 from stoker.manager.protocol.to_manager import DeviceFacts

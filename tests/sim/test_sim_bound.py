@@ -14,8 +14,8 @@ from sim.worlds import NOW, calls, model, simulate, source, world
 
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
+from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Dispatch, Load, Policies, View
-from stoker.manager.core.state import Context
 from stoker.manager.policies import SHIPPED, HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.policies.forgetful import OneCallEach
 from stoker.manager.policies.sizes import is_of_kind

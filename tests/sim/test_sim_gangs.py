@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from sim.worlds import GPU, NOW, calls, model, simulate, source, world
 
+from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import Action, Changes, Evict, Policies, SendGang, View
-from stoker.manager.core.state import Call, Context, Library
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.protocol.calls import CallSpec, Features
 from stoker.manager.protocol.ids import LibraryId, make_call_id

@@ -10,8 +10,8 @@ import msgspec
 from sim.worlds import model, source, world
 
 from stoker.config import read_unit
+from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Action, View
-from stoker.manager.core.state import Call
 from stoker.manager.policies import HottestFirst, default_policies
 from stoker.manager.protocol.ids import LibraryId
 from stoker.manager.sim.client import Arrival

@@ -1,0 +1,49 @@
+"""What calls have cost: counted when they end, and handed to the performance history."""
+
+from __future__ import annotations
+
+from stoker.manager.core import ending
+from stoker.manager.core.commands import RecordRuns
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Group, Library
+from stoker.manager.protocol.calls import CallEnd
+
+# A mean run time follows the last runs with at least this weight.
+_NEW_WEIGHT = 0.2
+
+
+def account(
+    manager: Manager, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float
+) -> int:
+    """Count runs of a group and deliver the ends in `good`. `others`: runs whose ends the caller delivers. Returns the
+    number of runs."""
+    count = len(good) + others
+    if good:
+        ending.closed(manager, group, len(good))
+        manager.results_of(group.client).extend(good)
+    if not count:
+        return 0
+    context, cost, mean = library.context, group.cost, seconds / count
+    cost.run_s += (mean - cost.run_s) * max(_NEW_WEIGHT, count / (cost.runs + count))
+    cost.runs += count
+    if mean < cost.least_s:
+        cost.least_s = mean
+    context.run_s += (mean - context.run_s) * max(_NEW_WEIGHT, count / (context.runs + count))
+    context.runs += count
+    context.run_total_s += seconds
+    kind = cost.by_kind.setdefault(library.devices[0].facts.kind, [0.0, 0.0, 0.0])
+    kind[0] += count
+    kind[1] += seconds
+    kind[2] += count * max(1, group.options.batch)
+    manager.state.unrecorded[cost] = None
+    return count
+
+
+def record_runs(manager: Manager) -> None:
+    """Have remembered what calls have cost since this was done last."""
+    manager.state.recorded_at = manager.state.now
+    unrecorded, manager.state.unrecorded = manager.state.unrecorded, {}
+    for cost in unrecorded:
+        for kind, (count, seconds, items) in cost.by_kind.items():
+            manager.out.append(RecordRuns(cost.recipe, cost.function.name, kind, int(count), seconds, int(items)))
+        cost.by_kind = {}

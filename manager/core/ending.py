@@ -1,0 +1,136 @@
+"""A call ends exactly once, for whatever reason."""
+
+from __future__ import annotations
+
+from stoker.manager.core import holding, queues, reservations
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Call, Gang, Group, Library
+from stoker.manager.core.phases import CallState
+from stoker.manager.core.state import State
+from stoker.manager.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.manager.protocol.ids import show_library
+
+# So many failed calls are kept for `stoker explain`.
+KEPT_FAILURES = 1000
+
+# So many groups are kept although none of their calls is open: more of the kind may come.
+KEPT_GROUPS = 1000
+
+
+def end(manager: Manager, call: Call, outcome: CallEnd) -> None:
+    """A call ends. Good results of ordinary calls take a shorter way (`call_ends.ended`); all others end here."""
+    state, group, holder = manager.state, call.group, call.holder
+    close(manager, call)
+    if not outcome.ok:
+        if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
+            state.cancelled += 1
+        else:
+            state.failures += 1
+    if not outcome.ok or call.id in manager.watch:
+        keep(manager, call, outcome, holder=holder)
+    manager.changed("calls", call.id)
+    manager.results_of(group.client).append(outcome)
+
+
+def forget(manager: Manager, call: Call) -> None:
+    """A call ends without a word to its client, which has its result already and does not wait for it."""
+    if call.state is CallState.HELD:
+        holding.withdraw(manager, call, running=False)
+    close(manager, call)
+    manager.changed("calls", call.id)
+
+
+def forget_failure(state: State, outcome: CallEnd) -> None:
+    """A call that had ended before ran once more and failed: it counts as done, and not as failed."""
+    state.failed.pop(outcome.call, None)
+    if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
+        state.cancelled -= 1
+    else:
+        state.failures -= 1
+
+
+def close(manager: Manager, call: Call) -> None:
+    """Take a call out of everything that names open calls."""
+    state, group = manager.state, call.group
+    if call.state is CallState.WAITING:
+        group.context.queue.leave(call)
+        queues.fed(manager, group.context)
+        if group.options.gang[1] > 1:
+            holding.serve_after(manager, group.context)
+    holding.let_go(manager, call)
+    call.state = CallState.ENDED
+    del state.calls[call.id]
+    state.reports.pop(call.id, None)
+    state.forecasts.pop(call.id, None)
+    state.breaks.pop(call.id, None)
+    state.broken_runs.pop(call.id, None)
+    if state.trials:
+        reservations.ended(manager, call.id)
+    closed(manager, group, 1)
+
+
+def finished_elsewhere(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
+    """A call that waits again, or runs somewhere else by now, has ended where it ran first."""
+    call.note(manager.state.now, f"{library.pilot.id}, which had been given up, has finished it")
+    if call.state is CallState.HELD:
+        holding.withdraw(manager, call, running=False)
+        call.state = CallState.WAITING
+        call.group.context.queue.put_back(call)
+    end(manager, call, outcome)
+
+
+def closed(manager: Manager, group: Group, count: int) -> None:
+    """So many calls of a group have ended."""
+    state = manager.state
+    group.open_calls -= count
+    group.client.open_calls -= count
+    group.context.ended += count
+    state.done += count
+    if not group.open_calls and len(state.groups) > KEPT_GROUPS:
+        state.groups.pop(group.key, None)
+
+
+def keep(manager: Manager, call: Call, outcome: CallEnd, *, holder: Library | Gang | None) -> None:
+    """Keep an ended call for its story. `holder`: where it ran when it ended."""
+    failure, now = outcome.failure, manager.state.now
+    if holder is not None:
+        call.note(call.sent_at, f"sent to {place_of(holder)}")
+    if outcome.printed is not None:
+        printed = outcome.printed
+        call.note(now, f"printed {printed.path}:{printed.start}-{printed.end}")
+    if outcome.ok:
+        call.note(now, f"ended with a result after {outcome.run_s:.3f} s in its function")
+    elif failure is None:
+        call.note(now, f"raised an exception in your code after {outcome.run_s:.3f} s")
+    else:
+        call.note(now, f"ended without a result ({failure.kind.value}): {failure.message}")
+        if failure.log:
+            call.note(now, f"its library's log is {failure.log}")
+    kept = manager.state.failed
+    kept[call.id] = call
+    if len(kept) > KEPT_FAILURES and not manager.watch:
+        del kept[next(iter(kept))]
+
+
+def place_of(holder: Library | Gang) -> str:
+    """Where a call runs, in words: `lib-3 (cuda:0 of n014)`."""
+    members = holder.members if isinstance(holder, Gang) else (holder,)
+    places = [
+        f"{show_library(library.id)} ({', '.join(device.id for device in library.devices)} of {library.pilot.id})"
+        for library in members
+    ]
+    return f"a gang of {', '.join(places)}" if isinstance(holder, Gang) else places[0]
+
+
+def fail(manager: Manager, call: Call, failure: Failure) -> None:
+    """End a call without a result of its function."""
+    end(manager, call, CallEnd(call.id, False, b"", 0.0, failure))
+
+
+def cancel(manager: Manager, call: Call, *, reason: str, running: bool) -> None:
+    """End a call because nobody wants it any more."""
+    if call.state is CallState.HELD:
+        if call.holder is not None:
+            call.note(call.sent_at, f"sent to {place_of(call.holder)}")
+        holding.withdraw(manager, call, running=running)
+    fail(manager, call, Failure(FailureKind.CANCELLED, reason))

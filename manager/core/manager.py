@@ -1,0 +1,94 @@
+"""What handlers and transitions work on: the session's state, its policies, and what is to be said when the event ends.
+
+An event is taken by one handler (a file for each kind of message), which changes the state through transitions (the
+files that own a piece of it). Both get a `Manager`. What they want said is collected in its out-tray: one event may say
+many things to one peer, and calls for one library and results for one client leave together, when the event is over.
+What is to be asked of policies is marked, and asked once, when everything that happened is known (`core`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from stoker.manager.core.client import Client
+from stoker.manager.core.commands import Command, SetTimer, ToClient, ToPilot
+from stoker.manager.core.nouns import Call, Context, Library, Pilot
+from stoker.manager.core.seams import Changes, Policies, PolicyError
+from stoker.manager.core.state import State
+from stoker.manager.protocol import to_client, to_pilot
+from stoker.manager.protocol.calls import CallEnd, CallForecast
+from stoker.manager.protocol.ids import CallId
+
+
+class Manager:
+    """See the module's text. `strict` raises on a policy's illegal action (tests); else the action is refused and
+    counted. `watch` lists calls whose story is wanted: they are kept when they end."""
+
+    def __init__(
+        self,
+        state: State,
+        policies: Policies,
+        *,
+        strict: bool,
+        watch: frozenset[int],
+        heartbeat_s: float,
+        lease_s: float,
+    ) -> None:
+        self.state = state
+        self.policies = policies
+        self.strict = strict
+        self.watch = watch
+        self.heartbeat_s = heartbeat_s
+        self.lease_s = lease_s
+        self.out: list[Command] = []
+        self.sends: dict[Library, list[Call]] = {}
+        """Calls that go to libraries when the event is over (`holding`)."""
+        self.drops: dict[tuple[Library, bool, float], list[CallId]] = {}
+        """Calls that libraries are told to drop when the event is over (`holding`)."""
+        self.results: dict[Client, list[CallEnd]] = {}
+        """Ends that go to clients when the event is over."""
+        self.forecasts: dict[Client, list[CallForecast]] = {}
+        """Forecasts that go to clients when the event is over."""
+        self.returned: dict[Context, None] = {}
+        """Contexts whose calls came back, or whose queues are to be served again."""
+        self.dirty: dict[Context, None] = {}
+        """Contexts about which residency is to be asked."""
+        self.supply_changed = False
+        """Devices came or went, or have more room: contexts with waiting calls are asked about."""
+        self.apart_due = False
+        """Calls that are apart (`suspects`) may find a place, or their end."""
+        self.demand_changed = False
+        """Provisioning is asked, once residency has made of it what it can."""
+        self.tracked: tuple[Changes, ...] = ()
+        """What changed since the last round of each policy that thinks in rounds."""
+
+    def say(self, pilot: Pilot, message: to_pilot.ToPilot) -> None:
+        """Put a message to a pilot in the out-tray."""
+        self.out.append(ToPilot(pilot.id, message))
+
+    def tell(self, client: Client, message: to_client.ToClient) -> None:
+        """Put a message to a client in the out-tray."""
+        self.out.append(ToClient(client.id, message))
+
+    def results_of(self, client: Client) -> list[CallEnd]:
+        """Ends that go to a client when the event is over."""
+        batch = self.results.get(client)
+        if batch is None:
+            batch = self.results[client] = []
+        return batch
+
+    def set_timer(self, key: str, at: float) -> None:
+        """Ask the shell for a timer."""
+        self.state.timers[key] = at
+        self.out.append(SetTimer(at, key))
+
+    def illegal(self, error: PolicyError, *, seam: str) -> None:
+        """A policy asked for what cannot be: nothing was changed, and it is counted (or raised, in tests)."""
+        if self.strict:
+            raise error
+        self.state.refuse(f"plan of {seam}: {error}")
+
+    def changed(self, what: Literal["calls", "libraries", "pilots", "contexts"], id: int | str) -> None:
+        """Tell policies that think in rounds that something changed."""
+        for changes in self.tracked:
+            getattr(changes, what).add(id)

@@ -1,0 +1,52 @@
+"""What leaves at the end of an event: calls to libraries, orders to drop some, and ends of calls to clients."""
+
+from __future__ import annotations
+
+from stoker.manager.core.manager import Manager
+from stoker.manager.core.nouns import Group, Library
+from stoker.manager.protocol import to_client
+from stoker.manager.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls
+
+
+def calls(manager: Manager) -> None:
+    """Send libraries the calls that they were given, one message for those of one group."""
+    sends, manager.sends = manager.sends, {}
+    for library, given in sends.items():
+        start, total = 0, len(given)
+        while start < total:
+            group = given[start].group
+            stop = start + 1
+            while stop < total and given[stop].group is group:
+                stop += 1
+            specs = [call.spec for call in (given if stop - start == total else given[start:stop])]
+            blob = blob_for(library, group)
+            manager.say(library.pilot, RunCalls(library.id, group.function.key, specs, group.options, blob))
+            start = stop
+
+
+def blob_for(library: Library, group: Group) -> FunctionBlob | None:
+    """The function of these calls, if the library has not been sent it."""
+    function = group.function
+    if function.key in library.functions:
+        return None
+    library.functions.add(function.key)
+    return function
+
+
+def drops(manager: Manager) -> None:
+    """Tell libraries which calls to drop."""
+    for (library, running, grace_s), dropped in manager.drops.items():
+        manager.say(library.pilot, CancelCalls(library.id, tuple(dropped), running, grace_s))
+    manager.drops.clear()
+
+
+def results(manager: Manager) -> None:
+    """Number the ends that wait for their clients, and send them to those that are connected."""
+    results, manager.results = manager.results, {}
+    for client, ends in results.items():
+        if not ends:
+            continue
+        first = client.first_unacked + len(client.unacked)
+        client.unacked.extend(ends)
+        if client.connected and client.unnamed is None:
+            manager.tell(client, to_client.Results(first, ends))
