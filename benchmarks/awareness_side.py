@@ -12,11 +12,12 @@ import json
 import time
 
 import stoker
-from stoker.apps.common.calls import facts_of, run_calls
+from stoker.apps.common.calls import run_calls
 from stoker.apps.fact_verification.claims import read_claims, sample_claims
 from stoker.apps.fact_verification.options import Options, choose_prompts
 from stoker.apps.fact_verification.run import make_recipe, plan
 from stoker.apps.fact_verification.verify import Question, verify
+from stoker.sessions import facts_of
 
 
 def main() -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from benchmarks.fuzz_inputs import value_of
-from stoker.apps.common.record_log import RecordLog
 from stoker.config import load_site, parse_site
 from stoker.contexts import manifest
 from stoker.contexts.published import Published
@@ -40,6 +39,7 @@ from stoker.pilot.transfer import wire as transfer
 from stoker.pilot.zygote import client as zygote_client
 from stoker.pilot.zygote import messages as zygote
 from stoker.pilot.zygote import server as zygote_server
+from stoker.run_folder.record_log import RecordLog
 from stoker.site_files import site_text
 
 Errors = tuple[type[BaseException], ...]

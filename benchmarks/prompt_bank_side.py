@@ -15,16 +15,16 @@ import numpy as np
 
 from benchmarks.paired import machine
 from benchmarks.prompt_tasks import PROMPTS, TASKS
-from stoker.apps.common.record_log import RecordLog
-from stoker.apps.prompt_tuning.bank import scoring
-from stoker.apps.prompt_tuning.bank.build import ensure_bank
-from stoker.apps.prompt_tuning.bank.candidate import Candidate, read_candidates
-from stoker.apps.prompt_tuning.bank.layers import CLUSTERS, Layers
-from stoker.apps.prompt_tuning.bank.lookup import Found, Score, brute_force, look_up, two_layers
 from stoker.chance import Stream
 from stoker.contexts import ambient
 from stoker.contexts.causal_lm import default_model, load
 from stoker.contexts.state import state_folder
+from stoker.run_folder.record_log import RecordLog
+from stoker.tuning.bank import scoring
+from stoker.tuning.bank.build import ensure_bank
+from stoker.tuning.bank.candidate import Candidate, read_candidates
+from stoker.tuning.bank.layers import CLUSTERS, Layers
+from stoker.tuning.bank.lookup import Found, Score, brute_force, look_up, two_layers
 
 FIRST = ("claims", "statements", "climate", "evidence", "sums", "steps", "programs")
 """The tasks, in the order in which they are taken."""

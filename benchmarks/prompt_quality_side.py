@@ -22,18 +22,18 @@ import msgspec
 
 from benchmarks.paired import machine
 from benchmarks.prompt_tasks import PROMPTS, TASKS, Pairs
-from stoker.apps.common.record_log import RecordLog
-from stoker.apps.prompt_tuning.bank import scoring
-from stoker.apps.prompt_tuning.bank.build import ensure_bank
-from stoker.apps.prompt_tuning.bank.candidate import Candidate, read_candidates
-from stoker.apps.prompt_tuning.bank.layers import CLUSTERS, Layers
-from stoker.apps.prompt_tuning.bank.lookup import look_up
-from stoker.apps.prompt_tuning.tuning.job import Data, Job, Metric, Prompt, Training, Until
-from stoker.apps.prompt_tuning.tuning.samples import Sample, split
 from stoker.chance import Stream
 from stoker.contexts import ambient
 from stoker.contexts.causal_lm import default_model, load
 from stoker.contexts.state import state_folder
+from stoker.run_folder.record_log import RecordLog
+from stoker.tuning.bank import scoring
+from stoker.tuning.bank.build import ensure_bank
+from stoker.tuning.bank.candidate import Candidate, read_candidates
+from stoker.tuning.bank.layers import CLUSTERS, Layers
+from stoker.tuning.bank.lookup import look_up
+from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
+from stoker.tuning.samples import Sample, split
 
 if TYPE_CHECKING:
     from stoker.contexts.engine import CausalLM
@@ -174,7 +174,7 @@ class Bench:
 
     def tune(self, text: str, *, reach: float | None, most: int) -> Record:
         """The curve of a tuning from this text: the loss of the evaluation samples by iteration."""
-        from stoker.apps.prompt_tuning.tuning.tune import tune
+        from stoker.tuning.tune import tune
 
         settings = self.settings
         own = len(self.model.tokenizer(text[: 64 * settings.tokens], add_special_tokens=False)["input_ids"])

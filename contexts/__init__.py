@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 _HOME = {
     "Awareness": "stoker.contexts.recipe",
+    "CausalLM": "stoker.contexts.engine",
+    "Evicted": "stoker.contexts.ambient",
+    "Gang": "stoker.contexts.ranks",
     "Needs": "stoker.contexts.recipe",
     "ObjectRef": "stoker.contexts.recipe",
     "Recipe": "stoker.contexts.recipe",
@@ -17,6 +20,7 @@ _HOME = {
     "as_recipe": "stoker.contexts.factory",
     "causal_lm": "stoker.contexts.causal_lm",
     "context": "stoker.contexts.factory",
+    "default_model": "stoker.contexts.causal_lm",
     "device": "stoker.contexts.ambient",
     "devices": "stoker.contexts.ambient",
     "gang": "stoker.contexts.ambient",
@@ -26,10 +30,14 @@ _HOME = {
     "recipe_of": "stoker.contexts.factory",
     "saved_state": "stoker.contexts.ambient",
     "scratch": "stoker.contexts.ambient",
+    "state_folder": "stoker.contexts.state",
 }
 
 __all__ = [
     "Awareness",
+    "CausalLM",
+    "Evicted",
+    "Gang",
     "Needs",
     "ObjectRef",
     "Recipe",
@@ -37,6 +45,7 @@ __all__ = [
     "as_recipe",
     "causal_lm",
     "context",
+    "default_model",
     "device",
     "devices",
     "gang",
@@ -46,10 +55,12 @@ __all__ = [
     "recipe_of",
     "saved_state",
     "scratch",
+    "state_folder",
 ]
 
 if TYPE_CHECKING:
     from stoker.contexts.ambient import (
+        Evicted,
         device,
         devices,
         gang,
@@ -59,9 +70,12 @@ if TYPE_CHECKING:
         saved_state,
         scratch,
     )
-    from stoker.contexts.causal_lm import causal_lm
+    from stoker.contexts.causal_lm import causal_lm, default_model
+    from stoker.contexts.engine import CausalLM
     from stoker.contexts.factory import RecipeFactory, as_recipe, context, recipe_of
+    from stoker.contexts.ranks import Gang
     from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
+    from stoker.contexts.state import state_folder
 
 
 def __getattr__(name: str) -> Any:

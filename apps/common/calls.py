@@ -7,17 +7,15 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import stoker
 from stoker.apps.common.hints import count
-from stoker.apps.common.session_facts import ContextFacts, context_facts
 
 if TYPE_CHECKING:
-    from stoker.manager.executor.apps import StokerApp
-    from stoker.manager.executor.loading import Session
+    from stoker.sessions import Session, StokerApp
 
 
 _PATIENCE_S = 5.0
@@ -114,9 +112,3 @@ def session_line(session: Session) -> str:
     devices = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
     here = f"{count(len(pilots), 'pilot')}, {devices}" if pilots else "no pilot yet: stoker status says why"
     return f"stoker {stoker.__version__} · site {session.executor.site.name} · {here} · session {session.id}"
-
-
-def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFacts]:
-    """What to ask for the facts of these contexts in a session, from now on."""
-    before = context_facts(session.status(), keys=keys)
-    return lambda: context_facts(session.status(), keys=keys).since(before)

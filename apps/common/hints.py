@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.apps.common.screen import Screen
+from stoker.console import Screen
 
 
 def command(app: str, arguments: str, *, through_make: bool = False) -> str:

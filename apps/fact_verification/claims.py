@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.datafile import Row, read_rows, text_field
+from stoker.datafile import Row, read_rows, text_field
 from stoker.errors import ConfigError
 
 SAMPLE = Path(__file__).parent / "data" / "fever_sample.jsonl"

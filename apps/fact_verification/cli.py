@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from stoker.apps.common.screen import Screen
 from stoker.apps.fact_verification.options import Options
 from stoker.apps.fact_verification.run import APP, run
-from stoker.manager.cli.numbers import WholeNumber
+from stoker.console import Screen, WholeNumber
 
 _DEFAULT = Options()
 _FOLDER = click.Path(path_type=Path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.apps.fact_verification.options import Options
 from stoker.apps.fact_verification.verify import verify
-from stoker.manager.study.evidence import Work
+from stoker.planning import Work
 
 _TEMPLATES = 3
 WORK = Work(

@@ -10,7 +10,7 @@ import msgspec
 
 from stoker.apps.fact_verification.claims import SAMPLE, Claim, digest_claims
 from stoker.apps.fact_verification.prompts import SHIPPED, SHIPPED_EVIDENCE, Prompt, read_prompts
-from stoker.contexts.recipe import Awareness
+from stoker.contexts import Awareness
 from stoker.errors import ConfigError
 
 

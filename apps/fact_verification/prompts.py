@@ -22,11 +22,10 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.datafile import read_rows
-from stoker.apps.common.names import refuse_unknown
 from stoker.apps.fact_verification.claims import LABELS, Claim, Label
-from stoker.config_errors import parse_toml
+from stoker.datafile import read_rows
 from stoker.errors import ConfigError
+from stoker.toml_files import parse_toml, refuse_unknown
 
 SHIPPED = Path(__file__).parent / "data" / "prompts.toml"
 SHIPPED_EVIDENCE = Path(__file__).parent / "data" / "prompts_evidence.toml"

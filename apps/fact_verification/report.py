@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from stoker.apps.common.hints import count
-from stoker.apps.common.session_facts import ContextFacts
 from stoker.apps.fact_verification.claims import LABELS
 from stoker.apps.fact_verification.prompts import Prompt
 from stoker.apps.fact_verification.results import PromptFigures, ResultRow, best_of, compare, figures
+from stoker.sessions import ContextFacts
 from stoker.units import show_seconds
 
 SHORT = ("supports", "refutes", "not enough")

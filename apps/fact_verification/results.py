@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.record_log import Record, RecordLog
-from stoker.apps.common.row_file import write_rows
 from stoker.apps.fact_verification.claims import LABELS, Claim
 from stoker.apps.fact_verification.prompts import Prompt
 from stoker.apps.fact_verification.statistics import calibrated_answers, confusion, mcnemar, raw_answers, wilson
 from stoker.apps.fact_verification.verify import Scores
+from stoker.datafile import write_rows
 from stoker.errors import StokerError
+from stoker.run_folder import Record, RecordLog
 
 KEY = ("prompt", "id")
 """What identifies a result: the template's digest and the claim's id."""

@@ -12,12 +12,9 @@ from typing import Any
 import msgspec
 
 import stoker
-from stoker.apps.common.calls import Stopped, facts_of, in_batches, run_calls, session_line, stop_on_signals
+from stoker import causal_lm
+from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
 from stoker.apps.common.hints import columns, command, count, say_kept, show_minutes
-from stoker.apps.common.record_log import RecordLog
-from stoker.apps.common.run_folder import open_run, read_options
-from stoker.apps.common.screen import Screen
-from stoker.apps.common.session_facts import ContextFacts
 from stoker.apps.fact_verification import report
 from stoker.apps.fact_verification.claims import Claim, read_claims, sample_claims
 from stoker.apps.fact_verification.options import Options, choose_prompts, parameters, resolve
@@ -25,9 +22,11 @@ from stoker.apps.fact_verification.prompts import Prompt
 from stoker.apps.fact_verification.results import KEY, figures, make_records, make_rows, write_results, write_timeline
 from stoker.apps.fact_verification.verify import Question, Scores, verify
 from stoker.config import load_site
-from stoker.contexts.causal_lm import causal_lm, default_model
-from stoker.contexts.recipe import Awareness, Recipe
+from stoker.console import Screen
+from stoker.contexts import Awareness, Recipe, default_model
 from stoker.errors import StokerError
+from stoker.run_folder import RecordLog, open_run, read_options
+from stoker.sessions import ContextFacts, facts_of
 
 APP = "fact_verification"
 INTERRUPTED = 130

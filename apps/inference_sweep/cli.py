@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from stoker.apps.common.screen import Screen
 from stoker.apps.inference_sweep.run import APP, Options, run
-from stoker.manager.cli.numbers import WholeNumber
+from stoker.console import Screen, WholeNumber
 
 _DEFAULT = Options()
 _FOLDER = click.Path(path_type=Path)

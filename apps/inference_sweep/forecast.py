@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from stoker.apps.inference_sweep.generate import generate
 from stoker.apps.inference_sweep.run import Options
-from stoker.manager.study.evidence import Work
+from stoker.planning import Work
 
 WORK = Work(app="inference_sweep", function=generate.__name__, inputs=1000, inputs_per_call=Options().batch_size)

@@ -33,15 +33,15 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.datafile import Row, read_rows
-from stoker.apps.common.names import refuse_unknown
-from stoker.config_errors import parse_toml
+from stoker.datafile import Row, read_rows
 from stoker.errors import ConfigError
-from stoker.largest import MOST_NUMBER
+from stoker.toml_files import parse_toml, refuse_unknown
 
 EXAMPLE = Path(__file__).parent / "data" / "sweep.toml"
 PARAMETERS: dict[str, tuple[type, float, Any]] = {"max_new_tokens": (int, 1, 32), "temperature": (float, 0.0, 0.0)}
 """What can be swept: its type, its least value, and what it is when it is not given."""
+_MOST = 1 << 40
+"""No parameter is larger: a model writes no more tokens, and arithmetic still works."""
 _LEAST_ABOVE_0 = 1e-6
 """A model's numbers that are divided by a smaller temperature have no place in a float any more."""
 _PLACES = re.compile(r"\{([^{}]+)\}")
@@ -228,7 +228,7 @@ def _grid(table: Any, *, file: Path) -> list[dict[str, Any]]:
         values = given if isinstance(given, list) else [given]
         for value in values:
             number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-            if not number or not least <= value <= MOST_NUMBER or 0 < value < _LEAST_ABOVE_0:
+            if not number or not least <= value <= _MOST or 0 < value < _LEAST_ABOVE_0:
                 what = "a whole number" if kind is int else "a number"
                 more = f" (from {_LEAST_ABOVE_0:g} on, if it is not 0)" if kind is float else ""
                 raise ConfigError(

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.record_log import Record, RecordLog
 from stoker.apps.inference_sweep.generate import Written
 from stoker.apps.inference_sweep.plan import Combination, Item, Sweep
 from stoker.errors import StokerError
+from stoker.run_folder import Record, RecordLog
 
 KEY = ("combination", "id")
 """What identifies a result: the combination's digest and the row's id."""

@@ -18,20 +18,19 @@ from typing import Any
 import msgspec
 
 import stoker
-from stoker.apps.common.calls import Stopped, facts_of, in_batches, run_calls, session_line, stop_on_signals
+from stoker import causal_lm
+from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
 from stoker.apps.common.hints import columns, command, count, say_kept
-from stoker.apps.common.record_log import RecordLog
-from stoker.apps.common.row_file import write_rows
-from stoker.apps.common.run_folder import open_run, read_options
-from stoker.apps.common.screen import Screen
-from stoker.apps.common.session_facts import ContextFacts
 from stoker.apps.inference_sweep.generate import Request, Written, generate
 from stoker.apps.inference_sweep.plan import EXAMPLE, Combination, Item, Sweep, combinations, digest_items, read_sweep
 from stoker.apps.inference_sweep.results import KEY, Call, Failed, first_error, make_records, make_rows
 from stoker.config import load_site
-from stoker.contexts.causal_lm import causal_lm
-from stoker.contexts.recipe import Recipe
+from stoker.console import Screen
+from stoker.contexts import Recipe
+from stoker.datafile import write_rows
 from stoker.errors import ConfigError
+from stoker.run_folder import RecordLog, open_run, read_options
+from stoker.sessions import ContextFacts, facts_of
 from stoker.units import show_seconds
 
 APP = "inference_sweep"

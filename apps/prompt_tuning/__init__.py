@@ -2,10 +2,9 @@
 
     from stoker.apps.prompt_tuning import tune
 
-bank/      candidates for initial prompts, and the search among them by score
-tuning/    the tuning of a soft prompt: what runs in a library
-prompts.py, budget.py   the instructions that ship; what a lookup in the bank may take
-order.py, work.py       what a call is given; the function that runs beside a model
+The tuner and the bank are `stoker.tuning`; this is the application around them.
+
+functions.py            what runs beside a model
 submit.py  `tune(job)`, the future of a tuned prompt
 board.py, watch.py      where each job is, for `stoker tune status`; looking at the session for it
 show.py, display.py     jobs as lines; jobs while somebody waits for them

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from stoker.apps.common.calls import facts_of, session_line
-from stoker.apps.common.screen import Screen
-from stoker.apps.prompt_tuning.bank.candidate import Candidate, Key, read_candidates
-from stoker.apps.prompt_tuning.prompts import SHIPPED
+from stoker.apps.common.calls import session_line
+from stoker.apps.prompt_tuning.functions import build_bank
 from stoker.apps.prompt_tuning.run import Options, site_of
-from stoker.apps.prompt_tuning.submit import bank_place, recipe_of
-from stoker.apps.prompt_tuning.watch import sent
-from stoker.apps.prompt_tuning.work import build_bank
+from stoker.apps.prompt_tuning.submit import recipe_of
+from stoker.console import Screen
+from stoker.sessions import facts_of, sent_call
+from stoker.tuning import SHIPPED_PROMPTS, BankPlace, Candidate, read_candidates
 
 _LOOK_EVERY_S = 0.2
 
@@ -24,11 +23,11 @@ def fill(file: Path | None, options: Options, *, model: str, screen: Screen, jso
     Raises ConfigError for a file that cannot be read, naming its line, RecipeError for a model that is not there,
     SessionError, and StokerError for a folder with the bank of another model.
     """
-    every: dict[Key, Candidate] = {one.key: one for one in read_candidates(SHIPPED)}
+    every: dict[str, Candidate] = {one.key: one for one in read_candidates(SHIPPED_PROMPTS)}
     if file is not None:
         every |= {one.key: one for one in read_candidates(file)}
     recipe, identity = recipe_of(model)
-    place = bank_place(identity, folder=options.bank or "")
+    place = BankPlace.of(identity, folder=options.bank or "")
     site = None if options.session else site_of(options.site)
     with stoker.load(site, session=options.session or None, progress=False) as session:
         screen.line(session_line(session))
@@ -36,7 +35,7 @@ def fill(file: Path | None, options: Options, *, model: str, screen: Screen, jso
         ask = facts_of(session, {recipe.key})
         with screen.progress(total=len(every), done=0, noun="prompts", facts=ask) as progress:
             while not _over(future):
-                call = sent(future)
+                call = sent_call(future)
                 if call is not None and call.progress is not None:
                     progress.total = int(call.progress.total)
                     progress.advance(int(call.progress.done) - progress.done)

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.apps.common.whole_file import write_whole
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
+from stoker.run_folder import write_whole
 from stoker.units import known_to_s
 
 APP = "prompt_tuning"

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import click
 
-from stoker.apps.common.screen import Screen
+from stoker import console
 from stoker.apps.prompt_tuning import report, show
 from stoker.apps.prompt_tuning.banking import fill
 from stoker.apps.prompt_tuning.board import RUNS, read_board
 from stoker.apps.prompt_tuning.detach import detached
 from stoker.apps.prompt_tuning.run import Options, submit
 from stoker.apps.prompt_tuning.submit import DEVICES
+from stoker.console import Screen
 from stoker.errors import ConfigError
-from stoker.manager.cli import console
 
 _FOLDER = click.Path(path_type=Path)
 _WATCH_EVERY_S = 1.0

@@ -16,10 +16,10 @@ from typing import NoReturn
 
 import msgspec
 
-from stoker.apps.common.screen import Screen
+from stoker import console
 from stoker.apps.prompt_tuning.run import Options, checked, submit
+from stoker.console import Screen
 from stoker.errors import ConfigError, StokerError
-from stoker.manager.cli import console
 
 
 class Said(msgspec.Struct, frozen=True):

@@ -6,10 +6,10 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-from stoker.apps.common.screen import Screen
+from stoker import console
 from stoker.apps.prompt_tuning import show
 from stoker.apps.prompt_tuning.board import Entry, Phase
-from stoker.manager.cli import console
+from stoker.console import Screen
 
 _LINE_EVERY_S = 10.0
 

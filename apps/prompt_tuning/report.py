@@ -10,8 +10,8 @@ import msgspec
 
 from stoker.apps.prompt_tuning.board import Entry, Phase, read_entry
 from stoker.apps.prompt_tuning.show import clock, ended_by
-from stoker.apps.prompt_tuning.tuning.result import RESULT
 from stoker.decoding import UNREADABLE
+from stoker.tuning import RESULT
 from stoker.units import show_seconds
 
 _LONGEST_TEXT = 100

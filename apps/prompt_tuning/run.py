@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,24 +19,21 @@ import msgspec
 import stoker
 from stoker.apps.common.calls import Stopped, session_line, stop_on_signals
 from stoker.apps.common.hints import count
-from stoker.apps.common.run_folder import open_run
-from stoker.apps.common.screen import Screen
 from stoker.apps.prompt_tuning import report
 from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, RUNS, Phase
 from stoker.apps.prompt_tuning.display import Display, display
 from stoker.apps.prompt_tuning.submission import Submission
 from stoker.apps.prompt_tuning.submit import DEVICES, Ready, check, fit_gang
-from stoker.apps.prompt_tuning.tuning.job import read_job
 from stoker.apps.prompt_tuning.watch import Asker
-from stoker.config import load_site
+from stoker.config import Site, decided_by, load_site
+from stoker.console import Screen
 from stoker.errors import ConfigError
-from stoker.manager.executor.detached import JOINS
-from stoker.manager.live.chosen import policy_in_words
-from stoker.manager.protocol.session import SessionFolder
-from stoker.site import POLICY_NAMES, Engine, Policy, Site
+from stoker.run_folder import open_run
+from stoker.sessions import joined_session, policy_of
+from stoker.tuning import read_job
 
 if TYPE_CHECKING:
-    from stoker.manager.executor.loading import Session
+    from stoker.sessions import Session
 
 POLICY = "prompt-tuner"
 """Who decides in a session that is started for tuning jobs, unless its site file names somebody."""
@@ -145,7 +141,7 @@ def _is_due(ready: Ready) -> bool:
 
 def follow(jobs: Sequence[Submission], session: Session, shown: Display) -> None:
     """Watch the jobs until the last of them is over."""
-    asker = Asker(SessionFolder(session.folder))
+    asker = Asker(session)
     try:
         while True:
             picture = asker.ask()
@@ -171,7 +167,7 @@ def headline(session: Session, jobs: Sequence[Submission]) -> Iterator[str]:
     yield session_line(session)
     models = {Path(job.ready.recipe.name).name for job in jobs}
     yield f"prompt tuning · {count(len(jobs), 'job')} · {', '.join(sorted(models))}"
-    policy = policy_in_words(SessionFolder(session.folder)) or "the default policy"
+    policy = policy_of(session) or "the default policy"
     if any(_is_due(job.ready) for job in jobs) and POLICY not in policy:
         yield (
             f"  {policy} decides here, and knows no deadlines: jobs run in the order in which they came."
@@ -202,13 +198,11 @@ def _open(stack: contextlib.ExitStack, name: str, ready: Ready, options: Options
 def site_of(given: str) -> Site | str | None:
     """The site to load, deciding as tuning wants it where nobody has said otherwise; None: the session that the
     environment names."""
-    if not given and os.environ.get(JOINS):
+    if not given and joined_session():
         return None
     site = load_site(given or None)
-    plain = site.policy.name == Policy().name and not site.policy.dispatch and not site.policy.residency
-    if POLICY not in POLICY_NAMES or not plain or site.sites or site.engine is not Engine.STOKER:
-        return given or None
-    return msgspec.structs.replace(site, policy=msgspec.structs.replace(site.policy, name=POLICY))
+    decided = decided_by(site, POLICY)
+    return (given or None) if decided is site else decided
 
 
 def _finish(jobs: Sequence[Submission], *, screen: Screen, json: bool) -> int:

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker.apps.common.run_folder import RunFolder
-from stoker.apps.common.whole_file import write_whole
-from stoker.apps.prompt_tuning import order as orders
 from stoker.apps.prompt_tuning.board import CHECKPOINT, Entry, Phase, write_entry
 from stoker.apps.prompt_tuning.submit import Ready, call_of
-from stoker.apps.prompt_tuning.tuning.result import Tuned, write_tuned
-from stoker.apps.prompt_tuning.watch import Picture, look, saved_in, sent
+from stoker.apps.prompt_tuning.watch import Picture, look, saved_in
 from stoker.errors import CallDroppedError, StokerError
-from stoker.manager.live.clock import Clock
+from stoker.run_folder import RunFolder, write_whole
+from stoker.sessions import Clock, sent_call
+from stoker.tuning import Tuned, pack, write_tuned
 
 if TYPE_CHECKING:
-    from stoker.manager.executor.futures import AppCallFuture
+    from stoker.sessions import AppCallFuture
 
 
 class Submission:
@@ -59,13 +57,13 @@ class Submission:
         """Take in what has become of it, and write it down; what cannot be written now, the next look writes."""
         if self.future is None or self.entry.phase.is_over:
             return
-        call, before = sent(self.future), self.entry
+        call, before = sent_call(self.future), self.entry
         now = self._clock.now()
         self.entry = look(self.entry, call=call, picture=picture, now=now, ahead_s=now - time.time())
         saved = saved_in(call.progress if call is not None else None)
         try:
             if saved is not None and saved.checkpoint != self._kept:
-                write_whole(self.folder.path, orders.pack(saved), name=CHECKPOINT)
+                write_whole(self.folder.path, pack(saved), name=CHECKPOINT)
                 self._kept = saved.checkpoint
             if self.future.done():
                 self._settle(self.future)

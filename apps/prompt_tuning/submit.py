@@ -11,21 +11,28 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import stoker
-from stoker.apps.prompt_tuning.budget import is_over, read_paces
-from stoker.apps.prompt_tuning.order import BankPlace, Order
-from stoker.apps.prompt_tuning.tuning.job import Job, digest_job, read_job
-from stoker.apps.prompt_tuning.tuning.metrics import refuse_unreachable
-from stoker.apps.prompt_tuning.tuning.samples import Sample, digest_samples, read_samples, split
-from stoker.apps.prompt_tuning.work import PRELOAD, tune_prompt
-from stoker.contexts.causal_lm import causal_lm
-from stoker.contexts.recipe import Recipe
-from stoker.contexts.state import state_folder
+from stoker import causal_lm
+from stoker.apps.prompt_tuning.functions import PRELOAD, tune_prompt
+from stoker.contexts import Recipe
 from stoker.errors import ConfigError
-from stoker.manager.protocol.calls import Features
+from stoker.sessions import Features
+from stoker.tuning import (
+    BankPlace,
+    Job,
+    Order,
+    Sample,
+    digest_job,
+    digest_samples,
+    is_over,
+    read_job,
+    read_paces,
+    read_samples,
+    refuse_unreachable,
+    split,
+)
 
 if TYPE_CHECKING:
-    from stoker.manager.executor.apps import StokerApp
-    from stoker.manager.executor.futures import AppCallFuture
+    from stoker.sessions import AppCallFuture, StokerApp
 
 DEVICES = 8
 """A job whose user does not say runs on at most so many devices: communication eats what more would bring."""
@@ -96,7 +103,7 @@ def call_of(
     slo_s = 0.0 if deadline is None else deadline - now
     if deadline is not None and slo_s <= 0:
         job.refuse_past(now_s=now)
-    place = None if bank is None else bank_place(ready.model, folder=bank)
+    place = None if bank is None else BankPlace.of(ready.model, folder=bank)
     order = Order(job=job, samples=ready.samples, bank=place, slo_s=slo_s, start=start)
     app = stoker.app(
         context=ready.recipe,
@@ -106,13 +113,6 @@ def call_of(
         features=_features(order),
     )(tune_prompt)
     return app, order
-
-
-def bank_place(model: str, *, folder: str | os.PathLike[str] = "") -> BankPlace:
-    """Where the bank of a model lies; `model` is what identifies it (`recipe_of`)."""
-    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in model)[:80]
-    path = Path(folder).absolute() if folder else state_folder() / "prompt-banks" / name
-    return BankPlace(str(path), model)
 
 
 def recipe_of(model: str) -> tuple[Recipe, str]:

@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker.apps.prompt_tuning.board import Entry, Phase
-from stoker.apps.prompt_tuning.order import Saved, unpack
-from stoker.contexts import payloads
 from stoker.errors import SessionError
-from stoker.manager.cli.ask import Observer
-from stoker.manager.protocol.calls import CallForecast, CallProgress
-from stoker.manager.protocol.listed import ListedCall, ListedState
-from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import ContextStatus
+from stoker.sessions import (
+    CallForecast,
+    CallProgress,
+    ContextStatus,
+    ListedCall,
+    ListedState,
+    Observer,
+    checkpoint_of,
+    observe,
+)
+from stoker.tuning import Saved, unpack
 
 if TYPE_CHECKING:
-    from stoker.manager.executor.futures import AppCallFuture, CallFuture
+    from stoker.sessions import CallFuture, Session
 
 _MOST_CALLS = 1000
 _MEASURED = 10
@@ -48,15 +52,15 @@ class Picture(msgspec.Struct, frozen=True):
 class Asker:
     """Asks a session again and again. One that does not answer is asked anew the next time."""
 
-    def __init__(self, folder: SessionFolder) -> None:
-        self._folder = folder
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._observer: Observer | None = None
 
     def ask(self) -> Picture | None:
         """The session now; None if it does not answer."""
         try:
             if self._observer is None:
-                self._observer = Observer(self._folder).__enter__()
+                self._observer = observe(self._session).__enter__()
             status = self._observer.status()
             calls = self._observer.calls(limit=_MOST_CALLS, only=None).calls
         except SessionError:
@@ -76,15 +80,9 @@ class Asker:
             self._observer = None
 
 
-def sent(future: AppCallFuture) -> CallFuture | None:
-    """The call itself, once Parsl has given it to its executor."""
-    found: CallFuture | None = future.task_record["exec_fu"]
-    return found
-
-
 def saved_in(progress: CallProgress | None) -> Saved | None:
     """What the call said last that it can go on from."""
-    return unpack(payloads.loads(progress.state)) if progress is not None and progress.state else None
+    return unpack(checkpoint_of(progress) or b"")
 
 
 def look(

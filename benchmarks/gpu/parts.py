@@ -409,7 +409,7 @@ def _exchange(_: Any, count: int) -> tuple[int, float]:
     import torch
 
     import stoker
-    from stoker.apps.prompt_tuning.tuning.exchange import meet
+    from stoker.tuning.exchange import meet
 
     seat = stoker.gang()
     where = "cuda:0" if torch.cuda.is_available() else "cpu"
@@ -455,10 +455,10 @@ def tune(answer: Answer, place: Place) -> None:
     from transformers import AutoModelForCausalLM
 
     from benchmarks.gpu.model import tokenizer
-    from stoker.apps.prompt_tuning.tuning.job import Data, Job, Metric, Prompt, Training, Until
-    from stoker.apps.prompt_tuning.tuning.samples import Sample
-    from stoker.apps.prompt_tuning.tuning.tune import tune as run
     from stoker.contexts.engine import CausalLM
+    from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
+    from stoker.tuning.samples import Sample
+    from stoker.tuning.tune import tune as run
 
     if not place.model.exists():
         return answer.skip("there is no model: the part `model` did not make one")

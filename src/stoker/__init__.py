@@ -1,7 +1,23 @@
 """Stoker keeps models hot on GPUs that you do not own.
 
-Everything public is here; importing this module imports nothing heavy (a login node never needs a GPU library):
-each name is resolved on first use (PEP 562).
+What most programs need is here: `app`, `context`, `load`, `map`, `causal_lm`, and what a call asks (`device`, `gang`,
+`progress`, `scratch`). More is in the public modules; everything else may change from one version to the next.
+
+config      site files: `load_site`, `Site`
+console     a terminal or a pipe to write on: `Screen` with its progress line, option types
+contexts    recipes, awareness, ready-made contexts, checkpoints: `Recipe`, `Awareness`, `saved_state`, `Evicted`
+datafile    rows of CSV, JSONL and Parquet files, each with its place
+decoding    what decoders raise for damaged bytes
+errors      every error that a user can meet
+planning    how much work a run is, for `stoker plan`
+run_folder  runs that can be stopped and gone on with
+sessions    a loaded session and its calls from outside: facts, forecasts, checkpoints, policies
+toml_files  TOML files of a program's own, checked
+tuning      soft prompts: jobs, data, the tuner, the bank of initial prompts
+units       sizes and times as people write them
+
+Importing this module imports nothing heavy (a login node never needs a GPU library): each name is resolved on first use
+(PEP 562).
 """
 
 from __future__ import annotations
@@ -43,8 +59,11 @@ if TYPE_CHECKING:
     from stoker.manager.executor import map as map
 
 
-_MODULES = ("config", "contexts", "errors", "units")
-"""Parts of the package that programs may use; importing them here would cost what they import."""
+_MODULES = (
+    "config", "console", "contexts", "datafile", "decoding", "errors", "planning", "run_folder", "sessions",
+    "toml_files", "tuning", "units",
+)  # fmt: skip
+"""The public modules. Importing one of them here would cost what it imports."""
 
 
 def __getattr__(name: str) -> Any:

@@ -73,13 +73,36 @@ import msgspec
 from stoker.config_errors import explain, parse_toml
 from stoker.config_lines import line_of
 from stoker.errors import ConfigError, UnitError
-from stoker.site import Duration, Engine, Pilot, Policy, Provider, ProviderKind, Session, Site, Size, absolute_policy
+from stoker.site import (
+    POLICY_NAMES,
+    Duration,
+    Engine,
+    Pilot,
+    Policy,
+    Provider,
+    ProviderKind,
+    Session,
+    Site,
+    Size,
+    absolute_policy,
+)
 from stoker.site_effects import refuse_in_vain, stands_in_vain
 from stoker.units import parse_bytes, parse_seconds, without_unit
 
 __all__ = [
-    "Duration", "Engine", "Pilot", "Policy", "Provider", "ProviderKind", "Session", "Site", "Size", "load_site",
-    "parse_site", "read_unit",
+    "Duration",
+    "Engine",
+    "Pilot",
+    "Policy",
+    "Provider",
+    "ProviderKind",
+    "Session",
+    "Site",
+    "Size",
+    "decided_by",
+    "load_site",
+    "parse_site",
+    "read_unit",
 ]  # fmt: skip
 
 
@@ -106,6 +129,18 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
     return _with_absolute_paths(parse_site(text, file=str(path)), path.parent)
+
+
+def decided_by(site: Site, policy: str) -> Site:
+    """The site with this policy, where its file leaves the choice open; else the site as it is.
+
+    A file leaves it open that names no policy and joins no other sites, for Stoker's own engine. `policy` is one of
+    those that ship.
+    """
+    plain = site.policy.name == Policy().name and not site.policy.dispatch and not site.policy.residency
+    if policy not in POLICY_NAMES or not plain or site.sites or site.engine is not Engine.STOKER:
+        return site
+    return msgspec.structs.replace(site, policy=msgspec.structs.replace(site.policy, name=policy))
 
 
 def site_file(site: str | os.PathLike[str]) -> Path:

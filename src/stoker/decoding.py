@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+__all__ = ["UNREADABLE"]
+
 UNREADABLE = (
     msgspec.DecodeError,
     ValueError,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from stoker.apps.prompt_tuning.bank.build import ensure_bank
-from stoker.apps.prompt_tuning.bank.candidate import Candidate, key_of
-from stoker.apps.prompt_tuning.bank.store import open_bank
+from stoker.tuning.bank.build import ensure_bank
+from stoker.tuning.bank.candidate import Candidate, key_of
+from stoker.tuning.bank.store import open_bank
 
 OF = {"model": "model-a", "reading": "letters"}
 
@@ -20,9 +20,9 @@ INSERT = """
 import sys
 from pathlib import Path
 import numpy as np
-from stoker.apps.prompt_tuning.bank.build import insert
-from stoker.apps.prompt_tuning.bank.candidate import Candidate
-from stoker.apps.prompt_tuning.bank.store import open_bank
+from stoker.tuning.bank.build import insert
+from stoker.tuning.bank.candidate import Candidate
+from stoker.tuning.bank.store import open_bank
 
 folder, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 bank = open_bank(folder, model="model-a", reading="letters")
@@ -38,8 +38,8 @@ BUILD = """
 import sys, time
 from pathlib import Path
 import numpy as np
-from stoker.apps.prompt_tuning.bank.build import ensure_bank
-from stoker.apps.prompt_tuning.bank.candidate import Candidate
+from stoker.tuning.bank.build import ensure_bank
+from stoker.tuning.bank.candidate import Candidate
 
 def read(texts):
     print(len(texts), flush=True)

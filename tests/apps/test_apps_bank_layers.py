@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from stoker.apps.prompt_tuning.bank.candidate import Candidate, key_of
-from stoker.apps.prompt_tuning.bank.layers import Did, Insertion, Layers, build
-from stoker.apps.prompt_tuning.bank.lookup import brute_force, default_limit, look_up, two_layers
-from stoker.apps.prompt_tuning.bank.medoids import Array, cosine_distances
 from stoker.errors import StokerError
+from stoker.tuning.bank.candidate import Candidate, key_of
+from stoker.tuning.bank.layers import Did, Insertion, Layers, build
+from stoker.tuning.bank.lookup import brute_force, default_limit, look_up, two_layers
+from stoker.tuning.bank.medoids import Array, cosine_distances
 
 WIDTH = 6
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.apps.prompt_tuning.bank.medoids import Array, assign, cosine_distances, cost, k_medoids
+from stoker.tuning.bank.medoids import Array, assign, cosine_distances, cost, k_medoids
 
 
 def points(count: int, seed: int, *, width: int = 5, copies: int = 0) -> Array:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from stoker.apps.prompt_tuning.bank.build import ensure_bank, insert
-from stoker.apps.prompt_tuning.bank.candidate import Candidate
-from stoker.apps.prompt_tuning.bank.lookup import brute_force, look_up
-from stoker.apps.prompt_tuning.bank.scoring import evaluation_samples, reader, reading_of, scorer
 from stoker.contexts import ambient
 from stoker.contexts.causal_lm import default_model, load
+from stoker.tuning.bank.build import ensure_bank, insert
+from stoker.tuning.bank.candidate import Candidate
+from stoker.tuning.bank.lookup import brute_force, look_up
+from stoker.tuning.bank.scoring import evaluation_samples, reader, reading_of, scorer
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="Transformers is not installed")

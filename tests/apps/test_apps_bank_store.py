@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.apps.prompt_tuning.bank import frames
-from stoker.apps.prompt_tuning.bank.build import ensure_bank, insert
-from stoker.apps.prompt_tuning.bank.candidate import Candidate, key_of, read_candidates
-from stoker.apps.prompt_tuning.bank.layers import Did
-from stoker.apps.prompt_tuning.bank.store import BankStore, open_bank
 from stoker.errors import ConfigError, StokerError
+from stoker.tuning.bank import frames
+from stoker.tuning.bank.build import ensure_bank, insert
+from stoker.tuning.bank.candidate import Candidate, key_of, read_candidates
+from stoker.tuning.bank.layers import Did
+from stoker.tuning.bank.store import BankStore, open_bank
 
 OF = {"model": "model-a", "reading": "letters"}
 

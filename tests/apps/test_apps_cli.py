@@ -12,14 +12,14 @@ from rich.console import Console
 
 from stoker.apps.common.calls import Stopped, in_batches, stop_on_signals
 from stoker.apps.common.hints import columns, command
-from stoker.apps.common.screen import Progress, Screen
-from stoker.apps.common.session_facts import ContextFacts
 from stoker.apps.fact_verification.cli import command as facts
 from stoker.apps.fact_verification.options import Options
 from stoker.apps.fact_verification.report import Attempt
 from stoker.apps.fact_verification.run import _next_steps
 from stoker.apps.inference_sweep.cli import command as sweep
+from stoker.console import Progress, Screen
 from stoker.errors import ConfigError, RecipeError
+from stoker.sessions import ContextFacts
 
 
 @pytest.fixture

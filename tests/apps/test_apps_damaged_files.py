@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from stoker.apps.common.run_folder import read_options
 from stoker.apps.fact_verification.prompts import read_prompts
 from stoker.apps.inference_sweep.plan import read_sweep
-from stoker.apps.prompt_tuning import board, budget, order
+from stoker.apps.prompt_tuning import board
 from stoker.apps.prompt_tuning.board import Entry
-from stoker.apps.prompt_tuning.tuning.job import read_job
 from stoker.errors import ConfigError
+from stoker.run_folder.folder import read_options
+from stoker.tuning import budget, order
+from stoker.tuning.job import read_job
 
 DAMAGED = {
     "empty": b"",

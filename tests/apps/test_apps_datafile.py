@@ -8,7 +8,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stoker.apps.common.datafile import digest_file, read_rows
 from stoker.apps.fact_verification.claims import (
     SAMPLE,
     Claim,
@@ -17,6 +16,7 @@ from stoker.apps.fact_verification.claims import (
     read_claims,
     sample_claims,
 )
+from stoker.datafile import digest_file, read_rows
 from stoker.errors import ConfigError
 
 JSONL = '{"id": 7, "claim": "A.", "label": "SUPPORTS"}\n\n{"id": 8, "claim": "B, c.", "label": "not_enough_info"}\n'

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.apps.common.record_log import RecordLog
 from stoker.errors import ConfigError, StokerError
+from stoker.run_folder.record_log import RecordLog
 
 KEY = ("p", "id")
 

@@ -4,8 +4,6 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from stoker.apps.common.record_log import RecordLog
-from stoker.apps.common.session_facts import ContextFacts, context_facts
 from stoker.apps.fact_verification import report
 from stoker.apps.fact_verification.claims import LABELS, Claim, Label
 from stoker.apps.fact_verification.prompts import Prompt
@@ -29,6 +27,8 @@ from stoker.manager.protocol.to_client import (
     PilotStatus,
     Status,
 )
+from stoker.run_folder.record_log import RecordLog
+from stoker.sessions import ContextFacts, context_facts
 
 GOOD, BAD = Prompt(name="good", text="g {claim}"), Prompt(name="bad", text="b {claim}")
 CLAIMS = [

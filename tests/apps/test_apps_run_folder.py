@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from stoker.apps.common.row_file import write_rows
-from stoker.apps.common.run_folder import FORMATS, PART, is_finished, open_run, read_options
+from stoker.datafile import write_rows
 from stoker.errors import ConfigError, StokerError
+from stoker.run_folder.folder import FORMATS, PART, is_finished, open_run, read_options
 
 KEY = ("id",)
 

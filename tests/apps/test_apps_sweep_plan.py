@@ -1,11 +1,11 @@
 import pytest
 
-from stoker.apps.common.record_log import RecordLog
 from stoker.apps.inference_sweep.generate import Request, Written, generate
 from stoker.apps.inference_sweep.plan import EXAMPLE, combinations, digest_items, read_sweep
 from stoker.apps.inference_sweep.results import KEY, first_error, make_records, make_rows
 from stoker.apps.inference_sweep.run import plan_calls
 from stoker.errors import ConfigError, StokerError
+from stoker.run_folder.record_log import RecordLog
 
 SWEEP = """
 data = "rows.csv"

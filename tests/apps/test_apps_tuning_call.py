@@ -10,24 +10,29 @@ pytest.importorskip("peft", reason="PEFT is not installed")
 import msgspec  # noqa: E402
 from tuning import tiny  # noqa: E402
 
-from stoker.apps.prompt_tuning import budget, order, prompts, work  # noqa: E402
-from stoker.apps.prompt_tuning.bank import scoring  # noqa: E402
-from stoker.apps.prompt_tuning.bank.candidate import Candidate, key_of, read_candidates  # noqa: E402
-from stoker.apps.prompt_tuning.bank.scoring import reading_of  # noqa: E402
-from stoker.apps.prompt_tuning.bank.store import open_bank  # noqa: E402
-from stoker.apps.prompt_tuning.order import BankPlace, Initial, Order, Saved  # noqa: E402
-from stoker.apps.prompt_tuning.tuning import call  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.encoding import encode_prompt, encode_samples  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.job import PLACE, Metric, Prompt  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.passes import measure  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.samples import Sample, split  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.softprompt import embed, soft_prompt  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.tune import tune  # noqa: E402
+from stoker.apps.prompt_tuning import functions as work  # noqa: E402
 from stoker.contexts import ambient, payloads  # noqa: E402
 from stoker.contexts.ambient import Evicted  # noqa: E402
 from stoker.errors import ConfigError  # noqa: E402
+from stoker.tuning import (  # noqa: E402
+    budget,
+    call,
+    order,
+    prompts,
+)
+from stoker.tuning.bank import scoring  # noqa: E402
+from stoker.tuning.bank.candidate import Candidate, key_of, read_candidates  # noqa: E402
+from stoker.tuning.bank.scoring import reading_of  # noqa: E402
+from stoker.tuning.bank.store import open_bank  # noqa: E402
+from stoker.tuning.encoding import encode_prompt, encode_samples  # noqa: E402
+from stoker.tuning.job import PLACE, Metric, Prompt  # noqa: E402
+from stoker.tuning.order import BankPlace, Initial, Order, Saved  # noqa: E402
+from stoker.tuning.passes import measure  # noqa: E402
+from stoker.tuning.samples import Sample, split  # noqa: E402
+from stoker.tuning.softprompt import embed, soft_prompt  # noqa: E402
+from stoker.tuning.tune import tune  # noqa: E402
 
-SHIPPED = len(read_candidates(prompts.SHIPPED))
+SHIPPED = len(read_candidates(prompts.SHIPPED_PROMPTS))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,7 @@ def test_a_prompt_that_is_named_is_begun_from_and_the_bank_is_not_built(context,
 
 def test_without_one_the_bank_finds_it_and_gets_the_tuned_prompt(context, tmp_path):
     tuned = work.tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
-    shipped = {one.text: one for one in read_candidates(prompts.SHIPPED)}
+    shipped = {one.text: one for one in read_candidates(prompts.SHIPPED_PROMPTS)}
     assert tuned.initial in shipped
     assert tuned.initial_from.startswith("the bank (loss ")
     assert f"{SHIPPED} of {SHIPPED} scored" in tuned.initial_from

@@ -8,7 +8,7 @@ from stoker.errors import ConfigError
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("peft", reason="PEFT is not installed")
 
-from stoker.apps.prompt_tuning.tuning.checkpoint import (  # noqa: E402
+from stoker.tuning.checkpoint import (  # noqa: E402
     FILE,
     Header,
     State,
@@ -19,7 +19,7 @@ from stoker.apps.prompt_tuning.tuning.checkpoint import (  # noqa: E402
     unpack,
     write_file,
 )
-from stoker.apps.prompt_tuning.tuning.result import Point  # noqa: E402
+from stoker.tuning.result import Point  # noqa: E402
 
 POINT = Point(10, 0.5, 2.5)
 

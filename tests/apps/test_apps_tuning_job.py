@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from stoker.apps.prompt_tuning.submit import Ready, call_of
-from stoker.apps.prompt_tuning.tuning.job import (
+from stoker.contexts.recipe import BARE
+from stoker.errors import ConfigError
+from stoker.tuning.job import (
     Data,
     Job,
     Metric,
@@ -15,9 +17,7 @@ from stoker.apps.prompt_tuning.tuning.job import (
     parse_job,
     read_job,
 )
-from stoker.apps.prompt_tuning.tuning.samples import Sample
-from stoker.contexts.recipe import BARE
-from stoker.errors import ConfigError
+from stoker.tuning.samples import Sample
 
 WHOLE = """
 name = "facts"

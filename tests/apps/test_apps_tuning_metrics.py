@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from stoker.apps.prompt_tuning.tuning.job import Metric
-from stoker.apps.prompt_tuning.tuning.metrics import Tally, count_words, of_text, rouge_l
+from stoker.tuning.job import Metric
+from stoker.tuning.metrics import Tally, count_words, of_text, rouge_l
 
 WRITTEN = ["The cat is on the mat.", "There is a cat on the mat", "He said: \"It's 3.5 km, isn't it?\""]
 WANTED = ["The cat sat on the mat.", "A cat sits on the mat.", 'She said: "It is 3.5 km, is it not?"']

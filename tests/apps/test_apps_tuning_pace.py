@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from stoker.apps.prompt_tuning.tuning.pace import Clock, Forecast, Pace, Part, communication_share
+from stoker.tuning.pace import Clock, Forecast, Pace, Part, communication_share
 
 
 def test_what_is_left_is_bounded_by_the_longest_iteration_and_evaluation():

@@ -11,12 +11,12 @@ pytest.importorskip("peft", reason="PEFT is not installed")
 
 from tuning import gang, tiny  # noqa: E402
 
-from stoker.apps.prompt_tuning.tuning.exchange import ExchangeError  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.result import Tuned  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.tune import tune  # noqa: E402
 from stoker.contexts import payloads  # noqa: E402
 from stoker.contexts.ambient import Evicted  # noqa: E402
 from stoker.errors import ConfigError  # noqa: E402
+from stoker.tuning.exchange import ExchangeError  # noqa: E402
+from stoker.tuning.result import Tuned  # noqa: E402
+from stoker.tuning.tune import tune  # noqa: E402
 
 
 def specs(size, **more):

@@ -2,10 +2,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from stoker.apps.prompt_tuning.tuning.batches import batch_indices, chunks, share
-from stoker.apps.prompt_tuning.tuning.job import Data
-from stoker.apps.prompt_tuning.tuning.samples import Sample, digest_samples, read_samples, split
 from stoker.errors import ConfigError
+from stoker.tuning.batches import batch_indices, chunks, share
+from stoker.tuning.job import Data
+from stoker.tuning.samples import Sample, digest_samples, read_samples, split
 
 
 def put(folder, name, text):

@@ -7,12 +7,11 @@ import os
 import msgspec
 import pytest
 
-from stoker.apps.common.screen import Screen
-from stoker.apps.prompt_tuning import order, report, show
+from stoker.apps.prompt_tuning import report, show
 from stoker.apps.prompt_tuning.board import Entry, Phase, Seen, read_board, write_entry
 from stoker.apps.prompt_tuning.display import Display
-from stoker.apps.prompt_tuning.order import Initial, Saved
 from stoker.apps.prompt_tuning.watch import Picture, look, saved_in
+from stoker.console import Screen
 from stoker.contexts import payloads
 from stoker.errors import ConfigError
 from stoker.manager.executor.futures import CallFuture
@@ -20,6 +19,8 @@ from stoker.manager.protocol.calls import CallForecast, CallProgress
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.listed import ListedCall, ListedState
 from stoker.manager.protocol.to_client import ContextStatus
+from stoker.tuning import order
+from stoker.tuning.order import Initial, Saved
 
 NOON = datetime.datetime(2026, 11, 22, 12).timestamp()
 JOB = Entry(name="facts", iterations=500, metric_name="accuracy", reach=0.9, submitted_at=NOON, deadline_at=NOON + 600)

@@ -14,9 +14,9 @@ pytest.importorskip("peft", reason="PEFT is not installed")
 
 from tuning import gang  # noqa: E402
 
-from stoker.apps.prompt_tuning.tuning.exchange import ExchangeError  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.store import LocalValues, StoreError, reach, serve  # noqa: E402
 from stoker.pilot.transfer import wire  # noqa: E402
+from stoker.tuning.exchange import ExchangeError  # noqa: E402
+from stoker.tuning.store import LocalValues, StoreError, reach, serve  # noqa: E402
 
 JOB = "the-name-of-the-job"
 SAYS = [b"", b"GET / HTTP/1.0\r\n\r\n", bytes(4096), wire.MAGIC + bytes(32) + bytes(32), b"\x07init/" * 50]

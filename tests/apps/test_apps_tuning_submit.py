@@ -21,16 +21,16 @@ pytestmark = [
 ]
 
 import stoker  # noqa: E402
-from stoker.apps.common.run_folder import open_run  # noqa: E402
 from stoker.apps.prompt_tuning import tune  # noqa: E402
-from stoker.apps.prompt_tuning.bank.candidate import read_candidates  # noqa: E402
 from stoker.apps.prompt_tuning.board import APP, Phase, read_board  # noqa: E402
-from stoker.apps.prompt_tuning.prompts import SHIPPED  # noqa: E402
 from stoker.apps.prompt_tuning.submission import Submission  # noqa: E402
 from stoker.apps.prompt_tuning.submit import call_of, check  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.job import parse_job, read_job  # noqa: E402
-from stoker.apps.prompt_tuning.watch import sent  # noqa: E402
 from stoker.errors import ConfigError  # noqa: E402
+from stoker.run_folder.folder import open_run  # noqa: E402
+from stoker.sessions import sent_call as sent  # noqa: E402
+from stoker.tuning.bank.candidate import read_candidates  # noqa: E402
+from stoker.tuning.job import parse_job, read_job  # noqa: E402
+from stoker.tuning.prompts import SHIPPED_PROMPTS  # noqa: E402
 
 LIMIT_S = 180
 JOB = """
@@ -116,7 +116,7 @@ def test_a_job_of_a_program_gives_its_tuned_prompt(place):
 
 def logged(model, order, folder):
     """`tune_prompt`, with the process that it runs in."""
-    from stoker.apps.prompt_tuning.work import tune_prompt
+    from stoker.apps.prompt_tuning.functions import tune_prompt
 
     (Path(folder) / str(os.getpid())).touch()
     return tune_prompt(model, order)
@@ -215,7 +215,7 @@ def test_prompts_of_a_file_are_put_into_a_bank(place, session):
     options = ["mine.jsonl", "--model", "model", "--bank", "own", "--json"]
     said = json.loads(stoker_tune(place, session, "bank", *options).stdout)
     assert said["bank"] == str(place / "own")
-    assert said["prompts"] == len(read_candidates(SHIPPED)) + 1
+    assert said["prompts"] == len(read_candidates(SHIPPED_PROMPTS)) + 1
     tuned = tune(read_job(write(place, "banked", initial="", iterations=1)), bank=place / "own").result(LIMIT_S)
     assert f"{said['prompts']} scored" in tuned.initial_from
 

@@ -13,17 +13,17 @@ peft = pytest.importorskip("peft", reason="PEFT is not installed")
 
 from tuning import tiny  # noqa: E402
 
-from stoker.apps.prompt_tuning.tuning.encoding import Row, encode_prompt, encode_samples  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.job import Data, Job, Metric, Optimizer, Prompt, Training, Until  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.passes import gradient, measure, write  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.result import End, write_tuned  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.samples import Sample, read_samples  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.softprompt import embed, nearest_tokens, soft_prompt  # noqa: E402
-from stoker.apps.prompt_tuning.tuning.tune import tune  # noqa: E402
 from stoker.contexts import payloads  # noqa: E402
 from stoker.contexts.ambient import Evicted  # noqa: E402
 from stoker.errors import ConfigError  # noqa: E402
 from stoker.site import Duration  # noqa: E402
+from stoker.tuning.encoding import Row, encode_prompt, encode_samples  # noqa: E402
+from stoker.tuning.job import Data, Job, Metric, Optimizer, Prompt, Training, Until  # noqa: E402
+from stoker.tuning.passes import gradient, measure, write  # noqa: E402
+from stoker.tuning.result import End, write_tuned  # noqa: E402
+from stoker.tuning.samples import Sample, read_samples  # noqa: E402
+from stoker.tuning.softprompt import embed, nearest_tokens, soft_prompt  # noqa: E402
+from stoker.tuning.tune import tune  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)

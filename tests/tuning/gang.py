@@ -75,8 +75,8 @@ def tune(spec: dict[str, Any]) -> Any:
     killed; `leave_at`: the iteration at whose report it is asked to make room."""
     from tuning import tiny
 
-    from stoker.apps.prompt_tuning.tuning.tune import Progress
-    from stoker.apps.prompt_tuning.tuning.tune import tune as run
+    from stoker.tuning.tune import Progress
+    from stoker.tuning.tune import tune as run
 
     context = tiny.context()
     die_at, leave_at = spec.pop("die_at", 0), spec.pop("leave_at", 0)
@@ -95,9 +95,9 @@ def gradient(spec: dict[str, Any]) -> Any:
     import torch
     from tuning import tiny
 
-    from stoker.apps.prompt_tuning.tuning import batches, exchange, passes
-    from stoker.apps.prompt_tuning.tuning.encoding import encode_prompt, encode_samples
-    from stoker.apps.prompt_tuning.tuning.softprompt import embed, soft_prompt
+    from stoker.tuning import batches, exchange, passes
+    from stoker.tuning.encoding import encode_prompt, encode_samples
+    from stoker.tuning.softprompt import embed, soft_prompt
 
     context, job = tiny.context(), tiny.job()
     rows = encode_samples(context.tokenizer, tiny.samples(13), template=job.data.template)
@@ -116,7 +116,7 @@ def meet(spec: dict[str, Any]) -> Any:
     """Meets the others, adds one number, and parts."""
     import torch
 
-    from stoker.apps.prompt_tuning.tuning import exchange
+    from stoker.tuning import exchange
 
     with exchange.meet(**{"job": "numbers", "device": "cpu", "limit_s": LIMIT_S, **spec}) as others:
         return float(others.sum(torch.tensor([float(others.rank + 1)], dtype=torch.float64)))
@@ -132,9 +132,9 @@ def choose(spec: dict[str, Any]) -> Any:
     many prompts this rank has scored."""
     from tuning import tiny
 
-    from stoker.apps.prompt_tuning.bank import scoring
-    from stoker.apps.prompt_tuning.order import BankPlace, Order
-    from stoker.apps.prompt_tuning.tuning import exchange, initial
+    from stoker.tuning import exchange, initial
+    from stoker.tuning.bank import scoring
+    from stoker.tuning.order import BankPlace, Order
 
     counts, scorer = [], scoring.scorer
     order = Order(tiny.job(initial=""), tiny.samples(), bank=BankPlace(spec.pop("bank"), "tiny"))

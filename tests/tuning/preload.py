@@ -6,4 +6,4 @@ torch.set_num_threads(1)
 
 import tuning.tiny  # noqa: E402, F401
 
-import stoker.apps.prompt_tuning.tuning.tune  # noqa: E402, F401
+import stoker.tuning.tune  # noqa: E402, F401

@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stoker.apps.prompt_tuning.tuning.job import Data, Job, Metric, Prompt, Training, Until
-from stoker.apps.prompt_tuning.tuning.samples import Sample
 from stoker.contexts.engine import CausalLM
 from stoker.site import Duration
+from stoker.tuning.job import Data, Job, Metric, Prompt, Training, Until
+from stoker.tuning.samples import Sample
 
 END = "<end>"
 

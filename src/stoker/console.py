@@ -1,0 +1,190 @@
+"""A terminal, a pipe or a notebook to write on: lines that stay, and one progress line that stands still.
+
+On a terminal the progress is a bar that is redrawn. On a pipe or in a batch log the same facts come as plain lines: one
+when a context's state changes, one every ten seconds. With `json_only` people's lines go to stderr, so that stdout
+holds one JSON document and nothing else.
+
+`line`, `lines`, `json`, `note` and `error` are what the `stoker` command itself prints with; `redrawn` is a place for a
+block of lines that changes; `WholeNumber` is the type of a click option that takes a whole number in a range.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from json import dumps
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from stoker.manager.cli.console import (
+    Redrawn,
+    error,
+    is_terminal,
+    json,
+    line,
+    lines,
+    note,
+    redrawn,
+    survive_closed_pipe,
+)
+from stoker.manager.cli.numbers import WholeNumber
+from stoker.sessions import ContextFacts
+from stoker.units import show_seconds
+
+__all__ = [
+    "Progress", "Redrawn", "Screen", "WholeNumber", "error", "is_terminal", "json", "line", "lines", "note", "redrawn",
+]  # fmt: skip
+
+_LINE_EVERY_S = 10.0
+_LOOK_EVERY_S = 0.5
+_RATE_WINDOW_S = 30.0
+_RATE_FROM_S = 1.0
+
+
+class Screen:
+    """Where an application writes. `terminal` overrides the guess whether a person is watching."""
+
+    def __init__(self, *, json_only: bool = False, terminal: bool | None = None) -> None:
+        self._console = Console(
+            file=sys.stderr if json_only else sys.stdout, highlight=False, soft_wrap=True, force_terminal=terminal
+        )
+        self.is_terminal = self._console.is_terminal
+
+    def line(self, text: str = "", *, style: str = "") -> None:
+        """One line that stays."""
+        with survive_closed_pipe():
+            self._console.print(Text(text, style=style))
+
+    def json(self, value: Any) -> None:
+        """The one document of `--json`, on stdout."""
+        if sys.stdout is None:  # closed before the command began
+            return
+        with survive_closed_pipe():
+            sys.stdout.write(dumps(value, indent=1, ensure_ascii=False) + "\n")
+            sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def progress(
+        self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None]
+    ) -> Iterator[Progress]:
+        """Shows how far `total` things are while the block runs. `facts` is asked from a thread of its own."""
+        progress = Progress(total=total, done=done, noun=noun, facts=facts)
+        stop = threading.Event()
+        watch: Callable[[str], None] | None = None if self.is_terminal else self.line
+        watcher = threading.Thread(target=progress.watch, args=(stop, watch), daemon=True, name="stoker-progress")
+        with Live(progress, console=self._console) if self.is_terminal else contextlib.nullcontext():
+            watcher.start()
+            try:
+                yield progress
+            finally:
+                stop.set()
+                watcher.join(timeout=2.0)
+                progress.end()
+
+
+class Progress:
+    """How far a run is. `advance` may be called from one thread while another draws."""
+
+    def __init__(self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None]) -> None:
+        self.total, self.done, self.noun = total, done, noun
+        self._ask = facts
+        self._facts: ContextFacts | None = None
+        self._recent: collections.deque[tuple[float, int]] = collections.deque()
+        self._ended = False
+
+    def advance(self, count: int) -> None:
+        """`count` more are done."""
+        self.done += count
+        self._recent.append((time.monotonic(), self.done))
+
+    def end(self) -> None:
+        """Nothing more will come: the last drawing says nothing of what is loading or left."""
+        self._ended = True
+
+    @property
+    def rate(self) -> float:
+        """Things a second over the last half minute; 0 while there is too little to say: the first results of several
+        devices come close together, whatever they cost."""
+        now = time.monotonic()
+        while len(self._recent) > 2 and self._recent[0][0] < now - _RATE_WINDOW_S:
+            self._recent.popleft()
+        if len(self._recent) < 2 or now < self._recent[0][0] + _RATE_FROM_S:
+            return 0.0
+        return (self._recent[-1][1] - self._recent[0][1]) / (now - self._recent[0][0])
+
+    def numbers(self) -> str:
+        """`412/600   7.6 claims/s   hot 2/2   left 0:25`."""
+        parts = [f"{self.done}/{self.total}"]
+        rate = self.rate
+        if rate and not self._ended:
+            parts.append(f"{rate:.1f} {self.noun}/s" if rate < 100 else f"{rate:.0f} {self.noun}/s")
+        facts = self._facts
+        if facts is not None and not self._ended:
+            parts.append(f"hot {facts.hot}/{facts.hot + facts.loading}")
+            if facts.pilots != 1:
+                parts.append(f"{facts.pilots} pilots")
+            if rate:
+                left = round((self.total - self.done) / rate)
+                parts.append(f"left {left // 60}:{left % 60:02d}")
+        return "   ".join(parts)
+
+    def waiting(self) -> str:
+        """What is being waited for, or nothing."""
+        facts = self._facts
+        if facts is None or self._ended:
+            return ""
+        names = ", ".join(facts.names)
+        if facts.loading:
+            return f"context {names}   loading on {', '.join(facts.loading_on) or 'its devices'} …"
+        if not facts.hot and facts.pilots == 0:
+            return "waiting for the first pilot" + (f": {facts.waits_for}" if facts.waits_for else "")
+        if not facts.hot and facts.waits_for:
+            return f"context {names}   waits: {facts.waits_for}"
+        if facts.hot and facts.loads:
+            times = "1 load" if facts.loads == 1 else f"{facts.loads} loads"
+            return f"context {names}   hot, {times} of {show_seconds(facts.load_s)}"
+        return ""
+
+    def look(self) -> None:
+        """Asks for the facts, once. A session that ends under us or is too busy to answer costs a look, not the run."""
+        with contextlib.suppress(Exception):
+            self._facts = self._ask() or self._facts
+
+    def watch(self, stop: threading.Event, line: Callable[[str], None] | None) -> None:
+        """Asks for the facts until `stop`; with `line`, writes plain lines."""
+        said, last, pause_s = "", time.monotonic(), _LOOK_EVERY_S
+        while not stop.wait(pause_s):
+            began = time.monotonic()
+            self.look()
+            # The status of a thousand pilots takes its time to make; looking may take a twentieth of ours.
+            pause_s = max(_LOOK_EVERY_S, 20 * (time.monotonic() - began))
+            if line is None:
+                continue
+            waiting = self.waiting()
+            loads = self._facts.loads if self._facts else 0
+            if waiting and waiting != said and (loads < 10 or not said):
+                said = waiting
+                line(f"  {waiting}")
+            if self.done and time.monotonic() - last >= _LINE_EVERY_S:
+                last = time.monotonic()
+                line(f"  {self.noun}  {self.numbers()}")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        numbers = self.numbers()
+        room = options.max_width - len(self.noun) - len(numbers) - 5  # a line that wraps does not stand still
+        row = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=max(1, self.total), completed=self.done, width=max(4, min(36, room)))
+        row.add_row(f"  {self.noun}", bar, Text(numbers, no_wrap=True))
+        waiting = self.waiting()
+        if waiting:
+            yield Text(f"  {waiting}", style="dim")
+        yield row

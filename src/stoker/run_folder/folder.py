@@ -1,0 +1,254 @@
+"""The folder of one run: what it was asked to do, what it has so far, and its final result.
+
+    run.json              application, options, parameters (what makes two runs the same), when it was made
+    results.jsonl.part    results so far (`record_log.py`); gone once the final file stands
+    results.parquet       the final file, moved into place whole; a run that has one, and no .part, is finished
+    summary.json          the facts of the last attempt
+
+Two runs with equal parameters are the same run: what one left unfinished the next goes on with. A folder is locked
+while a run writes in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stoker.decoding import UNREADABLE
+from stoker.errors import ConfigError, StokerError
+from stoker.run_folder.record_log import RecordLog
+
+PART = "results.jsonl.part"
+_RUN = "run.json"
+_LOCK = ".lock"
+FORMATS = ("parquet", "jsonl")
+
+
+class RunFolder:
+    """An open run folder; `close` gives its lock back. Make one with `open_run`."""
+
+    def __init__(self, path: Path, *, lock: int, resumed: bool) -> None:
+        self.path = path
+        self.resumed = resumed
+        """Whether an earlier run left results here that this one goes on with."""
+        self._lock = lock
+
+    def log(self, *, key: tuple[str, ...]) -> RecordLog:
+        """The results so far."""
+        return RecordLog(self.path / PART, key=key)
+
+    def finish(self, *, name: str, write: Callable[[Path], None], complete: bool = True) -> Path:
+        """Has `write` make the final file under a name of its own, then moves it into place and drops the log.
+
+        A run that is not `complete` keeps the log: it can be gone on with, and then makes the final file anew.
+        """
+        final = self.write(name, write)
+        for other in {f"results.{kind}" for kind in FORMATS} - {name}:  # of an attempt that was not complete
+            (self.path / other).unlink(missing_ok=True)
+        if complete:
+            (self.path / PART).unlink(missing_ok=True)
+        return final
+
+    def write(self, name: str, write: Callable[[Path], None]) -> Path:
+        """Has `write` make a file under a name of its own, then moves it into place.
+
+        Raises StokerError when the disk refuses; the file that was there before is kept.
+        """
+        return _write_whole(self.path / name, write)
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Writes `value` as JSON, moved into place whole."""
+        return _write_json(self.path / name, value)
+
+    def close(self) -> None:
+        """Gives the lock back; twice is fine."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def open_run(
+    root: Path,
+    *,
+    app: str,
+    prefix: str,
+    parameters: dict[str, Any],
+    options: dict[str, Any],
+    folder: Path | None = None,
+    fresh: bool = False,
+) -> RunFolder:
+    """The run folder to work in, locked.
+
+    With `folder`: that one, made when it is not there. Without: the newest unfinished run of `app` under `root` with
+    the same parameters, unless `fresh`; else a new one, `<prefix>-<date>-<time>`. Raises ConfigError when `folder` has
+    another run (saying what differs), a finished one or no run at all, and when another process is working in it.
+    """
+    # What a run is compared by is what its file will say, so both sides go through JSON.
+    parameters = json.loads(json.dumps(parameters))
+    if folder is None:
+        for path in [] if fresh else _unfinished(root, app=app, parameters=parameters):
+            lock = _try_lock(path)
+            if lock is not None:
+                return RunFolder(path, lock=lock, resumed=True)
+        folder = _make_new(root, prefix=prefix)
+    existed = (folder / _RUN).exists()
+    if existed:
+        _check_same(folder, app=app, parameters=parameters)
+    elif folder.exists() and (not folder.is_dir() or _holds_other_files(folder)):
+        raise ConfigError(f"{folder}: is not a run folder and not empty; name another with --out", file=str(folder))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be made: {error.strerror}", file=str(folder)) from None
+    lock = _try_lock(folder)
+    if lock is None:
+        raise ConfigError(f"{folder}: another process works in this run; wait for it or stop it", file=str(folder))
+    if not existed:
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        try:
+            _write_json(folder / _RUN, {"app": app, "made": now, "options": options, "parameters": parameters})
+        except BaseException:
+            os.close(lock)
+            raise
+    return RunFolder(folder, lock=lock, resumed=existed)
+
+
+def read_options(folder: Path, *, app: str) -> dict[str, Any]:
+    """The options that the run in `folder` was started with. Raises ConfigError when there is no run of `app`."""
+    options: dict[str, Any] = _read_run(folder, app=app)["options"]
+    return options
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the run's final file stands, and is complete."""
+    return _final_file(folder) is not None
+
+
+def _final_file(folder: Path) -> Path | None:
+    finals = [folder / f"results.{kind}" for kind in FORMATS]
+    return None if (folder / PART).exists() else next((path for path in finals if path.exists()), None)
+
+
+def _check_same(folder: Path, *, app: str, parameters: dict[str, Any]) -> None:
+    there = _read_run(folder, app=app)["parameters"]
+    differ = [
+        f"  {name}: {_show(there.get(name))} there, {_show(parameters.get(name))} now"
+        for name in sorted({*there, *parameters})
+        if there.get(name) != parameters.get(name)
+    ]
+    if differ:
+        raise ConfigError(
+            "\n".join(
+                [f"{folder}: holds a run with other parameters:", *differ, "start a new one with --fresh or --out DIR"]
+            ),
+            file=str(folder),
+        )
+    results = _final_file(folder)
+    if results is not None:
+        raise ConfigError(
+            f"{folder}: this run is finished, its results are in {results}; start a new one with --fresh",
+            file=str(folder),
+        )
+
+
+def _read_run(folder: Path, *, app: str) -> dict[str, Any]:
+    try:
+        run = json.loads((folder / _RUN).read_bytes())
+        if not isinstance(run["parameters"], dict) or not isinstance(run["options"], dict):
+            raise TypeError
+    except FileNotFoundError:
+        raise ConfigError(f"{folder}: is not a run folder (it has no {_RUN})", file=str(folder)) from None
+    except (OSError, KeyError, TypeError, *UNREADABLE):
+        raise ConfigError(f"{folder / _RUN}: cannot be read as a run", file=str(folder / _RUN)) from None
+    if run.get("app") != app:
+        raise ConfigError(f"{folder}: is a run of {run.get('app')}, not of {app}", file=str(folder))
+    return dict(run)
+
+
+def _unfinished(root: Path, *, app: str, parameters: dict[str, Any]) -> list[Path]:
+    """Newest first. Folders that cannot be read are passed over: they may belong to anybody."""
+    found = []
+    for path in root.iterdir() if root.is_dir() else ():
+        try:
+            run = _read_run(path, app=app)
+            if run["parameters"] == parameters and not is_finished(path):
+                found.append(((path / _RUN).stat().st_mtime_ns, path))
+        except (ConfigError, OSError):
+            continue
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _make_new(root: Path, *, prefix: str) -> Path:
+    """Makes a new folder that no other process has made, also when many start in the same second."""
+    stem = f"{prefix}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    path, count = root / stem, 1
+    while True:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            if not root.is_dir():
+                raise ConfigError(f"{root}: is not a folder", file=str(root)) from None
+            count += 1
+            path = root / f"{stem}-{count}"
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be made: {error.strerror}", file=str(path)) from None
+
+
+def _holds_other_files(folder: Path) -> bool:
+    """True unless the folder is empty, or holds what a run leaves that ended before its first file was written."""
+    return not {path.name for path in folder.iterdir()} <= {_LOCK, _partial_of(folder / _RUN).name}
+
+
+def _try_lock(folder: Path) -> int | None:
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}", file=str(folder)) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _write_json(path: Path, value: Any) -> Path:
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+    def write(partial: Path) -> None:
+        partial.write_text(text, encoding="utf-8")
+
+    return _write_whole(path, write)
+
+
+def _write_whole(path: Path, write: Callable[[Path], None]) -> Path:
+    partial = _partial_of(path)
+    try:
+        write(partial)
+        os.replace(partial, path)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise StokerError(
+            f"{path}: cannot be written: {why}; make room or let it be written, and run again", file=str(path)
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+    return path
+
+
+def _partial_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_show(part)}" for name, part in value.items())
+    return "nothing" if value is None else str(value)

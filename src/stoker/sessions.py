@@ -1,0 +1,163 @@
+"""A loaded session and its calls, as a program sees them from outside: facts, forecasts, checkpoints, who decides.
+
+    with stoker.load() as session:
+        ask = facts_of(session, {recipe.key})            hot libraries, loads and calls of these contexts, from now on
+        future = verify(claims)
+        with observe(session) as observer:               status and calls, from any thread
+            print(observer.calls(limit=100, only=None).calls)
+        call = sent_call(future)                         the call: how far it is, when it is expected to end
+        print(call and call.progress, call and call.forecast)
+
+Times are seconds. What a session does not answer in time raises SessionError.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stoker.contexts import payloads
+from stoker.manager.cli.ask import Observer
+from stoker.manager.executor.detached import JOINS
+from stoker.manager.live.chosen import policy_in_words
+from stoker.manager.live.clock import Clock
+from stoker.manager.protocol.calls import CallForecast, CallProgress, Features
+from stoker.manager.protocol.listed import ListedCall, ListedState
+from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.to_client import ContextStatus, Status
+from stoker.whole_imports import import_whole
+
+if TYPE_CHECKING:
+    from stoker.manager.executor.apps import StokerApp
+    from stoker.manager.executor.futures import AppCallFuture, CallFuture
+    from stoker.manager.executor.loading import Session
+
+__all__ = [
+    "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus", "Features",
+    "ListedCall", "ListedState", "Observer", "Session", "Status", "StokerApp", "checkpoint_of", "context_facts",
+    "facts_of", "joined_session", "observe", "policy_of", "sent_call",
+]  # fmt: skip
+
+_HOME = {
+    "AppCallFuture": "stoker.manager.executor.futures",
+    "CallFuture": "stoker.manager.executor.futures",
+    "Session": "stoker.manager.executor.loading",
+    "StokerApp": "stoker.manager.executor.apps",
+}
+"""Names whose modules import Parsl: each is resolved on first use."""
+
+
+class ContextFacts(msgspec.Struct, frozen=True):
+    """Figures of one moment, summed over the contexts asked for. Seconds are of device time, not of the clock."""
+
+    names: tuple[str, ...] = ()
+    hot: int = 0
+    loading: int = 0
+    loading_on: tuple[str, ...] = ()
+    pilots: int = 0
+    devices: int = 0
+    queued: int = 0
+    running: int = 0
+    loads: int = 0
+    load_total_s: float = 0.0
+    calls: int = 0
+    waits_for: str = ""
+
+    @property
+    def load_s(self) -> float:
+        """The mean load."""
+        return self.load_total_s / self.loads if self.loads else 0.0
+
+    @property
+    def found_hot(self) -> int:
+        """Calls that did not have to wait for a load of their own."""
+        return max(0, self.calls - self.loads)
+
+    def since(self, before: ContextFacts) -> ContextFacts:
+        """Without what had been done `before`: a session that was joined may have done much."""
+        return msgspec.structs.replace(
+            self,
+            loads=self.loads - before.loads,
+            load_total_s=self.load_total_s - before.load_total_s,
+            calls=self.calls - before.calls,
+        )
+
+
+def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
+    """The facts of the contexts with these recipe keys."""
+    mine = [context for context in status.contexts if context.key in keys]
+    names = {context.key: context.name for context in mine}
+    here = [pilot for pilot in status.pilots if pilot.state != "gone"]
+    loading_on = sorted(
+        {
+            device
+            for library in status.libraries
+            if (library.recipe in names or library.recipe in names.values()) and library.state == "loading"
+            for device in library.devices
+        }
+    )
+    return ContextFacts(
+        names=tuple(context.name for context in mine),
+        hot=sum(context.hot for context in mine),
+        loading=sum(context.loading for context in mine),
+        loading_on=tuple(loading_on),
+        pilots=len(here),
+        devices=sum(len(pilot.devices) for pilot in here),
+        queued=sum(context.queued for context in mine),
+        running=sum(context.running for context in mine),
+        loads=sum(context.loads for context in mine),
+        load_total_s=sum(context.load_total_s for context in mine),
+        calls=sum(context.served for context in mine),
+        waits_for=next((context.waits_for for context in mine if context.waits_for), ""),
+    )
+
+
+def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFacts]:
+    """A function that gives the facts of the contexts with these recipe keys, counted from now on. It raises
+    SessionError where the manager does not answer."""
+    before = context_facts(session.status(), keys=keys)
+    return lambda: context_facts(session.status(), keys=keys).since(before)
+
+
+def observe(session: Session) -> Observer:
+    """A connection of its own to the session's manager, for `status()` and `calls(...)`; a context manager.
+
+    Raises SessionError when the session is over or its manager cannot be reached.
+    """
+    return Observer(SessionFolder(session.folder))
+
+
+def policy_of(session: Session) -> str:
+    """The policies that decide in the session, by name; empty where the default ones do."""
+    return policy_in_words(SessionFolder(session.folder))
+
+
+def joined_session() -> str:
+    """The session that `stoker run --session` or the environment names for this program; empty where none is named."""
+    return os.environ.get(JOINS, "")
+
+
+def sent_call(future: AppCallFuture) -> CallFuture | None:
+    """The call behind an app's future: what it has said of itself (`progress`), when it is expected to end
+    (`forecast`). None until Parsl has given it to its executor."""
+    found: CallFuture | None = future.task_record["exec_fu"]
+    return found
+
+
+def checkpoint_of(progress: CallProgress | None) -> Any:
+    """The state that a call gave with its last `stoker.progress(..., state=...)`; None where it has given none.
+
+    It is unpickled here: ask for it of your own calls alone.
+    """
+    return payloads.loads(progress.state) if progress is not None and progress.state else None
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'stoker.sessions' has no attribute {name!r}")
+    value = getattr(import_whole(_HOME[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,61 @@
+"""A prompt in the bank, where it is from, and the prompts of a file."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NewType
+
+import msgspec
+
+from stoker.datafile import read_rows, text_field
+from stoker.errors import ConfigError
+
+Key = NewType("Key", str)
+"""Which prompt it is, by its text alone: 32 hex digits."""
+
+
+def key_of(text: str) -> Key:
+    """The key of a text; space around it does not count."""
+    return Key(hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=16).hexdigest())
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A prompt and its provenance. A tuned one says what it was tuned for, how good it was there, and when."""
+
+    text: str
+    source: str = ""
+    name: str = ""
+    licence: str = ""
+    task: str = ""
+    metric: str = ""
+    value: float | None = None
+    """The metric's, on held-out data."""
+    tuned_at: float | None = None
+    """Seconds since the epoch."""
+
+    @property
+    def key(self) -> Key:
+        """Which prompt it is."""
+        return key_of(self.text)
+
+
+def read_candidates(path: Path) -> list[Candidate]:
+    """The prompts of a file (`.jsonl`, `.jsonl.xz`, `.csv`, `.parquet`); of equal texts the first.
+
+    Fields are `text`, and where they are there `source`, `name`, `licence`, `task`. Raises ConfigError naming file and
+    line for a row without a text, and for a file without rows.
+    """
+    found: dict[Key, Candidate] = {}
+    for row in read_rows(path):
+        one = Candidate(
+            text=text_field(row, "text", file=path).strip(),
+            source=str(row.fields.get("source") or ""),
+            name=str(row.fields.get("name") or ""),
+            licence=str(row.fields.get("licence") or ""),
+            task=str(row.fields.get("task") or ""),
+        )
+        found.setdefault(one.key, one)
+    if not found:
+        raise ConfigError(f"{path}: has no prompts", file=str(path))
+    return list(found.values())

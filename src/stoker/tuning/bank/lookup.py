@@ -1,0 +1,147 @@
+"""The search for a task's initial prompt: by score alone, in as few scores as asked.
+
+PromptTuner §4.3.2: score every representative, then every member of the best one's cluster. `score` is equation 1, the
+mean loss of a few samples' targets with the prompt before them; nothing is tuned. `two_layers` is that, to compare
+with. It pays K + the size of the best cluster, and sizes differ by a factor of hundreds; it never looks at a second
+cluster, although the best prompt is often in the one whose representative came second or third.
+
+`look_up` spends a fixed number of scores where they promise most, best bin first (Beis and Lowe, CVPR 1997; over
+hierarchies of clusters: Muja and Lowe, PAMI 2014): the groups that are known wait in the order of their
+representatives' scores. The best is taken next: if it is large, representatives of its groups are scored and the groups
+wait with the others; if it is small, its members are scored. It ends when `limit` candidates have been scored, which is
+thus the worst case and the average at once. A group that does not fit is scored from its representative outwards.
+
+A candidate is never scored twice. All of a step go to the scorer together, so that it can batch them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.tuning.bank.candidate import Candidate, Key
+from stoker.tuning.bank.layers import Group, Layers
+
+Score = Callable[[Sequence[str]], Sequence[float]]
+"""The loss of each prompt for the task at hand; lower is better. One that cannot be scored may be `nan`."""
+
+SAVING = 12
+"""A lookup's default limit is the bank's size over this, and never less than what one way down takes."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What a lookup found, and what it took."""
+
+    candidate: Candidate
+    loss: float
+    losses: dict[Key, float]
+    """Of every candidate that was scored; `inf` where there was no loss."""
+    steps: tuple[int, ...]
+    """How many were scored together, one after the other."""
+
+    @property
+    def scores(self) -> int:
+        """Scores that were computed."""
+        return len(self.losses)
+
+    def best(self, count: int) -> list[Key]:
+        """The candidates of lowest loss, best first: a short list to tune from."""
+        return sorted(self.losses, key=self.losses.__getitem__)[:count]
+
+
+def default_limit(layers: Layers) -> int:
+    """Scores of a lookup: every representative and a few groups; of a small bank, all of it."""
+    least = len(layers.clusters) + 2 * layers.largest_group
+    return min(len(layers), max(least, len(layers) // SAVING))
+
+
+def look_up(layers: Layers, score: Score, *, limit: int = 0) -> Found:
+    """The candidate of lowest loss among at most `limit` that are scored (0: `default_limit`), but all representatives.
+
+    Raises StokerError when the scorer gives another number of losses than it was given prompts, or no loss at all.
+    """
+    search = _Search(layers, score, limit=max(limit or default_limit(layers), len(layers.clusters)))
+    search.wait(layers.tops())
+    while search.waiting and search.left:
+        cluster, group = search.next()
+        parts = layers.parts(cluster, group)
+        if parts:
+            search.wait([(cluster, part) for part in parts])
+        else:
+            search.ask(group.members)
+    return search.found()
+
+
+def two_layers(layers: Layers, score: Score) -> Found:
+    """The paper's own lookup: every representative, then all of the best one's cluster."""
+    search = _Search(layers, score, limit=len(layers))
+    search.wait(layers.tops())
+    search.ask(search.next()[1].members)
+    return search.found()
+
+
+def brute_force(layers: Layers, score: Score) -> Found:
+    """Every candidate: what the others are measured by."""
+    search = _Search(layers, score, limit=len(layers))
+    search.ask(list(layers.candidates))
+    return search.found()
+
+
+class _Search:
+    """What has been scored, what is left of the limit, and the groups that wait to be looked into."""
+
+    def __init__(self, layers: Layers, score: Score, *, limit: int) -> None:
+        self._layers = layers
+        self._score = score
+        self._limit = limit
+        self.losses: dict[Key, float] = {}
+        self.waiting: list[tuple[float, int, int, Group]] = []
+        self._steps: list[int] = []
+        self._turns = itertools.count()
+
+    @property
+    def left(self) -> int:
+        return self._limit - len(self.losses)
+
+    def wait(self, groups: Sequence[tuple[int, Group]]) -> None:
+        """Groups join the queue by the loss of their representative, as far as the limit goes; of equals, the first."""
+        self.ask([group.representative for _, group in groups])
+        for cluster, group in groups:
+            if group.representative in self.losses:
+                place = (self.losses[group.representative], next(self._turns), cluster, group)
+                heapq.heappush(self.waiting, place)
+
+    def next(self) -> tuple[int, Group]:
+        """The group whose representative has the lowest loss, and the number of its cluster."""
+        _, _, cluster, group = heapq.heappop(self.waiting)
+        return cluster, group
+
+    def ask(self, keys: Sequence[Key]) -> None:
+        """Scores those that have not been, as many as the limit leaves."""
+        fresh = [key for key in keys if key not in self.losses][: self.left]
+        if not fresh:
+            return
+        losses = self._score([self._layers.candidates[key].text for key in fresh])
+        if len(losses) != len(fresh):
+            raise StokerError(f"the scorer gave {len(losses)} losses for {len(fresh)} prompts; it must give one each")
+        self._steps.append(len(fresh))
+        for key, loss in zip(fresh, losses, strict=True):
+            self.losses[key] = math.inf if math.isnan(loss) else float(loss)
+
+    def found(self) -> Found:
+        best = min(self.losses, key=self.losses.__getitem__)
+        if self.losses[best] == math.inf:
+            raise StokerError(
+                f"none of {len(self.losses)} prompts has a loss that is a number; check the task's samples"
+            )
+        return Found(
+            candidate=self._layers.candidates[best],
+            loss=self.losses[best],
+            losses=self.losses,
+            steps=tuple(self._steps),
+        )

@@ -1,0 +1,276 @@
+"""How the ranks of a gang meet, and how they add up what each has computed.
+
+They meet at a store that rank 0 serves at the rendezvous, to ranks that prove the gang's key (`store`). Each says
+there which job it has come for, so that ranks of two gangs that were given one address part with an error and not
+with wrong sums. A rank that waits in vain says which ranks did not come. Then they form a process group of
+torch.distributed: Gloo on CPUs, NCCL on GPUs (PromptTuner §5.1 has Memcached between function instances; a ring of
+direct connections moves the same sums without a server).
+
+The group is an object and not the process's default group. A library serves one gang call after another, so nothing may
+be left behind in the process, and two calls of two slots must not find each other's.
+
+Sums are of 64-bit numbers. A ring adds in an order that depends on the number of ranks, and every rank gets the same
+bits, so whatever is decided from a sum is decided alike everywhere: all ranks stop at the same iteration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import distributed
+
+from stoker.errors import ConfigError, GangBroken
+from stoker.pilot.transfer.wire import PeerError, join_address
+from stoker.tuning import store
+from stoker.units import show_seconds
+
+log = logging.getLogger(__name__)
+
+_GOODBYE_S = 5.0
+_AGAIN_S = 0.05
+
+
+class ExchangeError(GangBroken):
+    """The ranks of a gang did not meet, or one of them was lost. A manager that reads it starts the job again. Facts:
+    `rank`, `size`, `rendezvous`."""
+
+
+class Exchange:
+    """One rank's connection to the others of its gang. A gang of one exchanges nothing."""
+
+    def __init__(self, *, rank: int, size: int, where: str = "", store: Any = None, group: Any = None) -> None:
+        self.rank = rank
+        self.size = size
+        self._where = where
+        self._store = store
+        self._group = group
+        self._shared = 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of every rank's `values` (64-bit, of one shape everywhere), in place. All ranks call it, and each
+        gets the same bits. Raises ExchangeError when a rank is lost or silent."""
+        if self.size > 1:
+            try:
+                self._group.allreduce([values]).wait()
+                if values.is_cuda:
+                    torch.cuda.synchronize(values.device)
+            except RuntimeError as error:
+                raise self._failed(f"lost a rank in the exchange of gradients ({_first_line(error)})") from error
+        return values
+
+    def share(self, data: bytes, *, limit_s: float | None = None) -> bytes:
+        """What rank 0 gives, on every rank. All ranks call it. `limit_s`: how long rank 0 may take, where that is more
+        than the limit of the exchange. Raises ExchangeError when rank 0 is lost or silent."""
+        if self.size == 1:
+            return data
+        name = f"shared/{self._shared}"
+        self._shared += 1
+        try:
+            if self.rank == 0:
+                self._store.set(name, data)
+                return data
+            if limit_s is not None:
+                self._store.wait([name], datetime.timedelta(seconds=limit_s))
+            return bytes(self._store.get(name))
+        except RuntimeError as error:
+            raise self._failed(f"did not get from rank 0 what it shares ({_first_line(error)})") from error
+
+    def part(self) -> None:
+        """Say that this rank needs the others no more. Rank 0, which serves the store, waits a little for them all."""
+        if self.size == 1:
+            return
+        try:
+            self._store.set(f"done/{self.rank}", "")
+            if self.rank == 0:
+                names = [f"done/{rank}" for rank in range(self.size)]
+                self._store.wait(names, datetime.timedelta(seconds=_GOODBYE_S))
+        except RuntimeError as error:
+            log.warning("rank %d: the others did not say that they are done: %s", self.rank, _first_line(error))
+
+    def close(self) -> None:
+        """Cut the connections: the other ranks learn at once that this one is gone, if they still count on it."""
+        group, self._group = self._group, None
+        met, self._store = self._store, None
+        if group is not None:
+            with contextlib.suppress(RuntimeError):
+                group.shutdown()
+        if met is not None:
+            met.close()
+
+    def _failed(self, what: str) -> ExchangeError:
+        return ExchangeError(
+            f"rank {self.rank} of {self.size} {what}; started again, the job goes on from its last checkpoint",
+            rank=self.rank, size=self.size, rendezvous=self._where,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def meet(
+    *,
+    rank: int,
+    size: int,
+    rendezvous: str,
+    job: str,
+    device: str,
+    limit_s: float,
+    listener: socket.socket | None = None,
+    key: bytes = b"",
+) -> Iterator[Exchange]:
+    """The exchange of a gang, for as long as the block runs.
+
+    `rendezvous` is `host:port` on rank 0's machine, `job` what all must have in common, `device` as PyTorch names it.
+    `limit_s` is how long to wait for the others, here and in each exchange. `listener` is a socket of rank 0's that
+    listens there already; it is taken over. `key` is what the ranks prove to each other (`stoker.gang().key`), before
+    anything of the job is said; without one everybody who reaches the address can meet them. Raises ConfigError for a
+    rank or an address that cannot be, ExchangeError when the others do not come or have come for another job.
+    """
+    if not 0 <= rank < size:
+        raise ConfigError(f"rank {rank} of {size}: ranks count from 0 and are less than the size")
+    if size == 1:
+        yield Exchange(rank=0, size=1)
+        return
+    host, port = _address(rendezvous)
+    began = time.monotonic()
+    met = _store(host, port, rank=rank, size=size, key=key, limit_s=limit_s, listener=listener)
+    try:
+        _roll_call(met, rank=rank, size=size, where=rendezvous, job=job, limit_s=limit_s - (time.monotonic() - began))
+        group = _group(met, rank=rank, size=size, device=device, host=host, port=port, limit_s=limit_s)
+    except ExchangeError:
+        met.close()
+        raise
+    except RuntimeError as error:
+        met.close()
+        raise ExchangeError(
+            f"rank {rank} of {size} has met the others at {rendezvous}, and cannot connect to them:"
+            f" {_first_line(error)}; check that the machines reach each other on every port",
+            rank=rank, size=size, rendezvous=rendezvous,
+        ) from error  # fmt: skip
+    exchange = Exchange(rank=rank, size=size, where=rendezvous, store=met, group=group)
+    try:
+        yield exchange
+        # Not after an error: whoever has lost a rank would wait for it once more.
+        exchange.part()
+    finally:
+        exchange.close()
+
+
+def _address(rendezvous: str) -> tuple[str, int]:
+    host, _, port = rendezvous.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"rendezvous {rendezvous!r} is no address; write host:port, as in 10.0.0.7:29500")
+    return host.strip("[]"), int(port)
+
+
+def _store(
+    host: str, port: int, *, rank: int, size: int, key: bytes, limit_s: float, listener: socket.socket | None
+) -> store.RankStore:
+    ends_at = time.monotonic() + limit_s
+    try:
+        if rank == 0:
+            return store.serve(listener or _listen(host, port), key=key, limit_s=limit_s)
+        return _reach(join_address(host, port), key=key, limit_s=limit_s, ends_at=ends_at)
+    except (OSError, PeerError) as error:
+        what = "cannot serve the rendezvous" if rank == 0 else "did not find rank 0"
+        do = "give a free port of this machine" if rank == 0 else "is it running, and is it that address?"
+        within = f" within {show_seconds(limit_s)}" if rank else ""
+        raise ExchangeError(
+            f"rank {rank} of {size} {what} at {host}:{port}{within}: {_first_line(error)}; {do}",
+            rank=rank, size=size, rendezvous=f"{host}:{port}",
+        ) from error  # fmt: skip
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on this address alone. Raises OSError."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with contextlib.ExitStack() as closing:
+        found = closing.enter_context(socket.socket(family, kind))
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(1024)
+        closing.pop_all()
+        return found
+
+
+def _reach(address: str, *, key: bytes, limit_s: float, ends_at: float) -> store.RankStore:
+    """Rank 0's store, as soon as it listens. Raises PeerError."""
+    while True:
+        try:
+            return store.reach(address, key=key, limit_s=limit_s)
+        except PeerError:
+            if time.monotonic() + _AGAIN_S >= ends_at:
+                raise
+            time.sleep(_AGAIN_S)
+
+
+def _roll_call(store: Any, *, rank: int, size: int, where: str, job: str, limit_s: float) -> None:
+    """Everybody is there, and for this job. Two processes of one rank are one too many: the number of hands says so."""
+    facts: dict[str, Any] = {"rank": rank, "size": size, "rendezvous": where}
+    mine = f"{job}/{size}"
+    again = "start the gang again, at an address of its own"
+    try:
+        if store.add(f"hands/{rank}", 1) > 1:
+            raise ExchangeError(f"rank {rank} of {size} is at {where} already; {again}", **facts)
+        store.set(f"here/{rank}", mine)
+        store.wait([f"here/{each}" for each in range(size)], datetime.timedelta(seconds=max(0.1, limit_s)))
+        theirs = [bytes(store.get(f"here/{each}")).decode() for each in range(size)]
+        with contextlib.suppress(RuntimeError):  # rank 0 may leave before it has answered this
+            store.set(f"read/{rank}", "")
+    except RuntimeError as error:
+        raise ExchangeError(
+            f"rank {rank} of {size} waited {show_seconds(limit_s)} at {where}: {_absent(store, size=size)}; {again}",
+            **facts,
+        ) from error
+    strangers = [str(each) for each, said in enumerate(theirs) if said != mine]
+    if strangers:
+        if rank == 0:  # whoever serves the store goes last: the others are to read why, too
+            with contextlib.suppress(RuntimeError):
+                reads = [f"read/{each}" for each in range(size)]
+                store.wait(reads, datetime.timedelta(seconds=_GOODBYE_S))
+        raise ExchangeError(
+            f"rank {rank} of {size} has met others at {where} that came for another job or gang (rank"
+            f" {', '.join(strangers)}); {again}",
+            **facts,
+        )
+
+
+def _absent(store: Any, *, size: int) -> str:
+    try:
+        late = [str(each) for each in range(size) if not store.check([f"here/{each}"])]
+    except RuntimeError:
+        return "rank 0, which serves the rendezvous, has left"
+    return f"rank{'s' if len(late) > 1 else ''} {', '.join(late)} did not come"
+
+
+def _group(store: Any, *, rank: int, size: int, device: str, host: str, port: int, limit_s: float) -> Any:
+    limit = datetime.timedelta(seconds=limit_s)
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+        options = distributed.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return distributed.ProcessGroupNCCL(distributed.PrefixStore("nccl", store), rank, size, options)
+    gloo = distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = limit
+    options._threads = 1
+    # By itself Gloo would listen where this machine's name leads, which others may not reach, or strangers may.
+    options._devices = [gloo.create_device(hostname=_own_address(host, port))]
+    return gloo(distributed.PrefixStore("gloo", store), rank, size, options)
+
+
+def _own_address(host: str, port: int) -> str:
+    """This machine's address on the network that leads to the rendezvous. Nothing is sent."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,177 @@
+"""What written texts are measured by, as sums over samples that ranks can add up.
+
+ROUGE-L (Lin, "ROUGE: a package for automatic evaluation of summaries", 2004) is the F1 of the longest common
+subsequence of words; words are runs of letters and digits in lower case, without stemming, as the package `rouge-score`
+has it. BLEU (Papineni et al., 2002) is the corpus form: matches of one to four words are added over all samples before
+they are divided, so it is no mean over samples; a count of no match is halved from one order to the next
+("exponential smoothing") and words are cut as WMT's 13a does, both as in sacreBLEU. Both packages bring more
+dependencies (NLTK, lxml) than these lines replace; the tests hold figures of theirs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from stoker.errors import ConfigError
+from stoker.tuning.job import Job, Metric
+
+_ORDERS = 4
+_WORD = re.compile(r"[a-z0-9]+")
+_SPLIT = (
+    (re.compile(r"([\{-\~\[-\` -\&\(-\+\:-\@\/])"), r" \1 "),
+    (re.compile(r"([^0-9])([\.,])"), r"\1 \2 "),
+    (re.compile(r"([\.,])([^0-9])"), r" \1 \2"),
+    (re.compile(r"([0-9])(-)"), r"\1 \2 "),
+)
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """Sums over samples. `matches` and `grams` are of one to four words in a row; lengths are in words."""
+
+    samples: float = 0.0
+    tokens: float = 0.0
+    loss: float = 0.0
+    correct: float = 0.0
+    rouge: float = 0.0
+    matches: tuple[float, ...] = (0.0,) * _ORDERS
+    grams: tuple[float, ...] = (0.0,) * _ORDERS
+    written: float = 0.0
+    wanted: float = 0.0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally.from_numbers([a + b for a, b in zip(self.numbers(), other.numbers(), strict=True)])
+
+    def numbers(self) -> list[float]:
+        """All sums, in a fixed order, to be added up."""
+        return [
+            self.samples, self.tokens, self.loss, self.correct, self.rouge, *self.matches, *self.grams, self.written,
+            self.wanted,
+        ]  # fmt: skip
+
+    @staticmethod
+    def from_numbers(numbers: Sequence[float]) -> Tally:
+        """The tally of such sums."""
+        samples, tokens, loss, correct, rouge, *grams, written, wanted = numbers
+        matches, grams = grams[:_ORDERS], grams[_ORDERS:]
+        return Tally(samples, tokens, loss, correct, rouge, tuple(matches), tuple(grams), written, wanted)
+
+    def value(self, metric: Metric) -> float:
+        """The metric of all samples; NaN of none."""
+        if not self.samples:
+            return math.nan
+        match metric:
+            case Metric.ACCURACY:
+                return self.correct / self.samples
+            case Metric.ROUGE:
+                return self.rouge / self.samples
+            case Metric.BLEU:
+                return self._bleu()
+            case Metric.LOSS:
+                return self.loss / self.tokens
+
+    def _bleu(self) -> float:
+        if not self.written or not self.matches[0]:
+            return 0.0
+        logs, halved = 0.0, 1.0
+        for matches, grams in zip(self.matches, self.grams, strict=True):
+            if not grams:
+                return 0.0
+            if not matches:
+                halved /= 2
+            logs += math.log((matches or halved) / grams)
+        brevity = min(0.0, 1 - self.wanted / self.written)
+        return math.exp(brevity + logs / _ORDERS)
+
+
+def count_words(text: str) -> int:
+    """How many words BLEU sees in a text."""
+    return len(_words_13a(text))
+
+
+def refuse_unreachable(job: Job, targets: Sequence[str]) -> None:
+    """Raises ConfigError when the job's metric is the same for every prompt, or when no prompt reaches its target.
+
+    `targets` are those of the samples that decide.
+    """
+    if job.until.metric is Metric.BLEU and all(count_words(target) < _ORDERS for target in targets):
+        raise ConfigError(
+            f"[until] metric = 'bleu' is 0 for every prompt: it counts four words in a row, and no target of"
+            f" {job.data.path} that decides has as many; choose 'accuracy' or 'rouge-l'",
+            file=job.data.path, key="metric",
+        )  # fmt: skip
+    if job.until.metric is not Metric.ROUGE:
+        return
+    # The words of ROUGE-L are of a to z and digits: a target in another script is 0 whatever is written.
+    best = sum(bool(_words_of_rouge(target)) for target in targets) / max(1, len(targets))
+    words = f"its words are of the letters a to z and digits, and {{}} of {job.data.path} that decide have none"
+    if not best:
+        raise ConfigError(
+            f"[until] metric = 'rouge-l' is 0 for every prompt: {words.format('the targets')}; choose 'accuracy' or"
+            " 'loss'",
+            file=job.data.path, key="metric",
+        )  # fmt: skip
+    if job.until.reach is not None and job.until.reach > best:
+        without = f"{1 - best:.0%} of the targets"
+        raise ConfigError(
+            f"[until] reach = {job.until.reach:g} can never be reached: {words.format(without)}, so that rouge-l is at"
+            f" most {best:.3g}; lower it, or choose 'accuracy' or 'loss'",
+            file=job.data.path, key="reach",
+        )  # fmt: skip
+
+
+def of_text(written: str, wanted: str) -> Tally:
+    """The parts of one sample that are told from what was written: ROUGE-L and BLEU."""
+    ours, theirs = _words_13a(written), _words_13a(wanted)
+    matches, grams = [], []
+    for order in range(1, _ORDERS + 1):
+        there, meant = _counted(ours, order), _counted(theirs, order)
+        matches.append(float(sum((there & meant).values())))
+        grams.append(float(sum(there.values())))
+    return Tally(
+        rouge=rouge_l(written, wanted), matches=tuple(matches), grams=tuple(grams), written=float(len(ours)),
+        wanted=float(len(theirs)),
+    )  # fmt: skip
+
+
+def rouge_l(written: str, wanted: str) -> float:
+    """ROUGE-L's F1 of one text against one reference, from 0 to 1."""
+    ours, theirs = _words_of_rouge(written), _words_of_rouge(wanted)
+    common = _common(ours, theirs)
+    if not common:
+        return 0.0
+    precision, recall = common / len(ours), common / len(theirs)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _common(one: list[str], other: list[str]) -> int:
+    """The length of the longest common subsequence."""
+    row = [0] * (len(other) + 1)
+    for word in one:
+        diagonal = 0
+        for at, against in enumerate(other, start=1):
+            above = row[at]
+            row[at] = diagonal + 1 if word == against else max(above, row[at - 1])
+            diagonal = above
+    return row[-1]
+
+
+def _counted(words: list[str], order: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(words[at : at + order]) for at in range(len(words) - order + 1))
+
+
+def _words_of_rouge(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _words_13a(text: str) -> list[str]:
+    text = f" {text.replace('-' + chr(10), '').replace(chr(10), ' ')} "
+    for mark, plain in (("&quot;", '"'), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")):
+        text = text.replace(mark, plain)
+    for pattern, spaced in _SPLIT:
+        text = pattern.sub(spaced, text)
+    return text.split()

@@ -1,0 +1,134 @@
+"""What is computed with the model: the gradient of a batch, and how good the soft prompt is on samples.
+
+Everything is a sum over samples or tokens with its count beside it, and divided after the ranks' sums are added. The
+gradient is that of the mean loss a target token over the whole batch, however that lies on ranks and micro-batches.
+
+Rows are padded on the right: positions are counted from the row's start, so a row's numbers do not depend on what it is
+batched with (beyond rounding). Only the positions before target tokens go through the output layer; of a large
+vocabulary that is most of the memory.
+
+Accuracy needs no generation: the model, taking the likeliest token each time, writes exactly the target if and only if
+each target token is the likeliest after those before it, and one pass over the target tells that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stoker.tuning.batches import chunks
+from stoker.tuning.encoding import Row
+from stoker.tuning.job import Metric
+from stoker.tuning.metrics import Tally, of_text
+from stoker.tuning.softprompt import SoftPrompt
+
+_IGNORED = -100
+
+
+def gradient(soft: SoftPrompt, rows: Sequence[Row], *, micro_batch: int) -> tuple[torch.Tensor, float, int]:
+    """The gradient of the rows' summed loss, `[tokens, width]`; that loss in nats; and how many target tokens it is of.
+
+    Zeros for no rows.
+    """
+    soft.vectors.grad = None
+    loss, tokens = 0.0, 0
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        for some in chunks(rows, most=micro_batch):
+            if not some:
+                continue
+            logits, wanted = _target_logits(soft, some)
+            summed = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="sum"
+            )
+            summed.backward()
+            loss += float(summed.detach())
+            tokens += sum(len(row.target) for row in some)
+    found = soft.vectors.grad
+    soft.vectors.grad = None
+    return (torch.zeros_like(soft.vectors) if found is None else found.detach()), loss, tokens
+
+
+def measure(soft: SoftPrompt, rows: Sequence[Row], *, metric: Metric, tokenizer: Any, batch: int) -> Tally:
+    """How good the soft prompt is on these rows: loss and accuracy; ROUGE-L and BLEU if the metric is one of them."""
+    found = Tally()
+    with torch.inference_mode():
+        for some in chunks(sorted(rows, key=len, reverse=True), most=batch):
+            if some:
+                found += _score(soft, some)
+                if metric in (Metric.ROUGE, Metric.BLEU):
+                    for row, text in zip(some, write(soft, some, tokenizer=tokenizer), strict=True):
+                        found += of_text(text, row.text)
+    return found
+
+
+def write(soft: SoftPrompt, rows: Sequence[Row], *, tokenizer: Any) -> list[str]:
+    """What the model writes after the prompt and each row's source, taking the likeliest token each time.
+
+    It may write twice as many tokens as the longest target has. Rows are padded on the left, before the soft prompt.
+    """
+    device = soft.device
+    width = max(len(row.source) for row in rows)
+    pad = [width - len(row.source) for row in rows]
+    ids = torch.tensor([(0,) * more + row.source for more, row in zip(pad, rows, strict=True)], device=device)
+    table = soft.base.get_input_embeddings()
+    with torch.inference_mode():
+        prompt = soft.vectors.to(table.weight.dtype)
+        embedded = []
+        for more, of_row in zip(pad, table(ids), strict=True):
+            embedded.append(torch.cat([of_row[:more], prompt, of_row[more:]]))
+        whole = torch.arange(width + len(soft), device=device)[None, :]
+        seen = (whole >= torch.tensor(pad, device=device)[:, None]).long()
+        most = 2 * max(len(row.target) for row in rows)
+        longest = int(getattr(soft.base.config, "max_position_embeddings", 0) or 0)
+        if longest:
+            most = max(1, min(most, longest - width - len(soft)))
+        end = tokenizer.eos_token_id
+        made = soft.base.generate(
+            inputs_embeds=torch.stack(embedded), attention_mask=seen, max_new_tokens=most, do_sample=False,
+            num_beams=1, eos_token_id=end, pad_token_id=0 if end is None else end,
+        )  # fmt: skip
+    return [str(tokenizer.decode(_until(ids, end), skip_special_tokens=True)).strip() for ids in made.tolist()]
+
+
+def _score(soft: SoftPrompt, rows: Sequence[Row]) -> Tally:
+    logits, wanted = _target_logits(soft, rows)
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="sum"
+    )
+    right = ((logits.argmax(dim=-1) == wanted) | (wanted == _IGNORED)).all(dim=1)
+    return Tally(
+        samples=float(len(rows)), tokens=float(sum(len(row.target) for row in rows)), loss=float(losses),
+        correct=float(right.sum()),
+    )  # fmt: skip
+
+
+def _target_logits(soft: SoftPrompt, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the model says at each target token's place, `[rows, longest target, vocabulary]` (32-bit), and the tokens
+    wanted there, `[rows, longest target]`; places after a target's end are ignored ones."""
+    device, longest, width = soft.device, max(len(row.target) for row in rows), max(map(len, rows))
+    ids = torch.tensor([(*row.source, *row.target, *(0,) * (width - len(row))) for row in rows], device=device)
+    seen = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
+    wanted = torch.tensor(
+        [(*row.target, *(_IGNORED,) * (longest - len(row.target))) for row in rows], device=device
+    )  # fmt: skip
+    # A token is told at the place before it; the soft prompt stands before the row.
+    before = [len(soft) + len(row.source) - 1 for row in rows]
+    places = [
+        [start + min(at, len(row.target) - 1) for at in range(longest)] for start, row in zip(before, rows, strict=True)
+    ]
+    more: dict[str, Any] = {}
+    if "logits_to_keep" in inspect.signature(soft.base.forward).parameters:
+        kept = sorted({place for some in places for place in some})
+        index = {place: at for at, place in enumerate(kept)}
+        places = [[index[place] for place in some] for some in places]
+        more["logits_to_keep"] = torch.tensor(kept, device=device)
+    logits = soft.wrapped(input_ids=ids, attention_mask=seen, use_cache=False, **more).logits
+    chosen = torch.tensor(places, device=device)
+    return logits[torch.arange(len(rows), device=device)[:, None], chosen].float(), wanted
+
+
+def _until(ids: list[int], end: int | None) -> list[int]:
+    return ids[: ids.index(end)] if end is not None and end in ids else ids

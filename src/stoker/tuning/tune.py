@@ -1,0 +1,352 @@
+"""Prompt tuning: soft-prompt tuning of a context's model, on one device or on a gang of them.
+
+A soft prompt is a few vectors before the embeddings of the input, trained by gradient descent while the model stays as
+it is (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1). It begins as the embeddings of a text, and how good that
+text is decides how many iterations it takes: that is what the prompt bank is for.
+
+Ranks are synchronous and have the whole model each. In an iteration every rank computes the summed loss of its part of
+the batch and that sum's gradient; sums, with the count of target tokens, are added over the ranks and divided; each
+rank makes the same step. One rank and four thus do the same up to rounding, and the work may move to another number of
+devices at any iteration. Samples for evaluation are divided among the ranks as well.
+
+A job ends at the first evaluation that reaches its target, or after its iterations. It is asked to make room through
+the progress report of any rank (`Evicted`); that rank says so in the next exchange, and all leave after the same
+iteration, each with the same checkpoint.
+
+This runs inside a library process. Rank 0 reads and writes checkpoints; what it goes on from, it shares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from stoker.contexts import payloads
+from stoker.contexts.ambient import Evicted
+from stoker.errors import ConfigError
+from stoker.tuning.batches import batch_indices, share
+from stoker.tuning.checkpoint import (
+    Header,
+    State,
+    pack,
+    put_back,
+    read_file,
+    tensors_of,
+    unpack,
+    write_file,
+)
+from stoker.tuning.encoding import Ids, Row, encode_prompt, encode_samples, refuse_too_long
+from stoker.tuning.exchange import Exchange, meet
+from stoker.tuning.job import Job, Metric, Optimizer, digest_job
+from stoker.tuning.metrics import Tally, refuse_unreachable
+from stoker.tuning.pace import Clock, Pace, Part, communication_share
+from stoker.tuning.passes import gradient, measure
+from stoker.tuning.result import End, Point, Tuned
+from stoker.tuning.samples import Sample, digest_samples, split
+from stoker.tuning.softprompt import SoftPrompt, embed, nearest_tokens, soft_prompt
+
+
+class Model(Protocol):
+    """What is tuned: a causal LM context (`stoker.contexts.engine.CausalLM`)."""
+
+    model: Any
+    tokenizer: Any
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a job is, after each iteration. `loss` is the batch's, a target token; `metric` is of the last
+    evaluation; `left_s` bounds what is left (None before it can be told). `checkpoint` is empty unless one was made
+    just now; only rank 0 makes any."""
+
+    iteration: int
+    iterations: int
+    loss: float
+    metric: float
+    iteration_s: float
+    left_s: float | None
+    checkpoint: bytes = b""
+
+
+Report = Callable[[Progress], None]
+"""Takes a progress report; may raise `Evicted`."""
+
+
+def tune(
+    context: Model,
+    job: Job,
+    samples: Sequence[Sample],
+    *,
+    rank: int = 0,
+    size: int = 1,
+    rendezvous: str = "",
+    start: bytes = b"",
+    folder: Path | None = None,
+    report: Report | None = None,
+    limit_s: float = 120.0,
+) -> Tuned:
+    """Run the job on this context, as one rank of `size` that meet at `rendezvous` (`host:port` on rank 0's machine).
+
+    `start` is a checkpoint to go on from, as a report has given it; `folder` keeps checkpoints, and is gone on from too
+    (the farther of the two counts). `limit_s` is how long to wait for other ranks. The context's model is not changed.
+
+    Raises ConfigError for a job that cannot be run (no prompt, samples that are too few or too long, a target that
+    cannot be reached, another job's checkpoint), ExchangeError when a rank does not come or is lost, and Evicted, with
+    a checkpoint, when `report` has.
+    """
+    clock = Clock()
+    with contextlib.ExitStack() as stack:
+        with clock.time(Part.START):
+            exchange = stack.enter_context(
+                meet(
+                    rank=rank, size=size, rendezvous=rendezvous, job=purpose(context, job, samples),
+                    device=device_of(context), limit_s=limit_s,
+                )
+            )  # fmt: skip
+        return tune_with(exchange, context, job, samples, clock=clock, start=start, folder=folder, report=report)
+
+
+def tune_with(
+    exchange: Exchange,
+    context: Model,
+    job: Job,
+    samples: Sequence[Sample],
+    *,
+    clock: Clock,
+    start: bytes = b"",
+    folder: Path | None = None,
+    report: Report | None = None,
+    begun: Callable[[int], None] | None = None,
+) -> Tuned:
+    """`tune` for ranks that have met already. `clock` has what was spent so far; what the job spends is added. `begun`
+    is told how many iterations are done when the next one begins: whoever times them begins to count there."""
+    with clock.time(Part.DATA):
+        rows = _Rows(context, job, samples)
+        digest = purpose(context, job, samples, rows.prompt)
+    with contextlib.ExitStack() as stack:
+        with clock.time(Part.START):
+            state = _begin(context, rows.prompt, exchange, digest=digest, start=start, folder=folder)
+            soft = stack.enter_context(soft_prompt(context.model, state.prompt))
+            run = _Run(job, context.tokenizer, rows, soft, exchange, state, clock, folder=folder, report=report)
+        run.go(begun)
+        return run.result()
+
+
+def purpose(context: Model, job: Job, samples: Sequence[Sample], *more: Any) -> str:
+    """16 hex digits of what ranks must have in common: the job's numbers, its samples, and the model's shape."""
+    return digest_job(job, digest_samples(samples), _shape(context.model), *more)
+
+
+def device_of(context: Model) -> str:
+    """Where the context's model is, as PyTorch names it."""
+    return str(context.model.get_input_embeddings().weight.device)
+
+
+def _shape(model: Any) -> tuple[str, int]:
+    """What two models that can go on from each other's checkpoints have in common. Paths and devices may differ."""
+    return type(model).__name__, sum(parameter.numel() for parameter in model.parameters())
+
+
+class _Rows:
+    """The job's prompt and samples as tokens."""
+
+    def __init__(self, context: Model, job: Job, samples: Sequence[Sample]) -> None:
+        parts = split(samples, data=job.data, seed=job.training.seed)
+        longest = int(getattr(context.model.config, "max_position_embeddings", 0) or 0)
+        self.prompt = encode_prompt(context.tokenizer, job.prompt, longest=longest)
+        encoded: list[list[Row]] = []
+        for some in (parts.training, parts.evaluation, parts.held_out):
+            rows = encode_samples(context.tokenizer, some, template=job.data.template)
+            refuse_too_long(self.prompt, rows, some, data=job.data, longest=longest)
+            encoded.append(rows)
+        self.training, self.evaluation, self.held_out = encoded
+        refuse_unreachable(job, [sample.target for sample in parts.evaluation])
+
+
+def _begin(context: Model, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes, folder: Path | None) -> State:
+    """Where rank 0 goes on from, or the initial prompt; the same on every rank."""
+    data = b""
+    if exchange.rank == 0:
+        kept = [unpack(start, job=digest), unpack(read_file(folder), job=digest) if folder is not None else None]
+        found = max((state for state in kept if state is not None), key=lambda one: one.header.iteration, default=None)
+        if found is None:
+            vectors = embed(context.model, prompt)
+            found = State(Header(job=digest, iteration=0), vectors, vectors, {})
+        data = pack(found)
+    state = unpack(exchange.share(data), job=digest)
+    if state is None:
+        raise ConfigError("rank 0 shared what is no checkpoint: do all ranks run the same version of Stoker?")
+    return state
+
+
+class _Run:
+    """One rank's part of a job."""
+
+    def __init__(
+        self, job: Job, tokenizer: Any, rows: _Rows, soft: SoftPrompt, exchange: Exchange, state: State, clock: Clock,
+        *, folder: Path | None, report: Report | None,
+    ) -> None:  # fmt: skip
+        self._job, self._tokenizer, self._rows = job, tokenizer, rows
+        self._soft, self._exchange, self._clock = soft, exchange, clock
+        self._folder, self._report = folder, report
+        self._optimizer = _optimizer(job, soft)
+        put_back(self._optimizer, state.optimizer)
+        clock.go_on_from(state.header.spent_s)
+        self._header = state.header
+        self._best = state.best
+        self._pace = Pace(batch=job.training.batch, evaluate_every=job.until.evaluate_every)
+        self._saved_at = time.monotonic()
+        self._first_step_at = 0.0
+        self._leaving = False
+        self._diverged = False
+
+    @property
+    def _ended(self) -> bool:
+        return self._header.reached is not None or self._header.iteration >= self._job.until.iterations
+
+    @property
+    def _end(self) -> End:
+        if self._diverged:
+            return End.DIVERGED
+        return End.ITERATIONS if self._header.reached is None else End.REACHED
+
+    def go(self, begun: Callable[[int], None] | None) -> None:
+        """Iterate until the job ends. Raises Evicted when a rank was asked to make room before."""
+        if not self._header.points:
+            self._evaluate()
+        if begun is not None:
+            begun(self._header.iteration)
+        warm = False
+        while not self._ended:
+            began, communicated = time.perf_counter(), self._clock.spent_s()[Part.COMMUNICATION.value]
+            loss, asked = self._step()
+            if not math.isfinite(loss):
+                self._diverged = True
+                return
+            iteration_s = time.perf_counter() - began
+            if warm:
+                exchange_s = self._clock.spent_s()[Part.COMMUNICATION.value] - communicated
+                self._pace.add(iteration_s, devices=self._exchange.size, communication_s=exchange_s)
+            warm = True
+            iteration = self._header.iteration
+            if iteration % self._job.until.evaluate_every == 0 or iteration == self._job.until.iterations:
+                self._evaluate()
+            if asked and not self._ended:
+                data = self._checkpoint(write=self._exchange.rank == 0)
+                raise Evicted(payloads.dumps(data, what="checkpoint"))
+            self._tell(loss, iteration_s, self._checkpoint() if self._due() else b"")
+
+    def result(self) -> Tuned:
+        """What came of it, with the best prompt measured on held-out samples."""
+        self._soft.place(self._best)
+        with self._clock.time(Part.EVALUATION):
+            held_out = self._measure(self._rows.held_out)
+        header, until = self._header, self._job.until
+        adapter, config = self._soft.files()
+        spent_s = self._clock.spent_s()
+        best = header.best or header.points[-1]
+        return Tuned(
+            name=self._job.name, metric=until.metric, reach=until.reach,
+            end=self._end, iterations=header.iteration,
+            iterations_to_accuracy=header.reached, initial=self._job.prompt.initial,
+            text=str(self._tokenizer.decode(nearest_tokens(self._soft.base, self._best))), best=best,
+            held_out=Point(best.iteration, held_out.value(until.metric), held_out.value(Metric.LOSS)),
+            points=header.points, devices=self._exchange.size, communication_share=communication_share(spent_s),
+            spent_s=spent_s, adapter=adapter, adapter_config=config, first_step_at=self._first_step_at,
+        )  # fmt: skip
+
+    def _step(self) -> tuple[float, bool]:
+        """One iteration: the batch's loss a target token, and whether a rank was asked to make room."""
+        training, exchange, soft = self._job.training, self._exchange, self._soft
+        with self._clock.time(Part.DATA):
+            chosen = batch_indices(
+                self._header.iteration, batch=training.batch, count=len(self._rows.training), seed=training.seed
+            )
+            rows = share([self._rows.training[index] for index in chosen], rank=exchange.rank, size=exchange.size)
+        with self._clock.time(Part.COMPUTE):
+            found, loss, tokens = gradient(soft, rows, micro_batch=training.micro_batch)
+            counted = torch.tensor([loss, tokens, self._leaving], dtype=torch.float64, device=found.device)
+            sums = torch.cat([found.flatten().double(), counted])
+        with self._clock.time(Part.COMMUNICATION):
+            exchange.sum(sums)
+        with self._clock.time(Part.COMPUTE):
+            loss, tokens, leaving = sums[-3:].tolist()
+            soft.vectors.grad = (sums[:-3] / tokens).view_as(soft.vectors).to(soft.vectors.dtype)
+            self._optimizer.step()
+            soft.vectors.grad = None
+        self._first_step_at = self._first_step_at or time.time()
+        self._header = msgspec.structs.replace(self._header, iteration=self._header.iteration + 1)
+        return loss / tokens, leaving > 0
+
+    def _evaluate(self) -> None:
+        """Measure the prompt as it is; the best one is kept."""
+        began, until = time.perf_counter(), self._job.until
+        with self._clock.time(Part.EVALUATION):
+            tally = self._measure(self._rows.evaluation)
+        self._pace.add_evaluation(time.perf_counter() - began)
+        point = Point(self._header.iteration, tally.value(until.metric), tally.value(Metric.LOSS))
+        reached = until.metric.reached(point.metric, until.reach)
+        best = self._header.best
+        if best is None or reached or _better(point, best, metric=until.metric):
+            best, self._best = point, self._soft.vectors.detach().cpu().clone()
+        self._header = msgspec.structs.replace(
+            self._header, points=(*self._header.points, point), best=best,
+            reached=self._header.iteration if reached else None,
+        )  # fmt: skip
+
+    def _measure(self, rows: Sequence[Row]) -> Tally:
+        exchange, job = self._exchange, self._job
+        mine = share(rows, rank=exchange.rank, size=exchange.size)
+        batch = job.training.micro_batch or job.training.batch
+        tally = measure(self._soft, mine, metric=job.until.metric, tokenizer=self._tokenizer, batch=batch)
+        sums = torch.tensor(tally.numbers(), dtype=torch.float64, device=self._soft.device)
+        return Tally.from_numbers(exchange.sum(sums).tolist())
+
+    def _due(self) -> bool:
+        wanted = self._folder is not None or self._report is not None
+        every_s = self._job.training.checkpoint_every_s
+        return self._exchange.rank == 0 and wanted and time.monotonic() - self._saved_at >= every_s
+
+    def _checkpoint(self, *, write: bool = True) -> bytes:
+        with self._clock.time(Part.CHECKPOINTS):
+            header = msgspec.structs.replace(self._header, spent_s=self._clock.spent_s())
+            data = pack(State(header, self._soft.vectors, self._best, tensors_of(self._optimizer)))
+            if write and self._folder is not None:
+                write_file(self._folder, data)
+        self._saved_at = time.monotonic()
+        return data
+
+    def _tell(self, loss: float, iteration_s: float, checkpoint: bytes) -> None:
+        if self._report is None:
+            return
+        done, most = self._header.iteration, self._job.until.iterations
+        left = self._pace.left(most - done, devices=self._exchange.size)
+        left_s = 0.0 if self._ended else None if left is None else left.seconds
+        metric = self._header.points[-1].metric
+        try:
+            self._report(Progress(done, most, loss, metric, iteration_s, left_s, checkpoint))
+        except Evicted:
+            # The others must hear of it: this rank leaves with them, after the next exchange.
+            self._leaving = True
+
+
+def _optimizer(job: Job, soft: SoftPrompt) -> torch.optim.Optimizer:
+    rate = job.training.learning_rate
+    match job.training.optimizer:
+        case Optimizer.ADAMW:
+            return torch.optim.AdamW([soft.vectors], lr=rate, weight_decay=0.0)
+        case Optimizer.SGD:
+            return torch.optim.SGD([soft.vectors], lr=rate, momentum=0.9)
+
+
+def _better(point: Point, best: Point, *, metric: Metric) -> bool:
+    """Of two prompts with the same metric the one with less loss is better: accuracy on few samples has few values."""
+    if point.metric == best.metric:
+        return point.loss < best.loss
+    return metric.better(point.metric, best.metric)

@@ -1,0 +1,110 @@
+"""The public modules: what a program or an application may import. Adding a name is a decision; losing one breaks
+somebody."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import stoker
+
+HERE = Path(__file__).parents[2]
+APPS = sorted((HERE / "apps").rglob("*.py"))
+NAMES = {
+    "config": {
+        "Duration", "Engine", "Pilot", "Policy", "Provider", "ProviderKind", "Session", "Site", "Size", "decided_by",
+        "load_site", "parse_site", "read_unit",
+    },
+    "console": {
+        "Progress", "Redrawn", "Screen", "WholeNumber", "error", "is_terminal", "json", "line", "lines", "note",
+        "redrawn",
+    },
+    "contexts": {
+        "Awareness", "CausalLM", "Evicted", "Gang", "Needs", "ObjectRef", "Recipe", "RecipeFactory", "as_recipe",
+        "causal_lm", "context", "default_model", "device", "devices", "gang", "load_variable_from_serverless",
+        "local_path", "progress", "recipe_of", "saved_state", "scratch", "state_folder",
+    },
+    "datafile": {"Row", "digest_file", "read_rows", "text_field", "write_rows"},
+    "decoding": {"UNREADABLE"},
+    "planning": {"Work"},
+    "run_folder": {"Record", "RecordLog", "RunFolder", "is_finished", "open_run", "read_options", "write_whole"},
+    "sessions": {
+        "AppCallFuture", "CallForecast", "CallFuture", "CallProgress", "Clock", "ContextFacts", "ContextStatus",
+        "Features", "ListedCall", "ListedState", "Observer", "Session", "Status", "StokerApp", "checkpoint_of",
+        "context_facts", "facts_of", "joined_session", "observe", "policy_of", "sent_call",
+    },
+    "toml_files": {"nearest", "parse_toml", "refuse_unknown"},
+    "tuning": {
+        "RESULT", "SHIPPED_PROMPTS", "BankPlace", "Candidate", "Job", "Metric", "Order", "Sample", "Saved", "Tuned",
+        "digest_job", "digest_samples", "fill_bank", "is_over", "pack", "read_candidates", "read_job", "read_paces",
+        "read_samples", "refuse_unreachable", "run_job", "split", "unpack", "write_tuned",
+    },
+}  # fmt: skip
+"""The names of each public module that has more to show than its definitions (`errors` and `units` are all public)."""
+NEED_TORCH = {"CausalLM", "fill_bank", "run_job"}
+
+
+def test_the_public_modules():
+    assert {*NAMES, "errors", "units"} == set(stoker._MODULES)
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_the_names_of_a_public_module_are_there_and_documented(module):
+    found = importlib.import_module(f"stoker.{module}")
+    assert set(found.__all__) == NAMES[module]
+    assert len(found.__doc__.splitlines()) > 1
+    for name in NAMES[module] - NEED_TORCH:
+        value = getattr(found, name)
+        if not isinstance(value, str | Path | tuple) and not repr(value).startswith(("dict", "typing")):
+            assert value.__doc__, f"{module}.{name}"
+    with pytest.raises(AttributeError, match="no_such_name"):
+        found.no_such_name  # noqa: B018
+
+
+def test_the_import_contract_of_applications_forbids_every_other_module():
+    contracts = tomllib.loads((HERE / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contract = next(one for one in contracts if one.get("source_modules") == ["stoker.apps"])
+    forbidden = {one.removeprefix("stoker.") for one in contract["forbidden_modules"]}
+    there = {one.name for one in pkgutil.iter_modules([str(HERE / "src" / "stoker")])} - {"apps"}
+    packages = {f"{one}.*" for one in ("contexts", "run_folder", "tuning")}
+    assert forbidden == (there - set(stoker._MODULES)) | packages
+
+
+@pytest.mark.parametrize("path", APPS, ids=lambda path: str(path.relative_to(HERE)))
+def test_an_application_takes_exported_names_alone(path):
+    """The contract sees which modules are imported, not which names."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("stoker"):
+            continue
+        taken = {one.name for one in node.names}
+        if node.module == "stoker":
+            assert taken <= {*stoker.__all__, *stoker._MODULES}, f"{path}:{node.lineno}"
+        elif not node.module.startswith("stoker.apps."):
+            public = importlib.import_module(node.module)
+            known = getattr(public, "__all__", [name for name in vars(public) if not name.startswith("_")])
+            assert taken <= set(known), f"{path}:{node.lineno}"
+
+
+def test_public_modules_import_neither_torch_nor_parsl():
+    """A login node has no GPU library, and `stoker --help` does not wait for Parsl."""
+    code = (
+        "import sys, stoker\n"
+        "for name in stoker._MODULES: getattr(stoker, name)\n"
+        "from stoker.tuning import Job, read_job, Order, Tuned, read_samples, Candidate\n"
+        "print(sorted({'torch', 'transformers', 'parsl'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_importing_stoker_imports_none_of_its_parts():
+    code = "import sys, stoker; print(sorted(name for name in sys.modules if name.startswith('stoker.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
