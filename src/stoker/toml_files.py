@@ -1,7 +1,9 @@
 """TOML files of a program's own, whose errors name the file, the line, the setting and the nearest one that exists.
 
     data = parse_toml(path.read_text(), file=str(path))
-    refuse_unknown(data, ["model", "prompts"], file=path, where="top")       ConfigError for any other key
+    refuse_unknown(data, ["model", "prompts"], file=path, where="top")
+
+Both raise ConfigError, with the facts `file`, `line` and `key` where they are known.
 """
 
 from __future__ import annotations
