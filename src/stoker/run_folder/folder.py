@@ -11,7 +11,6 @@ while a run writes in it.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import fcntl
 import json
@@ -23,6 +22,7 @@ from typing import Any
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, StokerError
 from stoker.run_folder.record_log import RecordLog
+from stoker.whole_files import draft_of
 
 PART = "results.jsonl.part"
 _RUN = "run.json"
@@ -229,18 +229,14 @@ def _write_json(path: Path, value: Any) -> Path:
 
 
 def _write_whole(path: Path, write: Callable[[Path], None]) -> Path:
-    partial = _partial_of(path)
     try:
-        write(partial)
-        os.replace(partial, path)
+        with draft_of(path, draft=_partial_of(path)) as partial:
+            write(partial)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise StokerError(
             f"{path}: cannot be written: {why}; make room or let it be written, and run again", file=str(path)
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
     return path
 
 

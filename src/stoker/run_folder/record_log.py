@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stoker.errors import ConfigError, StokerError
+from stoker.whole_files import append_whole
 
 Record = dict[str, Any]
 
@@ -77,11 +78,8 @@ class RecordLog:
         )
         before = os.fstat(self._file).st_size
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
+            append_whole(self._file, data, at=before)
         except OSError as error:
-            os.ftruncate(self._file, before)
             raise StokerError(
                 f"{self.path}: cannot be written: {error.strerror}; the {len(self._records)} results before are kept",
                 file=str(self.path),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
+from stoker import whole_files
 from stoker.errors import ConfigError
 
 
@@ -14,15 +13,8 @@ def write_whole(folder: Path, data: bytes, *, name: str) -> None:
 
     Raises ConfigError if the folder can't be written.
     """
-    draft = folder / f".{name}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, folder / name)
+        whole_files.write_whole(folder / name, data, mode=0o666, sync=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise ConfigError(f"{folder / name}: cannot be written: {error.strerror}", file=str(folder / name)) from None

@@ -13,12 +13,12 @@ known. Without virtual tokens each prompt has its own length: 0 is a number like
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 import msgspec
 
 from stoker.decoding import UNREADABLE
+from stoker.whole_files import write_whole
 
 BUDGET = 0.2
 """Of the time from submission to deadline, how much a lookup may take."""
@@ -51,10 +51,8 @@ def remember(folder: Path, kind: str, pace: Pace) -> None:
     write at once one is kept: either will do."""
     known = _read(folder)
     others = [one for one in known.get(kind, []) if one.virtual_tokens != pace.virtual_tokens]
-    draft = folder / f".{_FILE}.{os.getpid()}"
     with contextlib.suppress(OSError):
-        draft.write_bytes(msgspec.json.encode({**known, kind: [*others, pace]}))
-        os.replace(draft, folder / _FILE)
+        write_whole(folder / _FILE, msgspec.json.encode({**known, kind: [*others, pace]}), mode=0o666)
 
 
 def _read(folder: Path) -> dict[str, list[Pace]]:
