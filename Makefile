@@ -55,8 +55,8 @@ fuzz: $(STAMP) ## ten million damaged inputs for every reader of frames and file
 	$(BIN)/python -m benchmarks.fuzz $(ARGS)
 
 reproduce: $(STAMP) ## the papers' evaluations in the simulator: writes docs/reproduction/ anew (some minutes)
-	$(BIN)/python -m stoker.manager.study.reproduce $(ARGS)
-	$(BIN)/python -m stoker.manager.study.reproduce_tuner $(TUNER_ARGS)
+	$(BIN)/python -m benchmarks.pervasive $(ARGS)
+	$(BIN)/python -m benchmarks.prompt_tuner $(TUNER_ARGS)
 
 format: $(STAMP) ## put the code into its format, and mend what the linter can mend
 	$(BIN)/ruff format .

@@ -19,6 +19,7 @@ from typing import Protocol
 
 import msgspec
 
+from stoker.contexts.recipe import Awareness
 from stoker.errors import StokerError
 from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
 from stoker.manager.core.sources import Block, SourceState
@@ -296,11 +297,17 @@ class Provisioning(Rounds, Protocol):
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """One answer to each question."""
+    """One answer to each question.
+
+    `awareness`: the most that a context keeps between calls under these policies; None = what its recipe says. It is a
+    property of recipes, so a simulated run applies it to the contexts of its scenario, and a program says it where it
+    makes its contexts, `@context(awareness=...)`.
+    """
 
     dispatch: Dispatch
     residency: Residency
     provisioning: Provisioning
+    awareness: Awareness | None = None
 
 
 __all__ = [

@@ -6,14 +6,14 @@ that is started again, and whoever replays the journal, decides as the first one
 
     <session folder>/
         policies.json            the names, if they are not the default ones
-        policies/<setting>/      files of the user's
+        policies/<setting>/      files of the user's that stand alone
+        packages/<root>/         files of the user's packages
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,7 +25,8 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.own_policies import find
-from stoker.manager.policies import SHIPPED, default_policies
+from stoker.manager.live.policy_files import copy_policy
+from stoker.manager.policies import default_policies
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site import Policy, Site, policy_file
 from stoker.working_folder import working_folder
@@ -91,17 +92,30 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
     if chosen == Chosen():
         return
     try:
-        copies = {setting: _copied(setting, getattr(chosen, setting), folder) for setting in SETTINGS}
+        copies = {
+            setting: copy_policy(getattr(chosen, setting), folder.path, alone=f"{FOLDER}/{setting}")
+            for setting in SETTINGS
+        }
         kept = Chosen(**copies, search_path=search_path)
         (folder.path / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(kept)))
     except OSError as error:
         raise SessionError(f"the policies of the session cannot be copied into {folder.path}: {error}") from error
-    shipped = SHIPPED.get(chosen.name)
-    if shipped is not None and shipped.awareness is Awareness.NONE:
+    _warn_of_awareness(chosen.name)
+
+
+def _warn_of_awareness(name: str) -> None:
+    """Say so where a policy is for contexts that keep less than they may: a session goes by their recipes."""
+    try:
+        awareness = find(name).make().awareness
+    except ConfigError:  # a module that only the manager finds: there it is told what is wrong
+        return
+    if awareness not in (None, Awareness.FULL):
         log.warning(
-            "policy %s unloads a context after each call; its files stay on the pilots' disks all the same, unless "
-            'its recipe says @context(awareness="none")',
-            chosen.name,
+            "policy %s is for contexts of awareness %s; a session keeps of each context what its recipe says: write "
+            '@context(awareness="%s")',
+            _short(name),
+            awareness.value,
+            awareness.value,
         )
 
 
@@ -141,23 +155,9 @@ def _made(kept: Chosen, folder: Path) -> Policies:
         dispatch = find(kept.dispatch, folder=folder, seam="dispatch").make(provisioning=provisioning).dispatch
     if kept.residency:
         residency = find(kept.residency, folder=folder, seam="residency").make(provisioning=provisioning).residency
-    return Policies(dispatch=dispatch, residency=residency, provisioning=provisioning)
+    return Policies(dispatch, residency, provisioning, whole.awareness)
 
 
 def _short(name: str) -> str:
     """A policy's name without the folder of its file."""
     return f"{Path(file).name}{name[len(file) :]}" if (file := policy_file(name)) else name
-
-
-def _copied(setting: str, name: str, folder: SessionFolder) -> str:
-    """The name of a policy in the session's own copy of its file, if it is one in a file."""
-    given = policy_file(name)
-    if not given:
-        return name
-    path = Path(given).expanduser().absolute()
-    if not path.is_file():
-        raise ConfigError(f"policy {name}: {path}: no such file", file=str(path))
-    here = Path(FOLDER) / setting / path.name
-    (folder.path / here).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    shutil.copyfile(path, folder.path / here)
-    return f"{here}{name[len(given) :]}"

@@ -2,7 +2,8 @@
 
 What is named is called, without arguments or with `provisioning=` where it takes that, and what comes of it answers at
 the seams that it has the methods of; the default policies answer at the others. It may as well be a function that makes
-such an object, or whole `Policies`.
+such an object, or whole `Policies`. An `awareness` in it says what a context keeps between calls at most, which a
+simulated run applies to its contexts.
 
 What would be passed over in silence is refused: an object that is named for a seam and does not answer there, and a
 method that nobody asks for where one of nearly that name is asked (`stoker.manager.live.misspelt`).
@@ -10,23 +11,22 @@ method that nobody asks for where one of nearly that name is asked (`stoker.mana
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.core.seams import Policies, Provisioning
 from stoker.manager.live.misspelt import misspelt
+from stoker.manager.live.policy_files import import_policy
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.named import Named, named
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
-from stoker.site import OWN_POLICY, policy_file
+from stoker.site import OWN_POLICY
 from stoker.working_folder import working_folder
 
 COMMON = ("period_s", "round", "rests", "timer", "advised")
@@ -50,38 +50,18 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     own = OWN_POLICY.fullmatch(name)
     if own is None:
         return named(name)
-    module = _module(name, own["place"], folder or working_folder())
+    module = import_policy(name, folder=folder or working_folder())
     what = getattr(module, own["name"], None)
     if what is None or not callable(what):
         here = ", ".join(_makers(module)) or "none"
         raise ConfigError(f"policy {name}: there is no class or function {own['name']} in it; it has {here}")
 
-    def make(*, provisioning: Provisioning | None = None) -> Policies:
-        return _policies(name, what, provisioning, seam=seam)
+    def make(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
+        return _policies(name, what, provisioning, settings, seam=seam)
 
     make()
     about = (inspect.getdoc(what) or "A policy of your own.").partition("\n\n")[0]
     return Named(name, " ".join(about.split()), make)
-
-
-def _module(name: str, place: str, folder: Path) -> ModuleType:
-    try:
-        if not policy_file(name):
-            return importlib.import_module(place)
-        path = folder / Path(place).expanduser()
-        if not path.is_file():
-            raise ConfigError(f"policy {name}: {path}: no such file")
-        spec = importlib.util.spec_from_file_location(f"stoker_policy_{path.stem}", path)
-        if spec is None or spec.loader is None:
-            raise ConfigError(f"policy {name}: {path} is no Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module.__name__] = module  # whoever looks up the types of its annotations looks there
-        spec.loader.exec_module(module)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"policy {name}: cannot be imported: {type(error).__name__}: {error}") from error
-    return module
 
 
 def _makers(module: ModuleType) -> list[str]:
@@ -104,12 +84,14 @@ def _wants_nothing(function: Callable[..., Any]) -> bool:
     )
 
 
-def _policies(name: str, what: Callable[..., Any], provisioning: Provisioning | None, *, seam: str) -> Policies:
+def _policies(
+    name: str, what: Callable[..., Any], provisioning: Provisioning | None, settings: dict[str, Any], *, seam: str
+) -> Policies:
     """What is named, called, and the default policies where it does not answer."""
     asked = provisioning or KeepBlocks()
     try:
         takes = "provisioning" in inspect.signature(what).parameters
-        made = what(provisioning=asked) if takes else what()
+        made = what(provisioning=asked, **settings) if takes else what(**settings)
     except Exception as error:
         raise ConfigError(f"policy {name}: it cannot be made: {type(error).__name__}: {error}") from error
     if isinstance(made, Policies):
@@ -121,7 +103,18 @@ def _policies(name: str, what: Callable[..., Any], provisioning: Provisioning | 
         dispatch=made if "dispatch" in answers else HottestFirst(),
         residency=made if "residency" in answers else LoadWhereWanted(provisioning=asked),
         provisioning=asked,
+        awareness=_awareness(name, made),
     )
+
+
+def _awareness(name: str, made: Any) -> Awareness | None:
+    """What it says that a context keeps between calls at most; None where it says nothing. Raises ConfigError."""
+    said = getattr(made, "awareness", None)
+    try:
+        return None if said is None else Awareness(said)
+    except ValueError:
+        levels = ", ".join(repr(level.value) for level in Awareness)
+        raise ConfigError(f"policy {name}: awareness = {said!r} is no level; there are {levels}") from None
 
 
 def _answers(name: str, made: Any, *, seam: str) -> list[str]:

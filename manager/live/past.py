@@ -5,6 +5,7 @@ Every reader of a journal begins here: the manager that comes back (`comeback`),
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,7 +148,10 @@ class Past:
 
 
 def policies_modules(policies: Policies | None) -> frozenset[str]:
-    """The modules of policies, which may be a user's own."""
+    """The modules of policies, which may be a user's own, and what is imported of the packages that they are in."""
     if policies is None:
         return frozenset()
-    return frozenset(type(seam).__module__ for seam in (policies.dispatch, policies.residency, policies.provisioning))
+    seams = (policies.dispatch, policies.residency, policies.provisioning)
+    packages = {type(seam).__module__.partition(".")[0] for seam in seams} - {"stoker"}
+    of_packages = (name for name in list(sys.modules) if name.partition(".")[0] in packages)
+    return frozenset((*of_packages, *(type(seam).__module__ for seam in seams)))

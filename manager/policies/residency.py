@@ -81,7 +81,7 @@ class LoadWhereWanted(Quiet):
             return plan
         loads = [
             Load(key, devices[0].pilot.id, tuple(d.id for d in devices), self.reservation(context, devices))
-            for devices in islice(self._places(view, context, desperate=not alive), more)
+            for devices in islice(self.open_places(view, context, desperate=not alive), more)
         ]
         if loads:
             return plan + loads
@@ -145,7 +145,7 @@ class LoadWhereWanted(Quiet):
 
     # ---- where
 
-    def _places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
+    def open_places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
         """Device sets with room for the context and without it, in order of preference. Those of pilots where it failed
         to load twice are left out, unless `desperate`."""
         needs, failed_on = context.recipe.needs, context.failed_on

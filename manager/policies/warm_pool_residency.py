@@ -252,7 +252,7 @@ class WarmPools(LoadWhereWanted):
         """Devices with room that hold something: for who has lacked replicas for long."""
         if count <= 0 or view.now - book.lacks[0] < self.patience_s:
             return []
-        places = self._places(view, book.context, desperate=True)
+        places = self.open_places(view, book.context, desperate=True)
         found = list(islice((devices for devices in places if not shelf.has_given(devices)), count))
         shelf.give(found)
         return found

@@ -168,7 +168,7 @@ def _simulate(
     run = _off(evidence.run, Stream(seed, "plan/run"))
     load = _off(evidence.load, Stream(seed, "plan/load"))
     devices = blocks * source.nodes * evidence.devices
-    awareness = find(site.policy.name).awareness
+    awareness = find(site.policy.name).make().awareness
     loads_s = load.mean_s if awareness not in (None, Awareness.FULL) else 0.0  # before each call
     shares = calls_as_one(work, devices=devices, walltime_s=walltime_s, each_s=run.mean_s + loads_s)
     calls = -(-work.calls // shares)

@@ -6,6 +6,7 @@ logs/             an event log a run, POLICY-SEED.parquet, each there as soon as
 *.png, *.svg      plots
 timeline.json.gz  the first run, for Perfetto
 policies/         files of policies of one's own, as they were: scenario.toml names these
+packages/         and those of their packages
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 
 import stoker
 from stoker.errors import ConfigError, StokerError
+from stoker.manager.live.policy_files import PACKAGES, copy_policy, name_of_copy
 from stoker.manager.sim.run import Outcome
 from stoker.manager.study.comparison import Row
 from stoker.manager.study.figures import Figures
@@ -29,7 +31,6 @@ from stoker.manager.study.running import Finished
 from stoker.manager.study.scenario import Scenario, label
 from stoker.manager.study.scenario_text import scenario_text
 from stoker.manager.study.timeline import write_timeline
-from stoker.site import policy_file
 from stoker.whole_files import draft_of
 
 LOGS, SCENARIO, RESULTS, TIMELINE, POLICIES = "logs", "scenario.toml", "results.json", "timeline.json.gz", "policies"
@@ -83,21 +84,10 @@ def keep_policies(folder: Path, policies: Sequence[str]) -> None:
     """Copy the files of policies into a new folder: what is simulated again from it decides as it did, whatever has
     become of them. Raises ConfigError."""
     for number, policy in enumerate(policies):
-        kept = _kept(number, policy)
-        if kept == policy:
-            continue
         try:
-            copy = folder / policy_file(kept)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(policy_file(policy), copy)
+            copy_policy(policy, folder, alone=f"{POLICIES}/{number}")
         except OSError as error:
             raise ConfigError(f"policy {policy}: cannot be copied into {folder}: {error.strerror}") from None
-
-
-def _kept(number: int, policy: str) -> str:
-    """The name of a policy in the folder's own copy of its file, if it is one in a file."""
-    file = policy_file(policy)
-    return f"{POLICIES}/{number}/{Path(file).name}{policy[len(file) :]}" if file else policy
 
 
 def clean(folder: Path, runs: Sequence[Finished]) -> None:
@@ -107,7 +97,8 @@ def clean(folder: Path, runs: Sequence[Finished]) -> None:
         if path.name not in of_runs:
             path.unlink(missing_ok=True)
     if not runs:
-        shutil.rmtree(folder / POLICIES, ignore_errors=True)
+        for copies in (POLICIES, PACKAGES):
+            shutil.rmtree(folder / copies, ignore_errors=True)
     for each in () if runs else (folder / LOGS, folder):
         try:
             each.rmdir()
@@ -129,7 +120,8 @@ def write(folder: Path, scenario: Scenario, runs: Sequence[Finished], results: R
     machine says why."""
     logs = tuple(sorted(run.log for run in runs))
     yield Written("logs", logs, "an event a row, for polars or pandas")
-    kept = replace(scenario, policies=tuple(_kept(*each) for each in enumerate(scenario.policies)))
+    names = (name_of_copy(name, alone=f"{POLICIES}/{number}") for number, name in enumerate(scenario.policies))
+    kept = replace(scenario, policies=tuple(names))
     yield Written("scenario", (_text(folder / SCENARIO, scenario_text(kept)),), "what was simulated")
     text = msgspec.json.format(msgspec.json.encode(results), indent=1).decode() + "\n"
     yield Written("results", (_text(folder / RESULTS, text),), "the table and each run")

@@ -126,10 +126,11 @@ def run_one(
     """
     began = time.perf_counter()
     chosen = find(policy)
-    world = limited(scenario.world, chosen.awareness)
+    policies = chosen.make()
+    world = limited(scenario.world, policies.awareness)
     refuse_impossible(world, wanted=contexts_of(scenario.workload), until_s=scenario.until_s)
     counted = scenario.outputs.calls is Calls.COUNTED
-    simulation = Simulation(world, _calls(scenario, world, seed=seed), chosen.make(), seed=seed, counted=counted)
+    simulation = Simulation(world, _calls(scenario, world, seed=seed), policies, seed=seed, counted=counted)
     until_s = float(scenario.until_s) or math.inf
     outcome = simulation.run(until_s=until_s, tell=Watch(functools.partial(tell, policy, seed)))
     measured = measure(simulation.log, until_s=outcome.ended_at)

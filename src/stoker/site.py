@@ -59,10 +59,17 @@ class ProviderKind(enum.Enum):
         return names.get(self) or self.value.replace("_", " ").title()
 
 
-POLICY_NAMES = (
-    "default", "disk-only", "no-awareness", "random", "exclusive", "prompt-tuner", "infless", "elastic-flow",
-)  # fmt: skip
+POLICY_NAMES = ("default", "exclusive", "prompt-tuner")
 """Policies that ship with Stoker (`stoker.manager.policies.named` says what each does)."""
+
+BASELINES = {
+    "disk-only": "benchmarks/baselines/forgetful.py:disk_only",
+    "no-awareness": "benchmarks/baselines/forgetful.py:no_awareness",
+    "random": "benchmarks/baselines/scattered.py:scattered",
+    "infless": "benchmarks/baselines/infless.py:infless",
+    "elastic-flow": "benchmarks/baselines/elastic_flow.py:elastic_flow",
+}
+"""Names of policies that shipped once: baselines of papers. Where each is now, in a clone of Stoker's repository."""
 
 OWN_POLICY = re.compile(r"(?P<place>[^:\s][^:]*):(?P<name>[A-Za-z_]\w*)")
 """A policy of the user's own: a class of a module, or of a Python file. `docs/policies.md` says what it answers."""
@@ -306,9 +313,19 @@ def check_policy_name(name: str, *, setting: str) -> None:
         return
     if ":" in name:
         raise ValueError(f'{setting} = {name!r}: a policy of your own is "module:Class" or "path.py:Class"')
+    raise ValueError(f"{setting} = {name!r} {why_no_policy(name)}")
+
+
+def why_no_policy(name: str) -> str:
+    """What a name is that no shipped policy has, and what to write instead: the rest of a sentence."""
+    if name in BASELINES:
+        return (
+            "is a baseline of a paper, and does not ship; in a clone of Stoker's repository, "
+            f'name it by its file: "{BASELINES[name]}"'
+        )
     close = difflib.get_close_matches(name, POLICY_NAMES, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(POLICY_NAMES)}"
-    raise ValueError(f'{setting} = {name!r} is no policy; {hint} (one of your own: "module:Class" or "path.py:Class")')
+    return f'is no policy; {hint} (one of your own: "module:Class" or "path.py:Class")'
 
 
 def policy_file(name: str) -> str:

@@ -9,13 +9,14 @@ import pytest
 from core.builders import cluster
 
 import stoker
+from benchmarks.baselines.loading import policy
 from stoker.errors import ConfigError, RecipeError
 from stoker.manager.core.wishes import WISHES, refusal
 from stoker.manager.executor.engines import check_wants
 from stoker.manager.executor.wants import SpecificationError, read_wants
 from stoker.manager.policies import SHIPPED
 from stoker.manager.protocol.calls import CallOptions, FailureKind, Objective
-from stoker.site import Policy, Site
+from stoker.site import BASELINES, Policy, Site
 
 
 def load_model():
@@ -55,8 +56,8 @@ def test_what_the_policy_does_not_honour_is_refused_where_it_is_made(policy: str
 
 def test_the_shipped_policies_honour_what_the_page_says() -> None:
     both, alone = frozenset({"priority", "deadline"}), frozenset({"deadline"})
-    honoured = {name: policy.make().dispatch.honours for name, policy in SHIPPED.items()}
-    assert honoured == {name: alone if name in ("infless", "elastic-flow") else both for name in SHIPPED}
+    honoured = {name: policy(name).make().dispatch.honours for name in (*SHIPPED, *BASELINES)}
+    assert honoured == {name: alone if name in ("infless", "elastic-flow") else both for name in honoured}
 
 
 def test_the_manager_refuses_what_its_policy_does_not_honour_and_nothing_else() -> None:

@@ -1,8 +1,6 @@
-from __future__ import annotations
+"""`cluster` and `toy`, as in `tests/core`, and a home of its own, as in `tests/api`."""
 
-import sys
-from pathlib import Path
+from api.conftest import own_home
+from core.conftest import cluster, toy
 
-ROOT = str(Path(__file__).resolve().parents[2])
-if ROOT not in sys.path:  # `benchmarks` is no installed package; `python -m pytest` finds it, `pytest` would not
-    sys.path.insert(0, ROOT)
+__all__ = ["cluster", "own_home", "toy"]

@@ -17,14 +17,17 @@ import psutil
 import pytest
 from click.testing import Result
 
+from benchmarks.baselines.loading import ROOT
 from stoker.errors import ConfigError
 from stoker.manager.cli.simulate_table import show
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.run_folder import Results
 from stoker.manager.study.scenario import shipped
+from stoker.site import BASELINES
 
 Stoker = Callable[..., Result]
 SMALL = ("--set", "workload.inputs=200", "--set", "outputs.plots=false", "--jobs", "1")
+NO_AWARENESS = str(ROOT / BASELINES["no-awareness"])
 KNOWN = ["awareness", "opportunistic", "static-pool", "two-kinds"]
 
 
@@ -34,35 +37,35 @@ def results(folder: Path) -> Results:
 
 def test_without_a_scenario_it_says_which_ones_there_are(stoker: Stoker) -> None:
     told = stoker("simulate").output
-    assert all(f"  {name} " in told for name in [*KNOWN, "default", "no-awareness"])
+    assert all(f"  {name} " in told for name in [*KNOWN, "default", "prompt-tuner"])
     assert "next: stoker simulate static-pool" in told
     assert set(msgspec.json.decode(stoker("simulate", "--json").output)) == {"scenarios", "policies"}
 
 
 def test_policies_stand_beside_each_other_and_everything_written_is_named(stoker: Stoker, tmp_path: Path) -> None:
-    done = stoker("simulate", "awareness", *SMALL, "--policy", "default", "--policy", "no-awareness", "--seeds", "2")
+    done = stoker("simulate", "awareness", *SMALL, "--policy", "default", "--policy", NO_AWARENESS, "--seeds", "2")
     assert done.exit_code == 0
     [folder] = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("awareness-")
     lines = done.output.splitlines()
-    assert lines[0] == "scenario awareness · default, no-awareness · 2 seeds · 4 runs"
+    assert lines[0] == "scenario awareness · default, forgetful.py:no_awareness · 2 seeds · 4 runs"
     head = next(line for line in lines if line.startswith("  policy "))
     first, second = lines[lines.index(head) + 1 :][:2]
     found = results(folder)
     assert found.complete
-    assert [row.policy for row in found.policies] == ["default", "no-awareness"]
+    assert [row.policy for row in found.policies] == ["default", NO_AWARENESS]
     for row, line in zip(found.policies, (first, second), strict=True):
         mean = row.estimates["done_after_s"]
         assert mean is not None
         assert f" {show(mean)} " in line
     assert "speed (x default)" in head
-    assert "default is ahead of no-awareness: no-awareness takes " in done.output
+    assert "default is ahead of forgetful.py:no_awareness: forgetful.py:no_awareness takes " in done.output
     named = [Path(word) for line in lines for word in line.split() if word.startswith("runs/")]
     assert all(path.exists() for path in named)
     for name in ("logs", "scenario.toml", "results.json", "timeline.json.gz"):
         assert any(name in line and str(folder.name) in line for line in lines), name
     assert sorted(path.name for path in (folder / "logs").iterdir()) == [
-        f"{policy}-{seed}.parquet" for policy in ("default", "no-awareness") for seed in (0, 1)
+        f"{policy}-{seed}.parquet" for policy in ("default", "forgetful.py-no_awareness") for seed in (0, 1)
     ]
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from core.builders import Cluster, recipe
 
+from benchmarks.baselines.loading import ROOT
+from benchmarks.baselines.scattered import AnyFree
 from stoker.config import Site, load_site, parse_site
+from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
 from stoker.manager.core import seams
 from stoker.manager.live import own_policies
-from stoker.manager.live.chosen import agreed, check_policies, keep_policies, policies_of
+from stoker.manager.live.chosen import agreed, check_policies, chosen_in, keep_policies, policies_of
 from stoker.manager.live.own_policies import find
+from stoker.manager.live.past import policies_modules
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.policies.exclusive import WholeDevice
-from stoker.manager.policies.scattered import AnyFree
 from stoker.manager.protocol.session import SessionFolder
+from stoker.site import BASELINES, policy_file
 
 MINE = '''
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, Quiet, default_policies
@@ -101,7 +107,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_class_answers_where_it_has_the_methods_and_the_default_elsewhere(mine: Path) -> None:
     never = find("mine.py:Never", folder=mine)
     made = never.make()
-    assert (never.name, never.about, never.awareness) == ("mine.py:Never", "Nothing is loaded.", None)
+    assert (never.name, never.about, made.awareness) == ("mine.py:Never", "Nothing is loaded.", None)
     assert (type(made.dispatch), type(made.residency).__name__) == (HottestFirst, "Never")
     assert type(made.provisioning) is KeepBlocks
     assert made.residency.provisioning is made.provisioning  # type: ignore[attr-defined]
@@ -147,7 +153,7 @@ def test_a_policy_at_a_seam_where_it_does_not_answer_is_refused(mine: Path, seam
 
 
 def test_a_module_is_imported(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(find("stoker.manager.policies.scattered:AnyFree").make().dispatch) is AnyFree
+    assert type(find("benchmarks.baselines.scattered:AnyFree").make().dispatch) is AnyFree
     monkeypatch.syspath_prepend(str(mine))
     assert type(find("mine:First").make().dispatch).__module__ == "mine"
 
@@ -203,11 +209,11 @@ def test_a_site_file_names_them_from_where_it_lies(mine: Path) -> None:
 SITE_FAULTS = {
     'name = "exclusiv"': "name = 'exclusiv' is no policy; did you mean 'exclusive'? "
     '(one of your own: "module:Class" or "path.py:Class")',
-    'residency = "qqq"': "residency = 'qqq' is no policy; there are default, disk-only, no-awareness, random, "
-    'exclusive, prompt-tuner, infless, elastic-flow (one of your own: "module:Class" or "path.py:Class")',
+    'residency = "qqq"': "residency = 'qqq' is no policy; there are default, exclusive, "
+    'prompt-tuner (one of your own: "module:Class" or "path.py:Class")',
     'dispatch = "mine.py:"': 'dispatch = \'mine.py:\': a policy of your own is "module:Class" or "path.py:Class"',
-    'name = ""': "name = '' is no policy; there are default, disk-only, no-awareness, random, exclusive, "
-    'prompt-tuner, infless, elastic-flow (one of your own: "module:Class" or "path.py:Class")',
+    'name = ""': "name = '' is no policy; there are default, exclusive, "
+    'prompt-tuner (one of your own: "module:Class" or "path.py:Class")',
 }
 
 
@@ -224,8 +230,8 @@ def site(called: str = "one", /, **policy: str) -> Site:
 
 
 def test_sites_of_a_session_agree_or_leave_it_out(mine: Path) -> None:
-    one, two = site("one", name="random"), site("two", name="exclusive")
-    assert agreed([site("three"), one, site("four", name="random")]).name == "random"
+    one, two = site("one", name="prompt-tuner"), site("two", name="exclusive")
+    assert agreed([site("three"), one, site("four", name="prompt-tuner")]).name == "prompt-tuner"
     assert agreed([site("one"), site("two")]).name == "default"
     with pytest.raises(ConfigError, match="sites one and two name different policies; a session has one"):
         agreed([one, two])
@@ -259,6 +265,73 @@ def test_two_files_of_one_name_stay_apart(mine: Path, tmp_path: Path) -> None:
     assert (type(made.dispatch).__name__, type(made.residency).__name__) == ("Second", "Never")
 
 
+PACKAGE = {
+    "lab/__init__.py": "",
+    "lab/limits.py": "SLOTS = 3\n",
+    "lab/policies/__init__.py": "",
+    "lab/policies/fair.py": "from lab.limits import SLOTS\nfrom stoker.manager.policies import HottestFirst\n\n\n"
+    "class Few(HottestFirst):\n    slots = SLOTS\n",
+}
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a package in which a policy has several files."""
+    for name, text in PACKAGE.items():
+        (tmp_path / "theirs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "theirs" / name).write_text(text)
+    yield tmp_path / "theirs"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lab"]:
+        del sys.modules[name]
+
+
+def test_a_policy_in_a_package_imports_its_neighbours(lab: Path) -> None:
+    before = list(sys.path)
+    dispatch = find("lab/policies/fair.py:Few", folder=lab).make().dispatch
+    assert (dispatch.slots, type(dispatch).__module__) == (3, "lab.policies.fair")  # type: ignore[attr-defined]
+    assert sys.path == before
+
+
+def test_a_session_keeps_the_package_of_a_policy(lab: Path, tmp_path: Path) -> None:
+    folder = SessionFolder(tmp_path / "session")
+    folder.make()
+    keep_policies(folder, [site(dispatch=f"{lab}/lab/policies/fair.py:Few")])
+    shutil.rmtree(lab)
+    made = policies_of(folder).dispatch
+    assert made.slots == 3  # type: ignore[attr-defined]
+    assert str(sys.modules["lab.limits"].__file__).startswith(str(tmp_path / "session" / "packages"))
+    assert (folder.path / policy_file(chosen_in(folder).dispatch)).is_file()
+
+
+def test_what_a_policy_holds_of_its_package_is_in_snapshots(lab: Path) -> None:
+    made = find("lab/policies/fair.py:Few", folder=lab).make()
+    assert {"lab.policies.fair", "lab.limits"} <= policies_modules(made)
+
+
+def test_packages_of_one_name_in_two_folders_stay_apart(lab: Path, tmp_path: Path) -> None:
+    other = tmp_path / "ours"
+    shutil.copytree(lab, other)
+    (other / "lab" / "limits.py").write_text("SLOTS = 7\n")
+    places = (lab, other, lab)
+    found = [find("lab/policies/fair.py:Few", folder=place).make().dispatch for place in places]
+    assert [each.slots for each in found] == [3, 7, 3]  # type: ignore[attr-defined]
+
+
+def test_settings_are_keywords_of_what_is_made(mine: Path) -> None:
+    made = find("mine.py:Never", folder=mine).make(patience_s=7.0)
+    assert made.residency.patience_s == 7.0  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"policy mine\.py:First: it cannot be made: TypeError: .*patience"):
+        find("mine.py:First", folder=mine).make(patience_s=7.0)
+
+
+def test_a_policy_says_what_contexts_keep_under_it(mine: Path) -> None:
+    (mine / "less.py").write_text(MINE + "\nclass Less(First):\n    awareness = 'disk'\n")
+    assert find("less.py:Less", folder=mine).make().awareness is Awareness.DISK
+    (mine / "wrong.py").write_text(MINE + "\nclass Less(First):\n    awareness = 'half'\n")
+    with pytest.raises(ConfigError, match="awareness = 'half' is no level; there are 'none', 'disk', 'full'"):
+        find("wrong.py:Less", folder=mine)
+
+
 def test_a_session_that_chose_nothing_has_the_default_and_no_file(tmp_path: Path) -> None:
     folder = SessionFolder(tmp_path)
     folder.make()
@@ -279,5 +352,6 @@ def test_what_it_imports_from_is_kept_as_well(mine: Path, tmp_path: Path, monkey
 def test_no_awareness_says_what_it_cannot_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = SessionFolder(tmp_path)
     folder.make()
-    keep_policies(folder, [site(name="no-awareness")])
-    assert 'unless its recipe says @context(awareness="none")' in caplog.text
+    keep_policies(folder, [site(name=f"{ROOT}/{BASELINES['no-awareness']}")])
+    assert "policy forgetful.py:no_awareness is for contexts of awareness none; " in caplog.text
+    assert 'write @context(awareness="none")' in caplog.text

@@ -1,4 +1,4 @@
-"""Every policy that ships: what it does differently, in small simulated worlds with known answers."""
+"""Every policy that ships, and every baseline: what it does differently, in small simulated worlds."""
 
 from __future__ import annotations
 
@@ -13,46 +13,59 @@ import pytest
 from core.builders import Cluster, recipe
 from sim.worlds import calls, model, source, world
 
+from benchmarks.baselines.loading import ROOT, policy
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
+from stoker.manager.live.own_policies import find
 from stoker.manager.policies import SHIPPED, named
 from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Outcome, Simulation
 from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World
-from stoker.site import POLICY_NAMES, Duration, Size
+from stoker.site import BASELINES, POLICY_NAMES, Duration, Policy, Size
 
 Make = Callable[..., Cluster]
 GB = 1_000_000_000
+EVERY = (*SHIPPED, *BASELINES)
 
 
 def simulate(name: str, small: World, arrivals: list[Arrival]) -> tuple[Simulation, Outcome]:
-    policy = named(name)
-    run = Simulation(limited(small, policy.awareness), arrivals, policy.make())
+    policies = policy(name).make()
+    run = Simulation(limited(small, policies.awareness), arrivals, policies)
     return run, run.run()
 
 
 def test_a_site_file_knows_their_names() -> None:
     assert tuple(SHIPPED) == POLICY_NAMES
-    assert all(policy.about.endswith(".") and policy.name == name for name, policy in SHIPPED.items())
+    assert all(one.about.endswith(".") and one.name == name for name, one in SHIPPED.items())
 
 
 def test_each_time_they_are_fresh() -> None:
-    for policy in SHIPPED.values():
-        first, second = policy.make(), policy.make()
+    for name in EVERY:
+        first, second = policy(name).make(), policy(name).make()
         assert first.residency is not second.residency
         assert first.residency.provisioning is first.provisioning  # type: ignore[attr-defined]
 
 
 def test_a_name_that_is_none_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r'no policy exclusiv; did you mean exclusive\? .* "module:Class"'):
+    with pytest.raises(ConfigError, match=r"'exclusiv' is no policy; did you mean 'exclusive'\? .* \"module:Class\""):
         named("exclusiv")
-    with pytest.raises(ConfigError, match=r"there are default, disk-only, no-awareness, random, exclusive"):
+    with pytest.raises(ConfigError, match=r"there are default, exclusive, prompt-tuner"):
         named("qqq")
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_says_where_it_is_and_is_there(name: str) -> None:
+    where = BASELINES[name]
+    with pytest.raises(ConfigError, match=rf"'{name}' is a baseline of a paper, .* by its file: \"{where}\"$"):
+        named(name)
+    assert find(where, folder=ROOT).about.endswith(".")
+    with pytest.raises(ValueError, match=rf"name = '{name}' is a baseline of a paper"):
+        Policy(name=name)
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_each_ends_every_call_once_while_devices_come_and_go(name: str) -> None:
     pool = source([(0.0, 3), (35.0, 1), (60.0, 4)])
     run, outcome = simulate(name, world(pool, model(item_cv=0.5)), calls(60, every_s=0.7))
@@ -61,7 +74,7 @@ def test_each_ends_every_call_once_while_devices_come_and_go(name: str) -> None:
     assert set(ended.values()) == {1}
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", EVERY)
 def test_each_decides_the_same_again(name: str) -> None:
     pool = source([(0.0, 4), (40.0, 2)])
     logs = {simulate(name, world(pool, model(item_cv=0.5)), calls(80))[0].log.digest() for _ in range(2)}
@@ -72,11 +85,15 @@ def test_none_of_them_depends_on_the_process() -> None:
     script = (
         "from policies.test_policies_shipped import *\n"
         "spread = world(source([(0.0, 4), (40.0, 2)]), model(load_cv=0.3, item_cv=0.5))\n"
-        "print(*(simulate(name, spread, calls(60))[0].log.digest() for name in SHIPPED))\n"
+        "print(*(simulate(name, spread, calls(60))[0].log.digest() for name in EVERY))\n"
     )
     logs = set()
     for hash_seed in ("0", "77"):
-        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).parents[1])}
+        env = {
+            **os.environ,
+            "PYTHONHASHSEED": hash_seed,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(ROOT)]),
+        }
         done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
         logs.add(done.stdout)
     assert len(logs) == 1
@@ -107,8 +124,7 @@ def test_a_context_is_never_made_more_aware_than_it_is() -> None:
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_libraries_that_would_stay_are_unloaded_after_their_call(slots: int) -> None:
-    policy = named("no-awareness")
-    run = Simulation(world(source(1), model(slots=slots)), calls(5), policy.make())
+    run = Simulation(world(source(1), model(slots=slots)), calls(5), policy("no-awareness").make())
     assert run.run().ended_at == pytest.approx(5 * 11.0)
     assert Counter(run.log.what)[Happened.LIBRARY_READY] == 5
 
@@ -186,8 +202,8 @@ def test_random_loads_on_devices_all_over() -> None:
     assert len(chosen) >= 3
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", EVERY)
 def test_events_lead_to_the_same_decisions_when_they_are_replayed(cluster: Make, name: str) -> None:
-    here = cluster(policies=SHIPPED[name].make).define(recipe("a", memory="3 GB"), recipe("b", memory="5 GB"))
+    here = cluster(policies=policy(name).make).define(recipe("a", memory="3 GB"), recipe("b", memory="5 GB"))
     here.join("p1", "p2", "p3").calls(6, context="a").calls(3, context="b").lose("p2").join("p4").wait(1.0)
     assert here.core.state.libraries  # what it did is replayed when the test is over

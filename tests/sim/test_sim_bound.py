@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from sim.worlds import NOW, calls, model, simulate, source, world
 
+from benchmarks.baselines.forgetful import OneCallEach
+from benchmarks.baselines.loading import policy
 from stoker.chance import Stream
 from stoker.contexts.recipe import Awareness
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Dispatch, Load, Policies, View
 from stoker.manager.policies import SHIPPED, HottestFirst, KeepBlocks, LoadWhereWanted
-from stoker.manager.policies.forgetful import OneCallEach
 from stoker.manager.policies.sizes import is_of_kind
 from stoker.manager.protocol.ids import RecipeKey, make_call_id
 from stoker.manager.sim.awareness import limited
@@ -25,7 +26,7 @@ from stoker.manager.sim.bound import Bound, Limit, lower_bound
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.world import ContextModel, DeviceKind, Files, Links, Rate, SourceModel, World
-from stoker.site import Duration, Size
+from stoker.site import BASELINES, Duration, Size
 
 GB = 1_000_000_000
 FILES = (Files("weights", Size(10 * GB)),)
@@ -288,10 +289,10 @@ def test_no_policy_ends_sooner(small: World, some: list[tuple[float, int, int, f
         for at, which, items, fixed_s in sorted(some)
     ]
     bound = lower_bound(small, arrivals, seed=seed)
-    tried = [(policy.name, policy.awareness, policy.make()) for policy in SHIPPED.values()]
-    tried += [("crowd", None, crowded(HottestFirst())), ("crowd, forgetful", None, crowded(OneCallEach()))]
-    for name, awareness, policies in tried:
-        run = Simulation(limited(small, awareness), arrivals, policies, seed=seed)
+    tried = [(name, policy(name).make()) for name in (*SHIPPED, *BASELINES)]
+    tried += [("crowd", crowded(HottestFirst())), ("crowd, forgetful", crowded(OneCallEach()))]
+    for name, policies in tried:
+        run = Simulation(limited(small, policies.awareness), arrivals, policies, seed=seed)
         outcome = run.run(until_s=600.0)
         if outcome.complete and not outcome.failed:
             assert outcome.ended_at >= bound.ends_at * (1 - 1e-12), f"{name}: {bound}"

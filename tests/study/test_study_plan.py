@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.baselines.loading import ROOT
 from stoker.config import parse_site
 from stoker.contexts.availability import Availability, Devices, Stay, Wait
 from stoker.contexts.performance import PerformanceStore
@@ -15,7 +16,7 @@ from stoker.errors import SessionError
 from stoker.manager.cli.plan import render
 from stoker.manager.study.evidence import Evidence, Sureness, Time, Work, gather
 from stoker.manager.study.plan import calls_as_one, make_plan
-from stoker.site import Site
+from stoker.site import BASELINES, Site
 
 A10 = Devices("NVIDIA A10", 1, 24_000_000_000)
 NOBODY = Availability("pool")
@@ -96,12 +97,13 @@ def test_calls_are_counted_and_not_the_records_of_them(store: PerformanceStore) 
 def test_the_policy_that_the_site_names_decides(store: PerformanceStore, inputs: int) -> None:
     """One that loads before each call takes so much longer, also where many calls are simulated as one."""
     measure(store, kind="cpu", runs=4000, loads=4000)
+    policy = str(ROOT / BASELINES["disk-only"])
     site = parse_site(
-        'name = "here"\n[pilot]\ndevices = "cpu:2"\n[policy]\nname = "disk-only"\n', file="here.toml"
+        f'name = "here"\n[pilot]\ndevices = "cpu:2"\n[policy]\nname = "{policy}"\n', file="here.toml"
     )  # fmt: skip
     work = Work("verify", "verify", inputs)
     found = make_plan(site, work, known(site, store, work=work))
-    assert found.policy == "disk-only"
+    assert found.policy == "forgetful.py:disk_only"
     assert found.as_written.finish_s.p50 == pytest.approx(inputs / 2 * (10.0 + 2.0), rel=0.02)
 
 

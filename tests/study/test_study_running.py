@@ -12,14 +12,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.baselines.loading import ROOT
 from stoker.errors import ConfigError
 from stoker.manager.sim.run import SimulationError
 from stoker.manager.study.log_file import read_log
 from stoker.manager.study.measures import measure
 from stoker.manager.study.running import MOST_STILL, STUCK_S, Finished, Watch, log_name, run_all
 from stoker.manager.study.scenario import Scenario, load_scenario, parse_scenario, shipped
+from stoker.site import BASELINES
 
-POLICIES = ("default", "no-awareness")
+NO_AWARENESS = str(ROOT / BASELINES["no-awareness"])
+POLICIES = ("default", NO_AWARENESS)
 
 
 @pytest.fixture(scope="module")
@@ -157,12 +160,12 @@ def test_a_world_that_a_policys_awareness_makes_impossible_is_refused(tmp_path: 
     changes = ["sources.gpu.walltime=45 s", "links.shared_node=500 MB/s"]
     tight = load_scenario(shipped()["awareness"], changes=changes)
     with pytest.raises(ConfigError, match=r"^an impossible world: .* walltime: a block lasts 45 s, and llm takes 52 s"):
-        list(run_all(tight, policies=["no-awareness"], seeds=[0], folder=tmp_path))
+        list(run_all(tight, policies=[NO_AWARENESS], seeds=[0], folder=tmp_path))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_policy_that_nobody_knows_is_refused_with_the_nearest(small: Scenario, tmp_path: Path, jobs: int) -> None:
-    with pytest.raises(ConfigError, match="did you mean default"):
+    with pytest.raises(ConfigError, match="did you mean 'default'"):
         list(run_all(small, policies=["defalt"], seeds=[0, 1], folder=tmp_path, jobs=jobs))
 
 

@@ -1,0 +1,250 @@
+"""ElasticFlow (Gu et al., ASPLOS 2023) at the seams: a fixed cluster, whose jobs are given more and fewer devices.
+
+It is a platform for training, and PromptTuner's second baseline (§3.1, §6.1). What each job is to have is told by
+`elastic_flow_plan`, whose essay says where the rules are from; this carries it out.
+
+1. When a job with a deadline comes, it is admitted or not, once and for all. Jobs that are not admitted, those without
+   a deadline, and admitted ones that are late after all have what the others leave over. (ElasticFlow refuses to run
+   them; PromptTuner counts them as late. A job that wants that, `drop_late`, is dropped.)
+2. When jobs come or end, and when the plan itself says that sizes change, sizes are planned anew, but not more often
+   than every `slot_s`. A running job of another size is evicted: it goes on from its checkpoint with the new size
+   (`rescale=False`: it keeps its size until it is done, and is planned around).
+3. Nothing is reused (§6.1): for each job its context is loaded on each of its devices when it begins or goes on, and
+   unloaded when it ends or is evicted. So each of these costs a cold start, which is planned with.
+4. All devices belong to it all the time: whoever reckons its costs counts all of them, used or not.
+
+A job is planned with all of its items; with `learn`, with the most of them that the last jobs of its kind did
+(`stoker.manager.core.paces`). While nobody knows how long a job takes it has no share, and the fewest devices that it
+can run on.
+
+A job whose function never reports progress cannot be evicted: it gets to its end, and the plan goes on without what it
+holds. A call for one library alone is never evicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.baselines.elastic_flow_plan import Job, Share, admits, by_two, elastic, minimum_shares
+from benchmarks.baselines.replicas import (
+    UNKNOWN_RUN_S,
+    ByOrder,
+    InRounds,
+    Place,
+    is_free,
+    item_times_s,
+    left_of,
+    library_at,
+    load,
+    load_s,
+    place_of,
+    policies_by_order,
+    send,
+    starts_in_s,
+)
+from stoker.manager.core.nouns import Call, Device, Gang, Library
+from stoker.manager.core.phases import CallState
+from stoker.manager.core.seams import (
+    Action,
+    Changes,
+    Drop,
+    Evict,
+    Forecast,
+    Policies,
+    Provisioning,
+    Unload,
+    View,
+)
+
+
+class ElasticFlow(InRounds):
+    """Dispatch and loads of the baseline; see the module's text. Times in seconds."""
+
+    def __init__(
+        self, residency: ByOrder, *, slot_s: float = 1.0, rescale: bool = True, learn: bool = False,
+        period_s: float = 0.05,
+    ) -> None:  # fmt: skip
+        super().__init__(period_s=period_s)
+        self.residency = residency
+        self.slot_s = slot_s
+        self.rescale = rescale
+        self.learn = learn
+        self._admitted: dict[int, bool] = {}
+        self._sizes: dict[int, int] = {}
+        """Replicas that each call is to have, by the last plan."""
+        self._places: dict[int, list[Place]] = {}
+        """Where those of each call are, or are being loaded."""
+        self._sent: set[int] = set()
+        self._evicted: set[int] = set()
+        """Calls that were told to stop and have not yet."""
+        self._stale = True
+        """Something has changed since the last plan."""
+        self._planned_at = -math.inf
+        self._again = 0.0
+
+    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+        """Plan where something changed, and do the next step towards the plan."""
+        if changes.calls or changes.pilots or view.now >= self._again:
+            self._stale = True
+        elif not changes.libraries:
+            return ()
+        self._forget(view)
+        plan: list[Action] = []
+        if self._stale and view.now >= self._planned_at + self.slot_s:
+            plan += self._plan(view)
+        elif self._stale:
+            self._again = min(self._again, self._planned_at + self.slot_s)
+        plan += self._evict(view)
+        plan += self._clear(view)
+        plan += self._begin(view)
+        return plan
+
+    # ---- the plan
+
+    def _forget(self, view: View) -> None:
+        """Calls that ended, and the places of those that wait again."""
+        for memory in (self._admitted, self._sizes, self._places):
+            for id in [id for id in memory if id not in view.calls]:
+                del memory[id]
+        for id in list(self._sent):
+            call = view.calls.get(id)
+            if call is None or call.state is CallState.WAITING:
+                self._sent.discard(id)
+                self._evicted.discard(id)
+                self._places.pop(id, None)
+
+    def _plan(self, view: View) -> list[Action]:
+        """How many replicas each call is to have from now on."""
+        self._stale, self._planned_at = False, view.now
+        devices = sum(1 for _ in view.devices())
+        calls = sorted(view.calls.values(), key=lambda call: (call.submitted_at, call.id))
+        jobs: dict[int, Job] = {call.id: self._job(view, call) for call in calls}
+        said = [action for call in calls if call.id not in self._admitted for action in self._admit(view, call, jobs)]
+        hopes = [job for id, job in jobs.items() if self._admitted[id] or job.fixed]
+        shares = minimum_shares(hopes, devices, now=view.now)
+        sizes = elastic(list(jobs.values()), shares, devices, now=view.now)
+        units: dict[int, int] = {call.id: call.group.context.recipe.needs.devices for call in calls}
+        self._sizes = {id: size // units[id] for id, size in sizes.items()}
+        borders = [at for share in shares.values() for start, end, _ in share.pieces for at in (start, end)]
+        self._again = min((at for at in borders if at > view.now), default=math.inf)
+        promised = [(id, share) for id, share in shares.items() if self._admitted[id]]
+        return [*said, *(self._forecast(view, id, share) for id, share in promised)]
+
+    def _admit(self, view: View, call: Call, jobs: dict[int, Job]) -> list[Action]:
+        """Decide on a call that has just come."""
+        objective, job = call.group.options.objective, jobs[call.id]
+        others = [jobs[id] for id, admitted in self._admitted.items() if admitted and id in jobs]
+        devices = sum(1 for _ in view.devices())
+        self._admitted[call.id] = admitted = job.deadline_at > 0 and admits(job, others, devices, now=view.now)
+        if admitted or not objective.deadline_at or not job.deadline_at:
+            return []
+        if objective.drop_late:
+            return [Drop(call.id, "its deadline cannot be met beside those of the jobs that were admitted before")]
+        soonest_s = min(job.lasts_s(size) for size, _ in job.run_s)
+        return [Forecast(call.id, view.now + soonest_s, in_time=False)]
+
+    def _forecast(self, view: View, id: int, share: Share) -> Forecast:
+        due = view.calls[id].group.options.objective.deadline_at
+        return Forecast(view.calls[id].id, share.ends_at, share.ends_at <= due)
+
+    def _job(self, view: View, call: Call) -> Job:
+        """A call as the plan sees it, in devices."""
+        context, options = call.group.context, call.group.options
+        unit, smallest = context.recipe.needs.devices, max(1, options.gang[0])
+        times, left, fresh = item_times_s(call), left_of(view, call, learn=self.learn), not call.spec.progress
+        known = {smallest: call.group.cost.run_s or UNKNOWN_RUN_S} if times is None else times
+        due = options.objective.deadline_at if times is not None else 0.0
+        runs = call.holder is not None and call.id not in self._evicted
+        has = _size(call) if runs else 0
+        fixed = runs and not self._can_change(call)
+        once_s = starts_in_s(call, size=1, fresh=fresh)
+        run_s = [  # who goes on as it is has met already
+            (size, left * seconds + (starts_in_s(call, size=size, fresh=False) if size != has else 0.0))
+            for size, seconds in known.items()
+        ]
+        steps = by_two(run_s, smallest=smallest, unit=unit)
+        if fixed:
+            steps = ((has * unit, left * known.get(has, UNKNOWN_RUN_S)),)
+        if runs:
+            lag_s = max(0.0, call.sent_at + starts_in_s(call, size=has, fresh=fresh) - view.now)
+        else:
+            places = self._places.get(call.id, []) if call.id not in self._evicted else []
+            has = len(places)
+            started = [x.started_at for place in places if (x := library_at(view, context, place)) is not None]
+            lag_s = max(0.0, max(started, default=0.0) + load_s(context) - view.now) + once_s
+        return Job(call.id, due, steps, has * unit, load_s(context) + once_s, lag_s, fixed)
+
+    # ---- steps towards it
+
+    def _evict(self, view: View) -> list[Action]:
+        """Stop what runs with another size than it is to have, and give up loads for such a size."""
+        plan: list[Action] = []
+        for id, wants in self._sizes.items():
+            call = view.calls[id]
+            if call.state is CallState.WAITING:
+                places = self._places.get(id, [])
+                self._places[id] = [p for p in places[:wants] if library_at(view, call.group.context, p) is not None]
+            elif id not in self._evicted and self._can_change(call) and _size(call) != wants:
+                self._evicted.add(id)
+                plan.append(Evict(call.id))
+        return plan
+
+    def _can_change(self, call: Call) -> bool:
+        return self.rescale and isinstance(call.holder, Gang) and call.group.options.gang[1] > 1
+
+    def _clear(self, view: View) -> list[Action]:
+        """Unload what no job has, or is to have."""
+        kept = {place for places in self._places.values() for place in places}
+        return [
+            Unload(library.id, "its job has ended or goes on with another size, and nothing is kept")
+            for library in view.libraries.values()
+            if library.usable and not library.held and place_of(library.devices) not in kept
+        ]
+
+    def _begin(self, view: View) -> list[Action]:
+        """Load for calls that are to run, and start those for which all is loaded. Those of large replicas choose their
+        places first, then those with the nearest deadline."""
+        plan: list[Action] = []
+        taken: set[Device] = set()
+        line = [
+            call for id, size in self._sizes.items()
+            if size and (call := view.calls[id]).state is CallState.WAITING
+        ]  # fmt: skip
+        line.sort(key=_turn)
+        for call in line:
+            context, places, wants = call.group.context, self._places[call.id], self._sizes[call.id]
+            lacks = wants - len(places)
+            if lacks > 0:
+                free = [d for d in self.residency.places(view, context) if not taken & set(d)][:lacks]
+                if len(free) < lacks:
+                    continue
+                taken.update(device for devices in free for device in devices)
+                places += [place_of(devices) for devices in free]
+                plan += [load(context, devices) for devices in free]
+                continue
+            crew = [library_at(view, context, place) for place in places]
+            members: list[Library] = [x for x in crew if x is not None and is_free(x)]
+            if len(members) == wants:
+                self._sent.add(call.id)
+                plan.append(send(call, members))
+        return plan
+
+
+def _size(call: Call) -> int:
+    """Replicas that a running call has."""
+    return len(call.holder.members) if isinstance(call.holder, Gang) else 1
+
+
+def _turn(call: Call) -> tuple[float, ...]:
+    due = call.group.options.objective.deadline_at or math.inf
+    return -call.group.context.recipe.needs.devices, due, call.submitted_at, call.id
+
+
+def elastic_flow(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
+    """Deadlines are promised or not as calls come; those that run get more and fewer devices (ElasticFlow).
+
+    `settings` are those of `ElasticFlow`.
+    """
+    return policies_by_order(lambda residency: ElasticFlow(residency, **settings), provisioning)

@@ -1,0 +1,286 @@
+"""INFless for jobs of several devices: each model scales its own instances, at once and for itself.
+
+INFless (Yang et al., ASPLOS 2022) serves inference: a model's *instances* are scaled with its traffic, stay for a while
+after their last request to be used again, and each gets the resources with which requests are in time. PromptTuner
+(§3.2, §6.1) takes it as a baseline for prompt tuning, reinforced: a job may run on several instances at once. The
+source of INFless is not in its public repository (github.com/tjulym/INFless). The rules below are what PromptTuner says
+of it, what public summaries of INFless' paper say, and where both are silent, what is best for it. An instance is a
+replica here: one library with its devices to itself.
+
+1. *How many*: when a job comes, the fewest instances with which it is predicted to be in time. A prediction is taken a
+   tenth longer than it is (`margin`; INFless does so); it is of all the job's items, or with `learn` of the most that
+   the last jobs of its kind did (`stoker.manager.core.paces`). Idle instances of its model are used first. If those
+   are not enough, the others are launched at once, and the job waits for the slowest (PromptTuner §3.2): the time of
+   a launch is in the prediction, and the idle ones are kept waiting beside it. Instances that were launched for
+   traffic, and are not up yet, come before new ones.
+2. *No delay, no look around*: a job never waits for instances that others will give back soon, and nothing is taken
+   from another model. Models share one thing, the count of free devices: who comes first has them.
+3. When neither idle instances nor free devices are enough, the job waits, and is looked at again whenever something
+   changed, with the time that is left then. Jobs of a model are looked at in order of arrival (or of deadlines:
+   `order`); one that does not fit lets others pass. No job keeps some devices while it waits for more that are not
+   there: with two such jobs neither would ever run.
+4. A job that cannot be in time however many it gets runs on one instance (or the fewest that it can run on).
+5. *Traffic*: with R arrivals a second (over `window_s`) that take T instance-seconds each, a model wants R x T
+   instances. What lacks is launched, where devices are free (INFless: when R exceeds what the instances there can
+   serve). Instances beyond that are let go when they have been idle for the keep-alive time.
+6. *Keep-alive* (INFless' LSTH): a high quantile (`tail`) of the times between arrivals of the model, once over a long
+   time and once over a short one, mixed by `gamma` (0.5 in the paper); `most_s` before there are enough of these.
+   `keep_alive_s` is used in its place if it is given. The paper's second window, after which an instance is started
+   again just before the next request, is a low quantile of the same times: less than a launch takes with jobs every
+   few seconds, so it is none.
+
+What each setting is worth has to be searched before anything is compared: `order`, `window_s` (0: nothing is launched
+for traffic), `keep_alive_s`, `gamma`, `margin`, `learn`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.baselines.infless_traffic import Traffic
+from benchmarks.baselines.replicas import (
+    ByOrder,
+    InRounds,
+    Place,
+    is_free,
+    item_times_s,
+    left_of,
+    library_at,
+    load,
+    load_s,
+    place_of,
+    policies_by_order,
+    send,
+    starts_in_s,
+    waiting,
+)
+from stoker.manager.core.nouns import Call, Context, Device, Library
+from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Policies, Provisioning, Unload, View
+
+_LOOK_AGAIN_S = 1.0
+"""Jobs that wait lose hope, and traffic falls, as time goes by."""
+
+
+class Order(enum.Enum):
+    """Whose turn is first, of the jobs of a model."""
+
+    ARRIVAL = "arrival"
+    """Who came first."""
+    DEADLINE = "deadline"
+    """Whose deadline is nearest."""
+
+
+class _Stock:
+    """Instances of a model that a job may have in this round: idle ones, those that are being launched for nobody, and
+    devices where others could be."""
+
+    __slots__ = ("coming", "free", "idle")
+
+    def __init__(self, idle: list[Library], coming: list[Library], free: list[tuple[Device, ...]]) -> None:
+        self.idle, self.coming, self.free = idle, coming, free
+
+    @property
+    def count(self) -> int:
+        return len(self.idle) + len(self.coming) + len(self.free)
+
+
+class Infless(InRounds):
+    """Dispatch and instances of the baseline; see the module's text. Times in seconds. With `keep_alive_s` idle
+    instances stay so long; without, by histogram, between `least_s` and `most_s`, and `most_s` before there is one."""
+
+    def __init__(
+        self, residency: ByOrder, *, order: Order | str = Order.ARRIVAL, window_s: float = 60.0,
+        keep_alive_s: float | None = None, gamma: float = 0.5, tail: float = 0.99, long_s: float = 3600.0,
+        short_s: float = 300.0, least_s: float = 10.0, most_s: float = 60.0, margin: float = 0.1,
+        learn: bool = False, period_s: float = 0.05,
+    ) -> None:  # fmt: skip
+        super().__init__(period_s=period_s)
+        self.residency = residency
+        self.order = Order(order)
+        self.window_s, self.keep_alive_s = window_s, keep_alive_s
+        self.gamma, self.tail = gamma, tail
+        self.long_s, self.short_s = long_s, short_s
+        self.least_s, self.most_s = least_s, most_s
+        self.margin = margin
+        self.learn = learn
+        self._crews: dict[int, list[Place]] = {}
+        """Jobs that wait for instances of theirs to be launched, and where all of these are."""
+        self._traffic: dict[str, Traffic] = {}
+        self._seen: set[int] = set()
+        self._taken: set[Device] = set()
+        """Devices that were given something in this round."""
+        self._again = 0.0
+
+    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+        """Start what can start, launch what lacks, let go what has been idle for long."""
+        if not (changes.calls or changes.libraries or changes.pilots or view.now >= self._again):
+            return ()
+        self._again = view.now + _LOOK_AGAIN_S if view.hungry else math.inf
+        self._taken.clear()
+        self._arrivals(view, changes)
+        self._check_crews(view)
+        plan: list[Action] = []
+        for context in view.hungry.values():
+            plan += self._serve(view, context)
+        for context in view.contexts.values():
+            if context.libraries or context.recipe.key in self._traffic:
+                plan += self._scale(view, context)
+        return plan
+
+    # ---- what is known
+
+    def _arrivals(self, view: View, changes: Changes) -> None:
+        for id in sorted(changes.calls - self._seen):
+            call = view.calls.get(id)
+            if call is not None:
+                self._seen.add(id)
+                self._traffic_of(call.group.context).came(view.now)
+        self._seen &= view.calls.keys()
+
+    def _traffic_of(self, context: Context) -> Traffic:
+        found = self._traffic.get(context.recipe.key)
+        if found is None:
+            found = self._traffic[context.recipe.key] = Traffic(long_s=self.long_s, short_s=self.short_s)
+        return found
+
+    def _check_crews(self, view: View) -> None:
+        """Forget those whose job waits no more, or that have lost an instance."""
+        here: dict[int, Context] = {x.id: x.group.context for x in waiting(view) if x.id in self._crews}
+        for id, places in list(self._crews.items()):
+            context = here.get(id)
+            if context is None or any(library_at(view, context, place) is None for place in places):
+                del self._crews[id]
+
+    def _kept(self) -> set[Place]:
+        """Where instances are that wait with a job for the rest of its crew."""
+        return {place for places in self._crews.values() for place in places}
+
+    # ---- jobs
+
+    def _serve(self, view: View, context: Context) -> list[Action]:
+        """Every waiting job of a model, in order."""
+        kept, plan = self._kept(), list[Action]()
+        alive = [x for x in context.libraries.values() if x.usable and place_of(x.devices) not in kept]
+        stock = _Stock(
+            sorted((x for x in alive if is_free(x)), key=lambda x: (-x.used_at, x.id)),
+            [x for x in alive if x.state is LibraryState.LOADING],
+            [devices for devices in self.residency.places(view, context) if not self._taken & set(devices)],
+        )
+        jobs: list[Call] = list(context.queue)
+        if self.order is Order.DEADLINE:
+            jobs.sort(key=lambda call: call.group.options.objective.deadline_at or math.inf)
+        for call in jobs:
+            if call.id in self._crews:
+                plan += self._start(view, call)
+            elif stock.count:
+                plan += self._staff(view, call, stock)
+        return plan
+
+    def _start(self, view: View, call: Call) -> list[Action]:
+        """A job whose instances were launched: start it when all are up."""
+        places = self._crews[call.id]
+        crew = [x for place in places if (x := library_at(view, call.group.context, place)) is not None and is_free(x)]
+        if len(crew) < len(places):
+            return []
+        del self._crews[call.id]
+        self._taken.update(device for library in crew for device in library.devices)
+        return [send(call, crew)]
+
+    def _staff(self, view: View, call: Call, stock: _Stock) -> list[Action]:
+        """Choose instances for a job, and launch those that are not there."""
+        context, objective = call.group.context, call.group.options.objective
+        lasts = self._lasts_s(view, call)
+        count = self._count(view, call, lasts, stock)
+        in_time = count > 0
+        if not in_time:
+            hopeful = bool(objective.deadline_at) and view.now + min(lasts.values()) <= objective.deadline_at
+            if hopeful and max(lasts) > stock.count:
+                return []  # more instances would help, and there are none now
+            if objective.deadline_at and objective.drop_late:
+                return [Drop(call.id, "it would be late on as many devices as it may have")]
+            count = min(lasts)
+            if count > stock.count:
+                return []
+        crew = [stock.idle.pop(0) for _ in range(min(count, len(stock.idle)))]
+        crew += [stock.coming.pop(0) for _ in range(min(count - len(crew), len(stock.coming)))]
+        fresh = [stock.free.pop(0) for _ in range(count - len(crew))]
+        members = [*(library.devices for library in crew), *fresh]
+        self._taken.update(device for devices in members for device in devices)
+        if lasts[count] > 0:
+            self._traffic_of(context).takes(count * lasts[count])
+        at_once = not fresh and all(is_free(library) for library in crew)
+        plan: list[Action] = []
+        if objective.deadline_at:
+            ends_at = view.now + lasts[count] + (0.0 if at_once else load_s(context))
+            plan.append(Forecast(call.id, ends_at, in_time))
+        if at_once:
+            return [*plan, send(call, crew)]
+        self._crews[call.id] = [place_of(devices) for devices in members]
+        return [*plan, *(load(context, devices) for devices in fresh)]
+
+    def _count(self, view: View, call: Call, lasts: dict[int, float], stock: _Stock) -> int:
+        """The fewest instances with which the job is in time; 0 if there are not so many, or none would do."""
+        due = call.group.options.objective.deadline_at
+        for count, seconds in lasts.items():
+            if count > stock.count:
+                break
+            launch_s = load_s(call.group.context) if count > len(stock.idle) else 0.0
+            if not due or view.now + launch_s + seconds <= due:
+                return count
+        return 0
+
+    def _lasts_s(self, view: View, call: Call) -> dict[int, float]:
+        """How long a job is predicted to take on so many hot instances; on the fewest alone while nobody knows."""
+        times, left, fresh = item_times_s(call), left_of(view, call, learn=self.learn), not call.spec.progress
+        if times is None:
+            return {max(1, call.group.options.gang[0]): call.group.cost.run_s}
+        return {
+            size: (1 + self.margin) * (left * seconds + starts_in_s(call, size=size, fresh=fresh))
+            for size, seconds in times.items()
+        }
+
+    # ---- instances
+
+    def _scale(self, view: View, context: Context) -> list[Action]:
+        """Launch what the traffic wants beyond what is there; let go what it does not want and nobody has used."""
+        wants = self._traffic_of(context).wants(view.now, window_s=self.window_s)
+        if wants:
+            self._again = min(self._again, view.now + _LOOK_AGAIN_S)
+        alive = {place_of(x.devices): x for x in context.libraries.values() if x.usable}
+        kept, plan = self._kept(), list[Action]()
+        crews = [places for id, places in self._crews.items() if view.calls[id].group.context is context]
+        lacks = wants - len(alive) - sum(place not in alive for places in crews for place in places)
+        for devices in self.residency.places(view, context) if lacks > 0 and not context.load_failures else ():
+            if lacks > 0 and not self._taken & set(devices):
+                self._taken.update(devices)
+                lacks -= 1
+                plan.append(load(context, devices))
+        spare, keep_s = len(alive) - wants, self._keep_s(view, context)
+        for place, library in sorted(alive.items(), key=lambda entry: (entry[1].used_at, entry[1].id)):
+            if place in kept or not is_free(library) or self._taken & set(library.devices) or spare <= 0:
+                continue
+            if library.used_at + keep_s <= view.now:
+                spare -= 1
+                plan.append(Unload(library.id, f"idle for {view.now - library.used_at:.0f} s"))
+            else:
+                self._again = min(self._again, library.used_at + keep_s)
+        return plan
+
+    def _keep_s(self, view: View, context: Context) -> float:
+        """How long an idle instance of a model stays."""
+        if self.keep_alive_s is not None:
+            return self.keep_alive_s
+        seconds = self._traffic_of(context).keep_s(view.now, gamma=self.gamma, tail=self.tail)
+        return self.most_s if seconds is None else min(self.most_s, max(self.least_s, seconds))
+
+
+def infless(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
+    """Each context scales its own libraries with its calls, at once, and keeps idle ones for a while (INFless).
+
+    `settings` are those of `Infless`.
+    """
+    return policies_by_order(lambda residency: Infless(residency, **settings), provisioning)

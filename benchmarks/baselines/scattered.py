@@ -1,0 +1,62 @@
+"""Placement by chance: any free library, any device with room.
+
+The baseline that says what thinking is worth. Chance is a function of the seed and of what is decided (the call, the
+device, how many loads the context has had), so that the same events lead to the same decisions: a journal replays, and
+a simulation is the same everywhere.
+
+Choosing one of n free libraries takes time proportional to n, which the default policy avoids; a baseline may.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from stoker.chance import Stream
+from stoker.manager.core.nouns import Call, Context, Device
+from stoker.manager.core.seams import Action, Policies, Provisioning, View
+from stoker.manager.core.walltime import has_time
+from stoker.manager.policies.dispatch import HottestFirst
+from stoker.manager.policies.provisioning import KeepBlocks
+from stoker.manager.policies.residency import LoadWhereWanted
+from stoker.manager.protocol.ids import LibraryId
+
+
+class AnyFree(HottestFirst):
+    """Dispatch: a call that comes goes to a free library that chance chooses."""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        super().__init__()
+        self._chance = Stream(seed, "dispatch")
+
+    def place(self, view: View, call: Call) -> LibraryId | Action | None:
+        """One of the free libraries. Calls that are prefetched, and gangs, go where the default policy sends them."""
+        context = call.group.context
+        free = len(context.idle)
+        if context.queue.count or not free or call.group.options.gang[0] > 1:
+            return super().place(view, call)
+        chosen = int(self._chance.uniform(call.id) * free)
+        id, library = next(islice(context.idle.items(), chosen, None))
+        run_s = call.group.cost.run_s or context.run_s
+        in_time = not library.pilot.ends_at or has_time(view.now, library, run_s)
+        if in_time and library.load < self.window(view, library) and library.admits(call):
+            return id
+        return super().place(view, call)
+
+
+class AnyDevice(LoadWhereWanted):
+    """Residency: a context is loaded on a device with room that chance chooses."""
+
+    def __init__(self, *, provisioning: Provisioning | None = None, seed: int = 0) -> None:
+        super().__init__(provisioning=provisioning)
+        self.seed = seed
+
+    def preference(self, context: Context, device: Device) -> tuple[float, ...]:
+        """A number for each device, another one after each load."""
+        whose = f"{context.recipe.key}/{device.pilot.id}/{device.id}"
+        return (Stream(self.seed, whose).uniform(context.loads),)
+
+
+def scattered(provisioning: Provisioning | None = None) -> Policies:
+    """Chance chooses the library of a call and the device of a context."""
+    asked = provisioning or KeepBlocks()
+    return Policies(AnyFree(), AnyDevice(provisioning=asked), asked)

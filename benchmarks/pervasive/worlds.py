@@ -1,0 +1,130 @@
+"""The paper's runs as worlds of the simulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from benchmarks.pervasive import paper
+from benchmarks.pervasive.parameters import Parameters
+from stoker.contexts.recipe import Awareness
+from stoker.manager.protocol.blocks import Rule
+from stoker.manager.sim.workload import Sweep
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, Files, Links, Rate, SourceModel, World
+from stoker.site import Duration, Size
+
+Steps = tuple[tuple[float, int], ...]
+Pools = Mapping[str, Steps]
+"""How many GPUs of each kind there are, from when on."""
+POLICIES = {Awareness.NONE: "no-awareness", Awareness.DISK: "disk-only", Awareness.FULL: "default"}
+"""The shipped policies that keep as much of a context as the paper's three versions (§4.2)."""
+_GPU_BYTES = Size(12_000_000_000)
+"""The smallest of them; one context fills it."""
+_DIGITS = 4
+
+
+def world(parameters: Parameters, pools: Pools, *, peaks: Mapping[str, float] = paper.SINGLE) -> World:
+    """A cluster with these pools of GPUs. `peaks`: by which rates kinds that were not fitted are slower or faster."""
+    p = parameters
+    context = ContextModel(
+        files=(
+            Files("model", Size(paper.MODEL_BYTES)),
+            Files("environment", Size(paper.ENVIRONMENT_BYTES)),
+        ),
+        device_memory_bytes=Size(paper.LOADED_BYTES),
+        load_s={kind: Duration(p.load_titan_s if kind in paper.OLD else p.load_a10_s) for kind in pools},
+        call_s={"": Duration(p.call_s)},
+        item_s={kind: Duration(item_s(p, kind, peaks=peaks)) for kind in pools},
+        warm_items=int(p.warm_items),
+        warm_item_s=Duration(p.warm_item_s),
+    )
+    sources = tuple(
+        SourceModel(
+            name=f"pool-{number}",
+            kind=kind,
+            capacity=steps,
+            boot_s=Duration(p.boot_s),
+            rule=Rule.FIXED,
+            init_blocks=max(count for _, count in steps),
+            max_blocks=max(count for _, count in steps),
+        )
+        for number, (kind, steps) in enumerate(pools.items())
+    )
+    links = Links(
+        shared=Rate(paper.SHARED_BYTES_PER_S),
+        shared_node=Rate(p.shared_node_bytes_per_s),
+        network=Rate(p.network_bytes_per_s),
+    )
+    devices = dict.fromkeys(pools, DeviceKind(_GPU_BYTES))
+    return World(devices=devices, sources=sources, contexts={"llm": context}, links=links, delays=Delays())
+
+
+def sweep(batch: int) -> Sweep:
+    """All inferences, in calls of so many."""
+    return Sweep(context="llm", inputs=paper.INFERENCES, items=batch)
+
+
+def item_s(parameters: Parameters, kind: str, *, peaks: Mapping[str, float] = paper.SINGLE) -> float:
+    """Seconds an inference: fitted for the two kinds of the static runs; for the others a power of their peak rate that
+    goes through these two."""
+    fitted = {paper.A10: parameters.item_a10_s, paper.TITAN: parameters.item_titan_s}
+    if kind in fitted:
+        return fitted[kind]
+    power = math.log(fitted[paper.TITAN] / fitted[paper.A10]) / math.log(peaks[paper.A10] / peaks[paper.TITAN])
+    return float(f"{fitted[paper.A10] * (peaks[paper.A10] / peaks[kind]) ** power:.{_DIGITS}g}")
+
+
+# ---- pools
+
+
+def static() -> Pools:
+    """§4.1: ten of each."""
+    return {paper.A10: ((0.0, paper.EACH),), paper.TITAN: ((0.0, paper.EACH),)}
+
+
+def vanishing(
+    *, from_s: float = paper.PREEMPTED_FROM_S, lost: Mapping[str, int] | None = None, lost_at_s: float = 0.0
+) -> Pools:
+    """§4.4: one a minute, the first at `from_s`, A10s first. `lost`: so many of a kind go before, at `lost_at_s`."""
+    pools, goes_at = {}, from_s
+    for kind in (paper.A10, paper.TITAN):
+        here, steps = paper.EACH, [(0.0, paper.EACH)]
+        early = (lost or {}).get(kind, 0)
+        if early:
+            here -= early
+            steps.append((lost_at_s, here))
+        for left in reversed(range(here)):
+            steps.append((goes_at, left))
+            goes_at += paper.PREEMPTED_EVERY_S
+        pools[kind] = tuple(steps)
+    return pools
+
+
+def ramp(
+    shares: Mapping[str, float], *, first: int, last: int, until_s: float, bend: float = 1.0, every_s: float = 20.0
+) -> Pools:
+    """From `first` GPUs to `last` in a line that is straight with `bend` 1, and with more slow at first; each kind has
+    its share of them, as whole GPUs."""
+    order = _order(shares, last)
+    pools: dict[str, list[tuple[float, int]]] = {kind: [] for kind in order}
+    steps = max(1, round(until_s / every_s))
+    for step in range(steps + 1):
+        at_s = round(until_s * step / steps, 1)
+        here = order[: round(first + (last - first) * (step / steps) ** bend)]
+        for kind, found in pools.items():
+            count = here.count(kind)
+            if not found or found[-1][1] != count:
+                found.append((at_s, count))
+    return {kind: tuple(found) for kind, found in pools.items()}
+
+
+def _order(shares: Mapping[str, float], count: int) -> list[str]:
+    """In which order GPUs of these kinds come, so that there are whole ones in these proportions at any time: the next
+    is of the kind that lacks most (Webster's method)."""
+    have = dict.fromkeys(shares, 0)
+    order = []
+    for _ in range(count):
+        kind = max(shares, key=lambda kind: shares[kind] / (2 * have[kind] + 1))
+        have[kind] += 1
+        order.append(kind)
+    return order

@@ -1,0 +1,82 @@
+"""`python -m benchmarks.prompt_tuner`: run PromptTuner's evaluation, and write the page and its plots."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.asking import number
+from benchmarks.prompt_tuner import drawing, report
+from benchmarks.prompt_tuner.cases import LOOK, WHOLE_EXTENT
+from benchmarks.prompt_tuner.everything import evaluate
+from benchmarks.prompt_tuner.runs import Runs
+from stoker.errors import StokerError
+from stoker.whole_files import draft_of
+
+PAGE = "prompttuner.md"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 1 when something fails, 2 for what cannot be asked, 130 after Ctrl-C."""
+    asked = _asked(arguments)
+    try:
+        return _reproduce(asked)
+    except StokerError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nstopped: the page is as it was; the same again goes on with {asked.runs}\n")
+        return 130
+
+
+def _asked(arguments: list[str] | None) -> argparse.Namespace:
+    ask = argparse.ArgumentParser(prog="python -m benchmarks.prompt_tuner", description=__doc__)
+    ask.add_argument("--jobs", type=number(most=1000), default=os.cpu_count() or 1, help="processes [all cores]")
+    ask.add_argument("--out", type=Path, help="where page and plots go [docs/reproduction]")
+    ask.add_argument(
+        "--runs", type=Path, default=Path("runs/reproduce-tuner"), help="where runs are kept [%(default)s]"
+    )
+    ask.add_argument(
+        "--quick", action="store_true", help="one seed and a quarter of cluster and jobs, for a look; wants --out"
+    )
+    asked = ask.parse_args(arguments)
+    if asked.quick and asked.out is None:
+        ask.error("--quick wants --out: what it writes must not replace the whole page")
+    asked.out = asked.out or Path("docs/reproduction")
+    for name in ("out", "runs"):
+        folder = getattr(asked, name)
+        if folder.exists() and not folder.is_dir():
+            ask.error(f"--{name} {folder}: not a folder")
+    return asked
+
+
+def _reproduce(asked: argparse.Namespace) -> int:
+    asked.out.mkdir(parents=True, exist_ok=True)
+    runs = Runs(asked.runs, jobs=asked.jobs)
+    found = evaluate(runs, tell=_tell, extent=LOOK if asked.quick else WHOLE_EXTENT)
+    drawing.draw(asked.out, found)
+    with draft_of(asked.out / PAGE) as draft:
+        draft.write_text(report.write(found))
+    sys.stdout.write(f"{asked.out / PAGE}\n")
+    return 0
+
+
+def _tell(what: str) -> Callable[[int, int], None]:
+    """One line that stands still in a terminal; at most ten of them elsewhere."""
+
+    def tell(number: int, total: int) -> None:
+        line = f"{what}: {number} of {total}"
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{line}\n" if number == total else f"\r{line}")
+        elif number * 10 // total > (number - 1) * 10 // total:
+            sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+    return tell
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""ElasticFlow at the seams: what is promised, started, given more, taken away, and that nothing is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from core.toy import Toy
+
+from benchmarks.baselines.elastic_flow import ElasticFlow
+from benchmarks.baselines.replicas import ByOrder
+from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.phases import CallState
+from stoker.manager.core.seams import Policies
+from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.protocol.calls import Objective
+from stoker.manager.protocol.ids import RecipeKey
+from stoker.manager.protocol.to_manager import Cancel
+
+Make = Callable[..., Toy]
+
+
+def elastic_flow(**how: Any) -> Callable[[], Policies]:
+    def make() -> Policies:
+        residency = ByOrder()
+        return Policies(ElasticFlow(residency, **{"slot_s": 1.0, "period_s": 0.2, **how}), residency, TakeWhatComes())
+
+    return make
+
+
+def starts(t: Toy, name: str) -> list[tuple[float, int]]:
+    """When the call began, each time, and on how many."""
+    return sorted(
+        (at, size) for p in t.pilots.values() for at, call, rank, size in p.began if (call, rank) == (t.ids[name], 0)
+    )
+
+
+@pytest.fixture
+def lab(toy: Make) -> Make:
+    """A pilot of four devices; contexts `a` and `b` load in 10 s; an item takes 1 s on one replica, half on two."""
+
+    def make(*, devices: int = 4, **how: Any) -> Toy:
+        t = toy(policies=elastic_flow(**how))
+        t.pilot("p1", devices=devices)
+        for key in ("a", "b"):
+            t.context(key, load_s=10.0)
+            known = ContextAdvice(load_s=10.0, paces={1: 1.0, 2: 0.5, 4: 0.25, 8: 0.125}, meet_s=2.0)
+            t.give(AdviceArrived(RecipeKey(key), {"": known}))
+        return t
+
+    return make
+
+
+def job(
+    t: Toy, name: str, at: float, *, items: int = 100, run_s: float = 20.0, gang: tuple[int, int] = (1, 4), **how: Any
+) -> Toy:
+    objective = Objective(deadline_at=at, drop_late=bool(how.pop("drop_late", False)))
+    options = {"context": "a", "step_s": 1.0, **how}
+    return t.call(name, items=items, run_s=run_s, gang=gang, objective=objective, **options)
+
+
+# ---- sizes
+
+
+def test_one_job_alone_gets_all_that_helps_it(lab: Make) -> None:
+    t = job(lab(), "j", 500.0).run()
+    assert [size for _, size in starts(t, "j")] == [4]
+
+
+def test_two_jobs_get_their_shares_and_share_what_is_left(lab: Make) -> None:
+    t = lab()
+    job(t, "tight", 80.0)  # 12 s until it works, then 100 s on one: two
+    job(t, "loose", 500.0, context="b")
+    t.run()
+    assert next(size for _, size in starts(t, "tight")) == 2
+    assert next(size for _, size in starts(t, "loose")) in (1, 2)
+
+
+def test_a_job_that_was_not_admitted_gets_what_is_left_and_is_told_so(lab: Make) -> None:
+    t = lab(devices=2)
+    job(t, "first", 75.0, gang=(2, 2), run_s=50.0).run(until=2.0)
+    job(t, "late", 55.0, gang=(2, 2), run_s=50.0).run(until=4.0)
+    said = t.core.state.forecasts
+    assert said[t.ids["first"]].in_time
+    assert not said[t.ids["late"]].in_time
+    t.run()
+    assert starts(t, "late")[0][0] >= t.ended_at["first"]
+    assert t.ended["late"].ok
+
+
+def test_a_job_that_was_not_admitted_is_dropped_if_it_wants_that(lab: Make) -> None:
+    t = job(lab(), "j", 20.0, drop_late=True).run()
+    assert "deadline cannot be met" in t.ended["j"].failure.message  # type: ignore[union-attr]
+
+
+# ---- changes
+
+
+def test_a_running_job_gives_devices_back_for_one_with_a_deadline_and_goes_on_from_where_it_was(lab: Make) -> None:
+    t = job(lab(), "long", 0.0, items=1000, run_s=200.0).run(until=60.0)
+    assert [size for _, size in starts(t, "long")] == [4]
+    job(t, "tight", 60.0 + 75.0)
+    t.run()
+    sizes = [size for _, size in starts(t, "long")]
+    assert sizes[0] == 4
+    assert len(sizes) > 1
+    assert sizes[1] < 4
+    assert t.ended["long"].ok
+    assert t.ended_at["long"] < 60.0 + 200.0 + 100.0, "its work so far was not done again"
+
+
+def test_without_rescaling_a_running_job_keeps_its_size(lab: Make) -> None:
+    t = job(lab(rescale=False), "long", 0.0, items=1000, run_s=200.0).run(until=60.0)
+    job(t, "tight", 60.0 + 75.0).run()
+    assert [size for _, size in starts(t, "long")] == [4]
+    assert starts(t, "tight")[0][0] > t.ended_at["long"]
+
+
+def test_a_call_for_one_library_is_never_evicted(lab: Make) -> None:
+    t = lab(devices=1)
+    t.call("plain", context="a", run_s=100.0).run(until=30.0)
+    job(t, "tight", 200.0, items=10, run_s=10.0, gang=(1, 1)).run()
+    assert len(starts(t, "plain")) == 1
+
+
+# ---- nothing is kept
+
+
+def test_each_job_loads_anew_and_its_libraries_end_with_it(lab: Make) -> None:
+    t = job(lab(), "j1", 500.0, step_s=0.0).run()
+    ended = t.now
+    job(t, "j2", ended + 500.0, step_s=0.0).run()
+    assert starts(t, "j2")[0][0] >= ended + 10.0
+    assert t.core.state.contexts["a"].loads == 8
+    t.run(until=t.now + 2.0)
+    assert not t.core.state.libraries
+
+
+# ---- whatever happens
+
+
+def test_a_lost_pilot_costs_a_job_its_devices_and_not_its_end(lab: Make) -> None:
+    t = lab()
+    t.pilot("p2", devices=4)
+    job(t, "j1", 200.0, gang=(1, 8)).run(until=15.0)
+    t.kill("p1")
+    t.run()
+    assert t.ended["j1"].ok
+
+
+def test_a_cancelled_job_makes_room(lab: Make) -> None:
+    t = job(lab(), "j1", 0.0, run_s=1000.0).run(until=20.0)
+    assert t.core.state.calls[t.ids["j1"]].state is CallState.HELD
+    t.tell(Cancel([t.ids["j1"]], running=True))  # type: ignore[list-item]
+    job(t, "j2", 0.0).run()
+    assert t.ended["j2"].ok
+
+
+def test_a_context_that_cannot_be_loaded_ends_its_jobs(lab: Make) -> None:
+    t = lab()
+    t.context("broken", broken="no such model").call("j", context="broken", gang=(2, 2)).run()
+    assert not t.ended["j"].ok
+
+
+def test_jobs_of_unknown_length_run_on_as_few_as_they_may(toy: Make) -> None:
+    t = toy(policies=elastic_flow())
+    t.pilot("p1", devices=4)
+    t.context("a").call("j", context="a", gang=(2, 4), run_s=5.0).run()
+    assert [size for _, size in starts(t, "j")] == [2]

@@ -1,0 +1,198 @@
+"""ElasticFlow's plan on cases whose best answer is known by hand, and what must hold for any."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.baselines.elastic_flow_plan import (
+    Free,
+    Job,
+    Share,
+    admits,
+    by_two,
+    elastic,
+    fill,
+    minimum_share,
+    minimum_shares,
+)
+
+LINEAR = ((1, 100.0), (2, 50.0), (4, 25.0), (8, 12.5))
+POOR = ((1, 100.0), (2, 90.0), (4, 85.0))
+
+
+def job(id: int, due: float, run_s: tuple[tuple[int, float], ...] = LINEAR, **how: float) -> Job:
+    return Job(id, due, run_s, **how)  # type: ignore[arg-type]
+
+
+def share_of(*pieces: tuple[float, float, int]) -> Share:
+    return Share(pieces)
+
+
+# ---- the minimum satisfactory share
+
+
+@pytest.mark.parametrize(("due", "size"), [(100.0, 1), (99.0, 2), (50.0, 2), (26.0, 4), (25.0, 4), (13.0, 8)])
+def test_a_job_gets_the_fewest_devices_with_which_it_is_in_time(due: float, size: int) -> None:
+    assert minimum_shares([job(1, due)], 8, now=0.0)[1].pieces[0][2] == size
+
+
+def test_a_job_that_no_size_can_save_gets_no_share() -> None:
+    assert minimum_shares([job(1, 12.0)], 8, now=0.0) == {}
+    assert minimum_shares([job(1, 25.0)], 3, now=0.0) == {}, "four devices are needed and there are three"
+
+
+def test_the_job_with_the_nearer_deadline_is_served_first_and_the_other_fills_what_is_left() -> None:
+    shares = minimum_shares([job(1, 50.0), job(2, 25.0)], 4, now=0.0)
+    assert shares == {2: share_of((0.0, 25.0, 4)), 1: share_of((25.0, 50.0, 4))}
+
+
+def test_a_share_is_smaller_for_the_while_that_others_need_the_devices() -> None:
+    # Of 4 devices the first job has 2 until 50. The second has the others till then, which is half of its work.
+    slow = ((1, 200.0), (2, 100.0), (4, 50.0))
+    shares = minimum_shares([job(1, 50.0), job(2, 80.0, slow)], 4, now=0.0)
+    assert shares == {1: share_of((0.0, 50.0, 2)), 2: share_of((0.0, 50.0, 2), (50.0, 75.0, 4))}
+    assert minimum_shares([job(1, 50.0), job(2, 74.0, slow)], 4, now=0.0).keys() == {1}
+
+
+def test_a_job_that_takes_no_time_is_planned_around_a_piece_that_ends_before_it_starts() -> None:
+    free = Free(1, now=0.0)
+    free.take(share_of((2.0, 4.0, 1)))
+    assert fill(job(1, 11.0, ((1, 0.0),), start_s=3.0), 1, free) == share_of((0.0, 2.0, 1), (4.0, 7.0, 1))
+
+
+def test_only_powers_of_two_that_help_are_sizes() -> None:
+    seconds = ((1, 100.0), (2, 60.0), (3, 40.0), (4, 35.0), (8, 36.0))
+    assert by_two(seconds) == ((1, 100.0), (2, 60.0), (4, 35.0))
+    assert by_two(seconds, unit=4) == ((4, 100.0), (8, 60.0), (16, 35.0))
+    assert by_two(seconds, smallest=2) == ((2, 60.0), (4, 35.0))
+    assert by_two(((3, 40.0),), smallest=3) == ((3, 40.0),)
+    assert fill(job(1, 0.0), 8, Free(7, now=0.0)) == share_of((0.0, 25.0, 4))
+
+
+def test_what_a_start_takes_is_part_of_the_share() -> None:
+    assert minimum_shares([job(1, 105.0, start_s=5.0)], 8, now=0.0)[1] == share_of((0.0, 105.0, 1))
+    assert minimum_shares([job(1, 104.0, start_s=5.0)], 8, now=0.0)[1] == share_of((0.0, 55.0, 2))
+
+
+def test_a_running_job_keeps_its_size_where_a_change_would_make_it_late() -> None:
+    runs = job(1, 60.0, ((1, 50.0), (2, 30.0), (4, 20.0)), size=2, start_s=15.0)
+    assert minimum_shares([runs], 8, now=0.0)[1] == share_of((0.0, 30.0, 2))
+    patient = job(1, 65.0, ((1, 50.0), (2, 30.0), (4, 20.0)), size=2, start_s=15.0)
+    assert minimum_shares([patient], 8, now=0.0)[1] == share_of((0.0, 65.0, 1))
+
+
+def test_a_start_that_is_cut_short_begins_again_with_the_other_size() -> None:
+    free = Free(4, now=0.0)
+    free.take(share_of((0.0, 5.0, 2)))
+    assert fill(job(1, 0.0, start_s=10.0), 4, free) == share_of((0.0, 5.0, 2), (5.0, 40.0, 4))
+
+
+# ---- admission
+
+
+def test_a_job_that_would_make_another_late_is_refused_though_it_would_be_in_time() -> None:
+    urgent = job(3, 10.0, ((1, 10.0),))
+    assert admits(urgent, [job(1, 30.0)], 4, now=0.0)
+    assert not admits(urgent, [job(1, 25.0)], 4, now=0.0)
+    assert minimum_shares([urgent, job(1, 25.0)], 4, now=0.0).keys() == {3}
+
+
+def test_a_job_is_admitted_while_others_are_late_whatever_happens() -> None:
+    hopeless = job(1, 5.0)
+    assert admits(job(2, 100.0), [hopeless], 4, now=0.0)
+
+
+def test_jobs_that_together_need_all_devices_all_the_time_are_admitted() -> None:
+    line = [job(n, 25.0 * n) for n in range(1, 5)]
+    assert all(admits(line[n], line[:n], 4, now=0.0) for n in range(4))
+    assert not admits(job(5, 99.0, ((1, 4.0),)), line, 4, now=0.0)
+
+
+def test_a_job_that_cannot_be_changed_is_planned_around() -> None:
+    fixed = job(1, 20.0, ((2, 40.0),), size=2, fixed=True)
+    shares = minimum_shares([fixed, job(2, 50.0)], 2, now=0.0)
+    assert shares == {}, "it has both devices until 40, and is late itself"
+    assert minimum_shares([fixed, job(2, 90.0)], 2, now=0.0)[2] == share_of((40.0, 90.0, 2))
+
+
+# ---- what is left over
+
+
+def test_what_is_left_over_goes_where_it_costs_the_least_device_time() -> None:
+    jobs = [job(1, 100.0, POOR), job(2, 100.0)]
+    shares = minimum_shares(jobs, 8, now=0.0)
+    assert elastic(jobs, shares, 5, now=0.0) == {1: 1, 2: 4}
+    assert elastic(jobs, shares, 4, now=0.0) == {1: 2, 2: 2}, "two more for the one that scales are not there"
+    assert elastic(jobs, shares, 16, now=0.0) == {1: 4, 2: 8}
+
+
+def test_who_has_nothing_is_served_before_who_has_something() -> None:
+    jobs = [job(1, 100.0), job(2, 0.0, POOR)]
+    shares = minimum_shares(jobs, 2, now=0.0)
+    assert shares.keys() == {1}
+    assert elastic(jobs, shares, 2, now=0.0) == {1: 1, 2: 1}
+    assert elastic(jobs, shares, 1, now=0.0) == {1: 1, 2: 0}
+
+
+def test_nobody_is_given_devices_that_make_it_later() -> None:
+    runs = job(1, 100.0, ((1, 20.0), (2, 10.0)), size=1, start_s=15.0)
+    assert elastic([runs], minimum_shares([runs], 4, now=0.0), 4, now=0.0) == {1: 1}
+    at_once = job(1, 100.0, ((1, 20.0), (2, 10.0)), size=1, start_s=5.0)
+    assert elastic([at_once], minimum_shares([at_once], 4, now=0.0), 4, now=0.0) == {1: 2}
+
+
+def test_a_running_job_that_could_do_with_less_keeps_what_it_has_while_that_is_free() -> None:
+    runs = job(1, 500.0, size=4, start_s=30.0)
+    fresh = job(2, 500.0, start_s=30.0)
+    shares = minimum_shares([runs, fresh], 8, now=0.0)
+    assert shares[1].size_at(0.0) == 1
+    assert elastic([runs, fresh], shares, 5, now=0.0) == {1: 4, 2: 1}
+
+
+# ---- whatever the jobs
+
+seconds = st.floats(1.0, 500.0)
+jobs = st.lists(
+    st.builds(
+        lambda due, one, gain, size, start: (due, tuple((2**k, one * gain**k) for k in range(4)), size, start),
+        seconds, seconds, st.floats(0.4, 0.95), st.sampled_from((0, 1, 2, 4)), st.floats(0.0, 60.0),
+    ),
+    max_size=8,
+)  # fmt: skip
+
+
+@given(jobs, st.integers(1, 16))
+def test_shares_are_in_time_and_never_more_than_there_is(
+    specs: list[tuple[float, tuple, int, float]], devices: int
+) -> None:
+    line = [job(n, due, run_s, size=size, start_s=start) for n, (due, run_s, size, start) in enumerate(specs)]
+    shares = minimum_shares(line, devices, now=0.0)
+    for id, share in shares.items():
+        assert share.ends_at <= line[id].deadline_at
+    moments = {start for share in shares.values() for start, _, _ in share.pieces}
+    for at in moments:
+        assert sum(share.size_at(at) for share in shares.values()) <= devices
+    sizes = elastic(line, shares, devices, now=0.0)
+    assert sum(sizes.values()) <= devices
+    assert all(sizes[id] >= share.size_at(0.0) for id, share in shares.items())
+    assert all(size in (0, 1, 2, 4, 8) for size in sizes.values())
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), max_size=6))
+def test_on_one_device_all_are_in_time_whenever_that_is_possible(specs: list[tuple[int, int]]) -> None:
+    """There, filling by deadline is earliest deadline first: it succeeds if all work that is due by any moment fits
+    before it."""
+    line = [job(n, float(due), ((1, float(run)),)) for n, (due, run) in enumerate(specs)]
+    possible = all(sum(run for due, run in specs if due <= at) <= at for at, _ in specs)
+    assert (len(minimum_shares(line, 1, now=0.0)) == len(line)) == possible
+
+
+def test_a_share_is_the_cheapest_of_all_sizes_where_speedup_is_sublinear() -> None:
+    sublinear = job(1, 70.0, ((1, 100.0), (2, 60.0), (4, 40.0), (8, 30.0)))
+    share = minimum_share(sublinear, Free(8, now=0.0))
+    assert share is not None
+    cost = sum((end - start) * size for start, end, size in share.pieces)
+    in_time = [size * run_s for size, run_s in sublinear.run_s if run_s <= sublinear.deadline_at]
+    assert cost == min(in_time)

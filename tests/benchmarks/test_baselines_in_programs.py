@@ -1,0 +1,82 @@
+"""The baselines of prompt tuning in sessions of this machine: gangs of real libraries, which one of them resizes."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+import pytest
+
+import stoker
+from benchmarks.baselines.loading import ROOT
+from stoker.site import BASELINES
+
+LIMIT_S = 90
+
+
+@stoker.context
+def model():
+    return {}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Begins a session of four devices under a policy."""
+    sessions = ExitStack()
+
+    def begin(policy):
+        policy = ROOT / BASELINES[policy]
+        site = tmp_path / "site.toml"
+        site.write_text(f'[policy]\nname = "{policy}"\n[pilot]\ndevices = "cpu:4"\n')
+        sessions.enter_context(stoker.load(str(site), run_dir=str(tmp_path / "runs")))
+
+    with sessions:
+        yield begin
+
+
+def steps(context, count, log):
+    """So many steps, from where it was left. Rank 0 notes with how many devices it does each."""
+    from stoker.contexts import saved_state
+
+    place = stoker.gang()
+    for step in range(saved_state(0), count):
+        time.sleep(0.05 / place.size)
+        if place.rank == 0:
+            with open(log, "a") as file:
+                file.write(f"{step} {place.size}\n")
+        stoker.progress(step + 1, count, state=step + 1)
+    return place.size
+
+
+def noted(log):
+    return [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("policy", ["infless", "elastic-flow"])
+def test_jobs_with_and_without_deadlines_run_on_some_devices_and_end(run, policy, tmp_path):
+    run(policy)
+    tune = stoker.app(context=model(), gang=(1, 4), features={"items": 20})(steps)
+    soon = stoker.app(context=model(), gang=(1, 4), features={"items": 20}, deadline="60 s")(steps)
+    plain = stoker.app(context=model())(lambda context: "plain")
+    asked = [plain(), *(app(20, str(tmp_path / "log")) for app in (tune, soon, tune, soon))]
+    said, *sizes = [future.result(LIMIT_S) for future in asked]
+    assert said == "plain"
+    assert set(sizes) <= {1, 2, 3, 4}
+
+
+def test_a_running_job_gives_devices_to_one_with_a_deadline_and_goes_on_from_where_it_was(run, tmp_path):
+    run("elastic-flow")
+    log, other = tmp_path / "long", str(tmp_path / "soon")
+    tune = stoker.app(context=model(), gang=(1, 4), features={"items": 20})(steps)
+    tune(20, other).result(LIMIT_S)  # now it is known how long an item takes
+    long = stoker.app(context=model(), gang=(1, 4), features={"items": 600})(steps)(600, str(log))
+    until = time.monotonic() + LIMIT_S
+    while (not log.exists() or len(noted(log)) < 20) and time.monotonic() < until:
+        time.sleep(0.1)
+    soon = stoker.app(context=model(), gang=(1, 1), features={"items": 20}, deadline="60 s")(steps)(20, other)
+    assert soon.result(LIMIT_S) == 1
+    assert long.result(LIMIT_S) in (1, 2, 4)
+    done = noted(log)
+    assert done[0] == (0, 4)
+    assert min(size for _, size in done) < 4
+    assert [step for step, _ in done] == list(range(600)), "no step was done twice, and none left out"

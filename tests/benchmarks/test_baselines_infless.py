@@ -1,0 +1,229 @@
+"""INFless: a model's instances scale at once and for themselves, and idle ones stay for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from core.toy import Toy
+
+from benchmarks.baselines.infless import Infless, Order
+from benchmarks.baselines.infless_traffic import Traffic
+from benchmarks.baselines.replicas import ByOrder
+from stoker.manager.core.events import AdviceArrived, ContextAdvice
+from stoker.manager.core.phases import LibraryState
+from stoker.manager.core.seams import Policies
+from stoker.manager.policies.provisioning import TakeWhatComes
+from stoker.manager.protocol.calls import Objective
+from stoker.manager.protocol.ids import RecipeKey
+
+Make = Callable[..., Toy]
+
+
+def infless(**how: Any) -> Callable[[], Policies]:
+    def make() -> Policies:
+        residency = ByOrder()
+        return Policies(Infless(residency, **{"window_s": 0.0, "period_s": 0.2, **how}), residency, TakeWhatComes())
+
+    return make
+
+
+def due(at: float, **how: Any) -> Objective:
+    return Objective(deadline_at=at, **how)
+
+
+def starts(t: Toy, name: str) -> list[tuple[float, int]]:
+    """When each part of a call began, and how many there were."""
+    return sorted((at, size) for p in t.pilots.values() for at, call, _, size in p.began if call == t.ids[name])
+
+
+def hot(t: Toy, key: str) -> int:
+    return sum(x.state is LibraryState.READY for x in t.core.state.contexts[key].libraries.values())
+
+
+@pytest.fixture
+def lab(toy: Make) -> Make:
+    """Pilots of four devices, and contexts `a` and `b` that load in 10 s; 100 s of work on one replica, half on two."""
+
+    def make(*, pilots: int = 2, **how: Any) -> Toy:
+        t = toy(policies=infless(**how))
+        for n in range(pilots):
+            t.pilot(f"p{n + 1}", devices=4)
+        for key in ("a", "b"):
+            t.context(key, load_s=10.0)
+            known = ContextAdvice(load_s=10.0, paces={1: 1.0, 2: 0.5, 4: 0.25, 8: 0.125}, meet_s=2.0)
+            t.give(AdviceArrived(RecipeKey(key), {"": known}))
+        return t
+
+    return make
+
+
+def job(
+    t: Toy, name: str, at: float, *, run_s: float = 20.0, gang: tuple[int, int] = (1, 8), context: str = "a"
+) -> Toy:
+    return t.call(name, context=context, items=100, run_s=run_s, gang=gang, objective=due(at) if at else Objective())
+
+
+# ---- how many
+
+
+@pytest.mark.parametrize(("at", "size"), [(130.0, 1), (119.0, 2), (60.0, 3), (45.0, 4)])
+def test_a_job_gets_the_fewest_instances_with_which_it_is_in_time_launch_and_margin_counted(
+    lab: Make, at: float, size: int
+) -> None:
+    t = job(lab(), "j", at).run()
+    assert {n for _, n in starts(t, "j")} == {size}
+
+
+def test_a_job_waits_for_the_slowest_of_its_instances_and_idle_ones_wait_with_it(lab: Make) -> None:
+    t = job(lab(pilots=1), "w", 0.0).run()
+    began = t.now
+    job(t, "j", began + 60.0)
+    t.run(until=began + 5.0)
+    assert hot(t, "a") == 1
+    assert not starts(t, "j")
+    job(t, "k", 0.0)  # another job does not get the one that waits
+    t.run(until=began + 8.0)
+    assert not starts(t, "k")
+    t.run()
+    assert {size for _, size in starts(t, "j")} == {3}
+    assert starts(t, "j")[0][0] == pytest.approx(began + 10.0, abs=0.5)
+
+
+def test_idle_instances_are_used_at_once_where_they_are_enough(lab: Make) -> None:
+    t = job(lab(), "w", 45.0).run()
+    began = t.now
+    job(t, "j", began + 60.0).run()
+    assert starts(t, "j")[0][0] == pytest.approx(began, abs=0.5)
+    assert t.core.state.contexts["a"].loads == 4
+
+
+def test_a_job_that_is_late_anyway_runs_on_one_instance(lab: Make) -> None:
+    t = job(lab(), "j", 15.0).run()
+    assert [size for _, size in starts(t, "j")] == [1]
+    assert t.ended["j"].ok
+
+
+def test_a_late_job_that_wants_that_is_dropped(lab: Make) -> None:
+    t = lab()
+    t.call("j", context="a", items=100, gang=(1, 8), objective=due(15.0, drop_late=True)).run()
+    assert t.ended["j"].failure.message == "it would be late on as many devices as it may have"  # type: ignore[union-attr]
+
+
+# ---- each model for itself
+
+
+def test_models_share_nothing_but_the_count_of_free_devices(lab: Make) -> None:
+    t = lab(pilots=1, keep_alive_s=30.0)
+    job(t, "a1", 45.0).run()
+    ended = t.now
+    job(t, "b1", ended + 60.0, context="b").run()
+    assert starts(t, "b1")[0][0] >= ended + 30.0 + 10.0, "idle instances of a are not taken from it"
+
+
+def test_a_job_does_not_wait_for_what_others_will_give_back_soon(lab: Make) -> None:
+    t = lab(pilots=2, keep_alive_s=1000.0)
+    job(t, "w", 45.0, run_s=30.0)
+    t.run(until=30.0)  # it runs on four until 40
+    job(t, "j", 500.0)
+    t.run()
+    assert t.core.state.contexts["a"].loads == 5
+    assert starts(t, "j")[0][0] == pytest.approx(40.0, abs=0.5)
+
+
+def test_two_jobs_never_hold_devices_for_each_other(lab: Make) -> None:
+    t = lab(pilots=1)
+    job(t, "a1", 45.0, gang=(3, 3))
+    job(t, "b1", 45.0, gang=(3, 3), context="b").run()
+    assert t.ended["a1"].ok
+    assert t.ended["b1"].ok
+
+
+@pytest.mark.parametrize(("order", "first"), [(Order.ARRIVAL, "early"), (Order.DEADLINE, "urgent")])
+def test_whose_turn_is_first_is_a_setting(lab: Make, order: Order, first: str) -> None:
+    t = lab(pilots=1, order=order, keep_alive_s=1000.0)
+    t.call("w1", "w2", "w3", "w4", context="a", items=1, run_s=30.0, gang=(1, 1))
+    t.run(until=20.0)
+    t.call("early", context="a", items=1, gang=(1, 1), objective=due(900.0))
+    t.call("urgent", context="a", items=1, gang=(1, 1), objective=due(300.0))
+    t.call("w5", "w6", "w7", context="a", items=1, gang=(1, 1), run_s=100.0)
+    t.run()
+    begins = {name: starts(t, name)[0][0] for name in ("early", "urgent")}
+    assert begins[first] <= min(begins.values())
+
+
+# ---- instances
+
+
+def test_idle_instances_are_let_go_after_a_while(lab: Make) -> None:
+    t = job(lab(keep_alive_s=30.0), "j", 45.0).run()
+    ended = t.now
+    t.run(until=ended + 29.0)
+    assert hot(t, "a") == 4
+    t.run(until=ended + 32.0)
+    assert not t.core.state.libraries
+
+
+def test_instances_that_traffic_keeps_busy_stay_longer_than_others_and_go_when_it_ends(lab: Make) -> None:
+    t = lab(window_s=60.0, keep_alive_s=2.0)
+    for n in range(8):  # a job every 10 s that takes 20 s: two instances and a bit more
+        t.call(f"j{n}", context="a", items=20, run_s=20.0, gang=(1, 1))
+        t.run(until=t.now + 10.0)
+    assert len(t.core.state.libraries) >= 3
+    t.run()
+    t.run(until=t.now + 5.0)
+    assert t.core.state.libraries
+    t.run(until=t.now + 100.0)
+    assert not t.core.state.libraries
+
+
+def test_traffic_launches_instances_that_no_job_has_asked_for(lab: Make) -> None:
+    t = lab(window_s=30.0, keep_alive_s=1000.0)
+    t.call("w", context="a", run_s=30.0, gang=(1, 1)).run()
+    t.call("j1", "j2", context="a", items=1, run_s=30.0, gang=(1, 1)).call("j3", context="a", run_s=30.0, gang=(1, 1))
+    t.run(until=t.now + 0.5)
+    t.call("j4", context="a", run_s=30.0, gang=(1, 1))
+    t.run(until=t.now + 0.5)
+    assert len(t.core.state.libraries) == 5  # 4 arrivals in 30 s, 33 s each
+
+
+def test_what_traffic_wants_is_its_rate_times_what_a_job_takes() -> None:
+    traffic = Traffic(long_s=1000.0, short_s=100.0)
+    for n in range(10):
+        traffic.came(10.0 * n)
+        traffic.takes(25.0)
+    assert traffic.wants(90.0, window_s=60.0) == 3  # six arrivals in 60 s, 25 s each: 2.5
+    assert traffic.wants(140.0, window_s=60.0) == 0
+    assert traffic.wants(90.0, window_s=0.0) == 0
+
+
+def test_keep_alive_mixes_a_long_and_a_short_histogram() -> None:
+    traffic = Traffic(long_s=1000.0, short_s=100.0)
+    assert traffic.keep_s(0.0, gamma=0.5, tail=0.99) is None
+    for n in range(10):
+        traffic.came(40.0 * n)
+    for n in range(10):
+        traffic.came(400.0 + 5.0 * n)
+    assert traffic.keep_s(450.0, gamma=1.0, tail=0.99) == 40.0
+    assert traffic.keep_s(450.0, gamma=0.0, tail=0.99) == pytest.approx(40.0)
+    assert traffic.keep_s(500.0, gamma=0.0, tail=0.99) == 5.0
+    assert traffic.keep_s(500.0, gamma=0.5, tail=0.99) == pytest.approx(22.5)
+
+
+# ---- whatever happens
+
+
+def test_a_lost_pilot_costs_a_job_its_instances_and_not_its_end(lab: Make) -> None:
+    t = lab()
+    job(t, "j", 40.0)
+    t.run(until=5.0)  # four are being launched
+    t.kill("p1")
+    t.run()
+    assert t.ended["j"].ok
+
+
+def test_a_context_that_cannot_be_loaded_ends_its_jobs(lab: Make) -> None:
+    t = lab()
+    t.context("broken", broken="no such model").call("j", context="broken", gang=(2, 2)).run()
+    assert not t.ended["j"].ok

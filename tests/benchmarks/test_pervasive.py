@@ -1,0 +1,150 @@
+"""The reproduction of the context paper: its pieces, on small cases."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from benchmarks.pervasive import fit, paper, predict, quick, shares, worlds
+from benchmarks.pervasive.fit import Fit
+from benchmarks.pervasive.parameters import BOUNDS, Parameters, possible
+from benchmarks.pervasive.proportion import distance
+from stoker.contexts.recipe import Awareness
+from stoker.manager.sim.log import Happened, Log
+
+KNOWN = Parameters(
+    item_a10_s=0.25,
+    item_titan_s=0.74,
+    load_a10_s=16.0,
+    load_titan_s=21.0,
+    call_s=0.044,
+    shared_node_bytes_per_s=220e6,
+    network_bytes_per_s=600e6,
+    warm_items=36,
+    warm_item_s=0.29,
+    boot_s=10.0,
+)
+
+
+# ---- the fit
+
+
+def test_a_search_finds_sets_that_explain_the_static_runs_within_the_bounds() -> None:
+    found = next(sets for sets in map(fit.search, range(20)) if any(one.close for one in sets))
+    for one in found:
+        assert possible(one.parameters)
+        assert all(bound.low <= getattr(one.parameters, name) <= bound.high for name, bound in BOUNDS.items())
+        assert one.worst <= (fit.CLOSE if one.close else fit.FAIR)
+        errors = quick.errors(one.parameters).values()
+        assert one.worst == max(map(abs, errors))
+
+
+def test_of_many_sets_the_most_central_and_those_farthest_apart_are_chosen() -> None:
+    def at(load_a10_s: float, worst: float = 0.01) -> Fit:
+        return Fit(worst, msgspec.structs.replace(KNOWN, load_a10_s=load_a10_s))
+
+    found = [at(10.0), at(11.0), at(20.0), at(21.0), at(60.0), at(100.0, worst=0.04)]
+    chosen = fit.chosen(found, 4)
+    assert [each.parameters.load_a10_s for each in chosen] == [20.0, 60.0, 100.0, 10.0]
+    assert fit.chosen(found, 100)[:4] == chosen
+    assert len(fit.chosen(found, 100)) == len(found)
+    assert fit.chosen([at(10.0, worst=0.04)], 3) == ()  # none is close
+
+
+@pytest.mark.parametrize(
+    ("awareness", "batch"),
+    [(Awareness.NONE, 1000), (Awareness.DISK, 100), (Awareness.DISK, 1000), (Awareness.FULL, 100)],
+)
+def test_the_closed_form_and_the_simulator_agree(awareness: Awareness, batch: int) -> None:
+    simulated = predict.static(KNOWN, paper.Run("", awareness, batch, 0.0))
+    assert simulated == pytest.approx(quick.seconds(KNOWN, awareness, batch), rel=0.02)
+
+
+def test_between_two_limits_nothing_is_off() -> None:
+    run = paper.Run("7", Awareness.FULL, 1000, 2900.0, 3300.0)
+    assert run.error(3000.0) == 0.0
+    assert run.error(3630.0) == pytest.approx(0.1)
+    assert run.error(2610.0) == pytest.approx(-0.1)
+    assert paper.Run("7", Awareness.FULL, 1, 3300.0).error(3000.0) == pytest.approx(-1 / 11)
+
+
+# ---- pools
+
+
+def test_gpus_vanish_one_a_minute_a10s_first() -> None:
+    pools = worlds.vanishing()
+    assert pools[paper.A10][:2] == ((0.0, 10), (900.0, 9))
+    assert pools[paper.A10][-1] == (900.0 + 9 * 60.0, 0)
+    assert pools[paper.TITAN][:2] == ((0.0, 10), (1500.0, 9))
+    assert pools[paper.TITAN][-1] == (1500.0 + 9 * 60.0, 0)
+
+
+@pytest.mark.parametrize("kind", [paper.A10, paper.TITAN])
+def test_gpus_that_were_lost_early_are_not_preempted_again(kind: str) -> None:
+    pools = worlds.vanishing(from_s=960.0, lost={kind: 3}, lost_at_s=60.0)
+    assert pools[kind][:2] == ((0.0, 10), (60.0, 7))
+    times = sorted(at_s for steps in pools.values() for at_s, _ in steps if at_s > 60.0)
+    assert times == [960.0 + 60.0 * number for number in range(17)]
+    assert [steps[-1][1] for steps in pools.values()] == [0, 0]
+
+
+def test_a_pool_that_grows_is_whole_gpus_in_the_proportions_of_the_cluster() -> None:
+    pools = worlds.ramp(paper.TABLE_1, first=0, last=186, until_s=600.0)
+    assert sum(steps[-1][1] for steps in pools.values()) == 186
+    assert pools["NVIDIA Quadro RTX 6000"][-1][1] == round(186 * 106 / 427)
+    for steps in pools.values():
+        assert [at for at, _ in steps] == sorted({at for at, _ in steps})
+        assert [count for _, count in steps] == sorted(count for _, count in steps)
+
+
+def test_a_bent_ramp_is_slow_at_first() -> None:
+    def half_way(bend: float) -> int:
+        pools = worlds.ramp({paper.A10: 1.0}, first=4, last=20, until_s=1000.0, bend=bend)
+        return [count for at_s, count in pools[paper.A10] if at_s <= 500.0][-1]
+
+    assert (half_way(1.0), half_way(2.0)) == (12, 8)
+
+
+def test_kinds_that_were_not_fitted_lie_on_a_line_through_those_that_were() -> None:
+    kinds = sorted(paper.SINGLE, key=lambda kind: paper.SINGLE[kind])
+    times = [worlds.item_s(KNOWN, kind) for kind in kinds]
+    assert times == sorted(times, reverse=True)
+    alike = msgspec.structs.replace(KNOWN, item_titan_s=KNOWN.item_a10_s)
+    assert {worlds.item_s(alike, kind, peaks=paper.TENSOR) for kind in kinds} == {KNOWN.item_a10_s}
+
+
+# ---- predictions
+
+
+def test_the_distance_from_a_straight_line_is_what_loads_and_calls_under_way_cost() -> None:
+    log = Log()
+    log.note(0.0, Happened.PILOT_CAME, pilot=0)
+    log.note(50.0, Happened.LIBRARY_READY, pilot=0)
+    for number in range(10):  # ten inferences a call, one a second
+        log.note(50.0 + 10 * number, Happened.CALL_BEGAN, call=number, value=10.0)
+        log.note(60.0 + 10 * number, Happened.CALL_ENDED, call=number, value=10.0)
+    off = distance(log, {0: 1.0})
+    # Connected: 100 done at 150; just before the first end, at 60, none is, and the line says 40.
+    assert off.connected == pytest.approx(0.4)
+    # Hot, until the last call is handed out at 140: 90 done at 90; just before each end it is ten short.
+    assert off.hot == pytest.approx(10 / 90)
+    assert off.evenly == pytest.approx(0.0)
+    assert distance(Log(), {}).connected == 0.0
+
+
+def test_with_full_awareness_more_is_done_while_gpus_vanish() -> None:
+    found = {(one.awareness, one.variant): one for one in predict.figure_8(KNOWN)}
+    full = found[Awareness.FULL, predict.NONE_LOST].value
+    assert full > 1.3 * found[Awareness.DISK, "from 900 s"].value > 0
+    early, late = (found[Awareness.FULL, f"from 900 s, 3 A10 lost at {at_s} s"] for at_s in (60, 600))
+    assert early.value < late.value < full
+    assert [gpus for _, gpus in early.looks][::60] == [0.0, 17.0, 10.0 + 7 - 6, 1.0]
+
+
+def test_what_is_done_in_figure_8_tells_which_kind_of_gpu_did_it() -> None:
+    partial = next(predict.figure_8(KNOWN))
+    begins_s = quick.worker(KNOWN, paper.A10, Awareness.DISK, predict.BATCH)[0]
+    wanted = shares.wanted(partial.value, Awareness.DISK, begins_s=begins_s)
+    assert wanted == pytest.approx(shares.of_titans(KNOWN, Awareness.DISK), abs=0.1)
+    more = shares.wanted(partial.value + 1000, Awareness.DISK, begins_s=begins_s)
+    assert more > wanted > shares.wanted(partial.value, Awareness.DISK, begins_s=begins_s, late_s=60.0)

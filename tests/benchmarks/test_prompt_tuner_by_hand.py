@@ -1,0 +1,88 @@
+"""Five jobs on eight GPUs, worked out by hand: who gets what when, and what it costs.
+
+A cold start takes 23.95 s; work is divided among replicas with 0.5 % lost for each doubling; a gang meets for 2 s.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.baselines.loading import policy
+from benchmarks.prompt_tuner.parameters import MODELS, Parameters
+from benchmarks.prompt_tuner.result import Result, result_of
+from benchmarks.prompt_tuner.simulate import play
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.log import Happened, Log
+
+USUAL = Parameters()
+MODEL = MODELS["gpt2-base"]
+COLD_S = USUAL.cold_s(MODEL)
+
+
+def job(at_s: float, *, gpu_s: float, within_s: float) -> Arrival:
+    items = round(gpu_s / MODEL.item_s)
+    return Arrival(at_s, MODEL.name, items, deadline_s=within_s, gang=(1, 8), items_done=items)
+
+
+JOBS = (
+    job(1.0, gpu_s=20.0, within_s=60.0),  # 23.95 + 20 s: one replica
+    job(10.0, gpu_s=20.0, within_s=70.0),  # could wait until 45 s for the first one's replica
+    job(12.0, gpu_s=40.0, within_s=38.0),  # 14 s are left after a cold start: 4 replicas do it in 12.1 s, 3 in 15.4 s
+    job(50.0, gpu_s=30.0, within_s=20.0),  # 2 warm replicas do it in 17.1 s
+    job(52.0, gpu_s=100.0, within_s=5.0),  # too late from the beginning
+)
+
+
+def took_s(gpu_s: float, *, replicas: int) -> float:
+    meets_s = USUAL.meet_s if replicas > 1 else 0.0
+    doublings = {1: 0, 2: 1, 4: 2}[replicas]
+    return meets_s + gpu_s / (replicas * USUAL.gang_efficiency**doublings)
+
+
+def played(name: str) -> tuple[list[float], list[int], Result]:
+    """When each job was done, on how many replicas, and what came of all."""
+    simulation, outcome = play(JOBS, policy(name).make(), USUAL, gpus=8)
+    log = simulation.log
+    return _ends(log), _widths(log), result_of(log, JOBS, outcome, gpus=8)
+
+
+def _ends(log: Log) -> list[float]:
+    rows = zip(log.at_s, log.what, log.call, strict=True)
+    return [at_s for _, at_s in sorted((call, at_s) for at_s, what, call in rows if what == Happened.CALL_ENDED)]
+
+
+def _widths(log: Log) -> list[int]:
+    parts = [
+        call
+        for what, call in zip(log.what, log.call, strict=True)
+        if what in (Happened.CALL_BEGAN, Happened.PART_BEGAN)
+    ]
+    return [parts.count(call) for call in sorted(set(parts))]
+
+
+def test_prompt_tuner_lets_a_job_wait_warms_four_for_another_and_knows_who_is_lost() -> None:
+    ends, widths, found = played("prompt-tuner")
+    assert widths == [1, 1, 4, 2, 1]
+    first = 1.0 + COLD_S + 20.0
+    assert ends == [
+        pytest.approx(first, abs=0.2),
+        pytest.approx(first + 20.0, abs=0.3),  # on the first one's replica, without a load of its own
+        pytest.approx(12.0 + COLD_S + took_s(40.0, replicas=4), abs=0.2),
+        pytest.approx(50.0 + took_s(30.0, replicas=2), abs=0.2),
+        pytest.approx(152.0, abs=0.2),  # best effort, on a replica that was idle
+    ]
+    assert (found.late, found.refused, found.unfinished, found.loads) == (1, 0, 0, 5)
+
+
+def test_infless_launches_for_each_job_at_once() -> None:
+    ends, widths, found = played("infless")
+    assert widths[:3] == [1, 1, 4]
+    assert ends[1] == pytest.approx(10.0 + COLD_S + 20.0, abs=0.2)  # it did not wait
+    assert (found.late, found.loads) == (1, 6)
+
+
+def test_elastic_flow_loads_for_each_job_and_gives_out_all_it_has() -> None:
+    ends, _, found = played("elastic-flow")
+    assert found.late >= 2  # the fourth has 20 s, less than a cold start
+    assert found.loads >= 8
+    assert max(ends) < 152.0  # what is left over goes to the last one

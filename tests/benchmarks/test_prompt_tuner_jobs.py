@@ -1,0 +1,175 @@
+"""The jobs that PromptTuner's evaluation is made of, and what a run's log says of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import pairwise
+from statistics import fmean, median, stdev
+
+import msgspec
+import pytest
+
+from benchmarks.prompt_tuner import paper
+from benchmarks.prompt_tuner.jobs import (
+    Bank,
+    Job,
+    arrival,
+    arrival_times,
+    jobs,
+    lookup_s,
+    slo_s,
+    uses_bank,
+)
+from benchmarks.prompt_tuner.parameters import MODELS, WHY, Parameters
+from benchmarks.prompt_tuner.result import result_of
+from stoker.chance import Stream
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.log import Happened, Log
+from stoker.manager.sim.run import Outcome
+
+USUAL = Parameters()
+MEDIUM = paper.LOADS["medium"]
+
+
+# ---- when they come
+
+
+def fullest(found: list[Job]) -> int:
+    return max(Counter(int(job.at_s // 60) for job in found).values())
+
+
+@pytest.mark.parametrize("load", paper.LOADS)
+def test_a_load_has_its_jobs_in_20_minutes_and_a_minute_with_five_times_the_mean(load: str) -> None:
+    for seed in range(5):
+        found = jobs(paper.LOADS[load], USUAL, seed=seed)
+        assert Counter(job.model for job in found) == paper.LOADS[load]
+        assert all(a.at_s <= b.at_s for a, b in pairwise(found))
+        assert found[0].at_s >= 0.0
+        assert found[-1].at_s < 20 * 60.0
+        assert fullest(found) == round(5 * len(found) / 20)
+
+
+def test_models_may_have_traces_of_their_own() -> None:
+    found = jobs(MEDIUM, msgspec.structs.replace(USUAL, mixed=False), seed=1)
+    assert Counter(job.model for job in found) == MEDIUM
+    for model, count in MEDIUM.items():
+        assert fullest([job for job in found if job.model == model]) == round(5 * count / 20)
+
+
+def test_minutes_are_not_even_and_gaps_within_one_are_exponential() -> None:
+    counts = Counter(int(at_s // 60) for at_s in arrival_times(1000, Stream(3, "x"), peak=5.0))
+    others = sorted(counts[minute] for minute in range(20))[:-1]
+    assert stdev(others) > 2 * math.sqrt(fmean(others))  # independent jobs would spread by the root
+    full = sorted(at_s for at_s in arrival_times(20_000, Stream(4, "x"), peak=20.0))  # all in one minute
+    gaps = [b - a for a, b in pairwise(full)]
+    assert stdev(gaps) == pytest.approx(fmean(gaps), rel=0.05)
+
+
+def test_the_same_seed_gives_the_same_jobs_and_another_gives_others() -> None:
+    assert jobs(MEDIUM, USUAL, seed=1) == jobs(MEDIUM, USUAL, seed=1)
+    assert jobs(MEDIUM, USUAL, seed=1) != jobs(MEDIUM, USUAL, seed=2)
+
+
+# ---- what they are
+
+
+def test_durations_have_the_shape_and_the_bounds_that_are_said() -> None:
+    found = [job for seed in range(100) for job in jobs(MEDIUM, USUAL, seed=seed)]
+    durations = [job.duration_s for job in found]
+    assert median(durations) == pytest.approx(USUAL.duration_median_s, rel=0.03)
+    assert (min(durations), max(durations)) == (USUAL.duration_least_s, USUAL.duration_most_s)
+    shares = Counter(job.replicas for job in found)
+    for replicas, share in USUAL.replicas:
+        assert shares[replicas] / len(found) == pytest.approx(share, abs=0.01)
+    # What the parameters' essay says of them.
+    assert fmean(job.duration_s * job.replicas for job in found) == pytest.approx(78.0, rel=0.03)
+    assert fmean(durations) == pytest.approx(46.0, rel=0.03)
+    cold_s = fmean(USUAL.cold_s(MODELS[job.model]) for job in found)
+    assert 0.37 <= cold_s / (cold_s + fmean(durations)) <= 0.41
+
+
+def test_speedups_are_between_the_least_and_the_most_of_the_model() -> None:
+    for model in MODELS.values():
+        found = [job.speedup for seed in range(20) for job in jobs({model.name: 80}, USUAL, seed=seed)]
+        low, high = model.speedup
+        assert low <= min(found) < low * 1.02
+        assert high / 1.02 < max(found) <= high
+
+
+def test_every_parameter_has_a_source_and_a_reason() -> None:
+    assert set(WHY) == set(Parameters.__struct_fields__)
+    assert all(why.source and why.reason for why in WHY.values())
+
+
+JOB = Job(at_s=7.0, model="gpt2-base", duration_s=30.0, replicas=2, speedup=2.0)
+
+
+def test_an_slo_is_the_duration_times_s_and_a_cold_start() -> None:
+    cold_s = USUAL.cold_s(MODELS["gpt2-base"])
+    assert slo_s(JOB, 0.5, USUAL) == pytest.approx(15.0 + cold_s)
+    assert slo_s(JOB, 1.5, msgspec.structs.replace(USUAL, overhead=0.5)) == pytest.approx(45.0 + cold_s / 2)
+
+
+def test_the_bank_takes_time_and_saves_iterations_that_nobody_knows_of() -> None:
+    banked, induced = (arrival(JOB, 1.0, USUAL, bank) for bank in (Bank.ALWAYS, Bank.NEVER))
+    assert (banked.items, banked.items_done, banked.fixed_s) == (1200, 600, 5.3)  # 60 GPU-seconds of 0.05 s
+    assert (induced.items, induced.items_done, induced.fixed_s) == (1200, 1200, 0.0)
+    assert banked.gang == (1, USUAL.widest)
+    assert banked.at_s == 7.0
+    assert banked.deadline_s == induced.deadline_s == pytest.approx(slo_s(JOB, 1.0, USUAL))
+
+
+def test_a_looser_bound_is_told_and_not_needed() -> None:
+    loose = msgspec.structs.replace(USUAL, bound=1.5)
+    told = arrival(JOB, 1.0, loose, Bank.NEVER)
+    assert (told.items, told.items_done) == (1800, 1200)
+
+
+def test_within_the_budget_the_bank_is_asked_and_beyond_it_not() -> None:
+    short = msgspec.structs.replace(JOB, model="vicuna-7b", duration_s=5.0)
+    assert MODELS["vicuna-7b"].bank_s > USUAL.budget * slo_s(short, 1.0, USUAL)
+    assert not uses_bank(short, 1.0, USUAL, Bank.BUDGET)
+    assert uses_bank(short, 1.0, USUAL, Bank.ALWAYS)
+    assert uses_bank(JOB, 1.0, USUAL, Bank.BUDGET)
+    assert arrival(short, 1.0, USUAL, Bank.BUDGET) == arrival(short, 1.0, USUAL, Bank.NEVER)
+
+
+def test_a_smaller_bank_is_faster_and_worse() -> None:
+    model = MODELS["gpt2-base"]
+    assert lookup_s(model, 3000) == model.bank_s
+    assert lookup_s(model, 1000) == pytest.approx(model.bank_s * 70 / 110)
+    small = arrival(JOB, 1.0, msgspec.structs.replace(USUAL, bank_size=1000), Bank.ALWAYS)
+    assert 600 < small.items_done < 1200
+
+
+# ---- what a log says
+
+
+def outcome(*, ended_at: float) -> Outcome:
+    return Outcome(True, ended_at, 4, 4, {}, 0, {}, 0, 0, busy_s=44.0, warm_s=440.0)
+
+
+def test_what_came_of_jobs_is_counted_once_each() -> None:
+    log = Log()
+    came = [Arrival(at_s=at_s, context="m", deadline_s=20.0) for at_s in (0.0, 1.0, 2.0, 3.0)]
+    for call, each in enumerate(came):
+        log.note(each.at_s, Happened.CALL_CAME, call=call + 50)
+    log.note(0.0, Happened.LIBRARY_STARTED, library=1)
+    log.note(4.0, Happened.CALL_FAILED, call=53)
+    log.note(10.0, Happened.CALL_BEGAN, call=50, library=1)
+    log.note(20.0, Happened.CALL_ENDED, call=50, library=1)  # just in time
+    log.note(21.0, Happened.CALL_BEGAN, call=51, library=1)
+    log.note(22.0, Happened.CALL_ENDED, call=51, library=1)  # a second late
+    found = result_of(log, came, outcome(ended_at=100.0), gpus=8)
+    assert (found.jobs, found.late, found.refused, found.unfinished, found.loads) == (4, 1, 1, 1, 1)
+    assert found.violations == 75.0
+    assert found.all_s == 8 * 1200.0  # jobs come for 20 minutes
+    assert (found.wait_share, found.wait_most) == (pytest.approx((10 / 20 + 20 / 21) / 2), pytest.approx(20 / 21))
+    assert found.cost(static=False, device_price_s=0.5) == 220.0
+    assert found.cost(static=True, device_price_s=0.5) == 4800.0
+
+
+def test_a_run_that_goes_on_longer_is_paid_for_longer() -> None:
+    found = result_of(Log(), [Arrival(at_s=0.0, context="m")], outcome(ended_at=2000.0), gpus=8)
+    assert found.all_s == 16_000.0

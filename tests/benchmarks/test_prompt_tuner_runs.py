@@ -1,0 +1,79 @@
+"""Runs of PromptTuner's evaluation: what one comes to, and how many of them are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.prompt_tuner.cases import Case, System
+from benchmarks.prompt_tuner.jobs import Bank
+from benchmarks.prompt_tuner.runs import Runs
+from benchmarks.prompt_tuner.simulate import simulate
+from stoker.manager.sim.run import SimulationError
+from stoker.manager.study.workers import DiedError
+
+FEW = (("gpt2-base", 8), ("vicuna-7b", 6))
+
+
+def case(*, policy: str = "default", seed: int = 0, bank: Bank = Bank.BUDGET) -> Case:
+    return Case(FEW, 1.0, System(policy, bank=bank), seed, gpus=8)
+
+
+def test_a_run_has_all_its_jobs_and_holds_no_more_gpus_than_there_are() -> None:
+    found = simulate(case())
+    assert (found.jobs, found.unfinished, found.refused) == (14, 0, 0)
+    assert found.banked > 0
+    assert 0.0 < found.busy_s <= found.held_s <= found.all_s
+    assert found.all_s >= 8 * 1200.0
+    assert simulate(case(bank=Bank.NEVER)).banked == 0
+
+
+def test_replicas_of_four_gpus_are_held_whole() -> None:
+    large = Case((("llama-30b", 3),), 1.0, System("default"), 0, gpus=8)
+    found = simulate(large)
+    assert found.unfinished == 0
+    assert found.held_s >= 4 * 20.0 * found.loads  # no load of it takes less
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    cases = [case(seed=seed) for seed in (0, 1, 0)]
+    first = Runs(tmp_path, jobs=1).each(cases, tell=lambda *done: heard.append(done))
+    assert heard == [(1, 2), (2, 2)]
+    written = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(written) == 2
+    heard.clear()
+    again = Runs(tmp_path, jobs=1).each(cases, tell=lambda *done: heard.append(done))
+    assert heard == []
+    assert again == first
+    assert written == {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+
+
+def test_a_file_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
+    wanted = case()
+    first = Runs(tmp_path, jobs=1).each([wanted], tell=lambda *_: None)
+    [path] = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:50])
+    again = Runs(tmp_path, jobs=1).each([wanted], tell=lambda *_: None)
+    assert again[wanted].held_s == first[wanted].held_s
+    assert path.stat().st_size > 50
+
+
+def test_over_several_processes_it_is_the_same(tmp_path: Path) -> None:
+    cases = [case(seed=seed) for seed in range(3)]
+    one = Runs(tmp_path / "one", jobs=1).each(cases, tell=lambda *_: None)
+    two = Runs(tmp_path / "two", jobs=2).each(cases, tell=lambda *_: None)
+    assert {each: result.held_s for each, result in one.items()} == {
+        each: result.held_s for each, result in two.items()
+    }
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_policy_that_is_none_stops_everything_with_its_case(jobs: int, tmp_path: Path) -> None:
+    cases = [case(policy="nobody", seed=seed) for seed in range(2)]
+    with pytest.raises(SimulationError, match="policy 'nobody' is no policy") as raised:
+        Runs(tmp_path, jobs=jobs).each(cases, tell=lambda *_: None)
+    assert "nobody" in str(raised.value)
+    assert not isinstance(raised.value, DiedError)
+    assert list(tmp_path.iterdir()) == []
