@@ -236,7 +236,8 @@ def _load(manager: Manager, action: Load) -> None:
         raise PolicyError(f"{action.memory_bytes} bytes cannot be promised")
     for id in action.devices:
         device = pilot.devices[id]
-        if 0 < device.facts.processes <= len(device.libraries):
+        staying = sum(library.state is not LibraryState.STOPPING for library in device.libraries.values())
+        if 0 < device.facts.processes <= staying:
             raise PolicyError(f"{id} of {pilot.id} takes {device.facts.processes} process at a time, and has one")
     libraries.load(manager, context, pilot, tuple(pilot.devices[id] for id in action.devices), action.memory_bytes)
 

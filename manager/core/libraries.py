@@ -24,13 +24,14 @@ KEPT_LIBRARIES = 200
 
 
 def promise(library: Library, memory_bytes: int) -> None:
-    """Change what a library is promised on each of its devices. Raises PolicyError where it does not fit."""
+    """Change what a library should come to hold of each of its devices. Raises PolicyError where that exceeds the
+    budget. (One that is told to end keeps what it has until it is gone.)"""
     more = memory_bytes - library.promised_bytes
     for device in library.devices:
-        if more > 0 and device.free_bytes < more:
+        if more > 0 and device.budget_bytes < more and library.state is not LibraryState.STOPPING:
             raise PolicyError(
-                f"{device.id} of {library.pilot.id} has {device.free_bytes} bytes left, {library.context.recipe.name} "
-                f"wants {more} more"
+                f"{device.id} of {library.pilot.id} has {device.budget_bytes} bytes left,"
+                f" {library.context.recipe.name} wants {more} more"
             )
     for device in library.devices:
         device.promised_bytes += more
@@ -38,36 +39,34 @@ def promise(library: Library, memory_bytes: int) -> None:
 
 
 def resize(manager: Manager, library: Library, memory_bytes: int) -> None:
-    """Tell a library to change its reservation. What it grows by is promised now; what it shrinks by is free when the
-    pilot says that it is done. Raises PolicyError where it does not fit."""
-    if memory_bytes > library.promised_bytes:
-        promise(library, memory_bytes)
+    """Tell a library to change its reservation. The budget changes now; the pilot lets one library grow when another
+    has really shrunk. Raises PolicyError where that exceeds the budget."""
+    promise(library, memory_bytes)
     library.resizing.append(memory_bytes)
     manager.say(library.pilot, ResizeLibrary(library.id, memory_bytes))
 
 
 def resized(manager: Manager, library: Library, message: LibraryResized) -> None:
-    """A library has changed its reservation. Resizes that it has still to answer may need more than it has now."""
+    """A library says what it holds of its devices from now on: because it was told to resize, or was measured."""
     size, waiting = message.device_memory_bytes, library.resizing
     if message.measured:
-        _measured(manager, library, size)
+        _holds(manager, library, size)
         return
-    if not waiting or size > library.promised_bytes:
+    if not waiting:
         manager.state.refuse("resize that nobody asked for")
         return
     answered = waiting.index(size) + 1 if size in waiting else 1
     del waiting[:answered]
-    promise(library, max(size, *waiting) if waiting else size)
-    manager.changed("libraries", library.id)
-    manager.supply_changed = True
+    if not waiting:  # else the last order counts, which is still to be answered
+        _holds(manager, library, size)
 
 
-def _measured(manager: Manager, library: Library, size: int) -> None:
-    """The pilot has measured what a library uses of its devices: promise it that, as far as there is room."""
-    room = min(device.free_bytes for device in library.devices)
+def _holds(manager: Manager, library: Library, size: int) -> None:
+    """Promise a library what it holds of its devices, as far as the budget goes."""
+    room = max(0, min(device.budget_bytes for device in library.devices))
     if size > library.promised_bytes + room:
         library.notes.append((manager.state.now, f"uses {show_bytes(size)} of its device, more than is left there"))
-    promise(library, max(0, min(size, library.promised_bytes + room)))
+    promise(library, min(size, library.promised_bytes + room))
     manager.changed("libraries", library.id)
     manager.supply_changed = True
 

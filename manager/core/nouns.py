@@ -191,7 +191,8 @@ class Context:
 
 
 class Device:
-    """One GPU (or CPU allotment) of a pilot. `promised_bytes` is what the manager has given away of its memory."""
+    """One GPU (or CPU allotment) of a pilot. `promised_bytes`: the budgets of its libraries, and what libraries that
+    are told to end still hold."""
 
     __slots__ = ("facts", "fault", "id", "libraries", "pilot", "promised_bytes", "tier", "tier_since")
 
@@ -208,8 +209,15 @@ class Device:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that nobody was promised."""
-        return self.facts.memory_bytes - self.promised_bytes
+        """Memory that no library has or was promised: a library that is loaded into it need not wait."""
+        return max(0, self.facts.memory_bytes - self.promised_bytes)
+
+    @property
+    def budget_bytes(self) -> int:
+        """Memory that may be promised: what is free, and what libraries that are told to end give back. The pilot holds
+        a load back until it is really free."""
+        staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
+        return self.facts.memory_bytes - sum(library.promised_bytes for library in staying)
 
 
 class Library:

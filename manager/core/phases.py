@@ -24,7 +24,7 @@ class LibraryState(enum.Enum):
     READY = "ready"
     """Holds its context and serves calls."""
     STOPPING = "stopping"
-    """Told to stop; its memory is still promised until the pilot says that it is gone."""
+    """Told to stop; it has its memory until the pilot says that it is gone, and what comes in its place waits there."""
     GONE = "gone"
     """Ended."""
 

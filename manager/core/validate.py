@@ -18,7 +18,7 @@ def validate(state: State) -> None:
                 device.promised_bytes == promised,
                 f"{device.id}: promised {device.promised_bytes}, libraries {promised}",
             )
-            _hold(0 <= promised <= device.facts.memory_bytes, f"{device.id}: promised twice")
+            _hold(promised >= 0 <= device.budget_bytes, f"{device.id}: promised twice")
         _hold((pilot.id in state.reserved) is (pilot.reserved is not None), f"{pilot.id} is in the wrong books")
         if pilot.reserved is not None:
             trial = state.trials.get(pilot.reserved.id)

@@ -8,7 +8,8 @@ and far longer than usual (`stoker.manager.core.stuck`). Several contexts share 
 context takes is what it declares, else what was measured, else (the first time) what is free on the device but for a
 corner for calls that want no context, given back once measured.
 
-Where nothing fits, idle libraries are evicted, least recently used first, just enough on one device. Where nothing is
+Where nothing fits, idle libraries are evicted, least recently used first, just enough on one device, and the context is
+loaded in their place: its pilot fetches its files meanwhile and begins when their memory is free. Where nothing is
 idle either, a context that has no library at all and has waited for `patience_s` gets a device from the context that
 holds most of them: without this a long queue of one context would starve all others, a case on which the paper is
 silent.
@@ -201,7 +202,26 @@ class LoadWhereWanted(Quiet):
         chosen = self._make_room(
             view, context, may_go=lambda x: _idle(x) and not _saved(x, context), rank=lambda x: (x.used_at, x.id)
         )
-        return [Unload(x.id, f"idle, and room is needed for {context.recipe.name}") for x in chosen]
+        plan: list[Action] = [Unload(x.id, f"idle, and room is needed for {context.recipe.name}") for x in chosen]
+        return plan + self._in_their_place(context, chosen)
+
+    def _in_their_place(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
+        """The load for which these libraries are to end, in the same plan: its pilot begins it when their memory is
+        free. None where what it takes is known only then."""
+        rooms = {device: device.budget_bytes for library in leaving for device in library.devices}
+        for library in leaving:
+            for device in library.devices:
+                rooms[device] += library.promised_bytes
+        able = [d for d, room in rooms.items() if self._suits(context, d) and room >= self.minimum(context, d)]
+        able.sort(key=lambda device: (-rooms[device], device.id))
+        devices = tuple(able[: context.recipe.needs.devices])
+        if not devices or len(devices) < context.recipe.needs.devices:
+            return []
+        memory_bytes = self.reservation(context, devices)
+        if not all(self.minimum(context, device) <= memory_bytes <= rooms[device] for device in devices):
+            return []
+        key = RecipeKey(context.recipe.key)
+        return [Load(key, devices[0].pilot.id, tuple(device.id for device in devices), memory_bytes)]
 
     def _share(self, view: View, context: Context) -> list[Action]:
         """A context that has waited long without the libraries that it needs gets a device from whoever holds most of

@@ -241,6 +241,8 @@ class LibraryPhase(enum.Enum):
 
     FETCHING = "fetching"
     """Its objects are on their way to the pilot's disk."""
+    WAITING = "waiting for room"
+    """Its objects are there; the memory that it needs, or its place, is still another library's."""
     STARTING = "starting"
     """Its process is being made."""
     LOADING = "loading"

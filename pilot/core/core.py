@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from stoker.pilot.core import (
+    admission,
     arrivals,
     device_memory,
     leaving,
@@ -130,6 +131,8 @@ class PilotCore:
                 self._of_library(event)
             case _:
                 assert_never(event)
+        if state.ledger.has_freed and state.claims:
+            admission.memory_freed(state)
         out, state.out = state.out, []
         return out
 
@@ -162,12 +165,15 @@ class PilotCore:
                 assert_never(event)
 
     def _timer(self, key: str) -> None:
-        """`snapshots/3`: lib-3 has waited long enough for them; `cancel/3`: a call of it has had its time to end."""
+        """`snapshots/3`: lib-3 has waited long enough for them; `memory/3`: for room on its devices, for a while;
+        `cancel/3`: a call of it has had its time to end."""
         what, _, number = key.partition("/")
         library = self.state.libraries.get(int(number))  # type: ignore[call-overload]
         if library is None:
             return
         if what == "snapshots":
             starting.late(self.state, library)
+        elif what == "memory":
+            admission.waited(self.state, library)
         elif library.cancelling:
             self.state.out.append(Observe(library.number))

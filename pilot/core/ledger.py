@@ -1,9 +1,9 @@
 """The device memory that a pilot holds for its libraries.
 
-The manager keeps its own ledger of what it has *promised*; this one is what is really *held*, and it has the last word:
-an order that does not fit is refused, whatever the manager believes. A reservation is the same number of bytes on each
-device of a library. It shrinks at once in the books only when the library says that it has really shrunk, so that
-growing elsewhere waits until the memory is free (DESIGN §4, "two memory ledgers").
+The manager keeps its own ledger of what each library should come to hold, its budget; this one is what is *held*,
+and it has the last word: an order that does not fit yet waits (`stoker.pilot.core.station`). A reservation is the same
+number of bytes on each device of a library. It shrinks only when the library says that it has really shrunk, so that
+growing elsewhere waits until the memory is free (DESIGN §4).
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ class Ledger:
         self.capacity = dict(devices)
         self._held: dict[LibraryId, tuple[tuple[DeviceId, ...], int]] = {}
         self._free = dict(devices)
+        self.has_freed = False
+        """Whether something was given back since the station looked last."""
 
-    def why_not(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
-        """Why this reservation cannot be made now, in words; empty when it can."""
+    def why_never(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
+        """Why this reservation could not be made if nothing else were held, in words; empty when it could."""
         unknown = [device for device in devices if device not in self.capacity]
         if unknown:
             return f"this pilot has no device {unknown[0]}; it has {', '.join(self.capacity)}"
@@ -29,6 +31,17 @@ class Ledger:
             return "a library needs one device or several different ones"
         if memory_bytes < 0:
             return f"{memory_bytes} bytes cannot be reserved"
+        for device in devices:
+            if memory_bytes > self.capacity[device]:
+                capacity = show_bytes(self.capacity[device])
+                return f"{device} has {capacity} in all, {show_bytes(memory_bytes)} are needed"
+        return ""
+
+    def why_not(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
+        """Why this reservation cannot be made now, in words; empty when it can."""
+        never = self.why_never(devices, memory_bytes)
+        if never:
+            return never
         for device in devices:
             if memory_bytes > self._free[device]:
                 free, capacity = self._free[device], self.capacity[device]
@@ -56,11 +69,13 @@ class Ledger:
             raise ValueError(reason)
         for device in devices:
             self._free[device] -= memory_bytes - before
+        self.has_freed |= memory_bytes < before
         self._held[library] = (devices, memory_bytes)
 
     def release(self, library: LibraryId) -> None:
         """Hold nothing for this library any more; one that holds nothing is fine."""
         devices, memory_bytes = self._held.pop(library, ((), 0))
+        self.has_freed = True
         for device in devices:
             self._free[device] += memory_bytes
 

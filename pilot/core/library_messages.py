@@ -28,9 +28,8 @@ from stoker.manager.protocol.to_manager import (
     LibraryNews,
     LibraryPhase,
     LibraryReady,
-    LibraryResized,
 )
-from stoker.pilot.core import holding, lifecycle, running
+from stoker.pilot.core import holding, lifecycle, resizing, running
 from stoker.pilot.core.commands import OfferSnapshot, Severity
 from stoker.pilot.core.events import FromLibrary
 from stoker.pilot.core.failures import failure_of
@@ -92,14 +91,8 @@ def _message(state: PilotState, library: PilotLibrary, message: ToAgent) -> None
             if form not in state.snapshots:
                 state.snapshots.add(form)
                 state.out.append(OfferSnapshot(RecipeKey(library.recipe.key), message))
-        case Resized(device_memory_bytes=size):
-            library.resizes = max(0, library.resizes - 1)
-            try:
-                if size >= 0:  # else its context refused
-                    state.ledger.resize(number, memory_bytes=size)
-            except ValueError as error:
-                state.log(f"lib-{number}: {error}", Severity.WARNING)
-            state.tell(LibraryResized(number, state.ledger.held(number)))
+        case Resized():
+            resizing.answered(state, library, message)
         case _:
             assert_never(message)
 
@@ -124,7 +117,7 @@ def _loaded(state: PilotState, library: PilotLibrary, message: Loaded) -> None:
         resident_bytes=message.resident_bytes,
         peak_bytes=message.peak_bytes,
         device_bytes=library.device_bytes,
-        fetch_s=library.started_at - library.ordered_at if library.has_pins else 0.0,
+        fetch_s=library.fetched_at - library.ordered_at if library.has_pins else 0.0,
     )
     state.log(
         f"lib-{library.number} ({library.recipe.name}) ready: {ready.start_s:.3f} s to start,"

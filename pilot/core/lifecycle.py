@@ -9,7 +9,7 @@ import msgspec
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_manager import LibraryFacts, LibraryGone
-from stoker.pilot.core import holding, wants
+from stoker.pilot.core import holding, station, wants
 from stoker.pilot.core.commands import Forget, KillProcess, Severity
 from stoker.pilot.core.events import ProcessEnded
 from stoker.pilot.core.exits import FOLDER_GONE, NOT_SETTLED, SAID_BY_CODE
@@ -66,7 +66,7 @@ def finish(state: PilotState, library: PilotLibrary, ending: ProcessEnded) -> No
         )
     )
     state.out.append(Forget(number, left.running))
-    state.ledger.release(number)
+    station.release(state, library)
     state.libraries.pop(number, None)
     state.gone[number] = LibraryFacts(
         library=number, recipe=library.recipe.key, devices=library.devices, ready=is_ready  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ from typing import assert_never
 import msgspec
 
 from stoker.manager.protocol.ids import CallId, LibraryId
-from stoker.manager.protocol.to_library import Evict, GiveBack, Meet, Resize
-from stoker.manager.protocol.to_manager import CallsReturned, LibraryResized
+from stoker.manager.protocol.to_library import Evict, GiveBack, Meet
+from stoker.manager.protocol.to_manager import CallsReturned
 from stoker.manager.protocol.to_pilot import (
     Ack,
     CancelCalls,
@@ -26,8 +26,8 @@ from stoker.manager.protocol.to_pilot import (
     TakeBack,
     ToPilot,
 )
-from stoker.pilot.core import arrivals, holding, leaving, running, starting, wants
-from stoker.pilot.core.commands import Acknowledged, Observe, SetTimer, Severity, TellLibrary
+from stoker.pilot.core import arrivals, holding, leaving, resizing, running, starting, wants
+from stoker.pilot.core.commands import Acknowledged, Observe, SetTimer, TellLibrary
 from stoker.pilot.core.events import Lack
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import PilotLibrary, PilotState
@@ -61,7 +61,7 @@ def handle(state: PilotState, message: ToPilot) -> None:
             if number in state.libraries:
                 state.out.append(TellLibrary(number, Meet(call=call, address=address)))
         case ResizeLibrary(library=number, device_memory_bytes=size):
-            _resize(state, number, size)
+            resizing.order(state, number, size)
         case PilotWelcome():
             _welcome(state, message)
         case HelloAgain(acknowledged=acknowledged):
@@ -148,21 +148,6 @@ def give_back(library: PilotLibrary, *, count: int = 0, calls: tuple[CallId, ...
     """An order to give calls back: so many, or these."""
     library.orders_back += 1
     return GiveBack(count=count, calls=calls, order=library.orders_back)
-
-
-def _resize(state: PilotState, number: LibraryId, size: int) -> None:
-    library = state.libraries.get(number)
-    if library is None:
-        return
-    try:
-        if size > state.ledger.held(number):
-            state.ledger.resize(number, memory_bytes=size)  # first the room, then its use
-    except ValueError as error:
-        state.log(f"lib-{number} is not resized: {error}", Severity.WARNING)
-        state.tell(LibraryResized(number, state.ledger.held(number)))
-        return
-    library.resizes += 1
-    state.out.append(TellLibrary(number, Resize(device_memory_bytes=size)))
 
 
 def _welcome(state: PilotState, message: PilotWelcome) -> None:

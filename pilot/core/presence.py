@@ -24,7 +24,7 @@ from stoker.manager.protocol.to_manager import (
     WalltimeNews,
 )
 from stoker.manager.protocol.wire import VERSION
-from stoker.pilot.core import leaving, lifecycle, probes
+from stoker.pilot.core import leaving, lifecycle, probes, station
 from stoker.pilot.core.commands import Beat, Greet, Leave
 from stoker.pilot.core.events import (
     Before,
@@ -104,7 +104,7 @@ def library_facts(state: PilotState, before: Before) -> tuple[LibraryFacts, ...]
             devices=library.devices,
             ready=library.serves and number not in before.ready,
             calls=tuple(dict.fromkeys((*before.left.get(number, ()), *library.held))),
-            reserved_bytes=state.ledger.held(number),
+            reserved_bytes=station.budget_bytes(state, library),
             memory_bytes=library.resident_bytes,
             device_bytes=library.device_bytes,
         )

@@ -1,6 +1,6 @@
 """The stages of a library on its pilot, and which may follow which.
 
-FETCHING -> STARTING -> LOADING -> READY -> (DRAINING ->) GONE      any stage may go to GONE
+FETCHING -> (WAITING ->) STARTING -> LOADING -> READY -> (DRAINING ->) GONE      any stage may go to GONE
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ class Stage(enum.Enum):
 
     FETCHING = "fetching"
     """Its folder is made, and its objects are on their way to the cache."""
+    WAITING = "waiting"
+    """Its files are here, and memory or a place on its devices is not free yet (`stoker.pilot.core.station`)."""
     STARTING = "starting"
     """Its process is being made."""
     LOADING = "loading"
@@ -26,7 +28,8 @@ class Stage(enum.Enum):
 
 
 NEXT = {
-    Stage.FETCHING: {Stage.STARTING, Stage.GONE},
+    Stage.FETCHING: {Stage.WAITING, Stage.STARTING, Stage.GONE},
+    Stage.WAITING: {Stage.STARTING, Stage.GONE},
     Stage.STARTING: {Stage.LOADING, Stage.GONE},
     Stage.LOADING: {Stage.READY, Stage.GONE},
     Stage.READY: {Stage.DRAINING, Stage.GONE},
@@ -34,7 +37,7 @@ NEXT = {
     Stage.GONE: set(),
 }
 """The one table of transitions."""
-TAKES_CALLS = frozenset({Stage.FETCHING, Stage.STARTING, Stage.LOADING, Stage.READY})
+TAKES_CALLS = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING, Stage.READY})
 """Stages in which a library may be given calls (those that are not ready hold them until they are)."""
 SERVES = frozenset({Stage.READY, Stage.DRAINING})
 """Stages in which its process runs calls."""

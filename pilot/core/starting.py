@@ -6,7 +6,7 @@ from stoker.contexts.recipe import Awareness
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_manager import LibraryGone, LibraryNews, LibraryPhase
 from stoker.manager.protocol.to_pilot import StartLibrary
-from stoker.pilot.core import lifecycle, wants
+from stoker.pilot.core import lifecycle, station, wants
 from stoker.pilot.core.commands import Pin, Prepare, SetTimer, Severity, StartProcess
 from stoker.pilot.core.events import Lack, Pinned, Prepared, ProcessEnded
 from stoker.pilot.core.failures import load_failure
@@ -16,17 +16,13 @@ from stoker.units import show_bytes
 
 
 def order(state: PilotState, message: StartLibrary) -> None:
-    """Start a library, or say why not."""
+    """Start a library, or say why that can never be. It waits for memory when its files are here, not before."""
     number = message.library
     state.last_library = max(state.last_library, number)
     if number in state.libraries or number in state.gone:
         return  # said twice
     reason = f"the pilot is leaving: {state.leaving}" if state.leaving else ""
-    try:
-        if not reason:
-            state.ledger.reserve(number, devices=message.devices, memory_bytes=message.device_memory_bytes)
-    except ValueError as error:
-        reason = str(error)
+    reason = reason or station.why_never(state, message.devices, message.device_memory_bytes)
     if reason:
         state.log(f"lib-{number} refused: {reason}", Severity.WARNING)
         failure = Failure(kind=FailureKind.CONTEXT, message=reason, pilot=state.facts.pilot, library=number)
@@ -46,7 +42,7 @@ def prepared(state: PilotState, library: PilotLibrary, event: Prepared) -> None:
             f"{facts.pilot} can make no folder for a library: {event.error}; make room there, or give [pilot] scratch"
             " another disk"
         )
-        _refuse(state, library, what)
+        refuse(state, library, what)
         return
     from_sources = recipe.awareness is Awareness.NONE and not facts.is_carried
     needed = recipe.needs.disk_bytes
@@ -58,7 +54,7 @@ def prepared(state: PilotState, library: PilotLibrary, event: Prepared) -> None:
             f"{facts.pilot} has {show_bytes(event.free_disk_bytes)} free on its scratch disk, and {recipe.name} wants "
             f"{show_bytes(needed)} (@context(disk=...)); make room there, or give [pilot] scratch another disk"
         )
-        _refuse(state, library, what)
+        refuse(state, library, what)
         return
     ordered = library.ordered
     if ordered.snapshot_wait_s > 0:
@@ -129,7 +125,8 @@ def fail(state: PilotState, library: PilotLibrary, lack: Lack) -> None:
     lifecycle.finish(state, library, ProcessEnded(library.number))
 
 
-def _refuse(state: PilotState, library: PilotLibrary, what: str) -> None:
+def refuse(state: PilotState, library: PilotLibrary, what: str) -> None:
+    """A library cannot start for want of something that this pilot lacks: it is loaded elsewhere."""
     failure = Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number)
     lifecycle.blame(library, failure)
     lifecycle.finish(state, library, ProcessEnded(library.number))
@@ -155,9 +152,19 @@ def _without_forms(state: PilotState, library: PilotLibrary) -> None:
 
 
 def _start(state: PilotState, library: PilotLibrary) -> None:
+    """Its files are here: start it as soon as there is room on its devices."""
+    library.fetched_at = state.now
+    if station.claim(state, library, library.ordered.device_memory_bytes):
+        admitted(state, library)
+        return
+    lifecycle.move(library, Stage.WAITING)
+    state.tell(LibraryNews(library=library.number, phase=LibraryPhase.WAITING))
+
+
+def admitted(state: PilotState, library: PilotLibrary) -> None:
+    """A library has room on its devices: have its process made."""
     lifecycle.move(library, Stage.STARTING)
     library.started_at = state.now
-    library.has_process = True
     state.tell(LibraryNews(library=library.number, phase=LibraryPhase.STARTING))
     paths = {library.forms.get(name, name): path for name, path in library.paths.items()}
     state.out.append(StartProcess(library.ordered, paths))

@@ -3,7 +3,8 @@
 calls that a library holds, and its orders that wait      holding
 a library's stage, how it ends                            lifecycle
 objects that are wanted, what the manager was told of     wants
-reserved device memory                                    ledger (through lifecycle, library_messages, device_memory)
+claims on device memory                                   station
+reserved device memory                                    ledger (through station, library_messages, device_memory)
 that the pilot leaves                                     leaving
 """
 
@@ -84,6 +85,8 @@ class PilotLibrary:
         self.has_limits = False
 
         self.ordered_at = now
+        self.fetched_at = 0.0
+        """When all its files were here; what it waits for from then on is room on its devices."""
         self.started_at = 0.0
         self.hello_at = 0.0
         self.ready_at = 0.0
@@ -126,6 +129,8 @@ class PilotLibrary:
         """How often in a row it was observed with calls of which it had begun none, and heard of with nothing."""
         self.resizes = 0
         """Resizes that it was told of and has not answered."""
+        self.resized_to = 0
+        """What the last of them leaves it of each device, in bytes."""
 
         self.resident_bytes = 0
         self.device_bytes = 0
@@ -179,6 +184,8 @@ class PilotState:
         self.devices: Mapping[DeviceId, DeviceFacts] = {device.device: device for device in facts.devices}
         self.ledger = Ledger({device.device: device.memory_bytes for device in facts.devices})
         self.libraries: dict[LibraryId, PilotLibrary] = {}
+        self.claims: dict[LibraryId, int] = {}
+        """What libraries that are to start or to grow wait for: bytes that each should come to hold on its devices."""
         self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()
         """What libraries were that have ended, until the manager surely knows."""
         self.last_library = 0

@@ -97,10 +97,12 @@ def test_a_device_of_one_process_holds_one_library_at_a_time(cluster: Make) -> N
     c.report("p1", say.LibraryReady(1, 0.1, 1.0, device_bytes=2 * GB))  # type: ignore[arg-type]
     assert c.library(context="m").promised_bytes == 24 * GB
     assert list(c.pilot().libraries) == [1]
-    c.end("a").wait(2.0)
+    c.end("a").forget().wait(2.0)
     assert c.library(context="m").state is LibraryState.STOPPING  # it is idle, and the other waits
-    c.forget().die(c.library(context="m"), failure=None).wait(2.0)
+    assert c.hears("p1", to_pilot.StopLibrary).library == 1
     assert started(c).device_memory_bytes == 24 * GB
+    assert c.library(context="n").state is LibraryState.LOADING  # its pilot waits until the other process has ended
+    c.die(c.library(context="m"), failure=None).wait(2.0)
     assert list(c.pilot().libraries) == [2]
 
 

@@ -1,7 +1,9 @@
 """A pilot that obeys the protocol in virtual time: it loads, runs, gives back, evicts, resizes, refuses, drains, dies.
 
-It is as strict as a real one: a reservation that does not fit what is really held, a call twice in one library, or a
-function that it was never sent is a fault of the manager's, and fails the test.
+A library that is to start waits while what it needs is held by one that is told to end, and a library that is to grow
+while another has not shrunk. It is as strict as a real one: a reservation that exceeds what is there without libraries
+that are told to end, a call twice in one library, or a function that it was never sent is a fault of the manager's, and
+fails the test.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ class ToyLibrary:
         self.id = order.library
         self.recipe: Recipe = order.recipe
         self.devices = order.devices
-        self.held_bytes = order.device_memory_bytes
+        self.held_bytes = 0
+        self.budget_bytes = order.device_memory_bytes
+        """What it should come to hold of each device; what it holds differs while it waits for that."""
+        self.begun = False
         self.ready = False
         self.stopping = False
         self.waiting: OrderedDict[int, tuple[CallSpec, GangPlace | None]] = OrderedDict()
@@ -129,17 +134,44 @@ class ToyPilot:
     def _held(self, device: str) -> int:
         return sum(x.held_bytes for x in self.libraries.values() if device in x.devices)
 
+    def _budgets(self) -> None:
+        for facts in self.devices:
+            staying = [x for x in self.libraries.values() if facts.device in x.devices and not x.stopping]
+            budget = sum(x.budget_bytes for x in staying)
+            assert budget <= facts.memory_bytes, f"{facts.device} of {self.name} is promised twice"
+
+    def _takes(self, library: ToyLibrary) -> bool:
+        """Whether a library holds its budget from now on."""
+        more = library.budget_bytes - library.held_bytes
+        facts = [facts for facts in self.devices if facts.device in library.devices]
+        if any(self._held(each.device) + more > each.memory_bytes for each in facts):
+            return False
+        library.held_bytes = library.budget_bytes
+        return True
+
+    def _memory_freed(self) -> None:
+        for library in list(self.libraries.values()):
+            if library.held_bytes < library.budget_bytes and self._takes(library):
+                if library.begun:
+                    self.say(say.LibraryResized(library.id, library.held_bytes))  # type: ignore[arg-type]
+                else:
+                    self._load(library)
+
     def _start(self, order: to_pilot.StartLibrary) -> None:
         assert order.library not in self.libraries, "a library was started twice"
         if self.draining:
             self.say(say.LibraryGone(order.library, None, loading=True))
             return
-        for facts in self.devices:
-            if facts.device in order.devices:
-                held = self._held(facts.device) + order.device_memory_bytes
-                assert held <= facts.memory_bytes, f"{facts.device} of {self.name} is promised twice"
         library = self.libraries[order.library] = ToyLibrary(order)
-        cost = self.toy.costs[order.recipe.key]
+        self._budgets()
+        if self._takes(library):
+            self._load(library)
+        else:
+            self.say(say.LibraryNews(library.id, say.LibraryPhase.WAITING))
+
+    def _load(self, library: ToyLibrary) -> None:
+        library.begun = True
+        cost = self.toy.costs[library.recipe.key]
         self.say(say.LibraryNews(library.id, say.LibraryPhase.LOADING))
         if cost.broken:
             self.toy.after(cost.load_s, lambda: self._gone(library, Failure(FailureKind.CONTEXT, cost.broken)))
@@ -151,7 +183,7 @@ class ToyPilot:
             library.ready = True
             cost = self.toy.costs[library.recipe.key]
             if not library.recipe.needs.memory_bytes:
-                library.held_bytes = min(library.held_bytes, cost.resident_bytes)
+                library.held_bytes = library.budget_bytes = min(library.held_bytes, cost.resident_bytes)
             self.say(say.LibraryReady(library.id, 0.1, cost.load_s, cost.resident_bytes, cost.resident_bytes))  # type: ignore[arg-type]
             if library.stopping and not library.running:
                 self._gone(library, None)
@@ -161,15 +193,15 @@ class ToyPilot:
         library = self.libraries.get(id)
         if library is None or not self.alive:
             return
-        library.held_bytes = size
-        for facts in self.devices:
-            assert self._held(facts.device) <= facts.memory_bytes, f"{facts.device} of {self.name} is held twice"
-        self.say(say.LibraryResized(library.id, size))  # type: ignore[arg-type]
+        library.budget_bytes = size
+        if self._takes(library):
+            self.say(say.LibraryResized(library.id, size))  # type: ignore[arg-type]
+            self._memory_freed()
 
     def _stop(self, library: ToyLibrary) -> None:
         library.stopping = True
         self._give_back(library.id, list(library.waiting))
-        if library.ready and not library.running:
+        if not library.running and (library.ready or not library.begun):
             self._gone(library, None)
 
     def _gone(self, library: ToyLibrary, failure: Failure | None) -> None:
@@ -177,6 +209,7 @@ class ToyPilot:
             return
         running, rest = tuple(library.running), tuple(library.waiting)
         self.say(say.LibraryGone(library.id, failure, not library.ready, running, rest))  # type: ignore[arg-type]
+        self._memory_freed()
         self._leave_if_drained()
 
     def _leave_if_drained(self) -> None:

@@ -12,6 +12,7 @@ from stoker.manager.protocol import to_pilot as order
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import CallProgress, Failure, FailureKind
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
+from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.core import commands, limits
 from stoker.pilot.core.events import (
     ArgumentsBrought,
@@ -87,13 +88,113 @@ def test_an_order_that_is_said_twice_starts_one_library(pilot: CoreShell) -> Non
     assert not pilot.all(commands.StartProcess), "nor does one whose end was told"
 
 
-def test_what_does_not_fit_is_refused_and_what_a_library_held_is_free_after_it(pilot: CoreShell) -> None:
-    pilot.start(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=5 * GIB)
-    refused = pilot.take(told.LibraryGone)
-    assert refused.failure is not None
-    assert (refused.library, refused.failure.kind) == (2, FailureKind.CONTEXT)
-    pilot.die(1).start(3, device_memory_bytes=24 * GIB)
-    assert pilot.library(3).stage is Stage.STARTING
+# ---- the memory station
+
+
+def test_what_no_device_can_hold_is_refused_at_once(pilot: CoreShell) -> None:
+    pilot.start(1, device_memory_bytes=25 * GIB)
+    refused = pilot.take(told.LibraryGone).failure
+    assert refused is not None
+    assert (refused.kind, refused.message) == (FailureKind.CONTEXT, "gpu:0 has 25.8 GB in all, 26.8 GB are needed")
+    pilot.start(2, device="gpu:7")
+    refused = pilot.take(told.LibraryGone).failure
+    assert refused is not None
+    assert "has no device gpu:7" in refused.message
+
+
+def test_a_library_starts_when_the_one_in_whose_place_it_comes_is_gone(pilot: CoreShell) -> None:
+    pilot.ready(1, device_memory_bytes=20 * GIB).forget()
+    pilot.start(2, device_memory_bytes=5 * GIB).hear(order.StopLibrary(LibraryId(1), "room is needed"))
+    assert (pilot.library(2).stage, pilot.take(told.LibraryNews).phase) == (Stage.WAITING, told.LibraryPhase.WAITING)
+    assert not pilot.all(commands.StartProcess)
+    pilot.die(1)
+    assert pilot.take(commands.StartProcess).ordered.library == 2
+    assert pilot.core.state.ledger.held(LibraryId(2)) == 5 * GIB
+    assert not pilot.core.state.claims
+
+
+def test_files_come_while_memory_is_waited_for_and_are_no_part_of_the_load(pilot: CoreShell) -> None:
+    pilot.ready(1, device_memory_bytes=20 * GIB).forget()
+    pilot.start(2, MODEL, device_memory_bytes=5 * GIB).hear(order.StopLibrary(LibraryId(1), "room is needed"))
+    assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
+    pilot.wait(3).cache.add("weights")
+    pilot.give(ObjectArrived("weights", GIB))
+    assert pilot.library(2).stage is Stage.WAITING
+    pilot.wait(50).die(1).load(2)
+    assert pilot.take(told.LibraryReady).fetch_s == 3.0, "the wait for memory is not the context's"
+
+
+def test_a_later_library_that_fits_does_not_wait_for_an_earlier_one_that_does_not(pilot: CoreShell) -> None:
+    pilot.ready(1, device_memory_bytes=20 * GIB).hear(order.StopLibrary(LibraryId(1), "room is needed"))
+    pilot.start(2, device_memory_bytes=20 * GIB).start(3, device_memory_bytes=4 * GIB)
+    assert (pilot.library(2).stage, pilot.library(3).stage) == (Stage.WAITING, Stage.STARTING)
+    pilot.die(1)
+    assert pilot.library(2).stage is Stage.STARTING
+
+
+def test_a_library_that_nothing_makes_room_for_is_refused_after_a_while(pilot: CoreShell) -> None:
+    pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=5 * GIB)
+    timer = pilot.take(commands.SetTimer)
+    pilot.wait(1.0).give(TimerFired(timer.key))
+    gone = pilot.take(told.LibraryGone)
+    assert gone.failure is not None
+    assert (gone.library, gone.loading, gone.failure.kind) == (2, True, FailureKind.PILOT)
+    assert "gpu:0 has 4.3 GB of 25.8 GB free, 5.4 GB are needed, and nothing there" in gone.failure.message
+    assert not pilot.core.state.claims
+
+
+def test_a_library_goes_on_waiting_for_one_that_finishes_its_calls(pilot: CoreShell) -> None:
+    pilot.ready(1, device_memory_bytes=20 * GIB).run(1).hear(order.StopLibrary(LibraryId(1), "room is needed"))
+    pilot.start(2, device_memory_bytes=20 * GIB)
+    for _ in range(3):
+        pilot.wait(1.0).give(TimerFired(pilot.take(commands.SetTimer).key))
+    assert pilot.library(2).stage is Stage.WAITING
+    pilot.end(1).die(1)
+    assert pilot.library(2).stage is Stage.STARTING
+
+
+def test_a_library_that_waits_for_memory_can_be_ended_and_its_calls_taken_back(pilot: CoreShell) -> None:
+    pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=20 * GIB).run(1, 2, library=2)
+    pilot.hear(order.TakeBack(LibraryId(2), 1))
+    assert pilot.take(told.CallsReturned).calls == (2,)
+    pilot.hear(order.StopLibrary(LibraryId(2), "not wanted"))
+    gone = pilot.take(told.LibraryGone)
+    assert (gone.library, gone.failure, gone.unstarted) == (2, None, (1,))
+    assert not pilot.core.state.claims
+
+
+def test_a_device_of_one_process_makes_a_second_one_wait_whatever_it_takes() -> None:
+    shell = CoreShell((DeviceFacts(DeviceId("gpu:0"), "A10", 24 * GIB, processes=1),)).join().forget()
+    shell.ready(1).start(2)
+    assert shell.library(2).stage is Stage.WAITING
+    shell.hear(order.StopLibrary(LibraryId(1), "room is needed")).die(1)
+    assert shell.library(2).stage is Stage.STARTING
+
+
+def test_a_library_grows_when_another_has_shrunk(pilot: CoreShell) -> None:
+    pilot.ready(1, device_memory_bytes=12 * GIB).ready(2, device_memory_bytes=12 * GIB).forget()
+    pilot.hear(order.ResizeLibrary(LibraryId(2), 20 * GIB)).hear(order.ResizeLibrary(LibraryId(1), 4 * GIB))
+    assert pilot.take(to_library.Resize).device_memory_bytes == 4 * GIB, "it shrinks at once"
+    pilot.wait(2).say(1, to_agent.Resized(4 * GIB))
+    assert pilot.take(told.LibraryResized).device_memory_bytes == 4 * GIB
+    assert pilot.take(to_library.Resize).device_memory_bytes == 20 * GIB
+    pilot.say(2, to_agent.Resized(20 * GIB))
+    assert pilot.core.state.ledger.free(DeviceId("gpu:0")) == 0
+
+
+def test_a_growth_that_nothing_makes_room_for_is_refused_and_one_that_another_replaces_is_not_begun(
+    pilot: CoreShell,
+) -> None:
+    pilot.ready(1, device_memory_bytes=12 * GIB).ready(2, device_memory_bytes=10 * GIB).forget()
+    pilot.hear(order.ResizeLibrary(LibraryId(2), 20 * GIB))
+    pilot.wait(1).give(TimerFired(pilot.take(commands.SetTimer).key))
+    assert pilot.take(told.LibraryResized).device_memory_bytes == 10 * GIB
+    pilot.hear(order.ResizeLibrary(LibraryId(2), 20 * GIB)).hear(order.ResizeLibrary(LibraryId(2), 8 * GIB))
+    pilot.hear(order.StopLibrary(LibraryId(1), "not wanted")).die(1)
+    assert [each.device_memory_bytes for each in pilot.all(to_library.Resize)] == [8 * GIB]
+
+
+# ---- objects
 
 
 def test_objects_that_will_not_come_end_the_load_and_say_what_is_in_the_way(pilot: CoreShell) -> None:

@@ -61,6 +61,7 @@ def test_idle_libraries_are_evicted_least_recently_used_first_and_only_when_room
     assert (c.lives_on("a"), c.lives_on("b")) == (["p1"], ["p1"])
     c.forget().call("c", context="c")
     assert c.hears("p1", to_pilot.StopLibrary).library == c.library(context="b").id
+    assert c.hears("p1", to_pilot.StartLibrary).recipe.key == "c", "in the same plan: the pilot waits for the memory"
     c.nothing_else_was_said()
     c.die(c.library(context="b"), failure=None)
     assert c.lives_on("c") == ["p1"]

@@ -279,14 +279,16 @@ def test_a_released_pilot_finishes_what_it_runs_and_goes(toy: Make) -> None:
     assert t.ended["more"].ok
 
 
-def test_libraries_that_stop_are_replaced_in_small_steps(toy: Make) -> None:
-    """A residency plan drains before it loads: a library told to stop keeps its memory until it is gone."""
+def test_one_plan_evicts_a_library_and_loads_another_in_its_place(toy: Make) -> None:
+    """The pilot begins the load when the memory is free: a library told to stop keeps its memory until it is gone."""
     t = toy()
-    t.pilot("p1", memory="8 GB")
+    pilot = t.pilot("p1", memory="8 GB")
     t.context("a", declares="8 GB").context("b", declares="8 GB")
     t.call("a1", context="a", run_s=3.0).run()
     t.call("b1", context="b")
-    states = {x.state for x in t.core.state.libraries.values()}
-    assert states == {LibraryState.STOPPING}
+    states = {x.context.recipe.key: x.state for x in t.core.state.libraries.values()}
+    assert states == {"a": LibraryState.STOPPING, "b": LibraryState.LOADING}
+    assert [x.recipe.key for x in pilot.libraries.values() if x.held_bytes] == ["a"]
     t.run()
+    assert [x.recipe.key for x in pilot.libraries.values() if x.held_bytes] == ["b"]
     assert t.ended["b1"].ok

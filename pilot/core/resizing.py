@@ -1,0 +1,54 @@
+"""A library's reservation changes while it lives: it grows once there is room for it, and shrinks when it says so."""
+
+from __future__ import annotations
+
+from stoker.manager.protocol.ids import LibraryId
+from stoker.manager.protocol.to_agent import Resized
+from stoker.manager.protocol.to_library import Resize
+from stoker.manager.protocol.to_manager import LibraryResized
+from stoker.pilot.core import station
+from stoker.pilot.core.commands import Severity, TellLibrary
+from stoker.pilot.core.state import PilotLibrary, PilotState
+
+
+def order(state: PilotState, number: LibraryId, size: int) -> None:
+    """The manager wants a library to hold `size` bytes on each of its devices; this replaces a growth that waits."""
+    library = state.libraries.get(number)
+    if library is None:
+        return
+    why_not = station.why_never(state, library.devices, size)
+    if not library.has_process:
+        why_not = "it has not begun to load"
+    if why_not:
+        refuse(state, library, why_not)
+    elif size <= state.ledger.held(number):
+        station.withdraw(state, library)
+        tell(state, library, size)
+    elif station.claim(state, library, size):
+        tell(state, library, size)
+
+
+def tell(state: PilotState, library: PilotLibrary, size: int) -> None:
+    """A library may use `size` bytes of each of its devices, and no more."""
+    library.resizes += 1
+    library.resized_to = size
+    state.out.append(TellLibrary(library.number, Resize(device_memory_bytes=size)))
+
+
+def refuse(state: PilotState, library: PilotLibrary, why: str) -> None:
+    """A library stays as it is."""
+    station.withdraw(state, library)
+    state.log(f"lib-{library.number} is not resized: {why}", Severity.WARNING)
+    state.tell(LibraryResized(library.number, station.budget_bytes(state, library)))
+
+
+def answered(state: PilotState, library: PilotLibrary, message: Resized) -> None:
+    """A library has changed what it uses (or its context has refused to: a size below zero)."""
+    library.resizes = max(0, library.resizes - 1)
+    size = message.device_memory_bytes
+    try:
+        if size >= 0:
+            state.ledger.resize(library.number, memory_bytes=size)
+    except ValueError as error:
+        state.log(f"lib-{library.number}: {error}", Severity.WARNING)
+    state.tell(LibraryResized(library.number, state.ledger.held(library.number)))
