@@ -41,6 +41,7 @@ CARRIED_AS = "session"
 """What the folder is called in a job's sandbox."""
 _KEYS = ("transfer",)
 _STARTER = (
+    "addresses.py",
     "errors.py",
     "seldom.py",
     "unproven_places.py",

@@ -6,6 +6,7 @@ import hmac
 import logging
 from contextlib import suppress
 
+from stoker.addresses import split_address
 from stoker.errors import SessionError
 from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.cache import CacheShelf, ObjectCache
@@ -59,7 +60,7 @@ class Peers:
 def _own_address(session: SessionFolder) -> str:
     """This machine's address on the network that leads to the manager."""
     try:
-        host, _ = wire.split_address(session.read().address.removeprefix("tcp://"))
+        host, _ = split_address(session.read().address.removeprefix("tcp://"))
         return wire.route_to(host)
     except (OSError, ValueError, SessionError):
         return "127.0.0.1"

@@ -17,6 +17,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+from stoker.addresses import split_address
 from stoker.contexts.manifest import PART_BYTES, Entry, Kind, Manifest, encode, proves
 from stoker.pilot.starter.place import StartError
 from stoker.pilot.transfer import wire
@@ -76,7 +77,7 @@ class Serving:
         self._lost: set[str] = set()
         self._none_left = False
         self._fetch = Fetch(name, self._draft, means=Means(key=key), lost=self._lose, begun=self._shelf.hold)
-        self._server = Server(self._shelf, key=key, host=wire.route_to(wire.split_address(seed)[0]))
+        self._server = Server(self._shelf, key=key, host=wire.route_to(split_address(seed)[0]))
         self._whole = threading.Event()
         self._closed = threading.Event()
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker import descriptors, locks
+from stoker.addresses import split_address
 from stoker.config import load_site
 from stoker.contexts.objects import is_object_name, manifest_of
 from stoker.contexts.published import Published
@@ -183,9 +184,9 @@ def _listen(session: SessionFolder) -> Server:
     not look again. Raises OSError, ValueError, StokerError."""
     seed = Seed(session.objects)
     key = read_key(session.key_file("transfer"))
-    host, _ = wire.split_address(session.read().address.removeprefix("tcp://"))
+    host, _ = split_address(session.read().address.removeprefix("tcp://"))
     with suppress(OSError, ValueError):
-        before = wire.split_address(address_file(session).read_text())
+        before = split_address(address_file(session).read_text())
         if before[0] == host:
             return seed.serve(key=key, host=host, ports=(before[1], before[1]))
     sites = [load_site(file) for file in sorted(session.sites.glob("*.toml"))]

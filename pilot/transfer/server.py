@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
+from stoker.addresses import join_address
 from stoker.contexts.manifest import Piece, piece_bytes
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.copy import Copy
@@ -79,7 +80,7 @@ class Server:
         self.sent_bytes = 0
         self._socket = listener or _listen(host, ports)
         bound = self._socket.getsockname()
-        self.address = wire.join_address(bound[0], bound[1])
+        self.address = join_address(bound[0], bound[1])
         threading.Thread(target=self._accept, name="transfer-accept", daemon=True).start()
 
     @property

@@ -34,6 +34,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.addresses import split_address
 from stoker.errors import StokerError
 
 Buffer = bytes | bytearray | memoryview
@@ -195,19 +196,6 @@ def accept(sock: socket.socket, *, key: bytes, limits: Limits = LIMITS) -> Chann
     except (OSError, PeerError) as error:
         sock.close()
         raise PeerError(f"a peer was refused: {_why(error)}") from error
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`, `[host]:port` for IPv6. Raises ValueError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{address!r} is not host:port")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """The inverse of `split_address`."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def route_to(host: str) -> str:

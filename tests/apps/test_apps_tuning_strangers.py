@@ -14,6 +14,7 @@ pytest.importorskip("peft", reason="PEFT is not installed")
 
 from tuning import gang  # noqa: E402
 
+from stoker.addresses import join_address, split_address  # noqa: E402
 from stoker.pilot.transfer import wire  # noqa: E402
 from stoker.tuning.exchange import ExchangeError  # noqa: E402
 from stoker.tuning.store import LocalValues, StoreError, reach, serve  # noqa: E402
@@ -40,7 +41,7 @@ class Strangers:
     def _talk(self) -> None:
         while not self._stop.wait(0.02):
             for say in SAYS:
-                with suppress(OSError), socket.create_connection(wire.split_address(self.address), timeout=0.5) as sock:
+                with suppress(OSError), socket.create_connection(split_address(self.address), timeout=0.5) as sock:
                     sock.settimeout(0.2)
                     sock.sendall(say)
                     with suppress(TimeoutError):
@@ -50,7 +51,7 @@ class Strangers:
     def _be_silent(self) -> None:
         while not self._stop.wait(0.02) and len(self._silent) < 60:
             with suppress(OSError):
-                self._silent.append(socket.create_connection(wire.split_address(self.address), timeout=0.5))
+                self._silent.append(socket.create_connection(split_address(self.address), timeout=0.5))
 
     def _use_a_wrong_key(self) -> None:
         while not self._stop.wait(0.02):
@@ -106,7 +107,7 @@ def test_a_rank_with_another_key_does_not_meet_the_gang() -> None:
 
 def test_values_are_the_same_for_rank_0_and_for_others() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    address = wire.join_address(*listener.getsockname()[:2])
+    address = join_address(*listener.getsockname()[:2])
     first = serve(listener, key=b"k" * 32, limit_s=0.3)
     other = reach(address, key=b"k" * 32, limit_s=0.3)
     try:
@@ -137,7 +138,7 @@ def test_values_are_the_same_for_rank_0_and_for_others() -> None:
 
 def test_a_question_that_makes_no_sense_ends_its_connection_alone() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    address = wire.join_address(*listener.getsockname()[:2])
+    address = join_address(*listener.getsockname()[:2])
     first = serve(listener, key=b"k" * 32, limit_s=1.0)
     try:
         for question in ({"op": "get"}, {"op": "add", "name": "a", "amount": "x"}, {"op": "has", "names": 3}):

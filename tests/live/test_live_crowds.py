@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from live.peers import until
 
+from stoker.addresses import split_address
 from stoker.manager.cli.ask import Observer
 from stoker.manager.live import lease
 from stoker.manager.live.unproven import UnprovenConnections
 from stoker.manager.protocol.session import SessionFolder, find_session
-from stoker.pilot.transfer import wire
 
 SITE = """
 name = "one"
@@ -61,7 +61,7 @@ class Strangers:
     """So many connections to an address that never say a word; one that is cut comes again."""
 
     def __init__(self, address: str, count: int) -> None:
-        self._where = wire.split_address(address.removeprefix("tcp://"))
+        self._where = split_address(address.removeprefix("tcp://"))
         self._stop = threading.Event()
         self._open = [self._connect() for _ in range(count)]
         self._thread = threading.Thread(target=self._come_again, daemon=True)

@@ -10,12 +10,12 @@ from live.peers import session_folder
 
 CLOSES = """
 import socket, sys, time
+from stoker.addresses import split_address
 from stoker.manager.live.doors import Doors
 from stoker.manager.protocol.session import SessionFolder
-from stoker.pilot.transfer import wire
 
 doors = Doors(SessionFolder(sys.argv[1]), any_port=True)
-where = wire.split_address(doors.address.removeprefix("tcp://"))
+where = split_address(doors.address.removeprefix("tcp://"))
 for _ in range(int(sys.argv[2])):
     with socket.create_connection(where):
         pass

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from live import peers
 
+from stoker.addresses import join_address, split_address
 from stoker.contexts.manifest import PART_BYTES
 from stoker.contexts.objects import manifest_of, matches, object_of
 from stoker.pilot.transfer import wire
@@ -124,14 +125,14 @@ class Between:
     """
 
     def __init__(self, address: str, *, spoil: Callable[[bytes, int], bytes | None] | None = None) -> None:
-        self._to = wire.split_address(address)
+        self._to = split_address(address)
         self._spoil = spoil or (lambda chunk, _before: chunk)
         self.frozen = threading.Event()
         self.connections = 0
         self.passed = 0
         self._open: list[socket.socket] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
-        self.source = Source(address=wire.join_address("127.0.0.1", self._socket.getsockname()[1]), label="between")
+        self.source = Source(address=join_address("127.0.0.1", self._socket.getsockname()[1]), label="between")
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from transfer.hosts import KEY, PART, SHORT, Between, Host, Link, Original, Running, until
 
+from stoker.addresses import split_address
 from stoker.contexts.objects import matches
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import Source
@@ -252,7 +253,7 @@ def test_a_server_reads_nothing_of_who_has_not_the_key(host: Hosts, big: Origina
     one = host()
     one.hold(big)
     for said in (b"", b"GET / HTTP/1.0\r\n\r\n" * 20, wire.MAGIC + bytes(32) + bytes(32) + b"\xff" * 100, bytes(10**6)):
-        with socket.create_connection(wire.split_address(one.server.address)) as sock:
+        with socket.create_connection(split_address(one.server.address)) as sock:
             sock.settimeout(10)
             try:
                 sock.sendall(said)
@@ -267,7 +268,7 @@ def test_a_server_reads_nothing_of_who_has_not_the_key(host: Hosts, big: Origina
 def test_many_silent_connections_do_not_keep_others_out(host: Hosts, big: Original) -> None:
     one = host(limits=SHORT)
     one.hold(big)
-    silent = [socket.create_connection(wire.split_address(one.server.address)) for _ in range(40)]
+    silent = [socket.create_connection(split_address(one.server.address)) for _ in range(40)]
     try:
         two = host()
         running = Running(two.fetch(big))

@@ -191,7 +191,12 @@ def test_a_node_with_nothing_but_python_can_fetch(
     start()
     publish(session.objects, (big.ref,))
     carried, root = tmp_path / "carried", Path(stoker.__file__).parent
-    for name in ("errors", "contexts/manifest", *(f"pilot/transfer/{path.stem}" for path in _carried(root))):
+    for name in (
+        "addresses",
+        "errors",
+        "contexts/manifest",
+        *(f"pilot/transfer/{path.stem}" for path in _carried(root)),
+    ):
         place = carried / "stoker" / f"{name}.py"
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / f"{name}.py", place)

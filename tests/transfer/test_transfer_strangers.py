@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from transfer.hosts import KEY, Host
 
+from stoker.addresses import split_address
 from stoker.contexts.objects import manifest_of, object_of
 from stoker.pilot.transfer import client, wire
 from stoker.pilot.transfer.copy import Copy
@@ -38,7 +39,7 @@ def test_forty_silent_sockets_refuse_no_honest_fetch(
         objects.mkdir()
         (objects / f"{ref.name}~1").write_bytes(path.read_bytes())
         server = Seed(objects).serve(key=KEY, host="127.0.0.1")
-    where = wire.split_address(server.address)
+    where = split_address(server.address)
     silent: list[socket.socket] = []
     caplog.set_level(logging.WARNING, logger="stoker.transfer")
     try:

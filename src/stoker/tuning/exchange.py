@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import distributed
 
+from stoker.addresses import join_address
 from stoker.errors import ConfigError, GangBroken
-from stoker.pilot.transfer.wire import PeerError, join_address
+from stoker.pilot.transfer.wire import PeerError
 from stoker.tuning import store
 from stoker.units import show_seconds
 
