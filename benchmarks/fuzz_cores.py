@@ -13,9 +13,12 @@ from collections.abc import Callable
 from benchmarks import fuzz_manager, fuzz_pilot
 from stoker.contexts.recipe import BARE
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
+from stoker.manager.protocol.to_pilot import StartLibrary
+from stoker.pilot.core import holding, lifecycle
 from stoker.pilot.core.health import Answer, DeviceHealth
 from stoker.pilot.core.ledger import Ledger
-from stoker.pilot.core.library import LibraryState, State
+from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.state import PilotLibrary
 from stoker.pilot.core.turns import FirstCome
 
 EVENTS = 200
@@ -57,34 +60,36 @@ def _ledger(chance: random.Random) -> None:
 
 
 def _library(chance: random.Random) -> None:
-    state = LibraryState(LibraryId(1), BARE, (DeviceId("cpu:0"),))
+    library = PilotLibrary(StartLibrary(LibraryId(1), BARE, (DeviceId("cpu:0"),)), 0.0)
     inside: set[CallId] = set()
     left: list[CallId] = []
     fresh = 0
     for _ in range(EVENTS):
         some = [CallId(chance.randrange(fresh + 3)) for _ in range(chance.randrange(4))]
-        was = state.state
+        was = library.stage
         try:
             match chance.randrange(5):
                 case 0:
-                    state.move(chance.choice([each for each in State if each is not State.GONE]))
+                    lifecycle.move(library, chance.choice([each for each in Stage if each is not Stage.GONE]))
                 case 1:
                     new = [CallId(fresh + number) for number in range(chance.randrange(4))]
-                    state.hold(new, limit_s=chance.choice([0.0, 5.0]))
+                    holding.hold(library, new, limit_s=chance.choice([0.0, 5.0]))
                     fresh += len(new)
                     inside.update(new)
                 case 2:
-                    left += state.ended(some)
+                    left += holding.ended(library, some)
                 case 3:
-                    left += state.returned(some)
+                    left += holding.returned(library, some)
                 case _ if chance.random() < 0.03:
-                    gone = state.gone(some)
+                    if library.stage is not Stage.GONE:
+                        lifecycle.move(library, Stage.GONE)
+                    gone = holding.depart(library, some)
                     left += [*gone.running, *gone.unstarted]
         except ValueError:
-            assert state.state is was, "it changed something"
+            assert library.stage is was, "it changed something"
         assert len(left) == len(set(left)), "a call left twice"
-        assert set(left) | set(state.held) == inside, "a call was lost, or came from nowhere"
-        assert not set(left) & set(state.held), "a call left and is still held"
+        assert set(left) | set(library.held) == inside, "a call was lost, or came from nowhere"
+        assert not set(left) & set(library.held), "a call left and is still held"
 
 
 def _turns(chance: random.Random) -> None:

@@ -20,12 +20,14 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Loaded(_Message, frozen=True, tag="loaded"):
-    """The context is loaded. Seconds and bytes."""
+    """The context is loaded. Seconds and bytes (0 = not measured). `start_s`: what passed before the load, where its
+    pilot cannot count that by itself."""
 
     load_s: float
     resident_bytes: int
     peak_bytes: int
     device_bytes: int = 0
+    start_s: float | None = None
 
 
 class LoadFailed(_Message, frozen=True, tag="load-failed"):

@@ -7,7 +7,6 @@ acknowledgements (frames are not lost here), limits of memory and time, and ever
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, assert_never
 
@@ -23,6 +22,7 @@ from stoker.manager.sim.log import Happened
 from stoker.manager.sim.machine import Machine
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import PilotCore
+from stoker.pilot.core.event_queue import EventQueue
 from stoker.pilot.core.events import (
     Before,
     Event,
@@ -77,8 +77,7 @@ class SimPilot:
         self._ends_at = ends_at
         self._frame: list[to_manager.FromPilot] = []
         """What it has said and the manager has not heard yet."""
-        self._events: deque[Event] = deque()
-        self._is_handling = False
+        self._queue = EventQueue(self.core, self._carry_out, clock=lambda: sim.agenda.now)
         self._timers: dict[str, Entry] = {}
 
     def join(self) -> None:
@@ -100,19 +99,9 @@ class SimPilot:
 
     def handle(self, event: Event) -> None:
         """Tell the core of an event, and carry out what it wants. What that leads to at once is handled after it."""
-        events = self._events
-        events.append(event)
-        if self._is_handling:
-            return
-        self._is_handling = True
-        core, agenda = self.core, self.sim.agenda
-        while events:
-            for command in core.handle(events.popleft(), agenda.now):
-                self._carry_out(command)
-            if core.state.leaving and not events and self.here:
-                for command in core.handle(Tick(), agenda.now):
-                    self._carry_out(command)
-        self._is_handling = False
+        handled = self._queue.handle(event)
+        while handled and self.core.state.leaving and self.here:
+            handled = self._queue.handle(Tick()) - 1  # another one where that led to something
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:

@@ -5,7 +5,6 @@ Everything happens in its loop's thread, but for `later`, which any thread may c
 
 from __future__ import annotations
 
-import heapq
 import os
 import time
 from collections import deque
@@ -27,8 +26,10 @@ from stoker.pilot.agent.zygotes import Zygotes
 from stoker.pilot.cache import ObjectCache
 from stoker.pilot.core.commands import Command
 from stoker.pilot.core.core import PilotCore
+from stoker.pilot.core.event_queue import EventQueue
 from stoker.pilot.core.events import Event
 from stoker.pilot.core.state import PilotFacts, PilotState
+from stoker.pilot.core.timers import Timers
 from stoker.pilot.devices import Device, memory
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.devices.monitor import Monitor
@@ -100,9 +101,8 @@ class Agent:
         self.carry_out: Callable[[Command], None] = lambda _command: None
         self.check_standing: Callable[[], bool] = lambda: False
         """Tells the core if the pilot lacks what its job gave it (`standing`): before it hears what fails of that."""
-        self._events: deque[Event] = deque()
-        self._is_handling = False
-        self._timers: list[tuple[float, str]] = []
+        self.timers = Timers()
+        self._queue = EventQueue(self.core, lambda command: self.carry_out(command), clock=time.monotonic)
         self._done: deque[Callable[[], None]] = deque()
         # Writing to the second (a signal, another thread) ends the loop's wait.
         self.wake_read, self.wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -116,16 +116,7 @@ class Agent:
 
     def handle(self, event: Event) -> None:
         """Tell the core of an event, and carry out what it wants. What that leads to at once is handled after it."""
-        self._events.append(event)
-        if self._is_handling:
-            return
-        self._is_handling = True
-        try:
-            while self._events:
-                for command in self.core.handle(self._events.popleft(), time.monotonic()):
-                    self.carry_out(command)
-        finally:
-            self._is_handling = False
+        self._queue.handle(event)
 
     def later(self, action: Callable[[], None]) -> None:
         """Have the loop do this: how other threads hand in what they have done."""
@@ -144,26 +135,6 @@ class Agent:
             pass
         while self._done:
             self._done.popleft()()
-
-    # ---- timers
-
-    def set_timer(self, at: float, key: str) -> None:
-        """Have the core told when it is this time."""
-        self._timers = [(due, other) for due, other in self._timers if other != key]
-        heapq.heapify(self._timers)
-        heapq.heappush(self._timers, (at, key))
-
-    def timers_due(self, now: float) -> list[str]:
-        """The timers whose time has come; each once."""
-        due = []
-        while self._timers and self._timers[0][0] <= now:
-            due.append(heapq.heappop(self._timers)[1])
-        return due
-
-    @property
-    def next_timer_at(self) -> float:
-        """When the next timer is due; infinite when there is none."""
-        return self._timers[0][0] if self._timers else float("inf")
 
     # ---- what its parts ask
 

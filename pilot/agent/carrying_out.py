@@ -85,7 +85,7 @@ def carry_out(agent: Agent, command: Command) -> None:
         case Probe(device=device):
             probing.begin(agent, device)
         case SetTimer(at=at, key=key):
-            agent.set_timer(at, key)
+            agent.timers.set(at, key)
         case Beat(message=heartbeat):
             agent.link.say(heartbeat)
         case Greet(hello=hello):

@@ -5,18 +5,16 @@ books travels in numbered frames that are kept until they are acknowledged. Afte
 first, then those frames again, in order. The hello must therefore speak of the state *before* those frames: a call
 whose end is in one of them still counts as held, or the manager would run it again (`Before` finds these).
 
-The manager takes a hello at its word: what the hello does not list never reached the pilot, and is ordered again. An
-order that the manager sent before it read the hello may arrive after the hello was written. Carried out, it would run
-twice here; so until the welcome to the last hello comes, such orders are dropped (`_ORDERED_AGAIN`).
+The manager takes a hello at its word: what the hello does not list never reached the pilot, and is ordered again. Which
+orders count until the welcome to the last hello has come, the pilot's core decides.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator
-
-import msgspec
+import time
+from collections.abc import Callable, Iterator
 
 from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError
@@ -32,16 +30,20 @@ from stoker.manager.protocol.to_manager import (
     LibraryReady,
     PilotHello,
 )
-from stoker.manager.protocol.to_pilot import CancelCalls, MeetGang, PilotWelcome, RunCalls, StartLibrary, ToPilot
-from stoker.pilot.core.events import Before
+from stoker.manager.protocol.to_pilot import ToPilot
+from stoker.pilot.core.events import Before, ManagerAway
 from stoker.seldom import SeldomLog
 
 log = logging.getLogger("stoker.pilot")
 
 FRAME_BYTES = 16_000_000
 """Messages that are larger together travel in several frames."""
-_ORDERED_AGAIN = (RunCalls, StartLibrary, CancelCalls, MeetGang)
-"""Orders that the manager gives again, if it still wants them, when it has read a hello that does not show them."""
+_REFUSED_HANDSHAKES = 10
+"""After this number of them in a row the manager does not accept the pilot's key."""
+_PART_S = 1.0
+"""How long a pilot that ends waits until the manager has taken its last frames."""
+_SEARCH_S = 1.0
+"""How often the session's folder is read while the manager is away."""
 
 
 class ManagerLink:
@@ -51,11 +53,7 @@ class ManagerLink:
         self._folder = folder
         self.session = folder.read()
         self.refused_frames = 0
-        self.hello_is_due = False
-        """Whether the manager has asked for a hello since the last one."""
-        self._hellos = 0
-        self._answered = 0
-        """The number of the last hello that the manager has answered."""
+        self._search_at = 0.0
         self._refusals = SeldomLog(log)
         self._batch: list[FromPilot] = []
         self._outbox = Outbox()
@@ -69,7 +67,7 @@ class ManagerLink:
         )
 
     def receive(self) -> Iterator[ToPilot]:
-        """All messages that have come and count. A hello that is said between two of them counts for the second."""
+        """All messages that have come."""
         for data in self.dealer.receive():
             try:
                 messages = self._decode(data).messages
@@ -77,16 +75,7 @@ class ManagerLink:
                 self.refused_frames += 1
                 self._refusals.warning("manager", f"refused a frame of the manager: {error}")
                 continue
-            for message in messages:
-                if isinstance(message, PilotWelcome):
-                    self._answered = message.hello or self._hellos
-                if not self.awaits_welcome or not isinstance(message, _ORDERED_AGAIN):
-                    yield message
-
-    @property
-    def awaits_welcome(self) -> bool:
-        """Whether the manager has not answered the last hello."""
-        return self._answered != self._hellos
+            yield from messages
 
     def post(self, message: FromPilot) -> None:
         """Say something that must arrive, with this turn's frame."""
@@ -132,9 +121,7 @@ class ManagerLink:
 
     def greet(self, hello: PilotHello) -> None:
         """Say hello, then everything that was not acknowledged."""
-        self._hellos += 1
-        self.hello_is_due = False
-        self.dealer.send(wire.encode([msgspec.structs.replace(hello, number=self._hellos)]))
+        self.dealer.send(wire.encode([hello]))
         for frame in self._outbox.unacked():
             self.dealer.send(frame)
 
@@ -159,13 +146,33 @@ class ManagerLink:
                         pass
         return known
 
-    def session_over(self) -> str:
-        """Why the session is over, if its folder says so. A pilot without shared files cannot know."""
-        return self._folder.over()
+    def away(self, now: float) -> ManagerAway:
+        """What is known of a manager to which there is no connection."""
+        session_over = ""
+        if now >= self._search_at:
+            self._search_at = now + _SEARCH_S
+            session_over = self._folder.over()  # a pilot without shared files cannot know
+            if not session_over:
+                self._look_again()
+        refuses_key = self.dealer.failed_handshakes >= _REFUSED_HANDSHAKES
+        return ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
 
-    def look_again(self) -> None:
-        """While the manager is away: a manager that was started again may listen elsewhere. A pilot without shared
-        files has but a copy of the session's: it finds one that comes back where it was, and no other."""
+    def part(self, hear: Callable[[ToPilot], None], *, pause: Callable[[], object]) -> None:
+        """Give the manager a moment to take the last frames; `pause` waits until something may have come."""
+        if not self.dealer.connected:
+            return
+        self.flush()
+        until = time.monotonic() + _PART_S
+        while self.dealer.connected and not self.all_acked and time.monotonic() < until:
+            if not self.dealer.readable():
+                pause()
+            self.dealer.came_back()
+            for message in self.receive():
+                hear(message)
+
+    def _look_again(self) -> None:
+        """A manager that was started again may listen elsewhere. A pilot without shared files has but a copy of the
+        session's: it finds one that comes back where it was, and no other."""
         try:
             address = self._folder.read().address
         except Exception as error:  # the file is being replaced, or the file system is away: look again later

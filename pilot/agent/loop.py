@@ -14,7 +14,6 @@ import signal
 import time
 from types import FrameType
 
-from stoker.manager.protocol.to_pilot import Ack
 from stoker.pilot.agent import observing, probing, processes, standing, walltime
 from stoker.pilot.agent.agent import Agent
 from stoker.pilot.agent.carrying_out import carry_out
@@ -25,7 +24,6 @@ from stoker.pilot.core.events import (
     Farewell,
     FromManager,
     HelloDue,
-    ManagerAway,
     Signalled,
     Tick,
     TimerFired,
@@ -36,14 +34,11 @@ log = logging.getLogger("stoker.pilot")
 
 TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What ends a pilot in good order."""
-_FAREWELL_S = 1.0
 _TICK_S = 1.0
 _LEAVING_TICK_S = 0.1
 _ECHO_S = 1.0
 """A signal that comes again within this is the same one: srun and Slurm both send it."""
 _PROBE_S = 15.0
-_REFUSED_HANDSHAKES = 10
-"""After this number of them in a row the manager does not accept the pilot's key."""
 
 
 class Loop:
@@ -59,7 +54,6 @@ class Loop:
         self._signalled_at = 0.0
         self._observe_at = 0.0
         self._devices_at = 0.0
-        self._search_at = 0.0
         self._tick_at = 0.0
         for number in (*agent.link.dealer.filenos(), agent.wake_read):
             agent.wires.register(number)
@@ -110,12 +104,12 @@ class Loop:
 
     def _next_due(self) -> float:
         agent = self.agent
-        due = min(presence.next_at(agent.state), agent.next_timer_at, self._tick_at)
+        due = min(presence.next_at(agent.state), agent.timers.next_at, self._tick_at)
         return min(due, self._observe_at) if agent.processes or not agent.link.dealer.connected else due
 
     def _timers(self, now: float) -> None:
         agent, state = self.agent, self.agent.state
-        for key in agent.timers_due(now):
+        for key in agent.timers.due(now):
             agent.handle(TimerFired(key))
         if now >= self._observe_at:
             self._observe_at = now + limits.EVERY_S
@@ -124,7 +118,7 @@ class Loop:
                 self._devices_at = now + 1.0
                 observing.measure_devices(agent)
             if not agent.link.dealer.connected:
-                self._manager_away(now)
+                agent.handle(agent.link.away(now))
         if now >= state.heartbeat_at:
             observing.measure(agent)
             self._logs.look(now)
@@ -132,24 +126,13 @@ class Loop:
             for zygote in agent.zygotes.idle():
                 agent.wires.unwatch(zygote)
                 agent.zygotes.forget(zygote)
-        if now >= min(self._tick_at, state.leave_by, state.drain_at):
+        if now >= min(self._tick_at, presence.tick_at(state)):
             self._tick_at = now + (_LEAVING_TICK_S if state.leaving else _TICK_S)
             standing.check(agent)
             probing.heed_drivers(agent)
             agent.handle(Tick(serves_peers=agent.peers.is_serving))
         elif state.leaving and self._tick_at > now + _LEAVING_TICK_S:
             self._tick_at = now  # it has just begun to leave, and may have nothing to wait for
-
-    def _manager_away(self, now: float) -> None:
-        agent, link = self.agent, self.agent.link
-        session_over = ""
-        if now >= self._search_at:
-            self._search_at = now + 1.0
-            session_over = link.session_over()
-            if not session_over:
-                link.look_again()
-        refuses = link.dealer.failed_handshakes >= _REFUSED_HANDSHAKES
-        agent.handle(ManagerAway(now - link.dealer.lost_at, refuses_key=refuses, session_over=session_over))
 
     def _greet(self) -> None:
         agent, link = self.agent, self.agent.link
@@ -172,20 +155,11 @@ class Loop:
             self._signals.append((signal.Signals(number).name, bool(before)))
 
     def _say_farewell(self) -> None:
-        """Tell the manager, and give it a moment to take the last frames."""
+        """Tell the manager."""
         agent, link = self.agent, self.agent.link
         agent.handle(Farewell({number: process.ran() for number, process in agent.processes.items()}))
-        if not agent.state.says_farewell or not link.dealer.connected:
-            return
-        link.flush()
-        until = time.monotonic() + _FAREWELL_S
-        while link.dealer.connected and not link.all_acked and time.monotonic() < until:
-            if not link.dealer.readable():
-                agent.wires.wait(0.02)
-            link.dealer.came_back()
-            for message in link.receive():
-                if isinstance(message, Ack):
-                    agent.handle(FromManager(message))
+        if agent.state.says_farewell:
+            link.part(lambda message: agent.handle(FromManager(message)), pause=lambda: agent.wires.wait(0.02))
 
     def _close(self) -> None:
         agent = self.agent

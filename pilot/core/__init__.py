@@ -1,9 +1,12 @@
 """A pilot as a pure function: `core.PilotCore.handle(event, now)` decides all that a pilot decides.
 
-Shells carry its commands out: the agent with processes and sockets, the simulator in virtual time. Files stand in three
-ranks, and imports go one way: *handlers* (`orders`, `library_messages`, `arrivals`, `presence`, `limits`, `probes`,
-`device_memory`) call *transitions* (`holding`, `lifecycle`, `starting`, `running`, `wants`, `leaving`: the only writers
-of their part of the state), which change *nouns* (`state`, `ledger`, `stages`, `health`, `events`, `commands`).
+Shells carry its commands out: the agent with processes and sockets, the simulator in virtual time, a pool through
+TaskVine. Each has an `event_queue`, and `timers` where it has no others.
+
+Files stand in three ranks, and imports go one way: *handlers* (`orders`, `library_messages`, `arrivals`, `presence`,
+`limits`, `probes`, `device_memory`) call *transitions* (`holding`, `lifecycle`, `starting`, `running`, `wants`,
+`leaving`: the only writers of their part of the state), which change *nouns* (`state`, `ledger`, `stages`, `health`,
+`events`, `commands`).
 
 `turns` is whose call runs next in a library's process, `cache` what to evict for a new object.
 """

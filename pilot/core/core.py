@@ -28,8 +28,10 @@ from stoker.pilot.core.commands import Command, Observe
 from stoker.pilot.core.events import (
     ArgumentsBrought,
     CacheListed,
+    DeviceAway,
     DevicesMeasured,
     DriverSaid,
+    EngineEnded,
     Event,
     Farewell,
     FromLibrary,
@@ -48,6 +50,7 @@ from stoker.pilot.core.events import (
     Probed,
     ProcessEnded,
     ProcessMade,
+    RoomWanted,
     Signalled,
     SnapshotTaken,
     SourceFailed,
@@ -92,6 +95,8 @@ class PilotCore:
             case Unfit(reason=reason, loss=loss):
                 state.is_unfit = True
                 leaving.leave(state, reason, within_s=0.0, loss=loss)
+            case EngineEnded(reason=reason):
+                leaving.drain(state, reason, within_s=state.facts.grace_s, code=1)
             case ObjectArrived():
                 arrivals.arrived(state, event)
             case ObjectLost(name=name, lack=lack):
@@ -112,6 +117,8 @@ class PilotCore:
                 probes.probed(state, event)
             case DriverSaid():
                 probes.driver_said(state, event)
+            case DeviceAway(device=device, reason=reason):
+                probes.away(state, device, reason)
             case TimerFired(key=key):
                 self._timer(key)
             case Observed(libraries=seen):
@@ -125,6 +132,7 @@ class PilotCore:
                 | ProcessEnded()
                 | LibraryGarbled()
                 | LibraryHungUp()
+                | RoomWanted()
                 | Pinned()
                 | ArgumentsBrought()
             ):
@@ -138,7 +146,14 @@ class PilotCore:
 
     def _of_library(
         self,
-        event: Prepared | ProcessMade | ProcessEnded | LibraryGarbled | LibraryHungUp | Pinned | ArgumentsBrought,
+        event: Prepared
+        | ProcessMade
+        | ProcessEnded
+        | LibraryGarbled
+        | LibraryHungUp
+        | RoomWanted
+        | Pinned
+        | ArgumentsBrought,
     ) -> None:
         state = self.state
         library = state.libraries.get(event.library)
@@ -149,7 +164,9 @@ class PilotCore:
                 starting.prepared(state, library, event)
             case ProcessMade(pid=pid):
                 library.pid = pid
-            case ProcessEnded(cause=cause, is_pilots_fault=is_pilots_fault):
+            case ProcessEnded(cause=cause, is_pilots_fault=is_pilots_fault, verdict=verdict):
+                if verdict is not None:
+                    lifecycle.blame(library, verdict)
                 if cause:
                     lifecycle.blame(library, load_failure(state, library, cause, is_pilots_fault=is_pilots_fault))
                 lifecycle.finish(state, library, event)
@@ -157,6 +174,8 @@ class PilotCore:
                 library_messages.garbled(state, library, reason)
             case LibraryHungUp():
                 library.hung_up_at = library.hung_up_at or state.now
+            case RoomWanted(reason=reason):
+                leaving.stop(state, library.number, drain=True, reason=reason)
             case Pinned():
                 starting.pinned(state, library, event)
             case ArgumentsBrought():

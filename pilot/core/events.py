@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from stoker.manager.protocol.blocks import LossReason
-from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.calls import CallEnd, Failure
 from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, PilotId
 from stoker.manager.protocol.to_agent import ToAgent
 from stoker.manager.protocol.to_manager import SnapshotHere
@@ -86,7 +86,8 @@ class ProcessEnded(_Event, frozen=True):
     """A library's process has ended, or could not be made.
 
     `signal` and `exit_code` say how, `running` are the calls that it ran, `tail` the last lines of its log. `cause`:
-    what else the shell knows of it; `is_pilots_fault`: that is something which this pilot lacks.
+    what else the shell knows of it; `is_pilots_fault`: that is something which this pilot lacks. `verdict`: the whole
+    failure, where the shell learns it from the engine that runs its libraries.
     """
 
     library: LibraryId
@@ -96,6 +97,7 @@ class ProcessEnded(_Event, frozen=True):
     tail: str = ""
     cause: str = ""
     is_pilots_fault: bool = False
+    verdict: Failure | None = None
 
 
 class FromLibrary(_Event, frozen=True, gc=False):
@@ -116,6 +118,13 @@ class LibraryHungUp(_Event, frozen=True):
     """A library's socket is closed. Its process has ended, or is about to, or has closed it by mistake."""
 
     library: LibraryId
+
+
+class RoomWanted(_Event, frozen=True):
+    """Another library is to have the devices of this one: it finishes what it runs, gives back the rest, and ends."""
+
+    library: LibraryId
+    reason: str
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -247,6 +256,13 @@ class DriverSaid(_Event, frozen=True):
     hangs: str = ""
 
 
+class DeviceAway(_Event, frozen=True):
+    """A device is not there just now, for this reason, so that nothing may be loaded on it; empty: it is there."""
+
+    device: DeviceId
+    reason: str = ""
+
+
 # ---- the pilot's job
 
 
@@ -270,6 +286,12 @@ class Unfit(_Event, frozen=True):
     loss: LossReason
 
 
+class EngineEnded(_Event, frozen=True):
+    """What brings the pilot the workers that its libraries run on has ended by itself, for this reason."""
+
+    reason: str
+
+
 class TimerFired(_Event, frozen=True):
     """A time has come that the core asked for."""
 
@@ -290,7 +312,7 @@ class Farewell(_Event, frozen=True):
 
 Event = (
     FromManager | HelloDue | ManagerAway | Prepared | ProcessMade | ProcessEnded | FromLibrary | LibraryGarbled
-    | LibraryHungUp | Observed | Measured | Pinned | ObjectArrived | SourceFailed | ObjectLost | CacheListed
-    | ArgumentsBrought | HandedIn | SnapshotTaken | DevicesMeasured | Probed | DriverSaid | WalltimeKnown | Signalled
-    | Unfit | TimerFired | Tick | Farewell
+    | LibraryHungUp | RoomWanted | Observed | Measured | Pinned | ObjectArrived | SourceFailed | ObjectLost
+    | CacheListed | ArgumentsBrought | HandedIn | SnapshotTaken | DevicesMeasured | Probed | DriverSaid | DeviceAway
+    | WalltimeKnown | Signalled | Unfit | EngineEnded | TimerFired | Tick | Farewell
 )  # fmt: skip

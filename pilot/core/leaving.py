@@ -26,9 +26,9 @@ def leave(state: PilotState, reason: str, *, within_s: float, code: int = 0, los
     state.leave_by = min(state.leave_by, state.now + within_s)
 
 
-def drain(state: PilotState, reason: str, *, within_s: float, loss: LossReason | None = None) -> None:
+def drain(state: PilotState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
     """Begin to leave: running calls may finish within this time, others are given back. `loss`: as in `leave`."""
-    leave(state, reason, within_s=within_s, loss=loss)
+    leave(state, reason, within_s=within_s, code=code, loss=loss)
     for number in list(state.libraries):
         stop(state, number, drain=within_s > 0, reason=reason)
 

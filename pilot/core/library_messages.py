@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import assert_never
 
+from stoker.addresses import join_address
 from stoker.manager.protocol.calls import FailureKind
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_agent import (
@@ -97,11 +98,6 @@ def _message(state: PilotState, library: PilotLibrary, message: ToAgent) -> None
             assert_never(message)
 
 
-def join_address(host: str, port: int) -> str:
-    """`host:port`, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _loaded(state: PilotState, library: PilotLibrary, message: Loaded) -> None:
     if library.stage is not Stage.LOADING:
         return
@@ -112,7 +108,7 @@ def _loaded(state: PilotState, library: PilotLibrary, message: Loaded) -> None:
         library.device_bytes = max(library.device_bytes, message.device_bytes + own)
     ready = LibraryReady(
         library=library.number,
-        start_s=library.hello_at - library.started_at,
+        start_s=library.hello_at - library.started_at if message.start_s is None else message.start_s,
         load_s=message.load_s,
         resident_bytes=message.resident_bytes,
         peak_bytes=message.peak_bytes,
@@ -139,7 +135,7 @@ def _settle_reservation(state: PilotState, library: PilotLibrary) -> None:
         return
     number = library.number
     took = library.resident_bytes // len(devices) if on_host else library.device_bytes
-    if not on_host and (not took or devices[0].processes == 1):
+    if not took or (not on_host and devices[0].processes == 1):
         return
     room = min(state.ledger.free(device.device) for device in devices) + state.ledger.held(number)
     state.ledger.resize(number, memory_bytes=min(took, room))

@@ -41,6 +41,8 @@ def handle(state: PilotState, message: ToPilot) -> None:
     """Carry out one order."""
     if state.answered != state.hellos and isinstance(message, _ORDERED_AGAIN):
         return
+    if state.has_ended and not isinstance(message, Ack):
+        return
     match message:
         case RunCalls():
             run(state, message)

@@ -197,6 +197,7 @@ def tick(state: PilotState, event: Tick) -> None:
 
 def farewell(state: PilotState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> None:
     """The pilot ends now: tell what becomes of what it held."""
+    state.has_ended = True
     for library in list(state.libraries.values()):
         library.told_to_end = True
         lifecycle.finish(state, library, ProcessEnded(library.number, running=ran.get(library.number, ())))
@@ -204,6 +205,13 @@ def farewell(state: PilotState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> 
         state.tell(PilotLeaving(reason=state.leaving, loss=state.loss))
 
 
+def tick_at(state: PilotState) -> float:
+    """When a tick is needed at the latest: where the pilot begins to leave, and where its time to leave is over. From
+    then on ticks come at the shell's own pace, until its processes are gone."""
+    leave_by = state.leave_by if state.now < state.leave_by else NEVER
+    return min(leave_by, state.drain_at)
+
+
 def next_at(state: PilotState) -> float:
-    """When a tick is needed at the latest, as far as this file knows."""
-    return min(state.heartbeat_at, state.leave_by, state.drain_at)
+    """When a tick or a heartbeat is due at the latest."""
+    return min(state.heartbeat_at, tick_at(state))

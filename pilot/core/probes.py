@@ -50,15 +50,18 @@ def probed(state: PilotState, event: Probed) -> None:
     turn.due_at = state.now + pause_s
 
 
+def away(state: PilotState, device: DeviceId, reason: str) -> None:
+    """A device is not there, or is there again (no reason)."""
+    if _watched(state, device).health.silent(reason):
+        _set_fault(state, device, reason)
+
+
 def driver_said(state: PilotState, event: DriverSaid) -> None:
     """A driver reports something of a device, or does not answer (again)."""
     device = event.device
-    turn = state.turns.get(device)
-    if turn is None:
-        if not (event.fault or event.hangs):
-            return
-        turn = state.turns[device] = DeviceTurn()
-        turn.due_at = NEVER  # it is watched, not probed
+    if device not in state.turns and not (event.fault or event.hangs):
+        return
+    turn = _watched(state, device)
     changed = turn.health.silent(f"{device}: {event.hangs}" if event.hangs else "")
     if event.fault:
         changed |= turn.health.reported(f"{device}: {event.fault}")
@@ -66,8 +69,21 @@ def driver_said(state: PilotState, event: DriverSaid) -> None:
         _tell(state, device, turn.health.fault)
 
 
+def _watched(state: PilotState, device: DeviceId) -> DeviceTurn:
+    """The turn of a device; one that has none is watched from now on, and not probed."""
+    turn = state.turns.get(device)
+    if turn is None:
+        turn = state.turns[device] = DeviceTurn()
+        turn.due_at = NEVER
+    return turn
+
+
 def _tell(state: PilotState, device: DeviceId, fault: str) -> None:
     state.log(fault or f"{device} is well again", Severity.ERROR)
+    _set_fault(state, device, fault)
+
+
+def _set_fault(state: PilotState, device: DeviceId, fault: str) -> None:
     if fault:
         state.faults[device] = fault
     else:

@@ -228,6 +228,8 @@ class PilotState:
         self.leave_by = NEVER
         self.says_farewell = True
         """Whether the manager is to be told of the end (not when it refused the pilot)."""
+        self.has_ended = False
+        """Whether the end was told: orders count for nothing from then on."""
         self.exit_code = 0
         self.is_unfit = False
         """Whether it lacks what its job gave it: what fails here is no fault of contexts and calls."""

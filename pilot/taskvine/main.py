@@ -19,11 +19,12 @@ from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
 from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.agent.link import ManagerLink
+from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import finding, messages, plan
 from stoker.pilot.taskvine.engine import Engine
 from stoker.pilot.taskvine.factory import Factory
-from stoker.pilot.taskvine.loop import Loop, Name
-from stoker.pilot.taskvine.pool import Pool
+from stoker.pilot.taskvine.loop import Loop
+from stoker.pilot.taskvine.pool import ANY_BYTES, Pool
 from stoker.working_folder import folders_here
 
 log = logging.getLogger("stoker.pilot")
@@ -82,9 +83,21 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
         session=str(session.path),
     )
     link = ManagerLink(session, pilot=pilot, block=block)
-    pool = Pool(engine, link.post, setup=setup)
+    facts = PilotFacts(
+        pilot=pilot,
+        session=link.session.session,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        devices=(),
+        block=block,
+        cache_bound_bytes=ANY_BYTES,
+        logs=str(logs),
+        folder=str(logs),
+        objects=str(session.objects),
+    )
+    pool = Pool(engine, link, facts=facts, setup=setup)
     try:
-        return Loop(link, pool, engine, factory, plan=orders, name=Name(pilot, block, str(logs))).run()
+        return Loop(link, pool, engine, factory, plan=orders).run()
     finally:
         shutil.rmtree(own, ignore_errors=True)
 

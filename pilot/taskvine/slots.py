@@ -1,11 +1,50 @@
-"""The slots of a pool as devices, as the manager knows them."""
+"""The slots of a pool: which devices they are to the manager, and which library has which."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from stoker.manager.protocol.ids import DeviceId
 from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.pilot.taskvine.engine import Worker
 from stoker.pilot.taskvine.plan import Plan
+from stoker.pilot.taskvine.pool_library import PoolLibrary
+
+
+class Slots:
+    """Which library has which slots, and which wait for theirs, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._holders: dict[DeviceId, PoolLibrary] = {}
+        self._waiting: list[PoolLibrary] = []
+
+    def want(self, library: PoolLibrary) -> None:
+        """A library waits for its slots."""
+        self._waiting.append(library)
+
+    def waiting(self) -> Iterator[PoolLibrary]:
+        """Libraries that wait, also while they are given theirs."""
+        for library in tuple(self._waiting):
+            if library in self._waiting:
+                yield library
+
+    def holders(self, library: PoolLibrary) -> list[PoolLibrary]:
+        """The libraries that have the slots of one that waits."""
+        found = {self._holders[device] for device in library.devices if device in self._holders}
+        return sorted(found, key=lambda holder: holder.number)
+
+    def take(self, library: PoolLibrary) -> None:
+        """A library that waited has its slots from now on."""
+        self._waiting.remove(library)
+        self._holders.update(dict.fromkeys(library.devices, library))
+
+    def release(self, library: PoolLibrary) -> None:
+        """A library has ended: its slots are free, and it waits for none."""
+        if library in self._waiting:
+            self._waiting.remove(library)
+        for device in library.devices:
+            if self._holders.get(device) is library:
+                del self._holders[device]
 
 
 def slots_of(worker: Worker, plan: Plan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:

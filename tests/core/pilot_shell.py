@@ -12,6 +12,7 @@ from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.manager.protocol.to_pilot import PilotWelcome, RunCalls, StartLibrary
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import PilotCore
+from stoker.pilot.core.event_queue import EventQueue
 from stoker.pilot.core.events import (
     Before,
     Event,
@@ -42,23 +43,25 @@ class CoreShell:
         self.cache: set[str] = set()
         self.wanted: list[commands.Command] = []
         """All that the core wanted and no test has asked for yet."""
+        self._queue = EventQueue(self.core, self._carry_out, clock=lambda: self.now)
 
     # ---- what happens
 
     def give(self, event: Event) -> CoreShell:
-        """Tell the core of an event, and answer what a shell answers at once."""
-        for command in self.core.handle(event, self.now):
-            self.wanted.append(command)
-            match command:
-                case commands.Prepare(ordered=ordered):
-                    self.give(Prepared(ordered.library, free_disk_bytes=GIB))
-                case commands.Pin(library=number, objects=refs):
-                    self.give(
-                        Pinned(number, {ref.name: f"/cache/{ref.name}" for ref in refs if ref.name in self.cache})
-                    )
-                case _:
-                    pass
+        """Tell the core of an event."""
+        self._queue.handle(event)
         return self
+
+    def _carry_out(self, command: commands.Command) -> None:
+        """Keep what is wanted, and answer what a shell answers at once."""
+        self.wanted.append(command)
+        match command:
+            case commands.Prepare(ordered=ordered):
+                self.give(Prepared(ordered.library, free_disk_bytes=GIB))
+            case commands.Pin(library=number, objects=refs):
+                self.give(Pinned(number, {ref.name: f"/cache/{ref.name}" for ref in refs if ref.name in self.cache}))
+            case _:
+                pass
 
     def wait(self, seconds: float) -> CoreShell:
         self.now += seconds

@@ -8,9 +8,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from stoker.contexts.recipe import BARE, Recipe
+from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.manager.protocol.to_pilot import StartLibrary
+from stoker.pilot.core import commands, holding, lifecycle
 from stoker.pilot.core.cache import Entry, Shortage, file_name, make_room, plain_name
+from stoker.pilot.core.core import PilotCore
+from stoker.pilot.core.event_queue import EventQueue
+from stoker.pilot.core.events import Before, FromManager, HelloDue, Prepared
 from stoker.pilot.core.ledger import Ledger
-from stoker.pilot.core.library import LibraryState, State
+from stoker.pilot.core.stages import Stage
+from stoker.pilot.core.state import PilotFacts, PilotLibrary
+from stoker.pilot.core.timers import Timers
 from stoker.pilot.core.turns import FirstCome
 
 DEVICES = {"cuda:0": 100, "cuda:1": 60}
@@ -160,44 +168,52 @@ class TurnsMachine(RuleBasedStateMachine):
 TestTurns = TurnsMachine.TestCase
 
 
+def a_library(recipe: Recipe = BARE) -> PilotLibrary:
+    return PilotLibrary(StartLibrary(1, recipe, ("cpu:0",)), 0.0)
+
+
+AFTER = {
+    Stage.FETCHING: (Stage.WAITING, Stage.STARTING),
+    Stage.WAITING: (Stage.STARTING,),
+    Stage.STARTING: (Stage.LOADING,),
+    Stage.LOADING: (Stage.READY,),
+    Stage.READY: (Stage.DRAINING,),
+}
+
+
 class LibraryMachine(RuleBasedStateMachine):
     """Every call that a library holds leaves it exactly once, whatever is said and however often."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.library = LibraryState(1, Recipe(key="k", name="n", calls_per_library=3), ("cpu:0",))
+        self.library = a_library(Recipe(key="k", name="n", calls_per_library=3))
         self.left: list[int] = []
         self.came: list[int] = []
 
-    @rule(state=st.sampled_from(list(State)))
-    def move(self, state: State) -> None:
-        order = [State.FETCHING, State.STARTING, State.LOADING, State.READY, State.DRAINING]
-        now = self.library.state
-        legal = now is not State.GONE and (
-            state is State.GONE or (now in order[:-1] and state is order[order.index(now) + 1])
-        )
-        if state is State.GONE:
+    @rule(stage=st.sampled_from(list(Stage)))
+    def move(self, stage: Stage) -> None:
+        if stage is Stage.GONE:
             return  # `gone` does it
-        if legal:
-            self.library.move(state)
+        if stage in AFTER.get(self.library.stage, ()):
+            lifecycle.move(self.library, stage)
         else:
             with pytest.raises(ValueError, match=r"cannot go"):
-                self.library.move(state)
+                lifecycle.move(self.library, stage)
 
     @rule(count=st.integers(1, 3))
     def hold(self, count: int) -> None:
         calls = list(range(len(self.came), len(self.came) + count))
-        if self.library.state in (State.DRAINING, State.GONE):
+        if self.library.stage in (Stage.DRAINING, Stage.GONE):
             with pytest.raises(ValueError, match=r"takes no calls"):
-                self.library.hold(calls)
+                holding.hold(self.library, calls)
         else:
-            self.library.hold(calls)
+            holding.hold(self.library, calls)
             self.came += calls
 
     @rule(calls=st.lists(st.integers(0, 12)), ended=st.booleans())
     def leave(self, calls: list[int], ended: bool) -> None:
         served = self.library.served
-        here = self.library.ended(calls) if ended else self.library.returned(calls)
+        here = holding.ended(self.library, calls) if ended else holding.returned(self.library, calls)
         self.left += here
         assert self.library.served == served + (len(here) if ended else 0)
         assert self.library.retires == (self.library.served >= 3)
@@ -205,7 +221,9 @@ class LibraryMachine(RuleBasedStateMachine):
     @rule(running=st.lists(st.integers(0, 12), max_size=2))
     def gone(self, running: list[int]) -> None:
         held = list(self.library.held)
-        departure = self.library.gone(running)
+        if self.library.stage is not Stage.GONE:
+            lifecycle.move(self.library, Stage.GONE)
+        departure = holding.depart(self.library, running)
         assert sorted((*departure.running, *departure.unstarted)) == sorted(held)
         assert list(departure.unstarted) == [call for call in held if call not in running]
         self.left += [*departure.running, *departure.unstarted]
@@ -220,14 +238,57 @@ TestLibrary = LibraryMachine.TestCase
 
 
 def test_a_library_without_a_bound_never_retires() -> None:
-    library = LibraryState(1, BARE, ("cpu:0",))
-    library.hold([1])
-    library.ended([1])
+    library = a_library()
+    holding.hold(library, [1])
+    holding.ended(library, [1])
     assert not library.retires
 
 
 def test_a_call_that_its_marker_names_twice_leaves_a_library_once() -> None:
-    library = LibraryState(1, BARE, ("cpu:0",))
-    library.hold([1, 2])
-    departure = library.gone([1, 1, 9])
+    library = a_library()
+    holding.hold(library, [1, 2])
+    departure = holding.depart(library, [1, 1, 9])
     assert (departure.running, departure.unstarted) == ((1,), (2,))
+
+
+# ---- what every shell has
+
+
+def test_an_event_that_a_command_leads_to_is_handled_after_the_other_commands() -> None:
+    core = PilotCore(PilotFacts(pilot="p", session="s", host="h", pid=1, devices=(DeviceFacts("cpu:0", "cpu", 100),)))
+    done: list[object] = []
+
+    def carry_out(command: commands.Command) -> None:
+        done.append(command)
+        if isinstance(command, commands.Prepare):
+            assert queue.handle(Prepared(command.ordered.library)) == 0
+        if isinstance(command, commands.StartProcess | commands.KillProcess):
+            done.append(f"after {type(command).__name__}")
+
+    queue = EventQueue(core, carry_out, clock=lambda: 1.0)
+    assert queue.handle(FromManager(StartLibrary(1, BARE, ("cpu:0",)))) == 2
+    kinds = [one if isinstance(one, str) else type(one).__name__ for one in done]
+    assert kinds == ["Prepare", "Tell", "StartProcess", "after StartProcess"]
+
+
+def test_an_event_queue_goes_on_after_a_command_that_could_not_be_carried_out() -> None:
+    core = PilotCore(PilotFacts(pilot="p", session="s", host="h", pid=1, devices=()))
+
+    def fail(_command: commands.Command) -> None:
+        raise OSError
+
+    queue = EventQueue(core, fail, clock=lambda: 1.0)
+    with pytest.raises(OSError, match=""):
+        queue.handle(HelloDue(Before(), 0, ()))
+    assert queue.handle(Prepared(1)) == 1
+
+
+def test_a_later_timer_of_the_same_key_replaces_the_earlier() -> None:
+    timers = Timers()
+    timers.set(5.0, "a")
+    timers.set(3.0, "b")
+    timers.set(7.0, "a")
+    assert timers.next_at == 3.0
+    assert timers.due(6.0) == ["b"]
+    assert timers.due(7.0) == ["a"]
+    assert timers.next_at == float("inf")

@@ -13,7 +13,7 @@ from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import CallProgress, Failure, FailureKind
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
 from stoker.manager.protocol.to_manager import DeviceFacts
-from stoker.pilot.core import commands, limits
+from stoker.pilot.core import commands, limits, presence
 from stoker.pilot.core.events import (
     ArgumentsBrought,
     Before,
@@ -430,6 +430,19 @@ def test_a_pilot_that_is_told_to_go_gives_calls_a_moment_and_no_more(pilot: Core
     assert pilot.take(commands.KillProcess)
     pilot.wait(2).give(Tick())
     assert pilot.take(commands.Leave), "even if its process does not end"
+
+
+def test_ticks_come_at_the_shells_pace_once_the_time_to_leave_is_over(pilot: CoreShell) -> None:
+    """Else a shell would turn without a pause until the last process is gone."""
+    state = pilot.ready().run(1).give(Signalled("it got SIGTERM")).core.state
+    assert presence.tick_at(state) == pilot.now + state.facts.grace_s
+    pilot.wait(state.facts.grace_s).give(Tick())
+    assert presence.tick_at(state) == float("inf")
+
+
+def test_after_the_farewell_only_acknowledgements_count(pilot: CoreShell) -> None:
+    pilot.give(Farewell()).forget().start(1).run(1).hear(order.Ack(7))
+    assert [type(command) for command in pilot.wanted] == [commands.Acknowledged]
 
 
 def test_a_pilot_stays_for_those_that_get_something_from_it(pilot: CoreShell) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from faults.world import World, command_of
 import stoker
 from stoker.errors import ConfigError
 from stoker.pilot.taskvine import finding
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pilot"))  # the manager's stand-in is there
 
 SITE = """
 name = "pool"

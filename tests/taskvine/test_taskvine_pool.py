@@ -5,67 +5,56 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from taskvine.stand_in import PoolOfSlots
 
-from stoker.contexts.recipe import BARE, ObjectRef
-from stoker.manager.protocol.calls import CallOptions, CallSpec
+from stoker.contexts.recipe import BARE, ObjectRef, Recipe
+from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind, GangPlace
 from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
-from stoker.manager.protocol.to_manager import CallsReturned, FromPilot, LibraryGone
-from stoker.manager.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, StartLibrary, StopLibrary
-from stoker.pilot.taskvine import messages
-from stoker.pilot.taskvine.engine import Finished
-from stoker.pilot.taskvine.pool import Pool
+from stoker.manager.protocol.to_manager import (
+    CallsEnded,
+    CallsReturned,
+    DeviceFault,
+    Heartbeat,
+    LibraryGone,
+    LibraryReady,
+)
+from stoker.manager.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, StartLibrary, StopLibrary, TakeBack
+from stoker.pilot.core.events import Before, DeviceAway, EngineEnded, HelloDue, Measured, Signalled, Tick
+from stoker.pilot.taskvine import messages, pool
+
+BLOB = FunctionBlob(FunctionKey("f"), "work", b"code")
+HELD = messages.Held(host="node", pid=1, log="")
 
 
-class Vine:
-    """TaskVine as far as a pool sees it: orders that it was given, none of which ends by itself."""
-
-    def __init__(self) -> None:
-        self.orders: list[messages.Order] = []
-
-    def new_ticket(self) -> int:
-        return len(self.orders) + 1
-
-    def take_function(self, blob: FunctionBlob) -> None:
-        pass
-
-    def install(self, setup: messages.Setup, *, cores: int) -> str:
-        return setup.recipe.key
-
-    def submit(self, name: str, order: messages.Order, *, large: tuple[ObjectRef, ...]) -> None:
-        self.orders.append(order)
-
-    def forget(self, name: str) -> None:
-        pass
-
-
-def ready(pool: Pool, vine: Vine, number: int) -> LibraryId:
-    """A library on a device of its own that has loaded its context."""
-    library = LibraryId(number)
-    pool.handle(StartLibrary(library, BARE, (DeviceId(f"cpu:{number}"),)))
-    load = vine.orders[-1]
-    assert load.calls == []
-    held = messages.Held(host="node", pid=1, log="")
-    pool.finished(Finished(load.ticket, "success", messages.encode(messages.Answer(load.ticket, held))))
-    return library
-
-
-class World:
+class World(PoolOfSlots):
     """A pool with two libraries, each on a slot of its own, and what it says to the manager."""
 
     def __init__(self, folder: Path) -> None:
-        self.running = folder / "running"
-        self.running.mkdir()
-        self.vine, self.said = Vine(), list[FromPilot]()
-        setup = messages.Setup(pilot="pool", logs="", objects="", running=str(self.running))
-        self.pool = Pool(self.vine, self.said.append, setup=setup)  # type: ignore[arg-type]  # it stands in for a C library
-        self.lost, self.other = (ready(self.pool, self.vine, number) for number in (1, 2))
+        running = folder / "running"
+        running.mkdir()
+        super().__init__(running)
+        self.lost, self.other = (self.ready(number) for number in (1, 2))
 
-    def run(self, library: LibraryId, *calls: int) -> messages.Order:
+    def start(self, number: int, *, device: int, recipe: Recipe = BARE) -> LibraryId:
+        self.hear(StartLibrary(LibraryId(number), recipe, (DeviceId(f"cpu:{device}"),)))
+        return LibraryId(number)
+
+    def ready(self, number: int) -> LibraryId:
+        """A library on a device of its own that has loaded its context."""
+        library = self.start(number, device=number)
+        self.loaded(self.vine.orders[-1])
+        return library
+
+    def run(self, library: LibraryId, *calls: int, payload: object = b"arguments") -> messages.Order:
         """The manager sends calls to a library; the order that TaskVine is given."""
-        blob = FunctionBlob(FunctionKey("f"), "work", b"code")
-        specs = [CallSpec(CallId(call), b"arguments") for call in calls]
-        self.pool.handle(RunCalls(library, FunctionKey("f"), specs, CallOptions(), blob))
+        specs = [CallSpec(CallId(call), payload) for call in calls]  # type: ignore[arg-type]
+        self.hear(RunCalls(library, FunctionKey("f"), specs, CallOptions(), BLOB))
         return self.vine.orders[-1]
+
+    def end(self, order: messages.Order) -> None:
+        """TaskVine has run an order's calls."""
+        ends = [CallEnd(spec.call, ok=True, run_s=1.0) for spec in order.calls]
+        self.finish(order, messages.Answer(order.ticket, HELD, ends))
 
     def stops(self, order: messages.Order, call: int) -> bool:
         return messages.stop_file(str(self.running), order.ticket, CallId(call)).exists()
@@ -80,26 +69,198 @@ def test_a_call_of_a_lost_worker_runs_again_though_its_first_order_was_told_to_s
     """What the manager does when a slot has no worker any more: it takes the call away, ends the library, and sends the
     call to another slot of the same pool. TaskVine still has the first order."""
     first = world.run(world.lost, 7)
-    world.pool.handle(CancelCalls(world.lost, (CallId(7),), running=True))
-    world.pool.handle(StopLibrary(world.lost, "cpu:1 is quarantined: TaskVine has no worker for it"))
+    world.hear(CancelCalls(world.lost, (CallId(7),), running=True))
+    world.hear(StopLibrary(world.lost, "cpu:1 is quarantined: TaskVine has no worker for it"))
     second = world.run(world.other, 7)
     assert [spec.call for spec in second.calls] == [CallId(7)]
     assert world.stops(first, 7)
     assert not world.stops(second, 7)
 
-    world.pool.finished(Finished(first.ticket, "forsaken"))
+    world.finish(first, result="forsaken")
     assert not list(world.running.iterdir()), "a stop file goes with its order"
     assert world.said[-2:] == [CallsReturned(world.lost, (CallId(7),)), LibraryGone(world.lost)]
 
 
 def test_an_order_that_never_began_is_sent_again_without_the_calls_that_were_stopped(world: World) -> None:
     first = world.run(world.lost, 7)
-    world.pool.handle(CancelCalls(world.lost, (CallId(7),), running=True))
-    world.pool.finished(Finished(first.ticket, "forsaken"))
+    world.hear(CancelCalls(world.lost, (CallId(7),), running=True))
+    world.finish(first, result="forsaken")
     assert world.said[-1] == CallsReturned(world.lost, (CallId(7),))
     assert world.vine.orders[-1] is first
 
     kept = world.run(world.lost, 8)
-    world.pool.finished(Finished(kept.ticket, "forsaken"))
+    world.finish(kept, result="forsaken")
     assert [spec.call for spec in world.vine.orders[-1].calls] == [CallId(8)]
     assert world.vine.orders[-1].ticket != kept.ticket
+
+
+def test_a_cancelled_call_that_runs_is_stopped_and_its_context_stays(world: World) -> None:
+    order = world.run(world.lost, 7)
+    world.hear(CancelCalls(world.lost, (CallId(7),), running=True))
+    failure = Failure(FailureKind.CANCELLED, "it was cancelled while it ran")
+    world.finish(order, messages.Answer(order.ticket, HELD, [CallEnd(CallId(7), ok=False, failure=failure)]))
+    ended = world.said[-1]
+    assert isinstance(ended, CallsEnded)
+    assert [(end.call, end.failure) for end in ended.ends] == [(7, failure)]
+    assert [spec.call for spec in world.run(world.lost, 8).calls] == [8]
+
+
+def test_an_order_that_was_given_up_too_often_ends_its_library_and_no_call_is_blamed(world: World) -> None:
+    order = world.run(world.lost, 7)
+    for _ in range(4):
+        world.finish(world.vine.orders[-1], result="forsaken")
+    gone = world.said[-1]
+    assert isinstance(gone, LibraryGone)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.running, gone.unstarted) == (FailureKind.DIED, (), (7,))
+    assert "forsaken" in gone.failure.message
+    assert len([one for one in world.vine.orders if one.calls == order.calls]) == 4
+
+
+def test_the_note_of_a_process_says_which_call_it_died_of(world: World) -> None:
+    order = world.run(world.lost, 7)
+    note = messages.Note(7, "", messages.OVER_MEMORY)
+    messages.note_file(str(world.running), order.ticket).write_bytes(messages.encode_note(note))
+    world.finish(order, result="forsaken")
+    gone = world.said[-1]
+    assert isinstance(gone, LibraryGone)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.running, gone.loading) == (FailureKind.MEMORY, (7,), False)
+
+
+def test_a_loader_that_fails_ends_its_library_with_what_it_said(world: World) -> None:
+    library = world.start(3, device=3)
+    load = world.vine.orders[-1]
+    failure = Failure(FailureKind.CONTEXT, "no such file")
+    held = messages.Held(host="node", pid=1, log="", failure=failure)
+    world.finish(load, messages.Answer(load.ticket, held))
+    gone = world.said[-1]
+    assert isinstance(gone, LibraryGone)
+    assert (gone.library, gone.loading) == (library, True)
+    assert gone.failure == Failure(FailureKind.CONTEXT, "no such file", library=3)
+
+
+def test_short_calls_share_an_order_once_they_are_known_to_be_short(world: World) -> None:
+    order = world.run(world.lost, 1, 2, 3)
+    assert [spec.call for spec in order.calls] == [1], "how long they take is not known"
+    ends = [CallEnd(CallId(1), ok=True, run_s=0.001)]
+    world.finish(order, messages.Answer(order.ticket, HELD, ends))
+    assert [spec.call for spec in world.vine.orders[-1].calls] == [2, 3]
+
+
+def test_a_large_argument_goes_with_the_last_order_that_needs_it(world: World) -> None:
+    ref = ObjectRef("argument", 2_000_000, "/session/objects/argument")
+    first = world.run(world.lost, 1, payload=ref)
+    second = world.run(world.other, 2, payload=ref)
+    assert first.objects == {"argument": "argument-0"}
+    world.end(first)
+    assert world.vine.forgotten == []
+    world.end(second)
+    assert world.vine.forgotten == ["argument"]
+
+
+def test_calls_that_taskvine_was_not_given_come_back(world: World) -> None:
+    world.run(world.lost, 1, 2, 3)
+    world.hear(TakeBack(world.lost, 5))
+    assert world.said[-1] == CallsReturned(world.lost, (CallId(3), CallId(2)))
+
+
+def test_a_gang_is_refused_with_a_sentence(world: World) -> None:
+    specs = [CallSpec(CallId(1), b"x")]
+    world.hear(RunCalls(world.lost, FunctionKey("f"), specs, CallOptions(), BLOB, gang=GangPlace(rank=0, size=2)))
+    ended = world.said[-1]
+    assert isinstance(ended, CallsEnded)
+    assert "runs no gangs" in str(ended.ends[0].failure)
+
+
+def test_a_function_that_is_not_known_is_asked_for(world: World) -> None:
+    world.hear(RunCalls(world.lost, FunctionKey("g"), [CallSpec(CallId(1), b"x")], CallOptions()))
+    assert world.said[-1] == CallsReturned(world.lost, (CallId(1),), need_function=True)
+
+
+# ---- slots
+
+
+def test_an_idle_library_leaves_its_slot_for_another_context(world: World) -> None:
+    library = world.start(3, device=1)
+    assert LibraryGone(world.lost) in world.said
+    world.loaded(world.vine.orders[-1])
+    ready = world.said[-1]
+    assert isinstance(ready, LibraryReady)
+    assert ready.library == library
+
+
+def test_a_busy_library_has_its_turn_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = world.run(world.lost, 7, 8)
+    orders = len(world.vine.orders)
+    library = world.start(3, device=1)
+    assert len(world.vine.orders) == orders, "it waits for the slot"
+    monkeypatch.setattr(pool, "TURN_S", -1.0)
+    world.pool.share_slots()
+    assert world.said[-1] == CallsReturned(world.lost, (CallId(8),))
+    world.end(order)
+    assert LibraryGone(world.lost) in world.said
+    world.loaded(world.vine.orders[-1])
+    assert world.said[-1].library == library  # type: ignore[union-attr]
+
+
+def test_a_library_that_waits_for_its_slot_can_be_told_to_end(world: World) -> None:
+    world.run(world.lost, 7)
+    orders = len(world.vine.orders)
+    library = world.start(3, device=1)
+    world.hear(StopLibrary(library, "enough"))
+    assert world.said[-1] == LibraryGone(library, loading=True)
+    world.end(world.vine.orders[-1])
+    world.pool.share_slots()
+    assert len(world.vine.orders) == orders, "its context is not loaded any more"
+
+
+# ---- the pilot
+
+
+def test_what_a_context_took_is_measured_but_not_planned_with(world: World) -> None:
+    world.start(3, device=3)
+    world.loaded(world.vine.orders[-1], load_s=0.0, resident_bytes=1000)
+    ready = world.said[-1]
+    assert isinstance(ready, LibraryReady)
+    assert (ready.resident_bytes, ready.device_bytes) == (0, 0)
+    sizes = {number: library.memory_bytes for number, library in world.pool.libraries.items() if library.memory_bytes}
+    world.pool.handle(Measured(sizes, {}, 0))
+    beat = world.said[-1]
+    assert isinstance(beat, Heartbeat)
+    assert [(use.library, use.memory_bytes) for use in beat.libraries] == [(3, 1000)]
+
+
+def test_what_is_reserved_is_said_again_after_a_reconnect(world: World) -> None:
+    world.hear(StartLibrary(LibraryId(3), BARE, (DeviceId("cpu:3"),), device_memory_bytes=500))
+    world.loaded(world.vine.orders[-1])
+    world.run(LibraryId(3), 7)
+    world.pool.handle(HelloDue(Before(), 4, ()))
+    facts = world.manager.hellos[-1].libraries[-1]
+    assert (facts.library, facts.ready, facts.calls, facts.reserved_bytes) == (3, True, (7,), 500)
+
+
+def test_a_slot_without_a_worker_is_told_and_comes_back(world: World) -> None:
+    world.pool.handle(DeviceAway(DeviceId("cpu:3"), "TaskVine has no worker for it"))
+    assert world.said[-1] == DeviceFault(DeviceId("cpu:3"), "TaskVine has no worker for it")
+    world.pool.handle(HelloDue(Before(), 0, ()))
+    assert world.manager.hellos[-1].faults == {"cpu:3": "TaskVine has no worker for it"}
+    world.pool.handle(DeviceAway(DeviceId("cpu:3")))
+    assert world.said[-1] == DeviceFault(DeviceId("cpu:3"), "")
+
+
+def test_a_pool_that_is_told_to_go_lets_what_runs_finish_and_says_why(world: World) -> None:
+    order = world.run(world.lost, 7)
+    world.pool.handle(Signalled("it got SIGTERM"))
+    world.pool.handle(Tick())
+    assert not world.pool.is_over
+    world.end(order)
+    world.pool.handle(Tick())
+    assert world.pool.is_over
+
+
+def test_a_pool_whose_factory_has_ended_leaves_as_one_that_failed(world: World) -> None:
+    world.pool.handle(EngineEnded("vine_factory ended with exit code 1"))
+    world.pool.handle(Tick())
+    assert world.pool.is_over
+    assert world.pool.state.exit_code == 1

@@ -1,0 +1,95 @@
+"""A pool over a stand-in for TaskVine, which finishes an order when it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.ids import DeviceId
+from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
+from stoker.manager.protocol.to_pilot import FunctionBlob, PilotWelcome, ToPilot
+from stoker.pilot.core.events import Before, FromManager, HelloDue
+from stoker.pilot.core.state import PilotFacts
+from stoker.pilot.taskvine import messages
+from stoker.pilot.taskvine.engine import Finished
+from stoker.pilot.taskvine.pool import ANY_BYTES, Pool
+
+GB = 10**9
+
+
+class Vine:
+    """TaskVine as far as a pool sees it: orders that it was given, none of which ends by itself."""
+
+    def __init__(self) -> None:
+        self.orders: list[messages.Order] = []
+        self.forgotten: list[str] = []
+
+    def new_ticket(self) -> int:
+        return len(self.orders) + 1
+
+    def take_function(self, blob: FunctionBlob) -> None:
+        pass
+
+    def install(self, setup: messages.Setup, *, cores: int) -> str:
+        return setup.recipe.key
+
+    def submit(self, name: str, order: messages.Order, *, large: tuple[ObjectRef, ...]) -> None:
+        self.orders.append(order)
+
+    def forget(self, name: str) -> None:
+        self.forgotten.append(name)
+
+
+class Manager:
+    """Hears what a pool says."""
+
+    def __init__(self) -> None:
+        self.said: list[FromPilot] = []
+        self.hellos: list[PilotHello] = []
+
+    def post(self, message: FromPilot) -> None:
+        self.said.append(message)
+
+    def say(self, message: FromPilot) -> None:
+        self.said.append(message)
+
+    def greet(self, hello: PilotHello) -> None:
+        self.hellos.append(hello)
+
+    def acked(self, sequence: int) -> None:
+        pass
+
+
+class PoolOfSlots:
+    """A pool with so many slots that has said hello and is welcome. `running` is the folder of notes and stop files."""
+
+    def __init__(self, running: Path, *, slots: int = 4) -> None:
+        self.running = running
+        self.vine, self.manager = Vine(), Manager()
+        facts = PilotFacts(pilot="pool", session="s", host="h", pid=1, devices=(), cache_bound_bytes=ANY_BYTES)
+        setup = messages.Setup(pilot="pool", logs="", objects="", running=str(running))
+        self.pool = Pool(self.vine, self.manager, facts=facts, setup=setup)  # type: ignore[arg-type]  # it stands in for a C library
+        self.pool.have_devices(
+            tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "cpu (TaskVine)", GB) for number in range(slots))
+        )
+        self.pool.handle(HelloDue(Before(), 0, ()))
+        self.hear(PilotWelcome("s", 5.0, 60.0, hello=1))
+
+    @property
+    def said(self) -> list[FromPilot]:
+        return self.manager.said
+
+    def hear(self, message: ToPilot) -> None:
+        """The manager says something."""
+        self.pool.handle(FromManager(message))
+
+    def finish(self, order: messages.Order, answer: messages.Answer | None = None, *, result: str = "success") -> None:
+        """TaskVine is done with an order."""
+        data = messages.encode(answer) if answer is not None else b""
+        self.pool.finished(Finished(order.ticket, result, data))
+
+    def loaded(self, load: messages.Order, *, load_s: float = 0.0, resident_bytes: int = 0) -> None:
+        """The context that an order without calls was for is loaded."""
+        assert load.calls == []
+        held = messages.Held(host="node", pid=1, log="", load_s=load_s, resident_bytes=resident_bytes)
+        self.finish(load, messages.Answer(load.ticket, held))

@@ -1,0 +1,179 @@
+"""The loop of a pool over a real connection to a manager, and a stand-in for TaskVine that runs what it is given."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_manager import FakeManager
+from taskvine.stand_in import Vine
+
+from stoker.contexts.recipe import BARE
+from stoker.manager.protocol.blocks import LossReason
+from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.to_manager import DeviceFault, LibraryGone, PilotLeaving
+from stoker.manager.protocol.to_pilot import Exit, HelloAgain
+from stoker.pilot.agent.link import ManagerLink
+from stoker.pilot.core.state import PilotFacts
+from stoker.pilot.taskvine import messages
+from stoker.pilot.taskvine.engine import Finished, Worker
+from stoker.pilot.taskvine.loop import Loop
+from stoker.pilot.taskvine.plan import Plan
+from stoker.pilot.taskvine.pool import ANY_BYTES, Pool
+
+HELD = messages.Held(host="node", pid=1, log="")
+
+
+class WorkingVine(Vine):
+    """Finishes all that it was given with the next turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.here = [Worker("node", cores=2, gpus=0, memory_bytes=2 * 10**9)]
+        self.done = 0
+
+    @property
+    def open(self) -> int:
+        return len(self.orders) - self.done
+
+    def workers(self) -> list[Worker]:
+        return self.here
+
+    def turn(self, *, block: bool) -> list[Finished]:
+        fresh, self.done = self.orders[self.done :], len(self.orders)
+        out = []
+        for order in fresh:
+            ends = [CallEnd(spec.call, ok=True, payload=b"\x80\x04N.") for spec in order.calls]
+            out.append(Finished(order.ticket, "success", messages.encode(messages.Answer(order.ticket, HELD, ends))))
+        return out
+
+    def close(self) -> None:
+        pass
+
+
+class NoFactory:
+    """A factory whose workers come by themselves."""
+
+    def __init__(self) -> None:
+        self.why_ended = ""
+
+    def want(self, workers: int) -> None:
+        pass
+
+    def ended(self) -> str:
+        return self.why_ended
+
+    def close(self) -> None:
+        pass
+
+
+class Played:
+    """A pool that runs in this thread, while another one plays its manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manager = FakeManager(folder)
+        self.vine, self.factory = WorkingVine(), NoFactory()
+        running = folder / "running"
+        running.mkdir()
+        link = ManagerLink(self.manager.folder, pilot="pool")
+        facts = PilotFacts(pilot="pool", session="test", host="h", pid=1, devices=(), cache_bound_bytes=ANY_BYTES)
+        setup = messages.Setup(pilot="pool", logs="", objects="", running=str(running))
+        pool = Pool(self.vine, link, facts=facts, setup=setup)  # type: ignore[arg-type]
+        self.loop = Loop(link, pool, self.vine, self.factory, plan=Plan(devices="cpu:2", most_workers=2))  # type: ignore[arg-type]
+        self.failure: BaseException | None = None
+
+    def play(self, script: Callable[[FakeManager], Any]) -> int:
+        """Run the pool until it leaves; returns its exit code."""
+
+        def play() -> None:
+            try:
+                script(self.manager)
+                self.manager.wait_for(PilotLeaving)
+            except BaseException as error:
+                self.failure = error
+                self.manager.send(Exit("the test failed"))
+
+        thread = threading.Thread(target=play)
+        thread.start()
+        before = {how: signal.getsignal(how) for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        try:
+            code = self.loop.run()
+        finally:
+            for how, handler in before.items():
+                signal.signal(how, handler)
+        thread.join()
+        if self.failure is not None:
+            raise self.failure
+        return code
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Iterator[Played]:
+    made = Played(tmp_path)
+    yield made
+    made.manager.close()
+
+
+def work(number: int) -> int:
+    return number
+
+
+def test_calls_go_through_and_the_pool_leaves_when_it_is_told(played: Played) -> None:
+    def script(manager: FakeManager) -> None:
+        hello = manager.hello()
+        assert [facts.device for facts in hello.devices] == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+        manager.ready(BARE)
+        calls = manager.run(work, [(n,) for n in range(20)])
+        manager.until(lambda: set(manager.ends()) == set(calls))
+        manager.until(lambda: manager.heartbeats, what="a heartbeat")
+        manager.send(Exit("enough", drain=True))
+        assert manager.gone().failure is None
+
+    assert played.play(script) == 0
+
+
+def test_slots_without_a_worker_are_told_until_it_comes(played: Played) -> None:
+    def script(manager: FakeManager) -> None:
+        manager.hello()
+        fault = manager.wait_for(DeviceFault, device="cpu:3")
+        assert "1 of 2 are here" in fault.reason
+        played.vine.here.append(Worker("other", cores=2, gpus=0, memory_bytes=2 * 10**9))
+        manager.wait_for(DeviceFault, device="cpu:3", reason="")
+        manager.send(Exit("enough"))
+
+    assert played.play(script) == 0
+
+
+def test_a_manager_that_asks_for_a_hello_gets_one_that_says_what_is_held(played: Played) -> None:
+    def script(manager: FakeManager) -> None:
+        manager.ready(BARE)
+        manager.send(HelloAgain())
+        hello = manager.until(lambda: len(manager.hellos) > 1 and manager.hellos[-1])
+        assert (hello.number, hello.last_library) == (2, 1)
+        assert [(facts.library, facts.ready) for facts in hello.libraries] == [(1, True)]
+        manager.send(Exit("enough"))
+
+    assert played.play(script) == 0
+
+
+def test_a_signal_lets_the_pool_say_why_it_goes(played: Played) -> None:
+    def script(manager: FakeManager) -> None:
+        manager.ready(BARE)
+        signal.raise_signal(signal.SIGTERM)
+        assert manager.wait_for(PilotLeaving).loss is LossReason.SIGNALLED
+        assert LibraryGone(1) in manager.said
+
+    assert played.play(script) == 0
+
+
+def test_a_pool_whose_factory_ends_fails(played: Played) -> None:
+    def script(manager: FakeManager) -> None:
+        manager.hello()
+        played.factory.why_ended = "vine_factory ended with exit code 1"
+        assert "vine_factory" in manager.wait_for(PilotLeaving).reason
+
+    assert played.play(script) == 1
