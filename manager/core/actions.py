@@ -12,7 +12,6 @@ from stoker.manager.core import (
     gangs,
     holding,
     libraries,
-    pilot_states,
     queues,
     sending,
 )
@@ -30,7 +29,6 @@ from stoker.manager.core.seams import (
     Forecast,
     Load,
     PolicyError,
-    Release,
     ReleaseBlock,
     Resize,
     Send,
@@ -101,8 +99,6 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
             if block is None:
                 raise PolicyError(f"there is no block {action.block}")
             block_orders.release(manager, block, action.reason)
-        case Release():
-            pilot_states.release(manager, _pilot(manager, action.pilot), action.reason)
         case Ask():
             _context(manager, action.recipe)
             manager.out.append(AskAdvice(action.recipe))
@@ -184,7 +180,7 @@ def _send_gang(manager: Manager, action: SendGang) -> None:
     if not smallest <= len(action.libraries) <= largest or len(set(action.libraries)) != len(action.libraries):
         raise PolicyError(f"a gang of {len(action.libraries)} for a call that wants {smallest} to {largest}")
     members = tuple(_with_room(manager, id, call) for id in action.libraries)
-    gangs.start(manager, call, members, action.rendezvous)
+    gangs.start(manager, call, members)
 
 
 def _evict(manager: Manager, action: Evict) -> None:

@@ -28,7 +28,7 @@ MOST_BREAKS = 10
 """A call whose ranks lose each other so often, although their libraries live, is given up."""
 
 
-def start(manager: Manager, call: Call, members: tuple[Library, ...], rendezvous: str) -> None:
+def start(manager: Manager, call: Call, members: tuple[Library, ...]) -> None:
     """Start a waiting call on all of these libraries together, each with its part; rank = position."""
     group = call.group
     group.context.queue.leave(call)
@@ -41,7 +41,7 @@ def start(manager: Manager, call: Call, members: tuple[Library, ...], rendezvous
         if call.by_itself:
             library.suspect = call
         indexing.reclass(manager, library)
-        place = GangPlace(rank, len(members), rendezvous)
+        place = GangPlace(rank, len(members))
         blob = sending.blob_for(library, group)
         manager.say(library.pilot, RunCalls(library.id, group.function.key, [call.spec], group.options, blob, place))
 

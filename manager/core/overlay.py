@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
 from stoker.manager.core.seams import View
 from stoker.manager.core.sources import Block, SourceState
+from stoker.manager.protocol.calls import CallForecast, CallProgress
 from stoker.manager.protocol.ids import BlockId, ClientId, LibraryId, PilotId
 from stoker.manager.protocol.to_manager import DeviceFacts
 
@@ -19,14 +20,29 @@ def imagine_pilot(id: PilotId, devices: tuple[DeviceFacts, ...], now: float) -> 
     return pilot
 
 
+def with_pilots(view: View, pilots: Iterable[Pilot], *, now: float | None = None) -> View:
+    """A view in which these pilots are here as well, at this time (None: as it is)."""
+    return Overlay(view, pilots, now=view.now if now is None else now)
+
+
 class Overlay:
     """A view over another one, at another time and with more pilots. Nothing under it is changed."""
 
-    def __init__(self, view: View, *, pilots: tuple[Pilot, ...] = (), now: float | None = None) -> None:
+    def __init__(self, view: View, pilots: Iterable[Pilot], *, now: float) -> None:
         self._view = view
         self._more = {pilot.id: pilot for pilot in pilots}
-        self.now = view.now if now is None else now
-        self.pilots: Mapping[PilotId, Pilot] = {**view.pilots, **self._more}
+        self._now = now
+        self._pilots = {**view.pilots, **self._more}
+
+    @property
+    def now(self) -> float:
+        """The time that is imagined."""
+        return self._now
+
+    @property
+    def pilots(self) -> Mapping[PilotId, Pilot]:
+        """Those that are here, and those that could be."""
+        return self._pilots
 
     @property
     def ends_per_s(self) -> int:
@@ -52,6 +68,16 @@ class Overlay:
     def hungry(self) -> Mapping[str, Context]:
         """As they are."""
         return self._view.hungry
+
+    @property
+    def reports(self) -> Mapping[int, CallProgress]:
+        """As they are."""
+        return self._view.reports
+
+    @property
+    def forecasts(self) -> Mapping[int, CallForecast]:
+        """As they are."""
+        return self._view.forecasts
 
     @property
     def sources(self) -> Mapping[str, SourceState]:

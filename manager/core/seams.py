@@ -102,7 +102,6 @@ class SendGang(msgspec.Struct, frozen=True):
 
     call: CallId
     libraries: tuple[LibraryId, ...]
-    rendezvous: str = ""
 
 
 class Drop(msgspec.Struct, frozen=True):
@@ -191,13 +190,6 @@ class ReleaseBlock(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Release(msgspec.Struct, frozen=True):
-    """Drain a pilot and let it end."""
-
-    pilot: PilotId
-    reason: str
-
-
 class Ask(msgspec.Struct, frozen=True):
     """Ask for advice on a context; it arrives later, or never."""
 
@@ -206,7 +198,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 Action = (
     Send | SendGang | Drop | Evict | TakeBack | Load | Unload | Resize | FailCall | FailWaiting | Forecast | Timer
-    | WantBlocks | ReleaseBlock | Release | Ask
+    | WantBlocks | ReleaseBlock | Ask
 )  # fmt: skip
 
 
@@ -312,6 +304,6 @@ class Policies(msgspec.Struct, frozen=True):
 
 __all__ = [
     "Action", "Ask", "Changes", "ClientId", "Dispatch", "Drop", "Evict", "FailCall", "FailWaiting", "Forecast", "Load",
-    "Policies", "PolicyError", "Provisioning", "Release", "ReleaseBlock", "Residency", "Resize", "Rounds", "Send",
+    "Policies", "PolicyError", "Provisioning", "ReleaseBlock", "Residency", "Resize", "Rounds", "Send",
     "SendGang", "TakeBack", "Timer", "Unload", "View", "WantBlocks",
 ]  # fmt: skip

@@ -62,7 +62,7 @@ def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) 
 
 def check_wants(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
     """Raise ConfigError if calls that want this cannot be honoured on this site. `honours`: the wishes that its policy
-    takes into account; None = the session is joined, and its manager refuses the others."""
+    takes into account; None = only the manager of a joined session knows, and refuses the others."""
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
         refused = wishes.refusal(

@@ -44,7 +44,7 @@ from stoker.manager.executor.processes import ManagerProcess, make_folder, manag
 from stoker.manager.executor.wants import Wants
 from stoker.manager.factory import block_keys
 from stoker.manager.factory.pilot_command import pilot_command, python_path
-from stoker.manager.live.chosen import keep_policies, policies_for
+from stoker.manager.live.chosen import honoured_in, keep_policies, policies_for
 from stoker.manager.protocol.ids import FunctionKey
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.to_client import Status
@@ -114,7 +114,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.sites = (load_site(site),) if provider is not None else load_sites(site)
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
-        honours = None if session is not None else policies_for(self.sites).dispatch.honours
+        self._honours = None if session is not None else policies_for(self.sites).dispatch.honours
+        """The wishes of calls that the session's policies take into account; of one that is joined, once it is."""
         self._joins = os.fspath(session) if session is not None else ""
         batch = len(self.sites) > 1 or not self.site.is_local
         self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
@@ -137,7 +138,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self._manager: ManagerProcess | None = None
         self._link: Link | None = None
         self._preparer = Preparer(
-            lambda wants: engines.check_wants(self.site, wants, honours=honours), unused=self._tell_unused
+            lambda wants: engines.check_wants(self.site, wants, honours=self._honours), unused=self._tell_unused
         )
         self._call_folder = ""
         self._early: list[str] | None = None
@@ -190,6 +191,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         try:
             if self._joins:
                 self.folder, self.site = detached.find(self._joins)
+                self._honours = honoured_in(self.folder)
                 self._link = Link(self.folder)
             else:
                 self._start_session()

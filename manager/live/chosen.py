@@ -40,12 +40,14 @@ SETTINGS = ("name", "dispatch", "residency")
 
 class Chosen(msgspec.Struct, frozen=True):
     """Policies by name; `dispatch` and `residency` only where they are not those of `name`. `search_path`: folders
-    that modules are imported from, beyond the environment's. As a text: the names, for people."""
+    that modules are imported from, beyond the environment's. `honours`: the wishes of calls that they take into account
+    (None: only the manager can tell). As a text: the names, for people."""
 
     name: str = Policy().name
     dispatch: str = ""
     residency: str = ""
     search_path: str = ""
+    honours: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
         at_seams = {"dispatch": self.dispatch, "residency": self.residency}
@@ -96,19 +98,38 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
             setting: copy_policy(getattr(chosen, setting), folder.path, alone=f"{FOLDER}/{setting}")
             for setting in SETTINGS
         }
-        kept = Chosen(**copies, search_path=search_path)
+        made = _made_here(chosen)
+        honours = None if made is None else tuple(sorted(made.dispatch.honours))
+        kept = Chosen(**copies, search_path=search_path, honours=honours)
         (folder.path / FILE).write_bytes(msgspec.json.format(msgspec.json.encode(kept)))
     except OSError as error:
         raise SessionError(f"the policies of the session cannot be copied into {folder.path}: {error}") from error
-    _warn_of_awareness(chosen.name)
+    if made is not None:
+        _warn_of_awareness(chosen.name, made)
 
 
-def _warn_of_awareness(name: str) -> None:
-    """Say so where a policy is for contexts that keep less than they may: a session goes by their recipes."""
+def honoured_in(folder: SessionFolder) -> frozenset[str] | None:
+    """The wishes of calls that the policies of a session take into account; None where only its manager can tell.
+
+    Raises SessionError.
+    """
+    kept = chosen_in(folder)
+    if kept == Chosen():
+        return default_policies().dispatch.honours
+    return None if kept.honours is None else frozenset(kept.honours)
+
+
+def _made_here(chosen: Chosen) -> Policies | None:
+    """The policies; None where one is in a module that only the manager finds."""
     try:
-        awareness = find(name).make().awareness
-    except ConfigError:  # a module that only the manager finds: there it is told what is wrong
-        return
+        return _made(chosen, working_folder())
+    except ConfigError:
+        return None
+
+
+def _warn_of_awareness(name: str, policies: Policies) -> None:
+    """Say so where a policy is for contexts that keep less than they may: a session goes by their recipes."""
+    awareness = policies.awareness
     if awareness not in (None, Awareness.FULL):
         log.warning(
             "policy %s is for contexts of awareness %s; a session keeps of each context what its recipe says: write "

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 import pytest
 from core.builders import Cluster, devices, recipe
+from sim.worlds import calls, model, source, world
 
 from stoker.config import load_site
 from stoker.manager import policies
 from stoker.manager.live.chosen import check_policies
-from stoker.manager.live.own_policies import find
+from stoker.manager.live.own_policies import SEAMS, find
+from stoker.manager.sim.client import Arrival
+from stoker.manager.sim.log import Happened
+from stoker.manager.sim.run import Simulation
 from stoker.manager.study.running import run_one
 from stoker.manager.study.scenario import load_scenario
 from stoker.site import Duration
@@ -22,7 +29,7 @@ from stoker.site import Duration
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = (DOCS / "policies.md").read_text()
 EXAMPLES = DOCS / "examples"
-PROGRAMS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", TEXT[TEXT.index("## One of your own") :], re.MULTILINE | re.DOTALL)
 
 
 def test_the_table_has_those_that_ship() -> None:
@@ -37,6 +44,45 @@ def test_the_policy_on_the_page_is_the_one_in_the_file_and_has_twenty_lines() ->
     assert len(shown.splitlines()) <= 20
 
 
+DISPATCH = TEXT[TEXT.index("## A dispatch policy, on one page") :].partition("\n## ")[0].rstrip()
+
+
+def test_a_dispatch_policy_takes_one_page_of_reading() -> None:
+    assert f"These {len(DISPATCH.splitlines())} lines are all" in DISPATCH
+    assert len(DISPATCH.splitlines()) <= 100
+    assert (EXAMPLES / "least_served.py").read_text() in DISPATCH
+
+
+def test_the_page_names_what_a_dispatch_policy_must_have() -> None:
+    asked = re.findall(r"^\| `(\w+)(?:\([^`]*\))?` \|", DISPATCH, re.MULTILINE)
+    assert {*SEAMS["dispatch"]} <= {*asked}
+
+
+def test_the_pages_dispatch_policy_is_simulated_as_a_user_would(tmp_path: Path) -> None:
+    (command,) = re.findall(r"^\$ stoker (.*)$", DISPATCH, re.MULTILINE)
+    small = ["--seeds", "1", "--jobs", "1", "--set", "workload.inputs=400", "--set", "outputs.plots=false"]
+    words = [sys.executable, "-m", "stoker.manager.cli.entry", *command.split(), *small, "--out", str(tmp_path / "out")]
+    done = subprocess.run(words, cwd=DOCS.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^ +least_served\.py:LeastServed ", done.stdout, re.MULTILINE)
+
+
+def test_the_pages_dispatch_policy_spreads_calls_and_starts_gangs() -> None:
+    find_it = find("least_served.py:LeastServed", folder=EXAMPLES)
+    lab = world(source(4, init_blocks=4), model(load_s=1.0))
+    alone = [*calls(8), *(Arrival(20.0 + 2.0 * n, "llm") for n in range(20))]
+    gangs = [Arrival(60.0 + 5.0 * n, "llm", gang=(2, 3)) for n in range(3)]
+    together = Simulation(lab, gangs, find_it.make()).run()
+    assert (together.complete, together.failed) == (True, {})
+    run = Simulation(lab, alone, find_it.make())
+    outcome = run.run()
+    assert (outcome.complete, outcome.failed) == (True, {})
+    began = (p for p, what in zip(run.log.pilot, run.log.what, strict=True) if what == Happened.CALL_BEGAN)
+    counts = Counter(began).values()
+    assert len(counts) == 4
+    assert max(counts) - min(counts) <= 2
+
+
 def test_its_methods_are_those_that_the_page_names() -> None:
     assert "worth_loading" in vars(policies.LoadWhereWanted)
     row = r"^\| (?:dispatch|residency|provisioning) \|.*\| ((?:`\w+`(?:, )?)+) \| `(\w+)` \|$"
@@ -47,7 +93,7 @@ def test_its_methods_are_those_that_the_page_names() -> None:
 
 
 def test_the_hooks_and_settings_are_those_that_there_are() -> None:
-    told = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", TEXT, re.MULTILINE))
+    told = dict(re.findall(r"^\| `(\w+)\((.*?)\)` \|", TEXT[TEXT.index("## Hooks and settings") :], re.MULTILINE))
     settings = {name for name, given in told.items() if given == "…"}
     hooks = {name: given for name, given in told.items() if name not in settings}
     base = policies.LoadWhereWanted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.manager.core.nouns import Call, Context, Library
-from stoker.manager.core.overlay import Overlay, imagine_pilot
+from stoker.manager.core.overlay import imagine_pilot, with_pilots
 from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.core.seams import (
     Action,
@@ -15,7 +15,7 @@ from stoker.manager.core.seams import (
     Evict,
     Load,
     Policies,
-    Release,
+    ReleaseBlock,
     Resize,
     Send,
     SendGang,
@@ -24,7 +24,7 @@ from stoker.manager.core.seams import (
     WantBlocks,
 )
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
-from stoker.manager.protocol.ids import LibraryId, PilotId
+from stoker.manager.protocol.ids import BlockId, LibraryId, PilotId
 from stoker.manager.protocol.to_manager import DeviceFacts
 
 
@@ -62,7 +62,7 @@ class Elastic(HottestFirst):
                 members = [id for id, library in idle.items() if library.admits(call)][:largest]
                 if len(members) >= smallest:
                     idle = {id: library for id, library in idle.items() if id not in members}
-                    plan.append(SendGang(call.id, tuple(members), rendezvous="n1:4000"))
+                    plan.append(SendGang(call.id, tuple(members)))
         return plan
 
 
@@ -178,7 +178,7 @@ class Advised(LoadWhereWanted):
 
 
 class Lease(TakeWhatComes):
-    """Provisioning, as PromptTuner's 60 s reclaim: a pilot is released when its lease is over."""
+    """Provisioning, as PromptTuner's 60 s reclaim: a pilot's block is released when its lease is over."""
 
     def __init__(self, *, lease_s: float) -> None:
         super().__init__()
@@ -188,10 +188,12 @@ class Lease(TakeWhatComes):
     def demand(self, view: View) -> Sequence[Action]:
         new = [id for id in view.pilots if id not in self.leased]
         self.leased.update(new)
-        return [Timer(view.now + self.lease_s, id) for id in new]
+        timers = [Timer(view.now + self.lease_s, id) for id in new]
+        return timers if view.blocks else [*timers, WantBlocks("cpus", 1)]
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
-        return (Release(PilotId(key), "its lease is over"),) if key in view.pilots else ()
+        pilot = view.pilots.get(PilotId(key))
+        return (ReleaseBlock(BlockId(pilot.block), "its lease is over"),) if pilot is not None else ()
 
 
 class WhatIf(TakeWhatComes):
@@ -204,7 +206,7 @@ class WhatIf(TakeWhatComes):
 
     def demand(self, view: View) -> Sequence[Action]:
         facts = DeviceFacts("cpu:0", "cpu", 8 * 10**9)  # type: ignore[arg-type]
-        overlay = Overlay(view, pilots=(imagine_pilot(PilotId("imagined"), (facts,), view.now),))
+        overlay = with_pilots(view, [imagine_pilot(PilotId("imagined"), (facts,), view.now)])
         for context in view.hungry.values():
             plan = self.residency.wanted(overlay, context)
             if any(isinstance(action, Load) and action.pilot == "imagined" for action in plan):

@@ -265,7 +265,8 @@ def test_what_if_there_were_one_more_pilot_is_answered_by_the_residency_policy(t
 
 def test_a_released_pilot_finishes_what_it_runs_and_goes(toy: Make) -> None:
     t = toy(policies=lambda: stubs.policies(provisioning=stubs.Lease(lease_s=10.0)))
-    t.pilot("p1")
+    t.give(SessionDefined((Source("cpus", most=2),)))
+    t.pilot("p1", block="b1")
     t.call("short", run_s=0.001).run()
     t.call("long", run_s=30.0).call("more", run_s=1.0)
     t.run(until=12.0)

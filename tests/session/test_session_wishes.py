@@ -1,0 +1,75 @@
+"""Wishes that no policy of the session honours are refused where they are made: in a session of the program's own, and
+in one that it joins."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from faults.world import World
+
+PROGRAM = """
+import sys
+
+import parsl
+import stoker
+from stoker.errors import ConfigError
+
+
+@stoker.context
+def other():
+    return 1
+
+
+def echo(item):
+    return item
+
+
+@parsl.python_app(executors=["stoker"])
+def plain(item, parsl_resource_specification=None):
+    return item
+
+
+def refused(wish, ask):
+    try:
+        ask()
+    except ConfigError as error:
+        assert "does not honour" in str(error) and f"leave {wish} away" in str(error), error
+        print(wish)
+
+
+streams, varies = stoker.app(stream=True)(echo), stoker.app(variants=[other()])(echo)
+with stoker.load(**{sys.argv[1]: sys.argv[2]}):
+    assert stoker.app(echo)(3).result(60) == 3
+    for wish, app in (("stream", streams), ("variants", varies)):
+        refused(wish, lambda: app(1).result(60))
+        refused(wish, lambda: list(stoker.map(app, [1, 2])))
+    for wish in ("latency_s", "ttft_s", "tpot_s"):
+        refused(wish, lambda: plain(1, parsl_resource_specification={wish: 5.0}).result(60))
+"""
+SAID = ["stream", "stream", "variants", "variants", "latency_s", "ttft_s", "tpot_s"]
+SITE = '[pilot]\ndevices = "cpu:1"\n'
+
+
+def run(world: World, *arguments: str) -> subprocess.CompletedProcess[str]:
+    process = world.spawn([sys.executable, *arguments], folder=world.path)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return subprocess.CompletedProcess(arguments, 0, out, err)
+
+
+@pytest.mark.parametrize("joins", [False, True], ids=["its own", "joined"])
+def test_each_wish_is_refused_where_it_is_made(world: World, joins: bool) -> None:
+    (world.path / "one.toml").write_text(SITE)
+    (world.path / "wishes.py").write_text(PROGRAM)
+    if not joins:
+        assert run(world, "wishes.py", "site", "one.toml").stdout.split() == SAID
+        return
+    stoker = ("-m", "stoker.manager.cli.entry")
+    session = str(json.loads(run(world, *stoker, "up", "one.toml", "--json").stdout)["session"])
+    try:
+        assert run(world, "wishes.py", "session", session).stdout.split() == SAID
+    finally:
+        run(world, *stoker, "down", session)
