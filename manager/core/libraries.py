@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stoker.manager.core import ending, fitness, gangs, holding, indexing, queues, snapshots
+from stoker.manager.core import ending, fitness, gangs, holding, indexing, objects, queues, snapshots
 from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
@@ -102,6 +102,7 @@ def load(manager: Manager, context: Context, pilot: Pilot, devices: tuple[Device
             library.id, context.recipe, tuple(d.id for d in devices), context.recipe.needs.memory_bytes, memory_bytes,
             snapshots={form: snapshot.object for form, snapshot in forms.items()},
             snapshot_wait_s=max((snapshot.made_s for snapshot in forms.values()), default=0.0),
+            planned=objects.plan_for(manager, pilot, context.recipe),
         ),
     )  # fmt: skip
     manager.changed("libraries", library.id)

@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain, islice
 
-from stoker.contexts.recipe import ObjectRef
+from stoker.contexts.recipe import Awareness, ObjectRef, Recipe
 from stoker.manager.core import handing_on, object_orders
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot
@@ -150,6 +150,19 @@ def wanted(manager: Manager, pilot: Pilot, refs: Iterable[ObjectRef]) -> None:
         else:
             fetch.said = None
             transfers.changed[fetch] = None
+
+
+def plan_for(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
+    """Plan the transfers of the objects that a pilot lacks for a library, before it asks: their names. None for a
+    context that reads its files from their source, and for a pilot that takes no part in transfers."""
+    transfers = manager.state.transfers
+    peer = transfers.peers.get(pilot.id)
+    if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
+        return ()
+    lacking = [ref for ref in recipe.objects if ref.name not in peer.has and ref.name not in peer.fetches]
+    for ref in lacking:
+        _want(transfers, peer, ref)
+    return tuple(ref.name for ref in lacking)
 
 
 def _want(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:

@@ -43,7 +43,8 @@ class StartLibrary(_Message, frozen=True, tag="start-library"):
 
     `memory_bytes` is the limit to enforce on its host memory, `device_memory_bytes` the reservation on each device
     (0 = not limited). `snapshots`: forms of its loaded context that can be had as objects, by their name; it is
-    not worth to wait for them longer than `snapshot_wait_s`.
+    not worth to wait for them longer than `snapshot_wait_s`. `planned`: objects of the recipe that the manager believes
+    to be lacking; where each may be had follows in `FetchObject`, unasked.
     """
 
     library: LibraryId
@@ -53,6 +54,7 @@ class StartLibrary(_Message, frozen=True, tag="start-library"):
     device_memory_bytes: int = 0
     snapshots: dict[str, ObjectRef] = msgspec.field(default_factory=dict)
     snapshot_wait_s: float = 0.0
+    planned: tuple[str, ...] = ()
 
 
 class StopLibrary(_Message, frozen=True, tag="stop-library"):

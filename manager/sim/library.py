@@ -6,6 +6,7 @@ time: it loads, runs calls in the order of `stoker.pilot.core.turns`, and says w
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _Part = tuple[int, CallRun]
 """A member's rank, and the run that it is to join."""
+_GB = 1e9
 _REFUSED = -1
 """Answers a resize that the context refuses."""
 
@@ -61,6 +63,9 @@ class SimLibrary:
         self._started_at = 0.0
         self._stops = False
         self._is_over = False
+        self._resizes: deque[int] = deque()
+        """Sizes that it was told to take on; it is at work on the first."""
+        self._resizing: Work | None = None
         self._moves: dict[Transfer, None] = {}
         """What must have come before it goes on."""
         for device in self.devices:
@@ -158,7 +163,9 @@ class SimLibrary:
             case to_library.Evict(call=call):
                 self._evict(call)
             case to_library.Resize(device_memory_bytes=size):
-                self._say(to_agent.Resized(_REFUSED if size < self.model.device_memory_bytes else size))
+                self._resizes.append(size)
+                if len(self._resizes) == 1:
+                    self._resize()
             case to_library.Stop():
                 self._stops = True
                 if len(self.turns):
@@ -180,6 +187,27 @@ class SimLibrary:
                 self._begin(spec, part)
             else:
                 turns.add(spec.call, (spec, part))
+
+    def _resize(self) -> None:
+        """Take on the next size that it was told; its calls are slowed down meanwhile."""
+        size = self._resizes[0]
+        if size < self.model.device_memory_bytes:
+            self._resized(_REFUSED)
+            return
+        seconds = float(self.model.resize_s) * size / _GB
+        self._resizing = self._compute(seconds, part=1.0, then=self._resize_ended, args=(size,))
+
+    def _resize_ended(self, size: int) -> None:
+        if self._resizing is not None:
+            self.devices[0].done(self._resizing)
+            self._resizing = None
+            self._resized(size)
+
+    def _resized(self, size: int) -> None:
+        self._resizes.popleft()
+        self._say(to_agent.Resized(size))
+        if self._resizes and not self._is_over:
+            self._resize()
 
     def _give_back(self, calls: list[int], *, order: int = 0) -> None:
         self._say(to_agent.GivenBack(tuple(calls), order=order))  # type: ignore[arg-type]
@@ -283,6 +311,9 @@ class SimLibrary:
             return
         self._is_over = True
         sim = self.pilot.sim
+        if self._resizing is not None:
+            self.devices[0].stop(self._resizing)
+            self._resizing = None
         for run in self.running.values():
             run.leave(self)
         self.running.clear()

@@ -88,6 +88,9 @@ class ContextModel(_Part, frozen=True, forbid_unknown_fields=True):
     A library takes `devices` of one node, and `device_memory` of each. A gang of several libraries needs `gang` until
     its members have met, and shares the items out among them: with each doubling of its size `gang_efficiency` of a
     linear speedup is kept (`stoker.manager.sim.duration`).
+
+    To change a library's reservation takes `resize` of its devices' time for each GB that it has afterwards (SLINFER
+    §VII-B, Figure 17: a KV cache is allocated anew and copied).
     """
 
     files: tuple[Files, ...] = ()
@@ -103,6 +106,7 @@ class ContextModel(_Part, frozen=True, forbid_unknown_fields=True):
     item_cv: Share = 0.0
     warm_items: Count = 0
     warm_item_s: Duration = msgspec.field(default=NO_TIME, name="warm_item")
+    resize_s: Duration = msgspec.field(default=NO_TIME, name="resize")
     page_cache: bool = True
     devices: Positive = 1
     gang_s: Duration = msgspec.field(default=NO_TIME, name="gang")

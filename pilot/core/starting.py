@@ -28,7 +28,8 @@ def order(state: PilotState, message: StartLibrary) -> None:
         failure = Failure(kind=FailureKind.CONTEXT, message=reason, pilot=state.facts.pilot, library=number)
         state.tell(LibraryGone(library=number, failure=None if state.leaving else failure, loading=True))
         return
-    state.libraries[number] = PilotLibrary(message, state.now)
+    library = state.libraries[number] = PilotLibrary(message, state.now)
+    wants.plan(state, library)
     state.out.append(Prepare(message))
 
 
@@ -82,6 +83,7 @@ def pinned(state: PilotState, library: PilotLibrary, event: Pinned) -> None:
         lacking(state, library, event.failed)
         return
     library.paths.update(event.paths)
+    wants.found_here(state, event.paths)
     library.has_pins |= bool(event.paths)
     library.missing -= event.paths.keys()
     refs = {ref.name: ref for ref in (*library.recipe.objects, *library.ordered.snapshots.values())}

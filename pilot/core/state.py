@@ -159,6 +159,8 @@ class Want:
     def __init__(self, ref: ObjectRef) -> None:
         self.ref = ref
         self.libraries: dict[LibraryId, None] = {}
+        self.is_begun = True
+        """False until the cache was found to lack an object whose sources the manager names unasked."""
         self.order: FetchObject | None = None
         """What the manager has said last of where it may be had."""
         self.trouble = ""

@@ -20,15 +20,43 @@ from stoker.pilot.core.state import PilotLibrary, PilotState, Want
 
 def want(state: PilotState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:
     """A library waits for objects that are not in the cache."""
-    fresh = []
+    unasked = []
     for ref in refs:
         found = state.wants.get(ref.name)
         if found is None:
             found = _expect(state, ref)
-            fresh.append(ref)
+            unasked.append(ref)
+        elif not found.is_begun:
+            _begin(state, found)
+            if found.order is not None and not (found.order.origin or found.order.peers):
+                unasked.append(ref)  # it could be had nowhere when the manager planned
         found.libraries[library.number] = None
-    if fresh:
-        state.tell(WantObjects(tuple(fresh)))
+    if unasked:
+        state.tell(WantObjects(tuple(unasked)))
+
+
+def plan(state: PilotState, library: PilotLibrary) -> None:
+    """The manager names sources of some of a library's objects unasked. Nothing is fetched before the cache was looked
+    at: the manager may not know that they are there."""
+    planned = set(library.ordered.planned)
+    for ref in library.recipe.objects:
+        if ref.name not in planned:
+            continue
+        found = state.wants.get(ref.name)
+        if found is None:
+            found = state.wants[ref.name] = Want(ref)
+            found.is_begun = False
+        found.libraries[library.number] = None
+
+
+def found_here(state: PilotState, names: Iterable[str]) -> None:
+    """Objects are in the cache although the manager has planned to have them brought."""
+    for name in names:
+        found = state.wants.get(name)
+        if found is not None and not found.is_begun:
+            del state.wants[name]
+            state.told.add(name)
+            state.tell(ObjectsHere((ObjectArrival(name, found.ref.size_bytes),)))
 
 
 def say_again(state: PilotState) -> None:
@@ -50,6 +78,8 @@ def told_sources(state: PilotState, order: FetchObject) -> Want | None:
             state.tell(ObjectsGone((name,)))
         return None
     found.order = order
+    if not found.is_begun:
+        return None
     if not order.origin and not order.peers:
         return found
     state.out.append(Fetch(order))
@@ -95,9 +125,11 @@ def give_up(state: PilotState, name: str) -> Want | None:
 
 def forget(state: PilotState, library: PilotLibrary) -> None:
     """A library waits for nothing any more. What is on its way comes all the same: others may want it soon."""
-    for name in library.missing:
-        if name in state.wants:
-            state.wants[name].libraries.pop(library.number, None)
+    for name, found in list(state.wants.items()):
+        found.libraries.pop(library.number, None)
+        if not found.is_begun and not found.libraries:
+            del state.wants[name]
+            state.tell(ObjectsGone((name,)))
     library.missing.clear()
 
 
@@ -111,6 +143,14 @@ def listed(state: PilotState, sizes: Mapping[str, int]) -> None:
     if fresh:
         state.tell(ObjectsHere(tuple(ObjectArrival(name, sizes[name]) for name in sorted(fresh))))
     state.told = (state.told - gone) | fresh
+
+
+def _begin(state: PilotState, found: Want) -> None:
+    """The cache lacks an object whose sources were named unasked: fetch it from there."""
+    found.is_begun = True
+    state.out.append(Expect(found.ref.name))
+    if found.order is not None and (found.order.origin or found.order.peers):
+        state.out.append(Fetch(found.order))
 
 
 def _expect(state: PilotState, ref: ObjectRef) -> Want:

@@ -41,6 +41,8 @@ class CoreShell:
         self.core = PilotCore(PilotFacts(pilot="p1", session="s", host="h", pid=7, devices=devices, **given))
         self.now = 100.0
         self.cache: set[str] = set()
+        self.is_slow = False
+        """Whether tests give the answers that a shell gives at once."""
         self.wanted: list[commands.Command] = []
         """All that the core wanted and no test has asked for yet."""
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: self.now)
@@ -55,6 +57,8 @@ class CoreShell:
     def _carry_out(self, command: commands.Command) -> None:
         """Keep what is wanted, and answer what a shell answers at once."""
         self.wanted.append(command)
+        if self.is_slow:
+            return
         match command:
             case commands.Prepare(ordered=ordered):
                 self.give(Prepared(ordered.library, free_disk_bytes=GIB))

@@ -46,7 +46,7 @@ def test_what_a_leaving_pilot_has_read_goes_to_one_that_waits(peers: Peers) -> N
 
 
 def test_what_only_a_leaving_pilot_has_goes_to_another_first(peers: Peers) -> None:
-    needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").forget()
+    needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").give_up("p2", "p3")
     assert leave(peers, "p1").hand_on_s > 60
     heir = next(name for name in ("p2", "p3") if any(order.keep for order in peers.orders(name)))
     assert "nobody else has" in peers.story("p1")
@@ -77,7 +77,7 @@ def test_a_leaving_pilot_stays_for_those_who_are_getting_it(peers: Peers) -> Non
 
 
 def test_another_is_told_when_the_first_heir_fails_and_at_last_nobody(peers: Peers) -> None:
-    needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").forget()
+    needing(peers).here("p1", has=(BIG,)).here("p2", "p3").call("2", "3", "4", context="llm").give_up("p2", "p3")
     leave(peers, "p1")
     first = next(name for name in ("p2", "p3") if peers.orders(name))
     second = "p3" if first == "p2" else "p2"
@@ -98,7 +98,8 @@ def test_its_walltime_bounds_how_long_a_pilot_stays(peers: Peers) -> None:
 
 
 def test_who_has_time_left_gets_it(peers: Peers) -> None:
-    needing(peers).here("p1", has=(BIG,)).here("p2", "p3", "p4").call("2", "3", "4", "5", context="llm").forget()
+    needing(peers).here("p1", has=(BIG,)).here("p2", "p3", "p4").call("2", "3", "4", "5", context="llm")
+    peers.give_up("p2", "p3", "p4")
     for name, ends_at in (("p2", 100.0), ("p3", 900.0), ("p4", 300.0)):
         peers.core.state.pilots[name].ends_at = peers.now + ends_at  # type: ignore[index]
     leave(peers, "p1")

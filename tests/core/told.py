@@ -38,6 +38,12 @@ class Peers(Cluster):
             self.hears(name, to_pilot.PilotWelcome)
         return self
 
+    def give_up(self, *names: str) -> Peers:
+        """Pilots give up what was planned for their libraries: they get it only if they are told to keep it."""
+        for name in names:
+            self.report(name, say.ObjectsGone((BIG.name, SMALL.name)))
+        return self.forget()
+
     def want(self, *names: str, refs: tuple[ObjectRef, ...] = (BIG,)) -> Peers:
         for name in names:
             self.report(name, say.WantObjects(refs))

@@ -26,6 +26,8 @@ from stoker.pilot.core.events import (
     ManagerAway,
     ObjectArrived,
     ObjectLost,
+    Pinned,
+    Prepared,
     Probed,
     Signalled,
     SourceFailed,
@@ -195,6 +197,49 @@ def test_a_growth_that_nothing_makes_room_for_is_refused_and_one_that_another_re
 
 
 # ---- objects
+
+
+def test_an_object_whose_source_is_named_unasked_is_not_asked_for(pilot: CoreShell) -> None:
+    pilot.start(recipe=MODEL, planned=("weights",))
+    assert not pilot.all(told.WantObjects)
+    pilot.hear(order.FetchObject(WEIGHTS, peers=(order.Peer(PilotId("p2"), "h:1"),)))
+    assert pilot.take(commands.Fetch).order.peers[0].pilot == "p2"
+
+
+def test_an_object_that_is_here_is_not_fetched_though_its_transfer_was_planned(pilot: CoreShell) -> None:
+    pilot.cache.add("weights")
+    pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS, origin=True))
+    assert {each.name for here in pilot.all(told.ObjectsHere) for each in here.arrivals} == {"weights"}
+    assert not pilot.all(commands.Fetch)
+    assert not pilot.all(told.ObjectsGone)
+    assert pilot.take(commands.StartProcess)
+
+
+def test_a_library_that_cannot_start_gives_up_what_was_planned_for_it(pilot: CoreShell) -> None:
+    greedy = Recipe(key="m", name="model", objects=(WEIGHTS,), needs=Needs(disk_bytes=9 * GIB))
+    pilot.start(recipe=greedy, planned=("weights",))
+    assert pilot.take(told.ObjectsGone).names == ("weights",)
+    pilot.hear(order.FetchObject(WEIGHTS, origin=True))
+    assert not pilot.all(commands.Fetch)
+
+
+def test_nothing_is_fetched_before_the_cache_was_looked_at(pilot: CoreShell) -> None:
+    pilot.is_slow = True
+    pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS, origin=True))
+    pilot.give(Prepared(LibraryId(1), free_disk_bytes=GIB))
+    assert not pilot.all(commands.Fetch)
+    pilot.give(Pinned(LibraryId(1), {}))
+    assert pilot.take(commands.Fetch).order.origin
+    assert not pilot.all(told.WantObjects)
+
+
+def test_an_object_that_could_be_had_nowhere_when_it_was_planned_is_asked_for(pilot: CoreShell) -> None:
+    pilot.is_slow = True
+    pilot.start(recipe=MODEL, planned=("weights",)).hear(order.FetchObject(WEIGHTS))
+    pilot.give(Prepared(LibraryId(1), free_disk_bytes=GIB)).give(Pinned(LibraryId(1), {}))
+    assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
+    pilot.hear(order.FetchObject(WEIGHTS))
+    assert pilot.take(told.LibraryGone).failure is not None
 
 
 def test_objects_that_will_not_come_end_the_load_and_say_what_is_in_the_way(pilot: CoreShell) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from sim.worlds import GPU, model, source, world
 
-from stoker.contexts.recipe import Recipe
+from stoker.contexts.recipe import Needs, Recipe
 from stoker.manager.policies import default_policies
 from stoker.manager.protocol import to_pilot as order
 from stoker.manager.protocol.calls import CallOptions, CallSpec, Features
 from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
 from stoker.manager.sim.pilot import SimPilot
 from stoker.manager.sim.run import Simulation
+from stoker.pilot.core.stages import Stage
+from stoker.site import Duration, Size
 
 LIBRARY = LibraryId(1)
 
@@ -46,3 +49,67 @@ def test_a_cancelled_call_ends_no_other_by_a_time_limit(pilot: SimPilot) -> None
     pilot._fired(f"cancel/{LIBRARY}")
     assert list(pilot.core.state.libraries[LIBRARY].held) == [1]
     assert LIBRARY in pilot.libraries
+
+
+# ---- memory
+
+
+def world_of(**more: object) -> SimPilot:
+    """A pilot without a manager, whose context `llm` takes 1 GB of its device."""
+    made = msgspec.structs.replace(model(), device_memory_bytes=Size(10**9), **more)
+    sim = Simulation(world(source(1), made), [], default_policies())
+    sim.handle = lambda _event: None  # type: ignore[method-assign, assignment]  # no manager
+    pilot = SimPilot(sim, source(1), block="", number=0, ends_at=0.0)
+    sim.pilots[pilot.id] = pilot
+    pilot.join()
+    pilot.hear(order.PilotWelcome("simulated", 5.0, 60.0))
+    return pilot
+
+
+def load(pilot: SimPilot, number: int, *, size: int) -> None:
+    recipe = Recipe(key="llm", name="llm", slots=2, needs=Needs(device_memory_bytes=10**9))
+    pilot.hear(order.StartLibrary(LibraryId(number), recipe, (DeviceId("gpu:0"),), device_memory_bytes=size))
+
+
+def step(pilot: SimPilot, until: float) -> None:
+    pilot.sim.agenda.at(until, lambda: None)
+    while pilot.sim.agenda.now < until and pilot.sim.agenda.step():
+        pass
+
+
+def test_a_resize_takes_time_and_a_growth_waits_for_the_shrink_that_makes_room_for_it() -> None:
+    pilot, half = world_of(resize_s=Duration(1.0)), int(GPU.memory_bytes) // 2
+    load(pilot, 1, size=half)
+    load(pilot, 2, size=half)
+    step(pilot, 100.0)
+    ledger = pilot.core.state.ledger
+    pilot.hear(order.ResizeLibrary(LibraryId(2), half + 10**9))
+    pilot.hear(order.ResizeLibrary(LibraryId(1), 2 * 10**9))
+    step(pilot, 101.9)
+    assert (ledger.held(LibraryId(1)), ledger.held(LibraryId(2))) == (half, half), "2 GB take 2 s"
+    step(pilot, 102.1)
+    assert (ledger.held(LibraryId(1)), ledger.held(LibraryId(2))) == (2 * 10**9, half + 10**9)
+    ledger.validate()
+
+
+def test_a_library_that_ends_while_it_is_resized_leaves_its_device_free() -> None:
+    pilot, half = world_of(resize_s=Duration(1.0)), int(GPU.memory_bytes) // 2
+    load(pilot, 1, size=half)
+    step(pilot, 100.0)
+    pilot.hear(order.ResizeLibrary(LibraryId(1), 2 * 10**9))
+    pilot.hear(order.StopLibrary(LibraryId(1), "for a test", drain=False))
+    step(pilot, 200.0)
+    assert pilot.core.state.ledger.free(DeviceId("gpu:0")) == int(GPU.memory_bytes)
+    assert pilot.busy_s(200.0) == 0.0
+
+
+def test_a_library_starts_when_the_one_in_whose_place_it_comes_is_gone() -> None:
+    pilot, whole = world_of(), int(GPU.memory_bytes)
+    load(pilot, 1, size=whole)
+    step(pilot, 100.0)
+    load(pilot, 2, size=whole)
+    assert pilot.core.state.libraries[LibraryId(2)].stage is Stage.WAITING
+    pilot.hear(order.StopLibrary(LibraryId(1), "room is needed"))
+    assert pilot.core.state.libraries[LibraryId(2)].stage is Stage.STARTING
+    step(pilot, 200.0)
+    assert pilot.core.state.libraries[LibraryId(2)].stage is Stage.READY
