@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from docs.pages import ROOT, anchors, links, text_of
 
-ROOT = Path(__file__).parents[2]
 SKIPPED = {".git", ".venv", "runs", "runinfo", "node_modules", "build"}
 DOCUMENTS = sorted(
     path
@@ -19,13 +19,39 @@ DOCUMENTS = sorted(
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_files_lead_somewhere(path: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if re.match(r"(https?|mailto):|#", target):
+    for target in links(path.read_text()):
+        if re.match(r"(https?|mailto):", target):
             continue
-        there = (path.parent / target.partition("#")[0]).resolve()
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
         assert there.exists(), f"{path.relative_to(ROOT)} links to {target}"
         assert there.is_relative_to(ROOT), f"{path.relative_to(ROOT)} links out of the repository: {target}"
+        if anchor and there.suffix == ".md":
+            assert anchor in anchors(there.read_text()), f"{path.relative_to(ROOT)} links to {target}"
+
+
+def test_every_page_is_reached_from_the_index_and_from_the_readme() -> None:
+    """A link to a folder reaches its pages."""
+    pages = {path for path in DOCUMENTS if path.is_relative_to(ROOT / "docs")}
+    for start in ("README.md", "docs/README.md"):
+        reached: set[Path] = set()
+        ahead = [ROOT / start]
+        while ahead:
+            path = ahead.pop()
+            if path in reached:
+                continue
+            reached.add(path)
+            targets = [target.partition("#")[0] for target in links(path.read_text())]
+            there = [(path.parent / target).resolve() for target in targets if target and "://" not in target]
+            ahead += [each for each in there if each.suffix == ".md"]
+            ahead += [page for each in there if each.is_dir() for page in each.glob("*.md")]
+        assert pages <= reached, f"from {start} nobody comes to {sorted(pages - reached)}"
+
+
+def test_the_index_has_a_line_for_each_page() -> None:
+    index = text_of("docs/README.md")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"]({page.name})" in index, f"docs/README.md has no line for {page.name}"
 
 
 def test_the_documents_that_everybody_looks_for_are_there() -> None:

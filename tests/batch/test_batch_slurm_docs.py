@@ -1,0 +1,28 @@
+"""The commands that README and docs/clusters.md show for a cluster, run on one, in their order."""
+
+from __future__ import annotations
+
+import re
+
+from batch.test_batch_slurm_up import stoker
+from docs.pages import ROOT, programs
+from docs.test_docs_commands import CLUSTER
+from faults.world import World
+
+
+def test_the_commands_for_a_cluster_work_as_they_stand(slurm, world: World) -> None:
+    world.environ["PYTHONPATH"] = str(ROOT / "tests" / "driver")  # its nodes have GPUs, and a driver
+    program = programs("docs/contexts.md")[0].text
+    (world.path / "my_program.py").write_text(program)
+    session = "rwcz"
+    for command in CLUSTER:
+        arguments = command.replace("rwcz", session).split()[1:]
+        done = stoker(world, *arguments)
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+        if arguments == ["up", "site.toml"]:
+            session = re.findall(r"^session (\w{4}) is up: .* submitted to backfill", done.stdout, re.MULTILINE)[0]
+        if arguments[0] == "run":
+            assert done.stdout.split() == ["5", "4", "7", "5", "7"]
+        if arguments[0] == "status":
+            assert re.search(r"5 calls done, 0 running, 0 queued", done.stdout), done.stdout
+    assert world.left() == []

