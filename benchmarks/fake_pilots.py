@@ -2,8 +2,8 @@
 
     python -m benchmarks.fake_pilots --session DIR --pilots 2000 --devices 2 [--hold-after 1000]
 
-Each is a socket of its own with the session's pilot key, says hello, heartbeats, and answers as a pilot does: a library
-is ready at once, and a call ends when it comes. With `--hold-after N` only the first N calls end; later ones are held
+Each is a socket of its own with the session's pilot key, and a shell of the core that every pilot runs: a library is
+ready at once, and a call ends when it comes. With `--hold-after N` only the first N calls end; later ones are held
 until the process gets SIGUSR1, as if they ran long. When the session is over it prints, as JSON, how many calls it was
 given and how many of them twice after they had ended.
 """
@@ -24,22 +24,36 @@ from typing import Any
 import zmq
 
 from stoker.dealer import Keys, open_socket
-from stoker.manager.protocol import to_pilot, wire
+from stoker.manager.protocol import to_agent, to_library, wire
 from stoker.manager.protocol.calls import CallEnd
-from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId, RecipeKey
+from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
+from stoker.manager.protocol.reliable import Outbox
 from stoker.manager.protocol.session import KeyPair, SessionFolder
-from stoker.manager.protocol.to_manager import (
-    CallsEnded,
-    CallsReturned,
-    DeviceFacts,
-    Heartbeat,
-    LibraryFacts,
-    LibraryGone,
-    LibraryReady,
-    PilotHello,
+from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot
+from stoker.pilot.agent.link import said_in
+from stoker.pilot.core import commands
+from stoker.pilot.core.core import PilotCore
+from stoker.pilot.core.event_queue import EventQueue
+from stoker.pilot.core.events import (
+    Farewell,
+    FromLibrary,
+    FromManager,
+    HelloDue,
+    Measured,
+    Observation,
+    Observed,
+    Pinned,
+    Prepared,
+    ProcessEnded,
+    Tick,
 )
+from stoker.pilot.core.state import PilotFacts
 
 HEARTBEAT_S = 5.0
+_MB = 1_000_000
+_LARGE = 1 << 62
+_NOTHING = b"\x80\x04N."
+"""None, pickled."""
 _decode = wire.to_pilot_decoder()
 
 
@@ -65,12 +79,19 @@ class FakePilot:
         self, context: zmq.Context[Any], folder: SessionFolder, name: str, *, devices: int, ledger: Ledger
     ) -> None:
         there, pair = folder.read(), folder.read_key("pilot")
-        self.session, self.name, self.ledger = there.session, name, ledger
-        self.devices = tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "cpu", 8_000_000_000) for number in range(devices))
-        self.held: dict[LibraryId, dict[CallId, None]] = {}
-        self.facts: dict[LibraryId, tuple[RecipeKey, tuple[DeviceId, ...]]] = {}
-        self.sequence = 0
-        self.unacked: dict[int, bytes] = {}
+        self.ledger = ledger
+        devices_here = tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "cpu", 8_000_000_000) for number in range(devices))
+        self.core = PilotCore(
+            PilotFacts(
+                pilot=name, session=there.session, host=name, pid=1, devices=devices_here, cache_bound_bytes=_LARGE
+            )
+        )
+        self.libraries: dict[LibraryId, dict[CallId, None]] = {}
+        """Their processes: the calls in each, of which the first one runs."""
+        self.queue = EventQueue(self.core, self.carry_out, clock=time.monotonic)
+        self.outbox = Outbox()
+        self.frame: list[FromPilot] = []
+        """What it has said with this turn."""
         self.over = False
         self.socket = open_socket(context, name=name, keys=Keys(there.server_key, pair.public, pair.secret))
         self.socket.reconnect_ivl = 100
@@ -91,65 +112,109 @@ class FakePilot:
         while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             found = True
             for message in _decode(self.socket.recv()).messages:
-                self.hear(message)
+                self.queue.handle(FromManager(message))
+            if self.core.state.hello_is_due:
+                self.greet()
+            self.flush()
+        if found and self.core.state.leaving:
+            self.queue.handle(Tick())
+            self.flush()
         return found
 
     def greet(self) -> None:
-        libraries = tuple(
-            LibraryFacts(number, *self.facts[number], True, tuple(held)) for number, held in self.held.items()
-        )
-        hello = PilotHello(
-            wire.VERSION, self.session, self.name, 1, self.devices, libraries=libraries,
-            acknowledged=min(self.unacked, default=self.sequence + 1) - 1,
-        )  # fmt: skip
-        self.socket.send(wire.encode([hello]))
-        for frame in self.unacked.values():
+        self.flush()
+        self.queue.handle(HelloDue(said_in(self.outbox.unacked()), self.outbox.acknowledged, ()))
+
+    def beat(self) -> None:
+        self.queue.handle(Measured(dict.fromkeys(self.libraries, _MB), {}, 0))
+
+    def flush(self) -> None:
+        """Send all that was said since the last time in one frame."""
+        if self.frame:
+            number = self.outbox.next()
+            frame = wire.encode(self.frame, sequence=number)
+            self.frame = []
+            self.outbox.keep(number, frame)
             self.socket.send(frame)
 
-    def say(self, *messages: Any) -> None:
-        self.sequence += 1
-        frame = self.unacked[self.sequence] = wire.encode(list(messages), sequence=self.sequence)
-        self.socket.send(frame)
+    def carry_out(self, command: commands.Command) -> None:
+        match command:
+            case commands.Tell(message=message):
+                self.frame.append(message)
+            case commands.TellLibrary(library=number, message=message):
+                self.tell(number, message)
+            case commands.Acknowledged(sequence=sequence):
+                self.outbox.acked(sequence)
+            case commands.Beat(message=heartbeat):
+                self.socket.send(wire.encode([heartbeat]))
+            case commands.Greet(hello=hello):
+                self.socket.send(wire.encode([hello]))
+                for frame in self.outbox.unacked():
+                    self.socket.send(frame)
+            case commands.Prepare(ordered=ordered):
+                self.queue.handle(Prepared(ordered.library, free_disk_bytes=_LARGE))
+            case commands.Pin(library=number, objects=refs):
+                self.queue.handle(Pinned(number, {ref.name: ref.source for ref in refs}))
+            case commands.StartProcess(ordered=ordered):
+                self.libraries[ordered.library] = {}
+                self.say(ordered.library, to_agent.Hello(ordered.library, 1), to_agent.Loaded(0.01, _MB, _MB))
+            case commands.KillProcess(library=number):
+                self.die(number)
+            case commands.Observe(library=number):
+                self.queue.handle(Observed([Observation(number, [(call, 0.0) for call in self.running(number)])]))
+            case commands.Leave():
+                self.queue.handle(Farewell())
+                self.over = True
+            case _:
+                pass
 
-    def hear(self, message: to_pilot.ToPilot) -> None:
+    # ---- what its libraries do
+
+    def tell(self, number: LibraryId, message: to_library.ToLibrary) -> None:
+        calls = self.libraries.get(number)
+        if calls is None:
+            return
         match message:
-            case to_pilot.RunCalls(library=number, calls=specs):
-                held = self.held.setdefault(number, {})
-                held.update(dict.fromkeys(spec.call for spec in specs))
+            case to_library.Run(calls=specs):
+                calls.update(dict.fromkeys(spec.call for spec in specs))
                 self.ledger.given += len(specs)
                 self.ledger.frames += 1
                 self.ledger.again += sum(spec.call in self.ledger.ended for spec in specs)
                 if not self.ledger.holds:
                     self.end(number)
-            case to_pilot.StartLibrary(library=number, recipe=recipe, devices=devices):
-                self.held[number] = {}
-                self.facts[number] = (RecipeKey(recipe.key), devices)
-                self.say(LibraryReady(number, 0.01, 0.01, 1_000_000, 1_000_000))
-            case to_pilot.StopLibrary(library=number):
-                left = tuple(self.held.pop(number, {}))
-                self.say(LibraryGone(number, unstarted=left))
-            case to_pilot.TakeBack(library=number, count=count):
-                held = self.held.get(number, {})
-                back = tuple(list(held)[1:][-count:])
+            case to_library.GiveBack(count=count, calls=named, order=order):
+                waiting = list(calls)[1:]
+                back = [call for call in waiting if call in named] if named else waiting[::-1][:count]
                 for call in back:
-                    del held[call]
-                self.say(CallsReturned(number, back))
-            case to_pilot.Ack(sequence=sequence):
-                self.unacked = {number: frame for number, frame in self.unacked.items() if number > sequence}
-            case to_pilot.Exit() | to_pilot.PilotRefused():
-                self.over = True
-            case to_pilot.HelloAgain(acknowledged=sequence):
-                self.unacked = {number: frame for number, frame in self.unacked.items() if number > sequence}
-                self.greet()
+                    del calls[call]
+                if back or not named:
+                    self.say(number, to_agent.GivenBack(tuple(back), order=order))
+            case to_library.Stop():
+                self.die(number, runs=False)
+            case to_library.Resize(device_memory_bytes=size):
+                self.say(number, to_agent.Resized(size))
             case _:
                 pass
 
+    def running(self, number: LibraryId) -> tuple[CallId, ...]:
+        return tuple(self.libraries.get(number, ()))[:1]
+
+    def say(self, number: LibraryId, *messages: to_agent.ToAgent) -> None:
+        self.queue.handle(FromLibrary(number, messages))
+
+    def die(self, number: LibraryId, *, runs: bool = True) -> None:
+        running = self.running(number) if runs else ()
+        if self.libraries.pop(number, None) is not None:
+            self.queue.handle(ProcessEnded(number, running=running))
+
     def end(self, number: LibraryId) -> None:
-        held = self.held.get(number)
-        if held:
-            self.ledger.ended.update(held)
-            self.say(CallsEnded(number, [CallEnd(call, True, b"\x80\x04N.", 0.0001) for call in held]))
-            held.clear()
+        """All calls of a library end."""
+        calls = self.libraries.get(number)
+        if calls:
+            self.ledger.ended.update(calls)
+            ends = [CallEnd(call, True, _NOTHING, 0.0001) for call in calls]
+            calls.clear()
+            self.say(number, to_agent.Ended(ends))
 
 
 def main() -> None:
@@ -178,7 +243,11 @@ def main() -> None:
 
     signal.signal(signal.SIGUSR1, release)
     serve(pilots, ledger, lambda: let_go)
-    found = {"given": ledger.given, "again": ledger.again, "ended": len(ledger.ended), "frames": ledger.frames}
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    found = {
+        "given": ledger.given, "again": ledger.again, "ended": len(ledger.ended), "frames": ledger.frames,
+        "cpu_s": used.ru_utime + used.ru_stime,
+    }  # fmt: skip
     print(json.dumps(found))
     context.destroy(linger=0)
 
@@ -208,12 +277,13 @@ def serve(pilots: list[FakePilot], ledger: Ledger, let_go: Callable[[], bool]) -
         if let_go() and not released:
             released, ledger.hold_after, used = True, -1, list(pilots)
             for pilot in pilots:
-                for library in list(pilot.held):
+                for library in list(pilot.libraries):
                     pilot.end(library)
+                pilot.flush()
         now = time.monotonic()
         while beats[0][0] <= now:
             _, pilot = beats.popleft()
-            pilot.socket.send(wire.encode([Heartbeat()]))
+            pilot.beat()
             beats.append((now + HEARTBEAT_S, pilot))
             used.append(pilot)
 

@@ -121,6 +121,7 @@ def rate(folder: Path, *, pilots: int, calls: int) -> dict[str, Any]:
         "calls_per_s": calls / seconds, "manager_bytes": memory, "lost_pilots": lost,
         "manager_cpu_us_per_call": 1e6 * busy / calls, "joined_bytes": joined,
         "calls_per_frame": found["given"] / found["frames"],
+        "pilots_cpu_us_per_call": 1e6 * found["cpu_s"] / found["given"],
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError
@@ -127,24 +127,7 @@ class ManagerLink:
 
     def before(self) -> Before:
         """What frames that are not acknowledged say (see the module's text). Call `flush` first."""
-        known = Before()
-        decode = wire.from_pilot()
-        for frame in self._outbox.unacked():
-            for message in decode(frame).messages:
-                match message:
-                    case CallsEnded(library=library, ends=ends):
-                        known.left.setdefault(library, []).extend(end.call for end in ends)
-                    case CallsReturned(library=library, calls=calls):
-                        known.left.setdefault(library, []).extend(calls)
-                    case CallEvicted(library=library, progress=progress):
-                        known.left.setdefault(library, []).append(progress.call)
-                    case LibraryGone(library=library, running=running, unstarted=unstarted):
-                        known.gone[library] = [*running, *unstarted]
-                    case LibraryReady(library=library):
-                        known.ready.add(library)
-                    case _:
-                        pass
-        return known
+        return said_in(self._outbox.unacked())
 
     def away(self, now: float) -> ManagerAway:
         """What is known of a manager to which there is no connection."""
@@ -179,3 +162,25 @@ class ManagerLink:
             log.debug("session file: %s", error)
             return
         self.dealer.move_to(address)
+
+
+def said_in(frames: Iterable[bytes]) -> Before:
+    """What frames of a pilot say that change what its manager believes to be held."""
+    known = Before()
+    decode = wire.from_pilot()
+    for frame in frames:
+        for message in decode(frame).messages:
+            match message:
+                case CallsEnded(library=library, ends=ends):
+                    known.left.setdefault(library, []).extend(end.call for end in ends)
+                case CallsReturned(library=library, calls=calls):
+                    known.left.setdefault(library, []).extend(calls)
+                case CallEvicted(library=library, progress=progress):
+                    known.left.setdefault(library, []).append(progress.call)
+                case LibraryGone(library=library, running=running, unstarted=unstarted):
+                    known.gone[library] = [*running, *unstarted]
+                case LibraryReady(library=library):
+                    known.ready.add(library)
+                case _:
+                    pass
+    return known
