@@ -275,10 +275,10 @@ def test_an_event_queue_goes_on_after_a_command_that_could_not_be_carried_out() 
     core = PilotCore(PilotFacts(pilot="p", session="s", host="h", pid=1, devices=()))
 
     def fail(_command: commands.Command) -> None:
-        raise OSError
+        raise OSError("the disk is full")
 
     queue = EventQueue(core, fail, clock=lambda: 1.0)
-    with pytest.raises(OSError, match=""):
+    with pytest.raises(OSError, match="disk is full"):
         queue.handle(HelloDue(Before(), 0, ()))
     assert queue.handle(Prepared(1)) == 1
 

@@ -1,0 +1,198 @@
+"""The pilot's core alone: the driver says each event, at a time of its own."""
+
+from __future__ import annotations
+
+from conformance.processes import ModelProcess
+from conformance.shell import Loads, Shell, answer_to
+
+from stoker.contexts.recipe import Needs, ObjectRef, Recipe
+from stoker.manager.protocol import to_agent, wire
+from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.ids import CallId, DeviceId, LibraryId
+from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
+from stoker.manager.protocol.to_pilot import ToPilot
+from stoker.pilot.agent.link import said_in
+from stoker.pilot.core import commands, limits
+from stoker.pilot.core.core import PilotCore
+from stoker.pilot.core.event_queue import EventQueue
+from stoker.pilot.core.events import (
+    Event,
+    Farewell,
+    FromManager,
+    HelloDue,
+    ObjectArrived,
+    Observation,
+    Observed,
+    Pinned,
+    Prepared,
+    Probed,
+    Signalled,
+    Tick,
+    TimerFired,
+    WalltimeKnown,
+)
+from stoker.pilot.core.health import Answer
+from stoker.pilot.core.state import PilotFacts
+from stoker.pilot.core.timers import Timers
+
+GB = 10**9
+STEP_S = 0.1
+
+
+class CoreAlone(Shell):
+    """One core, with processes that do what they are told."""
+
+    def __init__(self, *, walltime_s: float = 0.0, probed: bool = False) -> None:
+        super().__init__()
+        self.now = 100.0
+        devices = tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "gpu", 4 * GB) for number in range(2))
+        facts = PilotFacts(
+            pilot="p", session="s", host="h", pid=1, devices=devices, cache_bound_bytes=100 * GB,
+            probed=frozenset([devices[1].device] if probed else []),
+        )  # fmt: skip
+        self.core = PilotCore(facts)
+        self.queue = EventQueue(self.core, self.carry_out, clock=lambda: self.now)
+        self.timers = Timers()
+        self.processes: dict[LibraryId, ModelProcess] = {}
+        self.ran: dict[CallId, float] = {}
+        """Since when each call runs."""
+        self.loads: dict[str, Loads] = {}
+        self.cache: dict[str, str] = {}
+        self.unacked: list[FromPilot] | None = None
+        self.greeted: PilotHello | None = None
+        self.broken: set[DeviceId] = set()
+        self.is_over = False
+        if walltime_s:
+            self.tell(WalltimeKnown(walltime_s))
+        self.hello()
+
+    def tell(self, event: Event) -> None:
+        self.queue.handle(event)
+
+    def carry_out(self, command: commands.Command) -> None:
+        match command:
+            case commands.Tell(message=message):
+                if self.unacked is not None:
+                    self.unacked.append(message)
+                self.heard(message)
+            case commands.Greet(hello=hello):
+                self.greeted = hello
+            case commands.TellLibrary(library=number, message=message):
+                if number in self.processes:
+                    self.processes[number].hear(message)
+            case commands.Prepare(ordered=ordered):
+                self.tell(Prepared(ordered.library, free_disk_bytes=GB))
+            case commands.Pin(library=number, objects=refs):
+                self.tell(Pinned(number, {ref.name: self.cache[ref.name] for ref in refs if ref.name in self.cache}))
+            case commands.StartProcess(ordered=ordered):
+                self.begin(ordered.library, self.loads[ordered.recipe.key])
+            case commands.KillProcess(library=number) if number in self.processes:
+                self.processes[number].die()
+            case commands.KillZygote(library=number) if number in self.processes:
+                self.processes[number].die()
+            case commands.Observe(library=number):
+                self.observe(number)
+            case commands.Forget(library=number):
+                self.processes.pop(number, None)
+            case commands.SetTimer(at=at, key=key):
+                self.timers.set(at, key)
+            case commands.Probe(device=device):
+                answer = Answer.WRONG if device in self.broken else Answer.SOUND
+                self.tell(Probed(device, answer, "wrong product" if device in self.broken else ""))
+            case commands.Leave():
+                self.tell(Farewell())
+                self.is_over = True
+            case _:
+                pass
+
+    def begin(self, number: LibraryId, loads: Loads) -> None:
+        process = self.processes[number] = ModelProcess(number, self.tell)
+        match loads:
+            case Loads.AT_ONCE | Loads.FILES:
+                process.load()
+            case Loads.FAILS:
+                process.say(to_agent.Hello(number, 7))
+                process.say(to_agent.LoadFailed(Failure(FailureKind.CONTEXT, "the loader failed")))
+                process.die(signal=0)
+            case Loads.NEVER | Loads.WHEN_LET:
+                process.say(to_agent.Hello(number, 7))
+
+    def observe(self, number: LibraryId) -> None:
+        process = self.processes.get(number)
+        running = process.calls[:1] if process is not None else []
+        seen = [(call, self.now - self.ran.setdefault(call, self.now)) for call in running]
+        self.tell(Observed([Observation(number, seen)]))
+
+    # ---- the driver
+
+    def say(self, message: ToPilot) -> None:
+        self.tell(FromManager(message))
+
+    def settle(self) -> None:
+        for library in list(self.processes):
+            self.observe(library)
+
+    def hear(self) -> bool:
+        return False
+
+    def hello(self, *, welcome: bool = True) -> PilotHello:
+        before = said_in([wire.encode(self.unacked)] if self.unacked else [])
+        self.tell(HelloDue(before, 0, tuple(self.cache)))
+        assert self.greeted is not None
+        if welcome:
+            self.say(answer_to(self.greeted))
+        return self.greeted
+
+    def recipe(self, loads: Loads) -> Recipe:
+        self.numbers += 1
+        key = f"recipe-{self.numbers}"
+        self.loads[key] = loads
+        limit_s = 0.5 if loads is Loads.NEVER else 0.0
+        objects = (ObjectRef(f"object-{self.numbers}", GB, "/shared/object"),) if loads is Loads.FILES else ()
+        return Recipe(key=key, name=key, needs=Needs(load_limit_s=limit_s), objects=objects)
+
+    def device(self, number: int) -> tuple[str, int]:
+        return f"cpu:{number}", 4 * GB
+
+    def let_load(self, library: LibraryId) -> None:
+        self.processes[library].load()
+
+    def let_end(self, call: CallId, library: LibraryId) -> None:
+        self.processes[library].end(call)
+
+    def die(self, library: LibraryId) -> None:
+        self.processes[library].die()
+
+    def arrive(self, ref: ObjectRef) -> None:
+        self.cache[ref.name] = f"/cache/{ref.name}"
+        self.tell(ObjectArrived(ref.name, ref.size_bytes, origin_bytes=ref.size_bytes))
+
+    def wait(self, seconds: float) -> None:
+        until = self.now + seconds
+        self.settle()
+        while self.now < until and not self.is_over:
+            self.now += min(STEP_S, limits.EVERY_S)
+            for key in self.timers.due(self.now):
+                self.tell(TimerFired(key))
+            self.settle()
+            self.tell(Tick())
+
+    def signal(self) -> None:
+        self.tell(Signalled("it got SIGTERM"))
+
+    def break_device(self, device: str) -> None:
+        self.broken.add(DeviceId(device))
+
+    def keep_acks(self) -> None:
+        self.unacked = []
+
+    def say_acks(self) -> None:
+        self.unacked = None
+
+    def exit_code(self) -> int:
+        self.wait(5.0)
+        assert self.is_over
+        return self.core.state.exit_code
+
+    def close(self) -> None:
+        self.core.state.ledger.validate()

@@ -1,0 +1,481 @@
+"""What any pilot does about what its manager says and what happens to it, whatever shell its core has.
+
+A sequence that a shell cannot express says so, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+from conformance.shell import Loads, Shell
+
+from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.blocks import LossReason
+from stoker.manager.protocol.calls import FailureKind
+from stoker.manager.protocol.to_manager import (
+    CallEvicted,
+    CallsEnded,
+    CallsReturned,
+    DeviceFault,
+    LibraryGone,
+    LibraryReady,
+    LibraryResized,
+    ObjectsHere,
+    PilotLeaving,
+    WantObjects,
+)
+from stoker.manager.protocol.to_pilot import (
+    CancelCalls,
+    EvictCall,
+    Exit,
+    FetchObject,
+    ResizeLibrary,
+    StartLibrary,
+    StopLibrary,
+    TakeBack,
+)
+
+AGENT, SIMULATED, POOL = "agent", "simulator", "taskvine"
+
+_NO_LIMITS = "limits of time and memory are not simulated"
+_OWN_WATCH = "a library of TaskVine's watches its own calls and loads: nothing of its pool's ends it"
+_OWN_FILES = "TaskVine brings objects by itself"
+_NO_LOSS = "between a simulated pilot and its manager no frame is lost"
+_NO_SIGNAL = "a simulated batch system takes a pilot away without a word"
+
+
+class Sequence(msgspec.Struct, frozen=True):
+    """A sequence, and what it needs. `without`: shells that cannot express it, and why. `ends_pilot`: no other sequence
+    can follow on the same pilot."""
+
+    run: Callable[[Shell], None]
+    without: Mapping[str, str] = {}
+    ends_pilot: bool = False
+    walltime_s: float = 0.0
+    probed: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+
+SEQUENCES: list[Sequence] = []
+
+
+def sequence(
+    *, ends_pilot: bool = False, walltime_s: float = 0.0, probed: bool = False, **without: str
+) -> Callable[[Callable[[Shell], None]], Callable[[Shell], None]]:
+    """A function is a sequence."""
+
+    def add(run: Callable[[Shell], None]) -> Callable[[Shell], None]:
+        SEQUENCES.append(Sequence(run, without, ends_pilot or probed, walltime_s, probed))
+        return run
+
+    return add
+
+
+# ---- from the order to the end
+
+
+@sequence()
+def a_library_goes_from_its_order_to_its_end(pilot: Shell) -> None:
+    library, calls = pilot.ready(), pilot.new_calls(2)
+    pilot.run(library, calls)
+    pilot.end(library, calls)
+    pilot.stop(library)
+    gone = pilot.expect(LibraryGone, library=library)
+    assert (gone.failure, gone.loading, gone.running, gone.unstarted) == (None, False, (), ())
+
+
+@sequence()
+def an_order_that_is_said_twice_starts_one_library(pilot: Shell) -> None:
+    recipe = pilot.recipe(Loads.AT_ONCE)
+    library = pilot.start(recipe=recipe)
+    pilot.start(recipe=recipe, again=library)
+    pilot.expect(LibraryReady, library=library)
+    pilot.silent(LibraryReady, library=library)
+    pilot.stop(library)
+    pilot.expect(LibraryGone, library=library)
+    pilot.say(StartLibrary(library, recipe, (pilot.device(0)[0],)))  # type: ignore[arg-type]
+    pilot.silent(LibraryReady, library=library)
+    assert pilot.hello().libraries == ()
+
+
+@sequence()
+def what_can_never_fit_is_refused(pilot: Shell) -> None:
+    _, size = pilot.device(0)
+    library = pilot.start(device_memory_bytes=size + 1)
+    gone = pilot.expect(LibraryGone, library=library)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.loading) == (FailureKind.CONTEXT, True)
+
+
+@sequence()
+def what_a_library_held_is_free_after_it(pilot: Shell) -> None:
+    _, size = pilot.device(0)
+    first = pilot.ready(device_memory_bytes=size)
+    pilot.stop(first)
+    pilot.expect(LibraryGone, library=first)
+    pilot.ready(device_memory_bytes=size)
+
+
+@sequence()
+def a_library_that_takes_the_place_of_another_waits_for_its_end(pilot: Shell) -> None:
+    """One plan of the manager unloads and loads."""
+    _, size = pilot.device(0)
+    first = pilot.ready(device_memory_bytes=size)
+    calls = pilot.new_calls(1)
+    pilot.run(first, calls)
+    pilot.begins(calls[0])
+    pilot.stop(first)
+    second = pilot.start(device_memory_bytes=size)
+    pilot.silent(LibraryReady, library=second)
+    pilot.end(first, calls)
+    pilot.expect(LibraryGone, library=first)
+    pilot.expect(LibraryReady, library=second)
+
+
+@sequence()
+def a_loader_that_fails_ends_its_library_and_says_so(pilot: Shell) -> None:
+    library = pilot.start(Loads.FAILS)
+    gone = pilot.expect(LibraryGone, library=library)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.loading) == (FailureKind.CONTEXT, True)
+
+
+@sequence(simulator=_NO_LIMITS, taskvine=_OWN_WATCH)
+def a_loader_that_takes_too_long_is_ended(pilot: Shell) -> None:
+    library = pilot.start(Loads.NEVER)
+    pilot.wait(1.0)
+    gone = pilot.expect(LibraryGone, library=library)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.loading) == (FailureKind.CONTEXT, True)
+    assert "did not load within" in gone.failure.message
+
+
+@sequence()
+def a_load_that_is_not_wanted_any_more_ends_without_a_failure(pilot: Shell) -> None:
+    library = pilot.start(Loads.WHEN_LET)
+    pilot.stop(library)
+    gone = pilot.expect(LibraryGone, library=library)
+    assert (gone.failure, gone.loading) == (None, True)
+
+
+# ---- objects
+
+
+@sequence(taskvine=_OWN_FILES)
+def a_library_waits_for_its_objects(pilot: Shell) -> None:
+    recipe = pilot.recipe(Loads.FILES)
+    (ref,) = recipe.objects
+    library = pilot.start(recipe=recipe)
+    pilot.expect(WantObjects, objects=(ref,))
+    pilot.silent(LibraryReady, library=library)
+    pilot.say(FetchObject(ref, origin=True))
+    pilot.arrive(ref)
+    (arrival,) = pilot.expect(ObjectsHere).arrivals
+    assert (arrival.name, arrival.origin_bytes) == (ref.name, ref.size_bytes)
+    pilot.expect(LibraryReady, library=library)
+    pilot.hello()
+    pilot.unread.clear()
+    again = pilot.recipe(Loads.AT_ONCE)
+    pilot.ready(recipe=msgspec.structs.replace(again, objects=(ref,)), device=1)
+    pilot.silent(WantObjects, objects=(ref,))
+
+
+@sequence(taskvine=_OWN_FILES)
+def objects_that_can_be_had_nowhere_end_the_load(pilot: Shell) -> None:
+    recipe = pilot.recipe(Loads.FILES)
+    (ref,) = recipe.objects
+    library = pilot.start(recipe=recipe)
+    pilot.expect(WantObjects, objects=(ref,))
+    pilot.say(FetchObject(ref))
+    gone = pilot.expect(LibraryGone, library=library)
+    assert gone.failure is not None
+    assert gone.loading
+    assert ref.name in gone.failure.message
+
+
+@sequence()
+def a_library_does_not_wait_for_snapshots_longer_than_they_are_worth(pilot: Shell) -> None:
+    library = pilot.start(snapshots={"bf16": ObjectRef("snapshot", 1000)}, snapshot_wait_s=0.5)
+    pilot.wait(0.6)
+    pilot.expect(LibraryReady, library=library)
+
+
+# ---- calls
+
+
+@sequence()
+def calls_wait_for_a_library_that_loads_and_may_be_taken_back_meanwhile(pilot: Shell) -> None:
+    library = pilot.start(Loads.WHEN_LET)
+    one, two, three, four = calls = pilot.new_calls(4)
+    pilot.run(library, calls)
+    pilot.say(TakeBack(library, 2))
+    pilot.expect_returned(library, [four, three])
+    pilot.say(CancelCalls(library, (one,)))
+    pilot.expect_returned(library, [one])
+    pilot.let_load(library)
+    pilot.expect(LibraryReady, library=library)
+    pilot.end(library, [two])
+
+
+@sequence()
+def calls_that_have_not_begun_are_taken_back_newest_first(pilot: Shell) -> None:
+    library = pilot.ready()
+    one, two, three = calls = pilot.new_calls(3)
+    pilot.run(library, calls)
+    pilot.begins(one)
+    pilot.say(TakeBack(library, 5))
+    pilot.expect_returned(library, [three, two])
+    pilot.end(library, [one])
+
+
+@sequence()
+def a_call_that_has_left_can_come_again(pilot: Shell) -> None:
+    library = pilot.ready()
+    one, two = calls = pilot.new_calls(2)
+    pilot.run(library, calls)
+    pilot.begins(one)
+    pilot.say(CancelCalls(library, (two,)))
+    pilot.expect_returned(library, [two])
+    pilot.run(library, [two])
+    pilot.end(library, calls)
+
+
+@sequence()
+def a_call_that_a_library_holds_already_is_not_given_to_it_twice(pilot: Shell) -> None:
+    library, calls = pilot.ready(), pilot.new_calls(1)
+    pilot.run(library, calls)
+    pilot.run(library, calls)
+    pilot.owed[calls[0]] -= 1
+    pilot.end(library, calls)
+    pilot.silent(CallsEnded)
+
+
+@sequence()
+def calls_that_are_not_held_are_given_back_when_they_are_cancelled(pilot: Shell) -> None:
+    """The manager asks because it believes that they are there."""
+    library, calls = pilot.ready(), pilot.new_calls(1)
+    pilot.owed.update(calls)
+    pilot.say(CancelCalls(library, tuple(calls)))
+    pilot.expect_returned(library, calls)
+
+
+@sequence()
+def calls_for_a_library_that_is_not_here_are_refused(pilot: Shell) -> None:
+    library, calls = pilot.new_library(), pilot.new_calls(2)
+    pilot.run(library, calls[:1])
+    assert "is not on this pilot" in pilot.expect(CallsReturned, library=library).refused
+    pilot.say(TakeBack(library, 1))
+    pilot.say(CancelCalls(library, (calls[1],)))
+    pilot.silent(CallsReturned)
+    pilot.say(StopLibrary(library, "enough"))
+    assert pilot.expect(LibraryGone, library=library).failure is None
+
+
+@sequence()
+def a_library_that_is_told_to_end_finishes_what_it_runs_and_takes_nothing_new(pilot: Shell) -> None:
+    library = pilot.ready()
+    one, two, three = pilot.new_calls(3)
+    pilot.run(library, [one, two])
+    pilot.begins(one)
+    pilot.stop(library)
+    pilot.expect_returned(library, [two])
+    pilot.run(library, [three])
+    assert "about to end" in pilot.expect_returned(library, [three]).refused
+    pilot.end(library, [one])
+    assert pilot.expect(LibraryGone, library=library).failure is None
+
+
+@sequence()
+def a_library_that_is_ended_at_once_says_what_it_ran_and_what_it_had_not_begun(pilot: Shell) -> None:
+    library = pilot.ready()
+    one, two = calls = pilot.new_calls(2)
+    pilot.run(library, calls)
+    pilot.begins(one)
+    pilot.stop(library, drain=False)
+    gone = pilot.expect(LibraryGone, library=library)
+    assert (gone.failure, gone.running, gone.unstarted) == (None, (one,), (two,))
+
+
+@sequence()
+def a_process_that_dies_says_what_it_ran_and_what_it_had_not_begun(pilot: Shell) -> None:
+    library = pilot.ready()
+    one, two = calls = pilot.new_calls(2)
+    pilot.run(library, calls)
+    pilot.begins(one)
+    pilot.die(library)
+    gone = pilot.expect(LibraryGone, library=library)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.loading) == (FailureKind.DIED, False)
+    assert (gone.running, gone.unstarted) == ((one,), (two,))
+
+
+@sequence(simulator=_NO_LIMITS, taskvine=_OWN_WATCH)
+def a_call_that_runs_too_long_ends_with_its_library_and_the_others_go_elsewhere(pilot: Shell) -> None:
+    library = pilot.ready()
+    one, two = pilot.new_calls(2)
+    pilot.run(library, [one], limit_s=0.5)
+    pilot.run(library, [two])
+    pilot.begins(one)
+    pilot.wait(1.0)
+    (end,) = pilot.expect(CallsEnded, library=library).ends
+    assert end.failure is not None
+    assert (end.call, end.failure.kind) == (one, FailureKind.TIMEOUT)
+    gone = pilot.expect(LibraryGone, library=library)
+    assert (gone.running, gone.unstarted) == ((), (two,))
+
+
+@sequence(taskvine="a call in TaskVine is stopped from inside, and its context stays")
+def a_running_call_that_is_cancelled_ends_with_its_library(pilot: Shell) -> None:
+    library, (call,) = pilot.ready(), pilot.new_calls(1)
+    pilot.run(library, [call])
+    pilot.begins(call)
+    pilot.say(CancelCalls(library, (call,), running=True))
+    gone = pilot.expect(LibraryGone, library=library)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.running) == (FailureKind.CANCELLED, (call,))
+
+
+@sequence(taskvine="a call in TaskVine cannot be looked into: none is evicted")
+def a_call_that_was_evicted_and_comes_again_is_not_cancelled_any_more(pilot: Shell) -> None:
+    library, (call,) = pilot.ready(), pilot.new_calls(1)
+    pilot.run(library, [call])
+    pilot.begins(call)
+    pilot.say(CancelCalls(library, (call,), running=True, grace_s=0.7))
+    pilot.expect(CallEvicted, library=library)
+    pilot.run(library, [call])
+    pilot.wait(1.0)
+    pilot.end(library, [call])
+    pilot.silent(LibraryGone)
+
+
+@sequence(taskvine="a call in TaskVine cannot be looked into: none is evicted")
+def a_running_call_is_evicted_with_its_progress(pilot: Shell) -> None:
+    library, (call,) = pilot.ready(), pilot.new_calls(1)
+    pilot.run(library, [call])
+    pilot.begins(call)
+    pilot.say(EvictCall(library, call))
+    assert pilot.expect(CallEvicted, library=library).progress.call == call
+
+
+@sequence()
+def a_reservation_grows_and_shrinks(pilot: Shell) -> None:
+    _, size = pilot.device(0)
+    library = pilot.ready(device_memory_bytes=size // 2)
+    for wanted in (size, size // 4):
+        pilot.say(ResizeLibrary(library, wanted))
+        assert pilot.expect(LibraryResized, library=library).device_memory_bytes == wanted
+    assert [facts.reserved_bytes for facts in pilot.hello().libraries] == [size // 4]
+
+
+# ---- the connection
+
+
+@sequence(simulator=_NO_LOSS)
+def a_hello_speaks_of_the_time_before_the_frames_that_follow_it(pilot: Shell) -> None:
+    first, second = pilot.ready(), pilot.ready(device=1)
+    one, two, three = pilot.new_calls(3)
+    pilot.run(first, [one, two])
+    pilot.run(second, [three])
+    pilot.begins(three)
+    pilot.keep_acks()
+    pilot.end(first, [one])
+    pilot.die(second)
+    pilot.expect(LibraryGone, library=second)
+    hello = pilot.hello(welcome=False)
+    assert pilot.held(hello, first) == (one, two), "the manager has not taken the end of the first"
+    assert pilot.held(hello, second) == (three,)
+
+
+@sequence()
+def orders_of_before_the_last_hello_was_read_are_not_carried_out(pilot: Shell) -> None:
+    library, (call,) = pilot.ready(), pilot.new_calls(1)
+    hello = pilot.hello(welcome=False)
+    pilot.run(library, [call])
+    other = pilot.start(device=1)
+    after = pilot.hello()
+    assert after.number == hello.number + 1
+    assert pilot.held(after, library) == ()
+    assert [facts.library for facts in after.libraries] == [library]
+    pilot.open.discard(other)
+    pilot.owed[call] -= 1
+    pilot.run(library, [call])
+    pilot.end(library, [call])
+
+
+@sequence()
+def a_hello_lists_what_is_held_in_order(pilot: Shell) -> None:
+    library, calls = pilot.ready(), pilot.new_calls(3)
+    pilot.run(library, calls)
+    hello = pilot.hello()
+    assert pilot.held(hello, library) == tuple(calls)
+    assert hello.last_library >= library
+    pilot.end(library, calls)
+
+
+# ---- the pilot's end
+
+
+@sequence(ends_pilot=True)
+def a_pilot_that_is_told_to_drain_finishes_what_runs_and_leaves(pilot: Shell) -> None:
+    library = pilot.ready()
+    one, two, three = pilot.new_calls(3)
+    pilot.run(library, [one, two])
+    pilot.begins(one)
+    pilot.say(Exit("bye", drain=True))
+    pilot.expect_returned(library, [two])
+    pilot.run(library, [three])
+    pilot.expect_returned(library, [three])
+    pilot.silent(PilotLeaving)
+    pilot.end(library, [one])
+    assert pilot.expect(LibraryGone, library=library).failure is None
+    assert pilot.exit_code() == 0
+    assert pilot.expect(PilotLeaving).loss is None
+
+
+@sequence(ends_pilot=True)
+def a_pilot_that_is_told_to_exit_leaves_at_once(pilot: Shell) -> None:
+    library, calls = pilot.ready(), pilot.new_calls(1)
+    pilot.run(library, calls)
+    pilot.begins(calls[0])
+    pilot.say(Exit("bye"))
+    assert pilot.expect(LibraryGone, library=library).running == tuple(calls)
+    assert pilot.exit_code() == 0
+    pilot.expect(PilotLeaving)
+
+
+@sequence(ends_pilot=True, simulator=_NO_SIGNAL)
+def a_pilot_that_gets_a_signal_says_why_it_leaves(pilot: Shell) -> None:
+    library, calls = pilot.ready(), pilot.new_calls(1)
+    pilot.run(library, calls)
+    pilot.begins(calls[0])
+    pilot.signal()
+    pilot.end(library, calls)
+    assert pilot.expect(LibraryGone, library=library).failure is None
+    assert pilot.exit_code() == 0
+    assert pilot.expect(PilotLeaving).loss is LossReason.SIGNALLED
+
+
+@sequence(
+    ends_pilot=True,
+    walltime_s=6.0,
+    simulator="a simulated pilot has no clock of its own: its batch system ends it with its walltime",
+    taskvine="a walltime is that of TaskVine's workers",
+)
+def a_pilot_drains_before_its_walltime_is_over(pilot: Shell) -> None:
+    pilot.wait(6.0)
+    assert pilot.exit_code() == 0
+    pilot.expect(PilotLeaving)
+
+
+@sequence(probed=True, simulator="a simulated device is well", taskvine="TaskVine's workers look after their devices")
+def a_device_that_fails_twice_is_told(pilot: Shell) -> None:
+    name, _ = pilot.device(1)
+    pilot.break_device(name)
+    pilot.wait(4.0)
+    assert "wrong product, twice" in pilot.expect(DeviceFault, device=name).reason
+    assert name in pilot.hello().faults
+    pilot.silent(DeviceFault)

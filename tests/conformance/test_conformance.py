@@ -1,0 +1,82 @@
+"""One set of sequences over all shells of a pilot's core, with the same expectations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conformance.agent import RealAgent
+from conformance.core_alone import CoreAlone
+from conformance.pooled import Pooled
+from conformance.sequences import AGENT, POOL, SEQUENCES, SIMULATED, Sequence
+from conformance.shell import Shell
+from conformance.simulated import Simulated
+
+CORE = "core"
+NAMES = [one.name for one in SEQUENCES]
+
+
+@pytest.fixture(scope="module")
+def shared_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealAgent]:
+    """One pilot for the sequences that leave it as they found it."""
+    shell = RealAgent(tmp_path_factory.mktemp("agent"))
+    try:
+        yield shell
+    finally:
+        shell.close()
+
+
+def play(shell: Shell, sequence: Sequence) -> None:
+    try:
+        sequence.run(shell)
+        if not sequence.ends_pilot:
+            shell.finish()
+    finally:
+        shell.close()
+
+
+def expressible(sequence: Sequence, name: str) -> None:
+    if name in sequence.without:
+        pytest.skip(sequence.without[name])
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
+def test_the_core_alone(sequence: Sequence) -> None:
+    play(CoreAlone(walltime_s=sequence.walltime_s, probed=sequence.probed), sequence)
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
+def test_the_simulator(sequence: Sequence) -> None:
+    expressible(sequence, SIMULATED)
+    play(Simulated(walltime_s=sequence.walltime_s), sequence)
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES, ids=NAMES)
+def test_a_taskvine_pool(sequence: Sequence) -> None:
+    expressible(sequence, POOL)
+    play(Pooled(), sequence)
+
+
+@pytest.mark.parametrize("sequence", [one for one in SEQUENCES if not one.ends_pilot], ids=lambda one: one.name)
+def test_the_agent(sequence: Sequence, shared_agent: RealAgent) -> None:
+    expressible(sequence, AGENT)
+    try:
+        sequence.run(shared_agent)
+        shared_agent.finish()
+    finally:
+        shared_agent.forget()
+
+
+@pytest.mark.parametrize("sequence", [one for one in SEQUENCES if one.ends_pilot], ids=lambda one: one.name)
+def test_an_agent_that_ends(sequence: Sequence, tmp_path: Path) -> None:
+    expressible(sequence, AGENT)
+    play(RealAgent(tmp_path, walltime_s=sequence.walltime_s, probed=sequence.probed), sequence)
+
+
+def test_nearly_all_sequences_are_expressed_by_nearly_all_shells() -> None:
+    shells = {CORE, AGENT, SIMULATED, POOL}
+    left_out = [(one.name, name) for one in SEQUENCES for name in one.without]
+    assert {name for _, name in left_out} <= shells - {CORE}
+    assert all(reason for one in SEQUENCES for reason in one.without.values())
+    assert len(left_out) * 8 <= len(SEQUENCES) * len(shells)
