@@ -14,9 +14,9 @@ import time
 import stoker
 from stoker.apps.common.calls import run_calls
 from stoker.apps.fact_verification.claims import read_claims, sample_claims
+from stoker.apps.fact_verification.functions import Question, verify
 from stoker.apps.fact_verification.options import Options, choose_prompts
 from stoker.apps.fact_verification.run import make_recipe, plan
-from stoker.apps.fact_verification.verify import Question, verify
 from stoker.sessions import facts_of
 
 
@@ -39,7 +39,7 @@ def main() -> None:
         for number, call in enumerate(calls)
     ]
     recipe, _ = make_recipe(options)
-    scored = stoker.app(context=recipe)(verify)
+    scored = verify.with_options(context=recipe)
     with stoker.load() as session:
         ask = facts_of(session, {recipe.key})
         warm = Question(number=0, prefix="", texts=("Is water wet? It is",) * 4, words=(" true", " false"))

@@ -20,8 +20,8 @@ import stoker
 from benchmarks.paired import MODEL, missing, run_side
 from benchmarks.table import Bar, Line, Table
 from stoker.apps.fact_verification.claims import SAMPLE, read_claims
+from stoker.apps.fact_verification.functions import Question, verify
 from stoker.apps.fact_verification.prompts import SHIPPED, read_prompts
-from stoker.apps.fact_verification.verify import Question, verify
 from stoker.contexts.causal_lm import causal_lm, default_model
 
 NAME, TITLE = "fact_batches", "fact verification in calls of 1, 16 and 256 claims, awareness full, loads excluded"
@@ -57,7 +57,7 @@ def run(claims: int, runs: int) -> dict[int, list[float]]:
     prompt = read_prompts(SHIPPED)[0]
     everything = itertools.cycle(read_claims(SAMPLE))
     texts = [prompt.fill(claim) for claim in itertools.islice(everything, claims)]
-    app = stoker.app(context=causal_lm(default_model()))(verify)
+    app = verify.with_options(context=causal_lm(default_model()))
     seconds: dict[int, list[float]] = {size: [] for size in SIZES}
 
     def call(some: list[str]) -> Question:

@@ -17,7 +17,7 @@ from benchmarks.paired import machine
 from benchmarks.prompt_tasks import PROMPTS, TASKS
 from stoker.chance import Stream
 from stoker.contexts import ambient
-from stoker.contexts.causal_lm import default_model, load
+from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.contexts.state import state_folder
 from stoker.run_folder.record_log import RecordLog
 from stoker.tuning.bank import scoring
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
     on_gpu = torch.cuda.is_available()
     ambient.enter_library(device="cuda:0" if on_gpu else "cpu")
-    model = load(default_model(), dtype="float32")
+    model = load_causal_lm(default_model(), dtype="float32")
     every = read_candidates(PROMPTS)
     wanted = options.candidates or len(every)
     some = [every[place * len(every) // wanted] for place in range(wanted)]

@@ -24,7 +24,7 @@ from benchmarks.paired import machine
 from benchmarks.prompt_tasks import PROMPTS, TASKS, Pairs
 from stoker.chance import Stream
 from stoker.contexts import ambient
-from stoker.contexts.causal_lm import default_model, load
+from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.contexts.state import state_folder
 from stoker.run_folder.record_log import RecordLog
 from stoker.tuning.bank import scoring
@@ -272,7 +272,9 @@ def fill(log: RecordLog, tasks: Sequence[str], settings: Settings, asked: argpar
     torch.set_num_threads(1)
     ambient.enter_library(device="cuda:0" if torch.cuda.is_available() and not asked.quick else "cpu")
     try:
-        model, candidates = toy() if asked.quick else (load(default_model(), dtype="float32"), read_candidates(PROMPTS))
+        model, candidates = (
+            toy() if asked.quick else (load_causal_lm(default_model(), dtype="float32"), read_candidates(PROMPTS))
+        )
         bank = ensure_bank(
             asked.bank or asked.folder / f"bank-{settings.digest}", candidates, model=settings.model,
             reading=scoring.reading_of(), read=scoring.reader(model), k=8 if asked.quick else CLUSTERS,

@@ -24,8 +24,10 @@ _HOME = {
     "device": "stoker.contexts.ambient",
     "devices": "stoker.contexts.ambient",
     "gang": "stoker.contexts.ambient",
+    "load_causal_lm": "stoker.contexts.causal_lm",
     "load_variable_from_serverless": "stoker.contexts.ambient",
     "local_path": "stoker.contexts.ambient",
+    "model_recipe": "stoker.contexts.causal_lm",
     "progress": "stoker.contexts.ambient",
     "recipe_of": "stoker.contexts.factory",
     "saved_state": "stoker.contexts.ambient",
@@ -49,8 +51,10 @@ __all__ = [
     "device",
     "devices",
     "gang",
+    "load_causal_lm",
     "load_variable_from_serverless",
     "local_path",
+    "model_recipe",
     "progress",
     "recipe_of",
     "saved_state",
@@ -70,7 +74,7 @@ if TYPE_CHECKING:
         saved_state,
         scratch,
     )
-    from stoker.contexts.causal_lm import causal_lm, default_model
+    from stoker.contexts.causal_lm import causal_lm, default_model, load_causal_lm, model_recipe
     from stoker.contexts.engine import CausalLM
     from stoker.contexts.factory import RecipeFactory, as_recipe, context, recipe_of
     from stoker.contexts.ranks import Gang

@@ -180,6 +180,12 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     return Path(given)
 
 
+def object_at(path: str | os.PathLike[str]) -> str:
+    """The cache name of the object of this recipe that lies at this path here; empty for any other path."""
+    objects = _library.objects if _library is not None else {}
+    return next((name for name, place in objects.items() if Path(place) == Path(path)), "")
+
+
 def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) -> None:
     """Say, while the context loads, that it lies in `folder` in a form that loads faster: other pilots can have it
     then.

@@ -17,11 +17,12 @@ import json
 import os
 import sys
 import types
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.contexts.factory import RecipeFactory
-from stoker.contexts.objects import object_of
+from stoker.contexts import ambient
+from stoker.contexts.factory import RecipeFactory, context
 from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import RecipeError
 
@@ -43,11 +44,23 @@ _PRELOAD = (
 _USUAL_ARCHITECTURE = "LlamaForCausalLM"
 
 
-def load(path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0) -> CausalLM:
-    """The loader that runs in the library. `name` is the cache name of what lies at `path`, if it is an object."""
+def load_causal_lm(path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0) -> CausalLM:
+    """Load a language model, in the process that calls it: for loaders, as in `language_model`.
+
+    - `path`: a folder, a `.gguf` file or a name on the model hub; `dtype`, `snapshot`, `threads`: as in `causal_lm`.
+
+    Raises whatever Transformers raises for a model that it cannot read.
+    """
     from stoker.contexts.snapshot import load_model
 
+    name = ambient.object_at(path)
     return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads)
+
+
+@context
+def language_model(path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0) -> CausalLM:
+    """Load the model once, into a process that then serves call after call."""
+    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads)
 
 
 def causal_lm(
@@ -74,18 +87,35 @@ def causal_lm(
 
     The other options are `@context`'s. Raises RecipeError for a path that is none of these.
     """
+    return model_recipe(
+        language_model, path, dtype=dtype, snapshot=snapshot, threads=threads, memory=memory,
+        device_memory=device_memory, kinds=kinds, load_limit=load_limit, awareness=awareness,
+        calls_per_library=calls_per_library,
+    )  # fmt: skip
+
+
+def model_recipe(
+    loader: RecipeFactory,
+    path: str | os.PathLike[str] = "",
+    *,
+    dtype: str = "auto",
+    snapshot: bool = True,
+    threads: int = 0,
+    preload: Iterable[str] = (),
+    **options: Any,
+) -> Recipe:
+    """The recipe of a language model that a loader of your own loads: `causal_lm` with another loader.
+
+    The loader is under `@context` and takes `path`, and `dtype`, `snapshot` and `threads` by name. Loaders that are
+    written alike, in whatever module, make one context of one model. `preload`: what a pilot imports ahead, beside what
+    the model itself wants. `options` are `@context`'s. Raises RecipeError for a path that is no model's.
+    """
     if dtype not in DTYPES:
         raise RecipeError(f"causal_lm(dtype={dtype!r}): one of {', '.join(DTYPES)}", option="dtype")
-    source, is_local, name = _source(os.fspath(path) or default_model())
-    options: dict[str, Any] = {
-        "memory": memory, "device_memory": device_memory, "kinds": kinds, "load_limit": load_limit,
-        "awareness": awareness, "calls_per_library": calls_per_library, "preload": _preload(source),
-        "files": ("path",) if is_local else (),
-    }  # fmt: skip
-    factory = RecipeFactory(load, options)
-    return factory.named(_shown(os.fspath(path) or source))(
-        source, dtype=dtype, snapshot=snapshot, name=name, threads=threads
-    )
+    source, is_local = _source(os.fspath(path) or default_model())
+    needs = {"files": ("path",) if is_local else (), "preload": tuple(dict.fromkeys([*_preload(source), *preload]))}
+    factory = loader.with_options(**needs, **options).named(_shown(os.fspath(path) or source))
+    return factory(source, dtype=dtype, snapshot=snapshot, threads=threads)
 
 
 def default_model() -> str:
@@ -105,8 +135,8 @@ def default_model() -> str:
     return str(found[0])
 
 
-def _source(path: str) -> tuple[str, bool, str]:
-    """What to load, whether it lies here, and its cache name. A checkpoint file stands for the folder that it is in."""
+def _source(path: str) -> tuple[str, bool]:
+    """What to load, and whether it lies here. A checkpoint file stands for the folder that it is in."""
     local = Path(path)
     if local.suffix == ".safetensors" and local.is_file():
         if not (local.parent / "config.json").is_file():
@@ -125,10 +155,10 @@ def _source(path: str) -> tuple[str, bool, str]:
     if local.is_file() and local.suffix != ".gguf":
         raise RecipeError(f"{local} is neither .gguf nor .safetensors; name such a file, or a folder", path=path)
     if local.exists():
-        return str(local), True, object_of(local).name
+        return str(local), True
     if local.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1 or local.suffix == ".gguf":
         raise RecipeError(f"there is no model at {path}; check the path", path=path)
-    return path, False, ""
+    return path, False
 
 
 def _preload(source: str) -> tuple[str, ...]:

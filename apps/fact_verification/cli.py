@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from stoker.apps.fact_verification import APP
 from stoker.apps.fact_verification.options import Options
-from stoker.apps.fact_verification.run import APP, run
 from stoker.console import Screen, WholeNumber
 
 _DEFAULT = Options()
@@ -63,6 +63,8 @@ def command(
     A claim file has the columns claim and label (SUPPORTS, REFUTES, NOT ENOUGH INFO), and may have id and evidence. A
     template is a text with {claim}, and perhaps {evidence}, that ends where the answer begins.
     """
+    from stoker.apps.fact_verification.run import run  # it imports Parsl, for which --help does not wait
+
     if everything and limit is not None:
         raise click.UsageError("--all and --limit say different things; give one")
     if resume and (out or fresh):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from stoker.apps.fact_verification import APP
 from stoker.apps.fact_verification.options import Options
-from stoker.apps.fact_verification.verify import verify
 from stoker.planning import Work
 
 _TEMPLATES = 3
 WORK = Work(
-    app="fact_verification",
-    function=verify.__name__,
+    app=APP,
+    function="verify",
     inputs=Options().limit * _TEMPLATES,
     inputs_per_call=Options().batch_size,
 )

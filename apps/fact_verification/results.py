@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from stoker.apps.fact_verification.claims import LABELS, Claim
+from stoker.apps.fact_verification.functions import Scores
 from stoker.apps.fact_verification.prompts import Prompt
 from stoker.apps.fact_verification.statistics import calibrated_answers, confusion, mcnemar, raw_answers, wilson
-from stoker.apps.fact_verification.verify import Scores
 from stoker.datafile import write_rows
 from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog

@@ -12,23 +12,21 @@ from typing import Any
 import msgspec
 
 import stoker
-from stoker import causal_lm
 from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
 from stoker.apps.common.hints import columns, command, count, say_kept, show_minutes
-from stoker.apps.fact_verification import report
+from stoker.apps.fact_verification import APP, report
 from stoker.apps.fact_verification.claims import Claim, read_claims, sample_claims
+from stoker.apps.fact_verification.functions import Question, Scores, language_model, verify
 from stoker.apps.fact_verification.options import Options, choose_prompts, parameters, resolve
 from stoker.apps.fact_verification.prompts import Prompt
 from stoker.apps.fact_verification.results import KEY, figures, make_records, make_rows, write_results, write_timeline
-from stoker.apps.fact_verification.verify import Question, Scores, verify
 from stoker.config import load_site
 from stoker.console import Screen
-from stoker.contexts import Awareness, Recipe, default_model
+from stoker.contexts import Awareness, Recipe, default_model, model_recipe
 from stoker.errors import StokerError
 from stoker.run_folder import RecordLog, open_run, read_options
 from stoker.sessions import ContextFacts, facts_of
 
-APP = "fact_verification"
 INTERRUPTED = 130
 
 
@@ -117,7 +115,8 @@ def make_recipe(options: Options) -> tuple[Recipe, str]:
     path = options.model or default_model()
     # Below full, each call has a process of its own that loads for itself: the paper's context-agnostic and
     # partial-context versions.
-    recipe = causal_lm(
+    recipe = model_recipe(
+        language_model,
         path,
         snapshot=options.snapshot,
         awareness=options.awareness,
@@ -162,7 +161,7 @@ def _infer(
                 )
                 for number, call in enumerate(calls)
             )
-            scored = stoker.app(context=recipe)(verify)
+            scored = verify.with_options(context=recipe)
             total = len(prompts) * len(claims)
             with screen.progress(total=total, done=kept, noun="claims", facts=ask) as progress:
                 scores: Scores

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from stoker.apps.inference_sweep.run import APP, Options, run
+from stoker.apps.inference_sweep import APP
+from stoker.apps.inference_sweep.options import Options
 from stoker.console import Screen, WholeNumber
 
 _DEFAULT = Options()
@@ -47,6 +48,8 @@ def command(
     A row that a model cannot take (an empty prompt, too many tokens) costs no other row: the results say why in the
     column `error`, the exit status is 1, and --resume tries such rows again.
     """
+    from stoker.apps.inference_sweep.run import run  # it imports Parsl, for which --help does not wait
+
     if resume and (out or fresh):
         raise click.UsageError("--resume names the run to go on with; leave --out and --fresh away")
     given = {name: value for name, value in others.items() if value is not None}

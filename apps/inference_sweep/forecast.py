@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stoker.apps.inference_sweep.generate import generate
-from stoker.apps.inference_sweep.run import Options
+from stoker.apps.inference_sweep import APP
+from stoker.apps.inference_sweep.options import Options
 from stoker.planning import Work
 
-WORK = Work(app="inference_sweep", function=generate.__name__, inputs=1000, inputs_per_call=Options().batch_size)
+WORK = Work(app=APP, function="generate", inputs=1000, inputs_per_call=Options().batch_size)

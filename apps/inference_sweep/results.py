@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.inference_sweep.generate import Written
+from stoker.apps.inference_sweep.functions import Written
 from stoker.apps.inference_sweep.plan import Combination, Item, Sweep
 from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog

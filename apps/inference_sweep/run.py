@@ -18,35 +18,22 @@ from typing import Any
 import msgspec
 
 import stoker
-from stoker import causal_lm
 from stoker.apps.common.calls import Stopped, in_batches, run_calls, session_line, stop_on_signals
 from stoker.apps.common.hints import columns, command, count, say_kept
-from stoker.apps.inference_sweep.generate import Request, Written, generate
+from stoker.apps.inference_sweep import APP
+from stoker.apps.inference_sweep.functions import Request, Written, generate, language_model
+from stoker.apps.inference_sweep.options import Options, resolve
 from stoker.apps.inference_sweep.plan import EXAMPLE, Combination, Item, Sweep, combinations, digest_items, read_sweep
 from stoker.apps.inference_sweep.results import KEY, Call, Failed, first_error, make_records, make_rows
 from stoker.config import load_site
 from stoker.console import Screen
-from stoker.contexts import Recipe
+from stoker.contexts import Recipe, model_recipe
 from stoker.datafile import write_rows
-from stoker.errors import ConfigError
 from stoker.run_folder import RecordLog, open_run, read_options
 from stoker.sessions import ContextFacts, facts_of
 from stoker.units import show_seconds
 
-APP = "inference_sweep"
 INTERRUPTED = 130
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one sweep. Empty texts are not given; `limit` 0 is every row."""
-
-    sweep: str = ""
-    data: str = ""
-    limit: int = 0
-    batch_size: int = 4
-    tensor_batch: int = 1
-    format: str = "parquet"
-    site: str = ""
 
 
 def run(
@@ -56,12 +43,12 @@ def run(
 
     Raises StokerError for input that cannot be used, and for a call that failed (the results so far are kept then too).
     """
-    options = _resolve(read_options(resume, app=APP) if resume else {}, given)
+    options = resolve(read_options(resume, app=APP) if resume else {}, given)
     file = Path(options.sweep) if options.sweep else EXAMPLE
     sweep = read_sweep(file, data=Path(options.data) if options.data else None, limit=options.limit)
     combined = combinations(sweep)
     total = len(combined) * len(sweep.items)
-    recipes = {model.name: causal_lm(model.path, dtype=model.dtype) for model in sweep.models}
+    recipes = {model.name: model_recipe(language_model, model.path, dtype=model.dtype) for model in sweep.models}
     load_site(options.site or None)  # a wrong site file is said before there is a run folder
     folder = open_run(
         Path("runs"),
@@ -160,7 +147,7 @@ def _infer(
                 mine = [number for number, call in enumerate(calls) if call.combination.model.name == name]
                 if mine:
                     requests = [_request(number, calls[number], options) for number in mine]
-                    jobs.append((stoker.app(context=recipe)(generate), requests))
+                    jobs.append((generate.with_options(context=recipe), requests))
             total = len(combined) * len(sweep.items)
             with screen.progress(total=total, done=kept, noun="inferences", facts=ask) as progress:
                 written: Written
@@ -215,14 +202,3 @@ def _request(number: int, call: Call, options: Options) -> Request:
         chat=call.combination.prompt.chat,
         tensor_batch=options.tensor_batch,
     )
-
-
-def _resolve(stored: dict[str, Any], given: dict[str, Any]) -> Options:
-    here = dict(given)
-    for name in ("sweep", "data", "site"):
-        if here.get(name):
-            here[name] = str(Path(here[name]).absolute())
-    try:
-        return msgspec.convert({**stored, **here}, Options)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"the run's options cannot be read: {error}") from None

@@ -4,10 +4,11 @@
 
 The tuner and the bank are `stoker.tuning`; this is the application around them.
 
-functions.py            what runs beside a model
+functions.py            the decorated functions: what stays hot, and what is called. Begin here
 submit.py  `tune(job)`, the future of a tuned prompt
 board.py, watch.py      where each job is, for `stoker tune status`; looking at the session for it
 show.py, display.py     jobs as lines; jobs while somebody waits for them
+options.py              how jobs are submitted
 submission.py, run.py   one job on its way; jobs from their files to their results
 report.py  which deadlines were met, and why not
 detach.py, banking.py   a submission that outlives its terminal; prompts for a bank

@@ -8,7 +8,8 @@ from typing import Any
 import stoker
 from stoker.apps.common.calls import session_line
 from stoker.apps.prompt_tuning.functions import build_bank
-from stoker.apps.prompt_tuning.run import Options, site_of
+from stoker.apps.prompt_tuning.options import Options
+from stoker.apps.prompt_tuning.run import site_of
 from stoker.apps.prompt_tuning.submit import recipe_of
 from stoker.console import Screen
 from stoker.sessions import facts_of, sent_call
@@ -31,7 +32,7 @@ def fill(file: Path | None, options: Options, *, model: str, screen: Screen, jso
     site = None if options.session else site_of(options.site)
     with stoker.load(site, session=options.session or None, progress=False) as session:
         screen.line(session_line(session))
-        future = stoker.app(context=recipe)(build_bank)(place, tuple(every.values()))
+        future = build_bank.with_options(context=recipe)(place, tuple(every.values()))
         ask = facts_of(session, {recipe.key})
         with screen.progress(total=len(every), done=0, noun="prompts", facts=ask) as progress:
             while not _over(future):

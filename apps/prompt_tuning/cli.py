@@ -9,11 +9,8 @@ import click
 
 from stoker import console
 from stoker.apps.prompt_tuning import report, show
-from stoker.apps.prompt_tuning.banking import fill
 from stoker.apps.prompt_tuning.board import RUNS, read_board
-from stoker.apps.prompt_tuning.detach import detached
-from stoker.apps.prompt_tuning.run import Options, submit
-from stoker.apps.prompt_tuning.submit import DEVICES
+from stoker.apps.prompt_tuning.options import DEVICES, Options
 from stoker.console import Screen
 from stoker.errors import ConfigError
 
@@ -73,6 +70,9 @@ def submit_jobs(
     A run folder a job gets the tuned prompt (for PEFT), the text nearest to it, and what it took. A job that was
     stopped goes on from its last checkpoint when it is submitted again.
     """
+    from stoker.apps.prompt_tuning.detach import detached  # these import Parsl, for which --help does not wait
+    from stoker.apps.prompt_tuning.run import submit
+
     if site and session:
         raise click.UsageError("--session and --site say different things; give one")
     if bank and no_bank:
@@ -152,6 +152,8 @@ def bank(
 ) -> None:
     """Put prompts into the bank of a model: those of the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`),
     beside the ones that ship. Each is read from the model once, and all are grouped anew."""
+    from stoker.apps.prompt_tuning.banking import fill  # it imports Parsl, for which --help does not wait
+
     if site and session:
         raise click.UsageError("--session and --site say different things; give one")
     options = Options(site=site, session=session, bank=bank)
@@ -160,5 +162,20 @@ def bank(
 
 command = submit_jobs
 """What `stoker run prompt_tuning` runs."""
-commands = {"submit": submit_jobs, "status": status, "report": report_jobs, "bank": bank}
-"""Those of `stoker tune`."""
+
+
+class InOrder(click.Group):
+    """Lists its commands in the order in which they are used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
+        """As they were added."""
+        return list(self.commands)
+
+
+@click.group(cls=InOrder, short_help="Tune soft prompts by their deadlines.")
+def tune() -> None:
+    """Tune soft prompts by their deadlines: submit jobs, see how they stand, report what came of them."""
+
+
+for name, each in {"submit": submit_jobs, "status": status, "report": report_jobs, "bank": bank}.items():
+    tune.add_command(each, name)

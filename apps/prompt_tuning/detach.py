@@ -17,7 +17,8 @@ from typing import NoReturn
 import msgspec
 
 from stoker import console
-from stoker.apps.prompt_tuning.run import Options, checked, submit
+from stoker.apps.prompt_tuning.options import Options
+from stoker.apps.prompt_tuning.run import checked, submit
 from stoker.console import Screen
 from stoker.errors import ConfigError, StokerError
 

@@ -1,4 +1,10 @@
-"""What runs beside a model: one job, as one rank of its gang; and the reading of prompts for a bank.
+"""The functions of this application that run on a pilot: what stays hot there, and what is called.
+
+    recipe = model_recipe(language_model, "models/small", preload=PRELOAD)      a value: nothing is loaded yet
+    tuned = tune_prompt.with_options(context=recipe, gang=(1, 4), deadline="15 min")(order)      a future
+
+The loader under `@context` runs once in a process on a pilot; a function under `@app` gets what it returned as its
+first argument. A gang calls the function on several devices at once, one rank each.
 
 A login node imports this module, to name the functions; `stoker.tuning` imports what they need in the library.
 """
@@ -8,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stoker import tuning
+from stoker import app, context, tuning
+from stoker.contexts import load_causal_lm
 from stoker.tuning import BankPlace, Candidate, Order, Tuned
 
 if TYPE_CHECKING:
@@ -18,6 +25,13 @@ PRELOAD = ("peft", "stoker.tuning.call")
 """What a pilot imports ahead, beside what the model itself wants: PEFT alone takes seconds."""
 
 
+@context
+def language_model(path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0) -> CausalLM:
+    """Load the model once, into a process that then serves call after call."""
+    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads)
+
+
+@app
 def tune_prompt(model: CausalLM, order: Order) -> Tuned:
     """Tunes a soft prompt for this job; every rank of a gang calls it, and rank 0's result counts.
 
@@ -26,6 +40,7 @@ def tune_prompt(model: CausalLM, order: Order) -> Tuned:
     return tuning.run_job(model, order)
 
 
+@app
 def build_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]) -> int:
     """Makes the bank of this model from these prompts and those that are in it; how many it has then.
 

@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 import stoker
 from stoker.apps.common.calls import Stopped, session_line, stop_on_signals
 from stoker.apps.common.hints import count
 from stoker.apps.prompt_tuning import report
-from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, RUNS, Phase
+from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Phase
 from stoker.apps.prompt_tuning.display import Display, display
+from stoker.apps.prompt_tuning.options import Options
 from stoker.apps.prompt_tuning.submission import Submission
-from stoker.apps.prompt_tuning.submit import DEVICES, Ready, check, fit_gang
+from stoker.apps.prompt_tuning.submit import Ready, check, fit_gang
 from stoker.apps.prompt_tuning.watch import Asker
 from stoker.config import Site, decided_by, load_site
 from stoker.console import Screen
@@ -42,18 +41,6 @@ _LOOK_EVERY_S = 0.5
 
 Submitted = Callable[[str, Sequence[str]], None]
 """Takes the session's id and the run folders."""
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How jobs are submitted. `bank` empty: each model's own; None: none."""
-
-    site: str = ""
-    session: str = ""
-    gang: tuple[int, int] = (1, DEVICES)
-    late: str = "run"
-    bank: str | None = ""
-    out: Path = RUNS
-    fresh: bool = False
 
 
 def submit(

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-import stoker
-from stoker import causal_lm
-from stoker.apps.prompt_tuning.functions import PRELOAD, tune_prompt
-from stoker.contexts import Recipe
+from stoker.apps.prompt_tuning.functions import PRELOAD, language_model, tune_prompt
+from stoker.apps.prompt_tuning.options import DEVICES
+from stoker.contexts import Recipe, model_recipe
 from stoker.errors import ConfigError
 from stoker.sessions import Features
 from stoker.tuning import (
@@ -34,8 +33,6 @@ from stoker.tuning import (
 if TYPE_CHECKING:
     from stoker.sessions import AppCallFuture, StokerApp
 
-DEVICES = 8
-"""A job whose user does not say runs on at most so many devices: communication eats what more would bring."""
 _LETTERS_A_TOKEN = 4.0
 _PROMPT_TOKENS = 32
 
@@ -105,22 +102,20 @@ def call_of(
         job.refuse_past(now_s=now)
     place = None if bank is None else BankPlace.of(ready.model, folder=bank)
     order = Order(job=job, samples=ready.samples, bank=place, slo_s=slo_s, start=start)
-    app = stoker.app(
+    app = tune_prompt.with_options(
         context=ready.recipe,
         deadline=slo_s or None,
         late=late,
         gang=fit_gang(job, gang),
         features=_features(order),
-    )(tune_prompt)
+    )
     return app, order
 
 
 def recipe_of(model: str) -> tuple[Recipe, str]:
     """The recipe of a model that is tuned, and what identifies the model. Raises RecipeError."""
-    recipe = causal_lm(model)
-    preload = tuple(dict.fromkeys([*recipe.preload, *PRELOAD]))
-    identity = ", ".join(part.name for part in recipe.objects) or model
-    return msgspec.structs.replace(recipe, preload=preload), identity
+    recipe = model_recipe(language_model, model, preload=PRELOAD)
+    return recipe, ", ".join(part.name for part in recipe.objects) or model
 
 
 def fit_gang(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:

@@ -1,52 +1,56 @@
-"""`stoker run APP`: applications are the subpackages of `stoker.apps` with a module `cli` that has a `command`.
+"""`stoker run APP`: an application is a click command that an installed package declares as an entry point.
 
-They stand above this package, so they are looked up by name when they are wanted: the command line starts without
-importing what an application needs.
+Entry points are loaded when they are wanted: the command line starts without importing what an application needs, and
+an application that cannot be imported ends in a sentence and disturbs no other.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-import importlib
-import importlib.util
 import os
-import pkgutil
 from pathlib import Path
 from typing import Any
 
 import click
 
 from stoker.errors import StokerError
-from stoker.manager.cli import programs
+from stoker.manager.cli import entry_points, programs
 from stoker.manager.executor.detached import JOINS
 
 
-class Apps(click.Group):
+class FromEntryPoints(click.Group):
+    """A group whose subcommands come from entry points, wholly or in part."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does it; a subcommand that cannot be imported says so in its place."""
+        rows: list[tuple[str, str]] = []
+        for name in self.list_commands(ctx):
+            try:
+                command = self.get_command(ctx, name)
+            except StokerError as error:
+                rows.append((name, str(error).partition("\n")[0]))
+                continue
+            if command is not None and not command.hidden:
+                rows.append((name, command.get_short_help_str(limit=formatter.width - 6 - len(name))))
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+class Apps(FromEntryPoints):
     """One subcommand an application."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         """Every application that is installed."""
-        apps = importlib.import_module("stoker.apps")
-        found = (module.name for module in pkgutil.iter_modules(apps.__path__) if module.ispkg)
-        return sorted(name for name in found if importlib.util.find_spec(f"stoker.apps.{name}.cli"))
+        return entry_points.names(entry_points.APPS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The application's own command. Raises StokerError when something that it imports is not installed."""
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The application's own command. Raises StokerError when it cannot be imported."""
         if programs.is_program(cmd_name):
             return with_session(_program(Path(cmd_name)))
-        name = cmd_name.replace("-", "_")
-        if name not in self.list_commands(ctx):
-            return None
-        try:
-            command: click.Command = importlib.import_module(f"stoker.apps.{name}.cli").command
-        except ModuleNotFoundError as error:
-            if error.name and error.name.startswith("stoker"):
-                raise
-            raise StokerError(
-                f'{name} needs the module {error.name}, which is not installed: pip install "stoker[models]"'
-            ) from error
-        return with_session(command)
+        name = entry_points.matching(entry_points.APPS, cmd_name)
+        return with_session(entry_points.load_command(entry_points.APPS, name)) if name else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -55,9 +59,10 @@ class Apps(click.Group):
         names = self.list_commands(ctx)
         if args and programs.is_program(args[0]):
             return super().resolve_command(ctx, args)
-        if args and not args[0].startswith("-") and args[0].replace("-", "_") not in names:
+        if args and not args[0].startswith("-") and not entry_points.matching(entry_points.APPS, args[0]):
             close = difflib.get_close_matches(args[0], names, n=1, cutoff=0.4)
             hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+            hint = hint if names else entry_points.RENEW
             hint += "; a program of your own is named by its file: stoker run ./my_app.py"
             ctx.fail(f"no application {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)

@@ -9,8 +9,8 @@ import click
 
 import stoker
 from stoker.errors import StokerError
-from stoker.manager.cli import console
-from stoker.manager.cli.apps import run
+from stoker.manager.cli import console, entry_points
+from stoker.manager.cli.apps import FromEntryPoints, run
 from stoker.manager.cli.attach import attach
 from stoker.manager.cli.caches import caches
 from stoker.manager.cli.calls import calls
@@ -24,19 +24,34 @@ from stoker.manager.cli.plan import plan
 from stoker.manager.cli.replay import replay
 from stoker.manager.cli.simulate import simulate
 from stoker.manager.cli.status import status
-from stoker.manager.cli.tune import tune
 from stoker.manager.cli.up import up
 from stoker.working_folder import REMOVED, is_removed
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(FromEntryPoints):
+    """Stoker's own commands, and those that installed packages declare."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Sorted. A package cannot replace one of Stoker's own."""
+        return sorted({*super().list_commands(ctx), *entry_points.names(entry_points.COMMANDS)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Stoker's own command, else a package's. Raises StokerError for one that cannot be imported."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        name = entry_points.matching(entry_points.COMMANDS, cmd_name)
+        return entry_points.load_command(entry_points.COMMANDS, name) if name else None
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(stoker.__version__, prog_name="stoker", message="%(prog)s %(version)s")
 def cli() -> None:
     """Stoker keeps models hot on GPUs that you do not own."""
 
 
 for command in (
-    run, tune, init, up, down, attach, doctor, status, calls, explain, logs, replay, plan, simulate, sessions, caches,
+    run, init, up, down, attach, doctor, status, calls, explain, logs, replay, plan, simulate, sessions, caches,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import math
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,7 @@ import click
 import msgspec
 
 from stoker.errors import ConfigError
-from stoker.manager.cli import console
+from stoker.manager.cli import console, entry_points
 from stoker.manager.cli.numbers import WholeNumber
 from stoker.units import show_seconds
 
@@ -68,37 +66,21 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
     """What is to be done, by the name of an application or of a function. Raises ConfigError with the nearest name."""
     from stoker.manager.study.evidence import Work
 
-    shipped = app.replace("-", "_")
-    if shipped.isidentifier() and _has_forecast(shipped):
-        work: Work = importlib.import_module(f"stoker.apps.{shipped}.forecast").WORK
+    declared = entry_points.matching(entry_points.FORECASTS, app)
+    if declared:
+        work: Work = entry_points.load(entry_points.FORECASTS, declared)
     elif app in known.functions():
         if inputs is None:
             raise ConfigError(f"say how many inputs {app} is to get: stoker plan SITE {app} --inputs 10000")
         measured = known.items_per_call(app)
         work = Work(app, app, inputs, inputs_per_call=measured)
     else:
-        names = [*known.functions(), *_with_forecast()]
+        names = [*known.functions(), *entry_points.names(entry_points.FORECASTS)]
         close = difflib.get_close_matches(app, names, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names[:12])}"
         raise ConfigError(f"{app} is no application, and no function of which calls were measured here; {hint}")
     given = {"inputs": inputs, "inputs_per_call": per_call, "measured_per_call": per_call and work.inputs_per_call}
     return msgspec.structs.replace(work, **{name: value for name, value in given.items() if value is not None})
-
-
-def _with_forecast() -> list[str]:
-    import pkgutil
-
-    apps = importlib.import_module("stoker.apps")
-    return [
-        module.name for module in pkgutil.iter_modules(apps.__path__) if module.ispkg and _has_forecast(module.name)
-    ]
-
-
-def _has_forecast(app: str) -> bool:
-    try:
-        return importlib.util.find_spec(f"stoker.apps.{app}.forecast") is not None
-    except ModuleNotFoundError:
-        return False
 
 
 # ---- in words

@@ -123,8 +123,14 @@ def app(
     except SpecificationError as error:
         raise _named_as_here(error) from None
 
+    asked = {
+        "context": context, "batch_size": batch_size, "timeout": timeout, "priority": priority, "deadline": deadline,
+        "late": late, "gang": gang, "features": features, "variants": variants, "stream": stream, "cache": cache,
+        "ignore_for_cache": ignore_for_cache, "executors": executors,
+    }  # fmt: skip
+
     def decorate(function: Callable[..., Any]) -> StokerApp:
-        return StokerApp(
+        made = StokerApp(
             function,
             specification=AppWants(wants),
             batch_size=batch_size,
@@ -132,6 +138,8 @@ def app(
             ignore_for_cache=ignore_for_cache,
             executors=executors,
         )
+        made.options = asked
+        return made
 
     return decorate if function is None else decorate(function)
 
@@ -231,6 +239,8 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         """The function with the last walltime around it."""
         self._last: AppWants | None = None
         """The specification of the last call."""
+        self.options: dict[str, Any] = {}
+        """What `@app` was given."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> AppCallFuture:
         """Submit a call; its future, which can be cancelled. Raises SessionError before a site is loaded."""
@@ -253,6 +263,17 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
                 args, kwargs = (), {PACKED: packed}
             kwargs = {SPECIFICATION: specification, **kwargs}
         return AppCallFuture.of(super().__call__(*args, **kwargs))
+
+    def with_options(self, **options: Any) -> StokerApp:
+        """The same function under other options; takes what `@app` takes, and keeps what is not named.
+
+        A program that learns its context at run time names it here: `verify.with_options(context=llm(path))(claim)`.
+        Raises ConfigError for an option that `@app` does not have, and for a method.
+        """
+        if self._is_method:
+            raise ConfigError(f"{self.__name__} is a method; give its options to @app, or make it a function")
+        again: StokerApp = app(**{**self.options, **options})(self.__wrapped__)
+        return again
 
     def _with_walltime(self, walltime: Any) -> Callable[..., Any]:
         """The function as Parsl's kernel hands it to an executor: with a walltime it is wrapped."""
@@ -321,7 +342,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
 
     def __reduce__(self) -> tuple[Any, ...]:
         """An app travels in functions that name it, without what it knows of this program's executors."""
-        given = (self.batch_size, self.cache, self.ignore_for_cache, self._labels)
+        given = (self.batch_size, self.cache, self.ignore_for_cache, self._labels, self.options)
         return _again, (self.__wrapped__, self.specification.wants, *given)
 
     def __repr__(self) -> str:
@@ -335,8 +356,8 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
 
 
 def _again(function: Callable[..., Any], wants: Wants, *given: Any) -> StokerApp:
-    batch_size, cache, ignore_for_cache, executors = given
-    return StokerApp(
+    batch_size, cache, ignore_for_cache, executors, options = given
+    made = StokerApp(
         function,
         specification=AppWants(wants),
         batch_size=batch_size,
@@ -344,6 +365,8 @@ def _again(function: Callable[..., Any], wants: Wants, *given: Any) -> StokerApp
         ignore_for_cache=ignore_for_cache,
         executors=executors,
     )
+    made.options = options
+    return made
 
 
 def _context_first(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,8 +28,9 @@ NAMES = {
     },
     "contexts": {
         "Awareness", "CausalLM", "Evicted", "Gang", "Needs", "ObjectRef", "Recipe", "RecipeFactory", "as_recipe",
-        "causal_lm", "context", "default_model", "device", "devices", "gang", "load_variable_from_serverless",
-        "local_path", "progress", "recipe_of", "saved_state", "scratch", "state_folder",
+        "causal_lm", "context", "default_model", "device", "devices", "gang", "load_causal_lm",
+        "load_variable_from_serverless",
+        "local_path", "model_recipe", "progress", "recipe_of", "saved_state", "scratch", "state_folder",
     },
     "datafile": {"Row", "digest_file", "read_rows", "text_field", "write_rows"},
     "decoding": {"UNREADABLE"},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.contexts import ambient
-from stoker.contexts.causal_lm import default_model, load
+from stoker.contexts.causal_lm import default_model, load_causal_lm
 from stoker.tuning.bank.build import ensure_bank, insert
 from stoker.tuning.bank.candidate import Candidate
 from stoker.tuning.bank.lookup import brute_force, look_up
@@ -33,7 +33,7 @@ def model() -> Iterator[Any]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     ambient.enter_library(device="cpu")
-    yield load(default_model())
+    yield load_causal_lm(default_model())
     ambient.leave_library()
     torch.set_num_threads(before)
 

@@ -6,6 +6,7 @@ import pytest
 
 from stoker.apps.fact_verification import report
 from stoker.apps.fact_verification.claims import LABELS, Claim, Label
+from stoker.apps.fact_verification.functions import Question, Scores, verify
 from stoker.apps.fact_verification.prompts import Prompt
 from stoker.apps.fact_verification.results import (
     KEY,
@@ -18,7 +19,6 @@ from stoker.apps.fact_verification.results import (
     write_timeline,
 )
 from stoker.apps.fact_verification.run import Call, explain, plan
-from stoker.apps.fact_verification.verify import Question, Scores, verify
 from stoker.errors import StokerError
 from stoker.manager.protocol.to_client import (
     ContextStatus,
@@ -192,14 +192,14 @@ def test_verify_asks_for_the_words_and_times_itself():
             prompts = [prefix + prompt for prompt in prompts]
             return [[float(len(prompt) + len(label) + batch_size) for label in labels] for prompt in prompts]
 
-    made = verify(Toy(), Question(number=7, prefix="p", texts=("", "b"), words=(" x", " yy"), tensor_batch=3))
+    made = verify.function(Toy(), Question(number=7, prefix="p", texts=("", "b"), words=(" x", " yy"), tensor_batch=3))
     assert made.number == 7
     assert made.rows == [[6.0, 7.0], [7.0, 8.0]]
     assert made.infer_s >= 0.0
     assert made.worker
     assert made.origin == "a toy"
     with pytest.raises(StokerError) as caught:
-        verify(Toy(), Question(number=1, prefix="p", texts=("a", "b"), words=("",)))
+        verify.function(Toy(), Question(number=1, prefix="p", texts=("a", "b"), words=("",)))
     calls = [Call(prompt=GOOD, claims=()), Call(prompt=GOOD, claims=tuple(CLAIMS[3:5]))]
     told = explain(caught.value, calls, file=Path("c.csv"))
     assert str(told) == "c.csv: line 4: claims 3 to 4 (2) with the template good: prompt 1 comes to 9000 tokens"

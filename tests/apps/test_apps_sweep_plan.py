@@ -1,6 +1,6 @@
 import pytest
 
-from stoker.apps.inference_sweep.generate import Request, Written, generate
+from stoker.apps.inference_sweep.functions import Request, Written, generate
 from stoker.apps.inference_sweep.plan import EXAMPLE, combinations, digest_items, read_sweep
 from stoker.apps.inference_sweep.results import KEY, first_error, make_records, make_rows
 from stoker.apps.inference_sweep.run import plan_calls
@@ -142,7 +142,9 @@ def test_a_row_that_the_model_cannot_take_costs_no_other_row(files, tmp_path):
         for number, call in enumerate(calls):
             texts = tuple(call.combination.prompt.fill(item.fields) for item in call.items)
             parameters = call.combination.parameters
-            records, unmade = make_records(call, generate(Toy(), Request(number, texts, (5, 6, 7), **parameters)))
+            records, unmade = make_records(
+                call, generate.function(Toy(), Request(number, texts, (5, 6, 7), **parameters))
+            )
             log.append(records)
             failed.update(unmade)
         rows = make_rows(sweep, combined, log, failed)
@@ -171,7 +173,7 @@ def test_what_is_left_and_what_comes_of_it(files, tmp_path):
         for number, call in enumerate(calls[:2]):
             texts = tuple(call.combination.prompt.fill(item.fields) for item in call.items)
             parameters = call.combination.parameters
-            written = generate(Toy(), Request(number, texts, (5, 6), **parameters, tensor_batch=2))
+            written = generate.function(Toy(), Request(number, texts, (5, 6), **parameters, tensor_batch=2))
             records, failed = make_records(call, written)
             assert failed == {}
             log.append(records)
@@ -184,7 +186,7 @@ def test_what_is_left_and_what_comes_of_it(files, tmp_path):
     assert [(row["id"], row["temperature"]) for row in rows] == [("2", 0.0), ("3", 0.0), ("2", 0.7), ("3", 0.7)]
     assert rows[3]["output"] == "Q: How? (sea)\nA:!4,0.7,2,6"
     assert rows[1]["output"] == "Q: How? (sea)\nA:!4,0.0,2,0"
-    chatted = generate(Toy(), Request(0, ("a",), (1,), max_new_tokens=4, temperature=0.0, chat=True))
+    chatted = generate.function(Toy(), Request(0, ("a",), (1,), max_new_tokens=4, temperature=0.0, chat=True))
     assert chatted.texts == ["<a>!4,0.0,1,0"]
     with pytest.raises(StokerError, match="2 rows went out and 1 came back"):
         make_records(calls[0], Written(0, ["x"], 0.0, 0.0, "w", [""]))

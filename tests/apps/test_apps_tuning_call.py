@@ -10,7 +10,7 @@ pytest.importorskip("peft", reason="PEFT is not installed")
 import msgspec  # noqa: E402
 from tuning import tiny  # noqa: E402
 
-from stoker.apps.prompt_tuning import functions as work  # noqa: E402
+from stoker.apps.prompt_tuning import functions  # noqa: E402
 from stoker.contexts import ambient, payloads  # noqa: E402
 from stoker.contexts.ambient import Evicted  # noqa: E402
 from stoker.errors import ConfigError  # noqa: E402
@@ -32,6 +32,7 @@ from stoker.tuning.samples import Sample, split  # noqa: E402
 from stoker.tuning.softprompt import embed, soft_prompt  # noqa: E402
 from stoker.tuning.tune import tune  # noqa: E402
 
+tune_prompt, build_bank = functions.tune_prompt.function, functions.build_bank.function
 SHIPPED = len(read_candidates(prompts.SHIPPED_PROMPTS))
 
 
@@ -54,7 +55,7 @@ def order_of(folder=None, *, slo_s=0.0, start=b"", virtual_tokens=0, **job):
 
 
 def test_a_prompt_that_is_named_is_begun_from_and_the_bank_is_not_built(context, tmp_path):
-    tuned = work.tune_prompt(context, order_of(tmp_path / "bank"))
+    tuned = tune_prompt(context, order_of(tmp_path / "bank"))
     assert (tuned.initial, tuned.initial_from) == ("say yes or no", "the job")
     assert tuned.first_step_at > 0
     assert not (tmp_path / "bank" / "bank").exists()
@@ -62,7 +63,7 @@ def test_a_prompt_that_is_named_is_begun_from_and_the_bank_is_not_built(context,
 
 
 def test_without_one_the_bank_finds_it_and_gets_the_tuned_prompt(context, tmp_path):
-    tuned = work.tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
+    tuned = tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
     shipped = {one.text: one for one in read_candidates(prompts.SHIPPED_PROMPTS)}
     assert tuned.initial in shipped
     assert tuned.initial_from.startswith("the bank (loss ")
@@ -101,7 +102,7 @@ def test_a_score_is_the_loss_that_tuning_begins_with(context, virtual_tokens):
 def test_the_loss_of_what_a_lookup_finds_is_the_one_that_tuning_begins_with(context, tmp_path, virtual_tokens):
     order = order_of(tmp_path, initial="", iterations=1, virtual_tokens=virtual_tokens)
     job, samples = order.job, order.samples
-    tuned = work.tune_prompt(context, order)
+    tuned = tune_prompt(context, order)
     training = split(samples, data=job.data, seed=job.training.seed).training
     drawn = scoring.evaluation_samples([(one.input, one.target) for one in training], seed=job.training.seed)
     scored = [Sample(*pair) for pair in drawn]
@@ -119,33 +120,33 @@ def test_a_text_that_tuning_would_refuse_has_no_score(context):
 
 
 def test_two_jobs_with_the_same_tuned_prompt_leave_one(context, tmp_path):
-    first, second = (work.tune_prompt(context, order_of(tmp_path, initial="", iterations=2)) for _ in range(2))
+    first, second = (tune_prompt(context, order_of(tmp_path, initial="", iterations=2)) for _ in range(2))
     assert len(bank_of(tmp_path)) <= SHIPPED + len({first.text, second.text})
 
 
 def test_a_lookup_that_takes_too_long_is_left_out(context, tmp_path):
     # Nothing is known of this bank's lookups: a few scores tell that they do not fit into a millisecond.
-    short = work.tune_prompt(context, order_of(tmp_path, initial="", iterations=1, slo_s=0.001))
+    short = tune_prompt(context, order_of(tmp_path, initial="", iterations=1, slo_s=0.001))
     assert short.initial == "Answer with one of these: no, yes."
     assert "the targets (a lookup takes" in short.initial_from
     assert "over 20% of the 1.0 ms that there are" in short.initial_from
     # It is remembered, and asked for no more.
     budget.remember(tmp_path, "cpu", budget.Pace(1.0, 100.0))
-    assert "takes 1 min 40 s" in work.tune_prompt(context, order_of(tmp_path, initial="", slo_s=499.0)).initial_from
-    assert "the bank" in work.tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
+    assert "takes 1 min 40 s" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=499.0)).initial_from
+    assert "the bank" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
 
 
 def test_a_pace_counts_for_as_many_virtual_tokens(context, tmp_path):
     budget.remember(tmp_path, "cpu", budget.Pace(1.0, 100.0, 9))
     # It would leave no time for a lookup; but it is another job's, so that this one's is measured, and fits.
     asked = order_of(tmp_path, initial="", iterations=1, slo_s=499.0, virtual_tokens=40)
-    assert work.tune_prompt(context, asked).initial_from.startswith("the bank (loss ")
+    assert tune_prompt(context, asked).initial_from.startswith("the bank (loss ")
     assert budget.read_paces(tmp_path, virtual_tokens=9)["cpu"] == budget.Pace(1.0, 100.0, 9)
     assert 0 < budget.read_paces(tmp_path, virtual_tokens=40)["cpu"].lookup_s < 99
     # Nor does a quick one promise anything to a job with other tokens.
     budget.remember(tmp_path, "cpu", budget.Pace(1e-9, 1e-9))
     hurried = order_of(tmp_path, initial="", iterations=1, slo_s=0.001, virtual_tokens=20)
-    assert "the targets (a lookup takes" in work.tune_prompt(context, hurried).initial_from
+    assert "the targets (a lookup takes" in tune_prompt(context, hurried).initial_from
     assert budget.read_paces(tmp_path, virtual_tokens=20)["cpu"].lookup_s > 0.0002
 
 
@@ -162,22 +163,22 @@ def test_paces_are_kept_by_device_and_by_virtual_tokens(tmp_path):
 
 def test_a_bank_that_cannot_be_used_costs_the_lookup_alone(context, tmp_path):
     (tmp_path / "bank").mkdir()
-    work.tune_prompt(context, order_of(tmp_path / "bank", initial="", iterations=1))
+    tune_prompt(context, order_of(tmp_path / "bank", initial="", iterations=1))
     other = msgspec.structs.replace(order_of(initial="", iterations=1), bank=BankPlace(str(tmp_path / "bank"), "else"))
-    tuned = work.tune_prompt(context, other)
+    tuned = tune_prompt(context, other)
     assert tuned.initial_from.startswith("the targets (the bank cannot be used: ")
     assert "is a bank of tiny" in tuned.initial_from
     (tmp_path / "file").write_text("")
-    tuned = work.tune_prompt(context, order_of(tmp_path / "file", initial="", iterations=1))
+    tuned = tune_prompt(context, order_of(tmp_path / "file", initial="", iterations=1))
     assert "the bank cannot be used" in tuned.initial_from
 
 
 def test_a_bank_file_cut_in_half_is_made_again(context, tmp_path, caplog):
-    work.tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
+    tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
     before = set(bank_of(tmp_path).candidates)
     data = (tmp_path / "bank").read_bytes()
     (tmp_path / "bank").write_bytes(data[: len(data) // 2])
-    tuned = work.tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
+    tuned = tune_prompt(context, order_of(tmp_path, initial="", iterations=2))
     assert tuned.initial_from.startswith("the bank (loss ")
     assert set(bank_of(tmp_path).candidates) >= before
     assert "the damaged bank is" in caplog.text
@@ -187,11 +188,11 @@ def test_samples_that_are_too_long_to_be_scored_are_passed_over(context, tmp_pat
     fits, long = tiny.samples(12), [msgspec.structs.replace(one, input=one.input * 60) for one in tiny.samples(30)]
     long = [one for one in long if 192 < len(one.input) < 200][:3]
     mixed = msgspec.structs.replace(order_of(tmp_path, initial=""), samples=(*fits, *long))
-    assert work.tune_prompt(context, mixed).initial_from.startswith("the bank")
+    assert tune_prompt(context, mixed).initial_from.startswith("the bank")
 
 
 def test_what_a_call_goes_on_from_needs_no_lookup(context, tmp_path, monkeypatch):
-    whole = work.tune_prompt(context, order_of(tmp_path, initial=""))
+    whole = tune_prompt(context, order_of(tmp_path, initial=""))
     reports = []
 
     def hook(done, total, metric, state):
@@ -201,14 +202,14 @@ def test_what_a_call_goes_on_from_needs_no_lookup(context, tmp_path, monkeypatch
     ambient.enter_call(hook=hook)
     monkeypatch.setattr(call, "_REPORT_EVERY_S", 0.0)  # so quick a job would report its first and last iteration alone
     with pytest.raises(Evicted) as caught:
-        work.tune_prompt(context, order_of(tmp_path, initial=""))
+        tune_prompt(context, order_of(tmp_path, initial=""))
     assert [one[:2] for one in reports] == [(0, 6), (1, 6), (2, 6), (3, 6)]
     kept = order.unpack(payloads.loads(caught.value.state))
     assert kept.initial.text == whole.initial
     assert kept.metric is not None
     ambient.enter_call(hook=None, state=caught.value.state)
     budget.remember(tmp_path, "cpu", budget.Pace(1.0, 100.0))
-    rest = work.tune_prompt(context, order_of(tmp_path, initial="", slo_s=1.0))
+    rest = tune_prompt(context, order_of(tmp_path, initial="", slo_s=1.0))
     ambient.leave_call()
     assert (rest.adapter, rest.points, rest.initial) == (whole.adapter, whole.points, whole.initial)
     assert rest.initial_from.startswith("the bank (loss ")
@@ -217,20 +218,20 @@ def test_what_a_call_goes_on_from_needs_no_lookup(context, tmp_path, monkeypatch
 def test_an_attempt_of_another_session_is_gone_on_with(context):
     reports = []
     ambient.enter_call(hook=lambda done, total, metric, state: reports.append((done, state)))
-    whole = work.tune_prompt(context, order_of())
+    whole = tune_prompt(context, order_of())
     ambient.leave_call()
     start = next(payloads.loads(state) for done, state in reports if state)
     assert isinstance(order.unpack(start), Saved)
-    rest = work.tune_prompt(context, order_of(start=start))
+    rest = tune_prompt(context, order_of(start=start))
     assert (rest.adapter, rest.points) == (whole.adapter, whole.points)
     # What cannot be read costs only time; what is another job's is refused.
-    assert work.tune_prompt(context, order_of(start=start[: len(start) // 2])).points == whole.points
+    assert tune_prompt(context, order_of(start=start[: len(start) // 2])).points == whole.points
     with pytest.raises(ConfigError, match="another job"):
-        work.tune_prompt(context, order_of(start=order.pack(Saved(Initial("other"), order.unpack(start).checkpoint))))
+        tune_prompt(context, order_of(start=order.pack(Saved(Initial("other"), order.unpack(start).checkpoint))))
 
 
 def test_a_prompt_that_tuning_has_not_made_better_is_not_for_the_bank(context, tmp_path):
-    tuned = work.tune_prompt(context, order_of(tmp_path, initial="", metric=Metric.LOSS, reach=100.0))
+    tuned = tune_prompt(context, order_of(tmp_path, initial="", metric=Metric.LOSS, reach=100.0))
     assert tuned.best.iteration == 0
     assert len(bank_of(tmp_path)) == SHIPPED
 
@@ -238,5 +239,5 @@ def test_a_prompt_that_tuning_has_not_made_better_is_not_for_the_bank(context, t
 def test_prompts_are_put_into_a_bank_beside_those_that_are_there(context, tmp_path):
     place = BankPlace(str(tmp_path / "bank"), "tiny")
     first, second, third = (Candidate(text=f"{word} prompt") for word in ("first", "second", "third"))
-    assert work.build_bank(context, place, [first, second]) == 2
-    assert work.build_bank(context, place, [second, third]) == 3
+    assert build_bank(context, place, [first, second]) == 2
+    assert build_bank(context, place, [second, third]) == 3

@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from stoker.apps.prompt_tuning.cli import submit_jobs
-from stoker.apps.prompt_tuning.run import Options, again, checked
+from stoker.apps.prompt_tuning.options import Options
+from stoker.apps.prompt_tuning.run import again, checked
 from stoker.errors import ConfigError, RecipeError
 
 JOB = """\

@@ -1,4 +1,11 @@
-"""What runs beside a model: some filled prompts in, what the model wrote out."""
+"""The two functions of this application that run on a pilot: what stays hot there, and what is called.
+
+    recipe = model_recipe(language_model, "models/small", dtype="bfloat16")     a value: nothing is loaded yet
+    written = generate.with_options(context=recipe)                             the same function, on that model
+
+A sweep makes a recipe of each of its models and maps `generate` over each: `run.py` does so. The loader under
+`@context` runs once in a process on a pilot; the function under `@app` gets what it returned as its first argument.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +13,15 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+
+from stoker import app, context
+from stoker.contexts import load_causal_lm
+
+if TYPE_CHECKING:
+    from stoker.contexts import CausalLM
 
 
 class Writer(Protocol):
@@ -55,6 +68,13 @@ class Written(msgspec.Struct, frozen=True):
     errors: list[str]
 
 
+@context
+def language_model(path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0) -> CausalLM:
+    """Load the model once, into a process that then serves call after call."""
+    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads)
+
+
+@app
 def generate(model: Writer, request: Request) -> Written:
     """Has the model write. Only the inference is timed. A prompt that the model cannot take costs no other its text."""
     started_at, begun = time.time(), time.perf_counter()

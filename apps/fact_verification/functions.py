@@ -1,8 +1,18 @@
-"""What runs beside the model: one decorated function over one ready-made context.
+"""The two functions of this application that run on a pilot: what stays hot there, and what is called.
 
-Each call carries some filled templates and the three words that may answer them, and brings back the log-likelihood of
-each word. That the model is loaded once and reused is not to be seen here: it is the context's business, and
-`--awareness` changes the recipe, not this function.
+    recipe = model_recipe(language_model, "models/small")     a value: nothing is loaded yet
+    scored = verify.with_options(context=recipe)              the same function, on that model
+    with stoker.load("site.toml"):                            pilots start, here or on a cluster
+        for scores in stoker.map(scored, questions):          each pilot loads the model once
+            ...
+
+`@context` is above a loader. It runs once in a process on a pilot, and what it returns stays in that process. `@app` is
+above a function whose first argument is what the loader returned; callers leave that argument out. `run.py` does what
+stands above, with a log of results and a progress line. Loaders that are written alike make one context, so this
+model is hot for other applications of a session too.
+
+A question is some filled templates and the three words that may answer them; its scores are the log-likelihood of each
+word. `--awareness` changes the recipe, and neither function.
 """
 
 from __future__ import annotations
@@ -10,11 +20,16 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from stoker import app, context
+from stoker.contexts import load_causal_lm
 from stoker.errors import StokerError
+
+if TYPE_CHECKING:
+    from stoker.contexts import CausalLM
 
 
 class Scorer(Protocol):
@@ -51,6 +66,13 @@ class Scores(msgspec.Struct, frozen=True):
     origin: str = ""
 
 
+@context
+def language_model(path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0) -> CausalLM:
+    """Load the model once, into a process that then serves call after call."""
+    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads)
+
+
+@app
 def verify(model: Scorer, question: Question) -> Scores:
     """Scores every word after every text. Only the inference is timed: a load is over before this is called."""
     started_at, begun = time.time(), time.perf_counter()

@@ -1,0 +1,84 @@
+"""The decorated functions of the applications: what they are, and which contexts they share."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+import stoker
+from stoker.apps.fact_verification import functions as facts
+from stoker.apps.inference_sweep import functions as sweep
+from stoker.apps.prompt_tuning import functions as tuning
+from stoker.contexts import RecipeFactory, model_recipe
+from stoker.errors import ConfigError, RecipeError
+from stoker.sessions import StokerApp
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    return tmp_path
+
+
+def test_each_application_has_a_loader_under_context_and_functions_under_app():
+    for each in (facts, sweep, tuning):
+        assert isinstance(each.language_model, RecipeFactory)
+    for function in (facts.verify, sweep.generate, tuning.tune_prompt, tuning.build_bank):
+        assert isinstance(function, StokerApp)
+        assert function.__doc__
+
+
+def test_loaders_that_are_written_alike_make_one_context_of_one_model(model):
+    """So a model is hot for every application of a session, and for programs that ask for `causal_lm`."""
+    recipes = [model_recipe(each.language_model, model) for each in (facts, sweep, tuning)]
+    assert {recipe.key for recipe in recipes} == {stoker.causal_lm(model).key}
+    assert {recipe.title for recipe in recipes} == {stoker.causal_lm(model).title}
+    assert model_recipe(facts.language_model, model, dtype="bfloat16").key != recipes[0].key
+
+
+def test_a_model_is_preloaded_with_what_the_application_wants_ahead(model):
+    recipe = model_recipe(tuning.language_model, model, preload=tuning.PRELOAD)
+    assert recipe.preload == (*stoker.causal_lm(model).preload, *tuning.PRELOAD)
+
+
+def test_a_loader_that_takes_no_dtype_is_refused_by_name(model):
+    @stoker.context
+    def narrow(path):
+        return path
+
+    with pytest.raises(RecipeError, match="narrow"):
+        model_recipe(narrow, model)
+
+
+def test_options_of_an_app_are_changed_in_a_copy(model):
+    @stoker.app(timeout="5 min", priority=3)
+    def ask(context, question):
+        return context, question
+
+    recipe = stoker.causal_lm(model)
+    there = ask.with_options(context=recipe, gang=(1, 2))
+    assert repr(ask) == "<app ask: no context, timeout 5 min, priority 3>"
+    assert repr(there) == f"<app ask: context {recipe.name}, timeout 5 min, priority 3>"
+    assert there.specification.wants.options.gang == (1, 2)
+    assert there.function is ask.function
+    again = there.with_options(priority=0)
+    assert repr(again) == f"<app ask: context {recipe.name}, timeout 5 min>"
+    with pytest.raises(ConfigError, match="has no option contxt; did you mean context"):
+        ask.with_options(contxt=recipe)
+
+
+def test_an_app_that_has_travelled_keeps_its_options(model):
+    there = pickle.loads(pickle.dumps(stoker.app(timeout="5 min")(len)))
+    assert repr(there.with_options(priority=2)) == "<app len: no context, timeout 5 min, priority 2>"
+
+
+def test_a_method_has_the_options_that_its_decorator_names(model):
+    class Asks:
+        @stoker.app(context=stoker.causal_lm(model))
+        def ask(self, context, question):
+            return context, question
+
+    with pytest.raises(ConfigError, match="ask is a method"):
+        Asks.ask.with_options(priority=1)
