@@ -4,18 +4,23 @@
     stoker.commands     NAME = module:command     a click command or group: `stoker NAME`
     stoker.forecasts    NAME = module:WORK        a `stoker.planning.Work`: `stoker plan SITE NAME`
 
-Stoker's own applications are declared in the same way (setup.cfg). Nothing is imported before it is asked for, and what
-cannot be imported is told in a sentence: it breaks no other command.
+Stoker's own applications are declared in the same way (setup.cfg). An editable install keeps the entry points of the
+day on which it was made; where the checkout is newer, its setup.cfg is read. Nothing is imported before it is asked
+for, and what cannot be imported is told in a sentence: it breaks no other command.
 """
 
 from __future__ import annotations
 
+import configparser
 import importlib.metadata
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import click
 
+import stoker
 from stoker.errors import StokerError
 
 APPS, COMMANDS, FORECASTS = "stoker.apps", "stoker.commands", "stoker.forecasts"
@@ -24,11 +29,13 @@ RENEW = (
     " (in a checkout: make install, or pip install -e .)"
 )
 """What to do where not even Stoker's own entry points are found."""
+CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
+"""Where a checkout declares its entry points; an installed Stoker has no such file."""
 
 
 def names(group: str) -> list[str]:
     """The names in a group, sorted."""
-    return sorted({point.name for point in importlib.metadata.entry_points(group=group)})
+    return sorted({point.name for point in _points(group)})
 
 
 def matching(group: str, name: str) -> str:
@@ -41,7 +48,7 @@ def load(group: str, name: str) -> Any:
 
     Raises StokerError where it cannot be imported, or two packages declare the name.
     """
-    points = {point.value: point for point in importlib.metadata.entry_points(group=group, name=name)}
+    points = {point.value: point for point in _points(group) if point.name == name}
     if not points:
         raise StokerError(f"no installed package declares {name} in {group}")
     if len(points) > 1:
@@ -71,6 +78,18 @@ def load_command(group: str, name: str) -> click.Command:
     return found
 
 
+def _points(group: str) -> Iterable[EntryPoint]:
+    """The entry points of a group, of every installed package; Stoker's own from its checkout, if need be."""
+    found = importlib.metadata.entry_points(group=group)
+    if any(point.value.startswith("stoker.") for point in found):
+        return found
+    declared = configparser.ConfigParser()
+    declared.read(CHECKOUT)
+    lines = declared.get("options.entry_points", group, fallback="").split("\n")
+    pairs = [line.split("=", 1) for line in lines if "=" in line]
+    return [*found, *(EntryPoint(name.strip(), value.strip(), group) for name, value in pairs)]
+
+
 def _broken(name: str, point: EntryPoint, error: Exception) -> StokerError:
     return StokerError(
         f"{name} cannot be imported ({point.value}, of the package {_package(point)}): {type(error).__name__}: {error}"
@@ -78,4 +97,4 @@ def _broken(name: str, point: EntryPoint, error: Exception) -> StokerError:
 
 
 def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else "?"
+    return point.dist.name if point.dist is not None else point.value.partition(".")[0]

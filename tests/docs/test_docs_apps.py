@@ -1,0 +1,219 @@
+"""docs/apps.md keeps its promises: its files and commands make applications that `stoker run` finds and runs.
+
+`pip install` is the page's, with what keeps it off the network and out of this environment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from stoker.errors import StokerError
+from stoker.manager.cli import entry_points as declared
+from stoker.manager.cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "apps.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+LIMIT_S = 170
+
+
+def block(language: str, text: str) -> str:
+    return next(body for kind, body in BLOCKS if kind == language and text in body)
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Runs commands in a folder of their own, where `pip`, `python` and `stoker` are those of this environment."""
+    tools, site = tmp_path / "tools", tmp_path / "installed"
+    tools.mkdir()
+    options = f"--quiet --no-deps --no-build-isolation --no-index --target {site}"
+    for name, line in {
+        "pip": f'"{sys.executable}" -m pip "$@" {options}',
+        "python": f'"{sys.executable}" "$@"',
+        "stoker": f'"{sys.executable}" -m stoker.manager.cli.main "$@"',
+    }.items():
+        (tools / name).write_text(f"#!/bin/sh\nexec {line}\n")
+        (tools / name).chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(site), "STOKER_HOME": str(tmp_path / "home")}
+    environment.pop("MAKELEVEL", None)
+
+    def run(commands: str) -> str:
+        done = subprocess.run(
+            ["bash", "-ec", commands], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_the_application_of_the_page_is_found_and_runs(shell, tmp_path):
+    folder = tmp_path / "word-scores"
+    folder.mkdir()
+    (folder / "word_scores.py").write_text(block("python", "def letters"))
+    (folder / "pyproject.toml").write_text(block("toml", "word-scores"))
+    shown = shell(block("bash", "pip install ./word-scores"))
+    assert [line for line in shown.splitlines() if line] == ["quiz 12", "jazz 16", "tree 4"]
+    assert re.search(r"word_scores +Score WORDS by how rare their letters are\.", shell("stoker run --help"))
+    assert "--limit N" in shell("stoker run word-scores --help")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")),
+    reason="needs torch and transformers",
+)
+def test_a_copy_of_a_shipped_application_is_found_and_runs(shell, tmp_path):
+    from tuning import tiny
+
+    tiny.put_into(tmp_path)
+    (tmp_path / "claims.jsonl").write_text(
+        '{"claim": "Water is wet.", "label": "SUPPORTS"}\n{"claim": "Fire is cold.", "label": "REFUTES"}\n'
+    )
+    shown = shell(block("bash", "mkdir my-facts"))
+    assert "Find the prompt with which a model checks claims best." in shown
+    assert "stoker.apps.fact_verification" not in "".join(
+        path.read_text() for path in (tmp_path / "my-facts" / "my_facts").glob("*.py")
+    )
+    shown = shell("stoker run my_facts --model model --claims claims.jsonl --out run --format jsonl")
+    assert "3 prompts x 2 claims = 6 inferences" in shown
+    assert "stoker run my_facts " in shown
+    rows = [json.loads(line) for line in (tmp_path / "run" / "results.jsonl").read_text().splitlines()]
+    assert sorted({row["claim"] for row in rows}) == ["Fire is cold.", "Water is wet."]
+    assert len(rows) == 6
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["app"] == "my_facts"
+
+
+def test_the_commands_of_the_page_that_list_applications_run(shell):
+    first, second = block("bash", "lists the applications").splitlines()
+    listing = first.partition("#")[0]
+    assert "fact_verification" in shell(f"{listing} 2>&1 || test $? = 2")
+    assert "--claims FILE" in shell(second)
+
+
+def test_the_page_names_every_public_module():
+    import stoker
+
+    named = set(re.findall(r"`stoker\.([a-z_]+)`", PAGE))
+    assert set(stoker._MODULES) <= named
+
+
+# ---- entry points that lead nowhere
+
+
+class Package:
+    """A distribution, as far as an entry point asks."""
+
+    def __init__(self, name):
+        self.name = name
+
+
+@pytest.fixture
+def declare(monkeypatch, tmp_path):
+    """Declares entry points beside those that are installed. Modules are looked for in the test's folder, too."""
+    extra: list[EntryPoint] = []
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def found(**wanted: str):
+        mine = [one for one in extra if all(getattr(one, key) == value for key, value in wanted.items())]
+        return [*entry_points(**wanted), *mine]
+
+    monkeypatch.setattr(declared.importlib.metadata, "entry_points", found)
+
+    def add(group: str, name: str, value: str, package: str = "odd") -> None:
+        point = EntryPoint(name, value, group)
+        vars(point).update(dist=Package(package))
+        extra.append(point)
+
+    return add
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1 / 0", "cannot be imported (odd_one:command, of the package odd): ZeroDivisionError: division by zero"),
+        ("import no_such_thing", "odd_one needs the module no_such_thing, which is not installed"),
+        ("", "cannot be imported (odd_one:command, of the package odd): AttributeError"),
+        ("command = 3", "odd_one in stoker.apps leads to a int, and must lead to a click command"),
+        (None, "cannot be imported (odd_one:command, of the package odd): ModuleNotFoundError: No module named"),
+    ],
+)
+def test_an_application_that_cannot_be_used_is_told_in_a_sentence(declare, tmp_path, monkeypatch, text, says):
+    if text is not None:
+        (tmp_path / "odd_one.py").write_text(text)
+    declare("stoker.apps", "odd_one", "odd_one:command")
+    try:
+        result = CliRunner().invoke(cli, ["run", "odd_one"])
+        assert isinstance(result.exception, StokerError)
+        assert says in str(result.exception)
+        shown = " ".join(CliRunner().invoke(cli, ["run", "--help"]).output.split())
+        assert "fact_verification Find the prompt" in shown
+        assert "odd_one odd_one" in shown
+    finally:
+        sys.modules.pop("odd_one", None)
+
+
+def test_a_command_that_cannot_be_imported_disturbs_no_other(declare):
+    declare("stoker.commands", "odd", "odd_two:command")
+    shown = CliRunner().invoke(cli, ["--help"])
+    assert shown.exit_code == 0
+    assert "odd_two" in shown.output
+    assert "tune" in shown.output
+    assert CliRunner().invoke(cli, ["status", "--help"]).exit_code == 0
+
+
+def test_a_package_cannot_replace_a_command_of_stokers_own(declare):
+    before = CliRunner().invoke(cli, ["status", "--help"]).output
+    assert "SESSION" in before
+    declare("stoker.commands", "status", "odd_two:command")
+    assert CliRunner().invoke(cli, ["status", "--help"]).output == before
+
+
+def test_two_packages_with_one_name_are_named(declare):
+    declare("stoker.apps", "twice", "one:command", "one")
+    declare("stoker.apps", "twice", "two:command", "two")
+    result = CliRunner().invoke(cli, ["run", "twice"])
+    assert "twice is declared twice in stoker.apps, by one (one:command) and two (two:command)" in str(result.exception)
+
+
+def test_a_checkout_that_is_newer_than_its_installation_finds_its_applications(monkeypatch):
+    before = {group: declared.names(group) for group in (declared.APPS, declared.COMMANDS, declared.FORECASTS)}
+    monkeypatch.setattr(declared.importlib.metadata, "entry_points", lambda **_: [])
+    assert {group: declared.names(group) for group in before} == before
+    assert CliRunner().invoke(cli, ["run", "fact_verification", "--help"]).exit_code == 0
+
+
+def test_an_installation_without_entry_points_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(declared.importlib.metadata, "entry_points", lambda **_: [])
+    monkeypatch.setattr(declared, "CHECKOUT", tmp_path / "setup.cfg")
+    result = CliRunner().invoke(cli, ["run", "fact_verification"])
+    assert result.exit_code == 2
+    assert "is older than Stoker's code: install Stoker again" in " ".join(result.output.split())
+
+
+def test_the_command_line_names_no_application():
+    names = {point.name for group in (declared.APPS, declared.COMMANDS) for point in entry_points(group=group)}
+    assert names >= {"fact_verification", "inference_sweep", "prompt_tuning", "tune"}
+    for path in (ROOT / "manager" / "cli").glob("*.py"):
+        text = path.read_text()
+        assert "stoker.apps." not in text, path
+        for name in ("fact_verification", "inference_sweep", "prompt_tuning"):
+            assert f'"{name}' not in text, path
+
+
+def test_a_click_command_is_what_the_groups_lead_to():
+    for group in (declared.APPS, declared.COMMANDS):
+        for name in declared.names(group):
+            assert isinstance(declared.load_command(group, name), click.Command)
