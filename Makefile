@@ -38,7 +38,7 @@ soak: $(STAMP) ## ten thousand faults over a real Slurm, an hour, root; make soa
 	PYTHONPATH=tests $(BIN)/python -m batch.soak $(ARGS)
 
 check: $(STAMP) ## format, lint, types and import contracts (the tests are `make test`, so that nobody runs them twice)
-	@sound=true; for step in "ruff format --check ." "ruff check ." mypy lint-imports; do \
+	@sound=true; for step in "ruff format --check ." "ruff check ." mypy lint-imports "python .ci/check_imports.py"; do \
 	  echo "$$step"; $(BIN)/$$step || sound=false; done; $$sound
 
 bench: $(STAMP) ## measure the engine against its peers; the numbers go into benchmarks/README.md

@@ -51,7 +51,7 @@ def load_causal_lm(path: str, *, dtype: str = "auto", snapshot: bool = True, thr
 
     Raises whatever Transformers raises for a model that it cannot read.
     """
-    from stoker.contexts.snapshot import load_model
+    from stoker.contexts.snapshot import load_model  # it loads torch, which only a library may do
 
     name = ambient.object_at(path)
     return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads)

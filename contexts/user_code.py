@@ -19,6 +19,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import NamedTuple
 
+from stoker.version import RELEASE
+
 _STDLIB = frozenset(sys.stdlib_module_names)
 _MAIN = ("__main__", "__mp_main__")
 
@@ -155,9 +157,7 @@ def _version(top: str) -> str:
     if top in _STDLIB or top in sys.builtin_module_names:
         return ""
     if top == "stoker":
-        import stoker
-
-        return stoker.__version__
+        return RELEASE
     try:
         return importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:

@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 
 from stoker.manager.executor import detached, engines
+from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.commands import Commands
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site import Engine, ProviderKind, Site
 
@@ -49,9 +51,7 @@ def show(site: Site, *, place: str = "") -> Shown:
 
 def _ask_slurm(site: Site, script: str) -> tuple[str, bool]:
     """What Slurm says to a script, and whether it refuses it."""
-    from stoker.manager.factory.batch import BatchTrouble
-    from stoker.manager.factory.commands import Commands
-    from stoker.manager.factory.submitting import is_not_now
+    from stoker.manager.factory.submitting import is_not_now  # loads Parsl, which takes a while
 
     if shutil.which("sbatch") is None:
         return "Slurm was not asked whether it takes this: no sbatch on the PATH of this host", False

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import click
 
-import stoker
 from stoker.errors import StokerError
 from stoker.manager.cli import console, entry_points
 from stoker.manager.cli.apps import FromEntryPoints, run
@@ -25,6 +24,7 @@ from stoker.manager.cli.replay import replay
 from stoker.manager.cli.simulate import simulate
 from stoker.manager.cli.status import status
 from stoker.manager.cli.up import up
+from stoker.version import RELEASE
 from stoker.working_folder import REMOVED, is_removed
 
 
@@ -45,7 +45,7 @@ class Commands(FromEntryPoints):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(stoker.__version__, prog_name="stoker", message="%(prog)s %(version)s")
+@click.version_option(RELEASE, prog_name="stoker", message="%(prog)s %(version)s")
 def cli() -> None:
     """Stoker keeps models hot on GPUs that you do not own."""
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from stoker.config import load_site
 from stoker.errors import ConfigError
 from stoker.manager.cli import console, entry_points
 from stoker.manager.cli.numbers import WholeNumber
+from stoker.manager.live.history import availability, performance
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
@@ -36,8 +38,6 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
     as stoker.map has packed into the calls that were measured, or as --per-call says. What it rests on was measured by
     earlier runs, there or on another site with such devices: a short run is enough.
     """
-    from stoker.config import load_site
-    from stoker.manager.live.history import availability, performance
     from stoker.manager.study.evidence import gather
     from stoker.manager.study.plan import make_plan
 

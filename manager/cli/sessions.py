@@ -15,6 +15,7 @@ from stoker.errors import SessionError
 from stoker.manager.cli import choosing
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.live import segments
+from stoker.manager.live.raised import raised
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.ids import show_block
 from stoker.manager.protocol.listed import ListedState
@@ -115,8 +116,6 @@ def _from_journal(folder: SessionFolder, ended: SessionEndedError) -> Iterator[N
     except SessionError:
         raise
     except Exception as error:
-        from stoker.manager.live.raised import raised
-
         lines = raised(error)
         if lines:
             text = f"{ended}, and its policy raises where it did then; stoker replay {folder.path} says at which event"

@@ -9,14 +9,14 @@ from stoker.manager.core.nouns import Library, Pilot
 from stoker.manager.core.peers import Fetch, Object, Way
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.state import State
-from stoker.manager.protocol import to_client
+from stoker.manager.protocol.status import ObjectStatus
 from stoker.manager.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
 _SHOWN = 4
 
 
-def statuses(state: State) -> tuple[to_client.ObjectStatus, ...]:
+def statuses(state: State) -> tuple[ObjectStatus, ...]:
     """The objects of the session's contexts, their snapshots among them, and how each has travelled."""
     found = {ref.name: ref for context in state.contexts.values() for ref in context.recipe.objects}
     for forms in state.transfers.snapshots.values():
@@ -24,11 +24,11 @@ def statuses(state: State) -> tuple[to_client.ObjectStatus, ...]:
     return tuple(_status(state, ref) for ref in found.values())
 
 
-def _status(state: State, ref: ObjectRef) -> to_client.ObjectStatus:
+def _status(state: State, ref: ObjectRef) -> ObjectStatus:
     object = state.transfers.objects.get(ref.name)
     if object is None:
-        return to_client.ObjectStatus(ref.name, ref.size_bytes, 0, 0, 0, 0)
-    return to_client.ObjectStatus(
+        return ObjectStatus(ref.name, ref.size_bytes, 0, 0, 0, 0)
+    return ObjectStatus(
         name=ref.name,
         size_bytes=ref.size_bytes,
         holders=len(object.holders),

@@ -8,6 +8,7 @@ from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.state import State
 from stoker.manager.core.story import waits_for
 from stoker.manager.protocol import recent, to_client
+from stoker.manager.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus, StoryLine
 
 
 def status(state: State) -> to_client.Status:
@@ -43,7 +44,7 @@ def status(state: State) -> to_client.Status:
         ended_blocks=dict(state.ended_blocks),
         losses=losses.by_reason(state),
         pilot_in_s=left.pilot_in_s,
-        notices=tuple(to_client.StoryLine(at, text) for text, at in state.notices.items()),
+        notices=tuple(StoryLine(at, text) for text, at in state.notices.items()),
     )
 
 
@@ -68,8 +69,8 @@ def device_seconds(state: State) -> dict[str, float]:
     return seconds
 
 
-def _pilot(state: State, pilot: Pilot) -> to_client.PilotStatus:
-    return to_client.PilotStatus(
+def _pilot(state: State, pilot: Pilot) -> PilotStatus:
+    return PilotStatus(
         pilot=pilot.id,
         host=pilot.host,
         block=pilot.block,
@@ -85,15 +86,15 @@ def _pilot(state: State, pilot: Pilot) -> to_client.PilotStatus:
     )
 
 
-def _device(device: Device) -> to_client.DeviceStatus:
+def _device(device: Device) -> DeviceStatus:
     facts = device.facts
-    return to_client.DeviceStatus(
+    return DeviceStatus(
         device.id, facts.kind, facts.memory_bytes, device.promised_bytes, tuple(device.libraries), device.fault
     )
 
 
-def _library(state: State, library: Library) -> to_client.LibraryStatus:
-    return to_client.LibraryStatus(
+def _library(state: State, library: Library) -> LibraryStatus:
+    return LibraryStatus(
         library=library.id,
         recipe=library.context.recipe.name,
         state=library.state.value,
@@ -109,9 +110,9 @@ def _library(state: State, library: Library) -> to_client.LibraryStatus:
     )
 
 
-def _context(state: State, context: Context) -> to_client.ContextStatus:
+def _context(state: State, context: Context) -> ContextStatus:
     states = [library.state for library in context.libraries.values()]
-    return to_client.ContextStatus(
+    return ContextStatus(
         key=context.recipe.key,
         name=context.recipe.name,
         hot=states.count(LibraryState.READY),

@@ -18,6 +18,7 @@ from stoker.manager.core.state import State
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockPhase
 from stoker.manager.protocol.ids import CLIENT_SHIFT, BlockId, PilotId, parse_call, show_block, show_call, show_library
+from stoker.manager.protocol.status import StoryLine
 from stoker.units import show_about, show_bytes, show_seconds
 
 IN_JOURNAL = "ended; its story is in the journal"
@@ -99,7 +100,7 @@ def _with_payload(story: to_client.Story, call: Call) -> to_client.Story:
 
 def _story(subject: str, told: _Told) -> to_client.Story:
     headline, notes = told
-    lines = tuple(to_client.StoryLine(at, text) for at, text in sorted(notes, key=lambda note: note[0]))
+    lines = tuple(StoryLine(at, text) for at, text in sorted(notes, key=lambda note: note[0]))
     return to_client.Story(subject, True, headline, lines)
 
 

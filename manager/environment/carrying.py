@@ -28,7 +28,7 @@ from pathlib import Path
 
 import msgspec
 
-import stoker
+from stoker import version
 from stoker.contexts.published import publish
 from stoker.errors import SessionError
 from stoker.manager.environment.packing import Packed
@@ -61,7 +61,7 @@ def carried_folder(folder: SessionFolder, site: Site) -> Path:
 def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
     """Lay out what nodes of a site are given; the folder. Raises SessionError."""
     place = carried_folder(folder, site)
-    root = Path(stoker.__file__).parent
+    root = Path(version.__file__).parent
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Each file is written whole: a batch system may be copying it just now.

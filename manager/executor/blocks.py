@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
 from parsl.providers import LocalProvider
@@ -19,10 +19,10 @@ from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.manager.protocol.session import SessionFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container, Iterable, Mapping
 
-    from stoker.manager.executor.executor import StokerExecutor
     from stoker.manager.executor.link import Link
+    from stoker.manager.protocol.to_client import Status
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,26 @@ LOCK_FREE_S = 2.0
 _LAST_LINES = 20
 
 
-def on_failed_blocks(executor: StokerExecutor, status: dict[str, JobStatus]) -> None:
+class BlockOwner(Protocol):
+    """An executor, as far as its blocks are concerned."""
+
+    site: Site
+    provider: ExecutionProvider | None
+    seen_blocks: set[str]
+    blocks_to_job_id: dict[str, str]
+
+    @property
+    def status_facade(self) -> Mapping[str, JobStatus]:
+        """What the batch system said last of each block."""
+
+    def ask_status(self) -> Status | None:
+        """The session's status; None without an answer."""
+
+    def set_bad_state_and_fail_all(self, exception: Exception) -> None:
+        """Give up: every call fails with this."""
+
+
+def on_failed_blocks(executor: BlockOwner, status: dict[str, JobStatus]) -> None:
     """Give up when the first blocks have all failed and none of them ever brought a pilot."""
     if executor.seen_blocks or not status:
         return
@@ -64,11 +83,11 @@ def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionErr
     return SessionError("\n".join(lines), log=log)
 
 
-def _scripts(executor: StokerExecutor) -> str:
+def _scripts(executor: BlockOwner) -> str:
     return str(getattr(executor.provider, "script_dir", "") or "")
 
 
-def choose(executor: StokerExecutor, wanted: int, *, idle_only: bool) -> list[str]:
+def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
     """Up to `wanted` blocks to drain: those with the fewest running calls first, and of these the youngest."""
     active = [block for block, job in executor.status_facade.items() if job.state not in TERMINAL_STATES]
     answer = executor.ask_status()
@@ -114,7 +133,7 @@ def with_pilots(link: Link) -> set[str]:
         return set()
 
 
-def end_all(executor: StokerExecutor, *, told: set[str]) -> None:
+def end_all(executor: BlockOwner, *, told: set[str]) -> None:
     """Let pilots of this machine end by themselves if they were `told` to; cancel all other jobs, and what is left."""
     provider = executor.provider
     jobs = dict(executor.blocks_to_job_id)
@@ -135,7 +154,7 @@ def end_all(executor: StokerExecutor, *, told: set[str]) -> None:
         logger.exception("jobs %s could not be cancelled; look for them in the batch system", sorted(jobs.values()))
 
 
-def _not_ended(provider: ExecutionProvider, jobs: list[object]) -> list[object]:
+def _not_ended(provider: ExecutionProvider, jobs: list[str]) -> list[str]:
     try:
         return [job for job, status in zip(jobs, provider.status(jobs), strict=True) if not status.terminal]
     except OSError:  # the files that say so are gone: it does no harm to cancel a job that has ended

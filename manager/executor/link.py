@@ -49,6 +49,7 @@ from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallSpec, Features, Payload
 from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey
 from stoker.manager.protocol.session import PYTHON, SessionFolder
+from stoker.manager.protocol.status import JOURNAL
 from stoker.seldom import SeldomLog
 
 logger = logging.getLogger(__name__)
@@ -434,7 +435,7 @@ class Link:
                 self.waiting.reject(message.calls, message.reason)
             case to_client.Status() | to_client.Story():
                 if isinstance(message, to_client.Status):
-                    self.journal_trouble = message.trouble.get(to_client.JOURNAL, "")
+                    self.journal_trouble = message.trouble.get(JOURNAL, "")
                 self._questions.answer(message)
             case to_client.ClientRefused():
                 self.fail_all(SessionError(f"the manager refused this client: {message.reason}"))

@@ -22,7 +22,6 @@ import parsl
 from parsl.config import Config
 from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
 
-from stoker import __version__
 from stoker.config import Site
 from stoker.contexts.factory import as_recipe
 from stoker.contexts.loading import is_loaded
@@ -41,6 +40,7 @@ from stoker.manager.executor.wants import read_wants
 from stoker.manager.protocol.session import SessionFolder
 from stoker.manager.protocol.show_status import calls_in_words
 from stoker.manager.protocol.to_client import Status, Story
+from stoker.version import RELEASE
 
 _current: Session | None = None
 _lock = threading.Lock()
@@ -280,7 +280,7 @@ class Session:
             f"<td>{context.running} running, {context.queued} queued</td><td>{context.ended} ended</td></tr>"
             for context in status.contexts
         )
-        head = f"stoker {__version__} · site {self.executor.site.name} · session {self.id} · {_line(status)}"
+        head = f"stoker {RELEASE} · site {self.executor.site.name} · session {self.id} · {_line(status)}"
         return f"<p>{html.escape(head)}</p><table>{rows}</table>"
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from stoker import __version__
 from stoker.errors import SessionError
 from stoker.manager.live.records import MAGIC, OLD_MAGIC, Damage, SegmentHead, scan
 from stoker.manager.protocol.wire import VERSION
+from stoker.version import RELEASE
 
 NEXT = "next"
 KEPT = 3
@@ -32,7 +32,7 @@ _STAMP = len("20261231-235959")
 _NUMBERED = re.compile(r"journal\.(\d{6,})")
 _SNAPSHOT = re.compile(r"journal\.(\d{6,})\.snapshot")
 
-WRITER = f"{__version__} (protocol {VERSION})"
+WRITER = f"{RELEASE} (protocol {VERSION})"
 """Who writes a segment: a manager of another version may decide otherwise about its events."""
 
 

@@ -17,7 +17,6 @@ from typing import BinaryIO
 
 import msgspec
 
-from stoker import __version__
 from stoker.manager.core.core import Core
 from stoker.manager.core.state import State
 from stoker.manager.live import pickled
@@ -25,6 +24,7 @@ from stoker.manager.live.pickled import Layout, Unreadable
 from stoker.manager.live.records import SegmentHead
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import ClientId
+from stoker.version import RELEASE
 from stoker.whole_files import draft_of
 
 _MAGIC = b"stoker snapshot 1\n"
@@ -93,7 +93,7 @@ def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str
         file.write(certain)
         body = _Counted(file)
         layout = pickled.dump(core, body, modules=modules)  # type: ignore[arg-type]
-        head = msgspec.msgpack.encode(SnapshotHead(state.session, __version__, segment, state.now, layout))
+        head = msgspec.msgpack.encode(SnapshotHead(state.session, RELEASE, segment, state.now, layout))
         file.write(head)
         size = file.tell()
         file.seek(len(_MAGIC))

@@ -9,13 +9,13 @@ from datetime import datetime
 from stoker.contexts.recipe import BARE
 from stoker.manager.protocol import show_blocks
 from stoker.manager.protocol.ids import show_block
-from stoker.manager.protocol.to_client import (
+from stoker.manager.protocol.status import (
     ContextStatus,
     DeviceStatus,
     LibraryStatus,
     ObjectStatus,
     PilotStatus,
-    Status,
+    SessionFacts,
 )
 from stoker.units import show_about, show_bytes, show_seconds
 
@@ -24,7 +24,7 @@ _SHOWN_STEM = 13
 _SHOWN_NOTICES = 5
 
 
-def render(status: Status, *, over: bool = False, policy: str = "") -> list[str]:
+def render(status: SessionFacts, *, over: bool = False, policy: str = "") -> list[str]:
     """The lines of `stoker status`. `policy`: who decides, where it is not the default."""
     out = [_headline(status, over=over), ""]
     out += _table(
@@ -47,7 +47,7 @@ def render(status: Status, *, over: bool = False, policy: str = "") -> list[str]
     return out
 
 
-def _headline(status: Status, *, over: bool) -> str:
+def _headline(status: SessionFacts, *, over: bool) -> str:
     parts = [f"session {status.session}", f"{'was up' if over else 'up'} {show_seconds(status.uptime_s)}"]
     parts.append(calls_in_words(status))
     if status.rate and not over:
@@ -57,7 +57,7 @@ def _headline(status: Status, *, over: bool) -> str:
     return " · ".join(parts)
 
 
-def calls_in_words(status: Status) -> str:
+def calls_in_words(status: SessionFacts) -> str:
     """`6 calls done, 2 failed, 3 cancelled, 1 running, 5 queued`: each call counts once."""
     calls = [f"{status.done:,} call{'s' * (status.done != 1)} done"]
     without = {"failed": status.failed, "cancelled": status.cancelled}
@@ -65,7 +65,7 @@ def calls_in_words(status: Status) -> str:
     return ", ".join([*calls, f"{status.running:,} running", f"{status.queued:,} queued"])
 
 
-def forecast_in_words(status: Status) -> str:
+def forecast_in_words(status: SessionFacts) -> str:
     """`done in about 22 min`; without a pilot `done about 22 min after the first pilot, expected in 4 h`. Empty if
     nothing is open, or nothing can be said."""
     open_calls = status.running + status.queued
@@ -94,7 +94,7 @@ def _rate(per_second: float) -> str:
     return f"{per_second:.1f} calls/s" if per_second < 100 else f"{per_second:,.0f} calls/s"
 
 
-def _pilots(status: Status, *, over: bool) -> str:
+def _pilots(status: SessionFacts, *, over: bool) -> str:
     if over:
         return f"{len(status.pilots)} at the end"
     by_state: dict[str, list[PilotStatus]] = {}
@@ -135,13 +135,13 @@ def _travels(each: ObjectStatus) -> Iterator[str]:
         yield f"{show_bytes(each.origin_bytes)} read from its source, {show_bytes(each.peer_bytes)} from peers"
 
 
-def _notices(status: Status) -> list[str]:
+def _notices(status: SessionFacts) -> list[str]:
     """What has happened to the session itself, the latest first."""
     shown = list(reversed(status.notices))[:_SHOWN_NOTICES]
     return [f"{datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M} {line.text}" for line in shown]
 
 
-def _troubles(status: Status) -> list[str]:
+def _troubles(status: SessionFacts) -> list[str]:
     """What is wrong just now, a line each."""
     lines = [f"{source}: {text}" for source, text in status.trouble.items()]
     lines += [f"{_short(each.name)}: {each.trouble}" for each in status.objects if each.trouble]
@@ -189,7 +189,7 @@ def _use(context: ContextStatus) -> str:
     return "used once a load" if round(used) == 1 else f"used {round(used):,} times a load"
 
 
-def _losses(status: Status) -> str:
+def _losses(status: SessionFacts) -> str:
     if not status.lost_pilots and not status.rerun_calls:
         return ""
     pilots = f"{status.lost_pilots} pilot{'s' * (status.lost_pilots != 1)}"
@@ -199,7 +199,7 @@ def _losses(status: Status) -> str:
     return f"{pilots}, {calls}" if status.lost_pilots else calls
 
 
-def _devices(pilot: PilotStatus, status: Status, *, over: bool) -> list[Sequence[str]]:
+def _devices(pilot: PilotStatus, status: SessionFacts, *, over: bool) -> list[Sequence[str]]:
     """A pilot's rows: one for both where it has one device, else its own and one for each device."""
     libraries = {library.library: library for library in status.libraries}
     standing = "" if over or pilot.state == "here" else pilot.state

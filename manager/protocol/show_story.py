@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import datetime
+from typing import TypeVar
 
 import msgspec
 
 from stoker.contexts import glance
-from stoker.manager.protocol.to_client import Story
+from stoker.manager.protocol.status import StoryFacts
+
+S = TypeVar("S", bound=StoryFacts)
 
 
-def with_arguments(story: Story) -> Story:
+def with_arguments(story: S) -> S:
     """The same story, with the arguments of its call in short in place of the bytes that carried them."""
     if not story.payload:
         return story
     return msgspec.structs.replace(story, payload=b"", arguments=glance.of_payload(story.payload))
 
 
-def render(story: Story, *, today: datetime.date | None = None) -> list[str]:
+def render(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:
     """The lines of `stoker explain`. Times are of the day; the date stands where it changes, and first unless it is
     that of `today`."""
     story = with_arguments(story)

@@ -11,7 +11,7 @@ wait.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from stoker.chance import Stream
 from stoker.manager.core.events import PilotCut, PilotLost
@@ -21,10 +21,18 @@ from stoker.manager.protocol.to_manager import BlockNews
 from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.pilot import SimPilot
+from stoker.manager.sim.surroundings import Surroundings
 from stoker.manager.sim.world import Preempt, SourceModel
 
-if TYPE_CHECKING:
-    from stoker.manager.sim.run import Simulation
+
+class Cluster(Surroundings, Protocol):
+    """A simulation that batch systems are part of."""
+
+    def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
+        """A pilot of a block that has started."""
+
+    def factory_says(self, news: BlockNews) -> None:
+        """What the batch system did comes to the manager."""
 
 
 _LOSSES = {"preempted": LossReason.PREEMPTED, "walltime": LossReason.WALLTIME}
@@ -46,7 +54,7 @@ class _Job:
 class BatchSystem:
     """One source of pilots."""
 
-    def __init__(self, sim: Simulation, model: SourceModel, *, number: int, seed: int) -> None:
+    def __init__(self, sim: Cluster, model: SourceModel, *, number: int, seed: int) -> None:
         self.model = model
         self._sim = sim
         self._number = number

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,10 +12,8 @@ from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallOptions, CallSpec, Features, Objective
 from stoker.manager.protocol.ids import ClientId, FunctionKey, RecipeKey, make_call_id
 from stoker.manager.sim.pilot import object_of
-
-if TYPE_CHECKING:
-    from stoker.manager.sim.run import Simulation
-    from stoker.manager.sim.world import ContextModel
+from stoker.manager.sim.runs import Gatherer
+from stoker.manager.sim.world import ContextModel
 
 ACKNOWLEDGED = 1000
 """So many results are taken before the manager is told that it may forget them."""
@@ -44,7 +41,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 class SimClient:
     """The one client of a simulated session."""
 
-    def __init__(self, sim: Simulation, arrivals: Iterable[Arrival]) -> None:
+    def __init__(self, sim: Gatherer, arrivals: Iterable[Arrival]) -> None:
         self.id = ClientId("client")
         self._sim = sim
         self._arrivals: Iterator[Arrival] = iter(arrivals)

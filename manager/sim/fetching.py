@@ -8,16 +8,41 @@ from elsewhere.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Protocol
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.manager.protocol.ids import PilotId
 from stoker.manager.protocol.to_pilot import FetchObject
 from stoker.manager.sim.flows import Link, Transfer
 from stoker.manager.sim.log import Happened
-from stoker.pilot.core.events import ObjectArrived, SourceFailed
+from stoker.manager.sim.machine import Machine
+from stoker.manager.sim.surroundings import Surroundings
+from stoker.pilot.core.events import Event, ObjectArrived, SourceFailed
 
-if TYPE_CHECKING:
-    from stoker.manager.sim.pilot import SimPilot
+
+class Holder(Protocol):
+    """A pilot that gets objects and gives them to others."""
+
+    number: int
+    here: bool
+    machine: Machine
+    fetching: Fetching
+
+    @property
+    def sim(self) -> Neighbourhood:
+        """The simulation that it is part of."""
+
+    def handle(self, event: Event) -> None:
+        """Tell the pilot's core of an event."""
+
+
+class Neighbourhood(Surroundings, Protocol):
+    """A simulation in which pilots find each other."""
+
+    @property
+    def pilots(self) -> Mapping[PilotId, Holder]:
+        """Pilots that are there."""
 
 
 class _Fetch:
@@ -29,9 +54,9 @@ class _Fetch:
         """Bytes to come, when its transfer begins."""
         self.began_at = now
         self.transfer: Transfer | None = None
-        self.sources: tuple[SimPilot | None, ...] = ()
+        self.sources: tuple[Holder | None, ...] = ()
         """Who gives it just now, in the order of the transfer's paths; None is the place that it comes from."""
-        self.moved: dict[SimPilot | None, float] = {}
+        self.moved: dict[Holder | None, float] = {}
         """Bytes that came from each, before the paths changed last."""
         self.operations_left = False
         self.bytes_here = False
@@ -40,10 +65,10 @@ class _Fetch:
 class Fetching:
     """A pilot's objects that are not here yet."""
 
-    def __init__(self, pilot: SimPilot) -> None:
+    def __init__(self, pilot: Holder) -> None:
         self._pilot = pilot
         self._fetches: dict[str, _Fetch] = {}
-        self._waiting_for_whole: dict[str, list[tuple[SimPilot, _Fetch]]] = {}
+        self._waiting_for_whole: dict[str, list[tuple[Holder, _Fetch]]] = {}
         """Others that have all bytes of an object from here, before here was all of it."""
 
     def expect(self, ref: ObjectRef) -> None:
@@ -63,7 +88,7 @@ class Fetching:
             return
         sim, machine = self._pilot.sim, self._pilot.machine
         paths: list[tuple[Link, ...]] = []
-        sources: list[SimPilot | None] = []
+        sources: list[Holder | None] = []
         failed = []
         for peer in order.peers:
             other = sim.pilots.get(peer.pilot)
@@ -139,7 +164,7 @@ class Fetching:
             if size:
                 sim.log.note(sim.agenda.now, what, pilot=self._pilot.number, value=float(size))
 
-    def tell_when_whole(self, other: SimPilot, fetch: _Fetch) -> None:
+    def tell_when_whole(self, other: Holder, fetch: _Fetch) -> None:
         """Somebody has had from here all that he needs of an object that is not whole here."""
         self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
 
@@ -159,7 +184,7 @@ class Fetching:
             for other, fetch in others:
                 other.fetching._lost(fetch, self._pilot, left=left.get(name, 0.0))
 
-    def _lost(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
+    def _lost(self, fetch: _Fetch, giver: Holder, *, left: float) -> None:
         """One who gave an object is gone, without these bytes of it. The manager says who gives them instead. One to
         whom all bytes had come, from others who lacked some, is taken to have had none."""
         given = fetch.moved.get(giver, 0.0)

@@ -9,24 +9,41 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from stoker.contexts.recipe import Awareness
 from stoker.manager.protocol import to_agent, to_library
 from stoker.manager.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, GangPlace
-from stoker.manager.protocol.ids import CallId
+from stoker.manager.protocol.ids import CallId, DeviceId, PilotId
 from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.manager.sim.calls_log import Where, items_of
-from stoker.manager.sim.device import Work, begin_together
+from stoker.manager.sim.device import Device, Work, begin_together
 from stoker.manager.sim.flows import Transfer
 from stoker.manager.sim.log import Happened
-from stoker.manager.sim.runs import CallRun, SoloRun, ordered_run, planned
-from stoker.pilot.core.events import FromLibrary, ProcessEnded
+from stoker.manager.sim.machine import Machine
+from stoker.manager.sim.runs import CallRun, Gatherer, SoloRun, ordered_run, planned
+from stoker.pilot.core.core import PilotCore
+from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
 from stoker.pilot.core.turns import FirstCome
 from stoker.units import show_bytes
 
-if TYPE_CHECKING:
-    from stoker.manager.sim.pilot import SimPilot
+
+class Host(Protocol):
+    """The pilot that a library's process is on."""
+
+    id: PilotId
+    number: int
+    kind: str
+    machine: Machine
+    core: PilotCore
+    computes: dict[DeviceId, Device]
+
+    @property
+    def sim(self) -> Gatherer:
+        """The simulation that it is part of."""
+
+    def handle(self, event: Event) -> None:
+        """Tell the pilot's core of an event."""
 
 
 _Part = tuple[int, CallRun]
@@ -39,7 +56,7 @@ _REFUSED = -1
 class SimLibrary:
     """One library's process on a simulated pilot. Before it is started it only holds its devices."""
 
-    def __init__(self, pilot: SimPilot, ordered: StartLibrary) -> None:
+    def __init__(self, pilot: Host, ordered: StartLibrary) -> None:
         self.pilot = pilot
         self.number = ordered.library
         self.recipe = ordered.recipe

@@ -8,7 +8,7 @@ acknowledgements (frames are not lost here), limits of memory and time, and ever
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, assert_never
+from typing import Protocol, assert_never
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import FromPilot
@@ -16,10 +16,12 @@ from stoker.manager.protocol import to_manager, to_pilot
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
 from stoker.manager.sim.agenda import Entry, cancel
 from stoker.manager.sim.device import Device
-from stoker.manager.sim.fetching import Fetching
+from stoker.manager.sim.fetching import Fetching, Neighbourhood
 from stoker.manager.sim.library import SimLibrary
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.machine import Machine
+from stoker.manager.sim.runs import Gatherer
+from stoker.manager.sim.world import SourceModel
 from stoker.pilot.core import commands
 from stoker.pilot.core.core import PilotCore
 from stoker.pilot.core.event_queue import EventQueue
@@ -39,18 +41,24 @@ from stoker.pilot.core.events import (
 )
 from stoker.pilot.core.state import PilotFacts
 
-if TYPE_CHECKING:
-    from stoker.manager.sim.run import Simulation
-    from stoker.manager.sim.world import SourceModel
-
 _ANY_BYTES = 1 << 62
 """Disks and caches of simulated nodes have no bound."""
+
+
+class Cluster(Gatherer, Neighbourhood, Protocol):
+    """A simulation that a pilot is part of. `busy_s`, `warm_s`: device-seconds of pilots that are over."""
+
+    busy_s: float
+    warm_s: float
+
+    def pilot_ended(self, pilot: SimPilot) -> None:
+        """A pilot is over, by itself or with its job."""
 
 
 class SimPilot:
     """One pilot on one simulated node."""
 
-    def __init__(self, sim: Simulation, source: SourceModel, *, block: str, number: int, ends_at: float) -> None:
+    def __init__(self, sim: Cluster, source: SourceModel, *, block: str, number: int, ends_at: float) -> None:
         self.sim = sim
         self.number = number
         self.id = PilotId(f"{source.name}-{number}")

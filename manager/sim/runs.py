@@ -9,22 +9,59 @@ stand still until the manager tells them to stop. Left out: that they notice it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from stoker.manager.protocol.calls import CallProgress, CallSpec
+from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_agent import Reports
 from stoker.manager.sim.agenda import Entry, cancel
-from stoker.manager.sim.calls_log import items_of
+from stoker.manager.sim.calls_log import Where, items_of
 from stoker.manager.sim.costs import TICK_S
 from stoker.manager.sim.device import Device, Work, begin_together
 from stoker.manager.sim.duration import Course, Done, course, done_of
+from stoker.manager.sim.surroundings import Surroundings
+from stoker.manager.sim.world import ContextModel
 
-if TYPE_CHECKING:
-    from stoker.manager.sim.library import SimLibrary
-    from stoker.manager.sim.run import Simulation
+
+class Gatherer(Surroundings, Protocol):
+    """A simulation with the gangs that are not complete yet. `gathering`: the last run of each such call."""
+
+    gathering: dict[CallId, CallRun]
+
+
+class Host(Protocol):
+    """The pilot of a library that runs calls."""
+
+    @property
+    def sim(self) -> Gatherer:
+        """The simulation that it is part of."""
+
+
+class Member(Protocol):
+    """A library that takes part in a run of a call."""
+
+    model: ContextModel
+    call_s: float
+    item_s: float
+    devices: tuple[Device, ...]
+    part: float
+    where: Where
+
+    @property
+    def pilot(self) -> Host:
+        """The pilot that it is on."""
+
+    def warm_up(self, items: int) -> int:
+        """It begins so many items; returns how many of them take longer."""
+
+    def ended(self, call: CallId, *, ran_s: float) -> None:
+        """A call has ended, or its part of it."""
+
+    def report(self, reports: Reports) -> None:
+        """A running call says how far it is."""
 
 
 class SoloRun(msgspec.Struct, frozen=True, gc=False):
@@ -33,7 +70,7 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
     spec: CallSpec
     work: Work
 
-    def leave(self, library: SimLibrary, *, keep: bool = False) -> CallProgress:
+    def leave(self, library: Member, *, keep: bool = False) -> CallProgress:
         """It goes no further. Gives back how far the call was; `keep`: that is kept."""
         sim, spec, device = library.pilot.sim, self.spec, library.devices[0]
         plan = replace(planned(sim, spec, (library,)), whole_s=self.work.seconds)
@@ -59,12 +96,12 @@ class CallRun:
     work: Work
     _course: Course
 
-    def __init__(self, sim: Simulation, spec: CallSpec, *, size: int) -> None:
+    def __init__(self, sim: Gatherer, spec: CallSpec, *, size: int) -> None:
         self._sim = sim
         self.spec = spec
         self.ordered_at = sim.agenda.now
         self._size = size
-        self.members: dict[int, SimLibrary] = {}
+        self.members: dict[int, Member] = {}
         """By rank."""
         self.begun = False
         self.over = False
@@ -75,7 +112,7 @@ class CallRun:
         self._next: Entry | None = None
         """When it says again how far it is."""
 
-    def join(self, library: SimLibrary, *, rank: int) -> None:
+    def join(self, library: Member, *, rank: int) -> None:
         """A member's turn has come. With the last of them it begins; when one has left before, it never does."""
         self.members[rank] = library
         if len(self.members) < self._size or self.over:
@@ -127,7 +164,7 @@ class CallRun:
             sim.calls_log.ended(sim.agenda.now, spec, member.where, rank=rank, items=items)
             member.ended(spec.call, ran_s=ran_s)
 
-    def leave(self, library: SimLibrary, *, keep: bool = False) -> CallProgress:
+    def leave(self, library: Member, *, keep: bool = False) -> CallProgress:
         """A member goes, and nobody goes any further. Gives back how far the call was then; `keep`: that is kept."""
         sim, spec = self._sim, self.spec
         if not self.over:
@@ -162,7 +199,7 @@ class CallRun:
         first.report(Reports([_report(self.spec, self._done)]))
 
 
-def ordered_run(sim: Simulation, spec: CallSpec, *, size: int) -> CallRun:
+def ordered_run(sim: Gatherer, spec: CallSpec, *, size: int) -> CallRun:
     """The run of a gang that a library is told to take part in just now. All members are told at one moment; those of
     an earlier run of the same call, which lost a member, may not have heard yet that it is over."""
     run = sim.gathering.get(spec.call)
@@ -171,7 +208,7 @@ def ordered_run(sim: Simulation, spec: CallSpec, *, size: int) -> CallRun:
     return run
 
 
-def planned(sim: Simulation, spec: CallSpec, members: Sequence[SimLibrary]) -> Course:
+def planned(sim: Gatherer, spec: CallSpec, members: Sequence[Member]) -> Course:
     """How a run on these libraries goes, if they are warm."""
     model = members[0].model
     return course(

@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-import stoker
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.live.policy_files import PACKAGES, copy_policy, name_of_copy
 from stoker.manager.sim.run import Outcome
@@ -31,6 +30,7 @@ from stoker.manager.study.running import Finished
 from stoker.manager.study.scenario import Scenario, label
 from stoker.manager.study.scenario_text import scenario_text
 from stoker.manager.study.timeline import write_timeline
+from stoker.version import RELEASE
 from stoker.whole_files import draft_of
 
 LOGS, SCENARIO, RESULTS, TIMELINE, POLICIES = "logs", "scenario.toml", "results.json", "timeline.json.gz", "policies"
@@ -112,7 +112,7 @@ def results_of(scenario: Scenario, runs: Sequence[Finished], rows: Sequence[Row]
         RunFacts(run.policy, run.seed, run.outcome, run.figures, f"{LOGS}/{Path(run.log).name}", run.wall_s)
         for run in runs
     ]
-    return Results(stoker.__version__, scenario.name, complete, tuple(rows), tuple(facts))
+    return Results(RELEASE, scenario.name, complete, tuple(rows), tuple(facts))
 
 
 def write(folder: Path, scenario: Scenario, runs: Sequence[Finished], results: Results) -> Iterator[Written]:

@@ -25,7 +25,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from stoker.version import RELEASE
+from stoker.whole_imports import import_whole
+
+__version__ = RELEASE
+
 
 _HOME = {
     "StokerError": "stoker.errors",
@@ -73,8 +77,6 @@ def __getattr__(name: str) -> Any:
         home = _HOME[name]
     except KeyError:
         raise AttributeError(f"module 'stoker' has no attribute {name!r}") from None
-    from stoker.whole_imports import import_whole
-
     value = getattr(import_whole(home), name)
     globals()[name] = value
     return value

@@ -27,7 +27,8 @@ from stoker.manager.live.clock import Clock
 from stoker.manager.protocol.calls import CallForecast, CallProgress, Features
 from stoker.manager.protocol.listed import ListedCall, ListedState
 from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import ContextStatus, Status
+from stoker.manager.protocol.status import ContextStatus
+from stoker.manager.protocol.to_client import Status
 from stoker.whole_imports import import_whole
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from stoker.manager.protocol import to_client, to_manager, wire
 from stoker.manager.protocol.calls import CallEnd, CallForecast, CallOptions, Failure, FailureKind
 from stoker.manager.protocol.ids import CallId, FunctionKey
 from stoker.manager.protocol.session import SessionFile, SessionFolder
+from stoker.manager.protocol.status import JOURNAL
 from stoker.manager.protocol.to_pilot import FunctionBlob
 
 
@@ -287,7 +288,7 @@ def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router
     try:
         router.hear(to_manager.ClientHello)
         status = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
-        router.say(msgspec.structs.replace(status, trouble={to_client.JOURNAL: full}))
+        router.say(msgspec.structs.replace(status, trouble={JOURNAL: full}))
         with pytest.raises(SessionError, match=f"lets no program in: {re.escape(full)}; that lasted for 1 s"):
             link.wait_joined(1.0)
         assert any(f"{full}; this program waits up to 1 s for it" in record.getMessage() for record in caplog.records)
@@ -302,7 +303,7 @@ def test_a_program_that_joins_while_the_journal_cannot_be_written_says_so(router
 def test_a_manager_that_comes_back_with_room_says_nothing_of_the_full_disk(link, router, until):
     """Its programs hear of trouble alone: they said for ever that the disk was full."""
     status = to_client.Status("test", 0.0, 0, 0, 0, 0, 0.0, 0.0, (), (), (), {}, 0, 0, {})
-    router.say(msgspec.structs.replace(status, trouble={to_client.JOURNAL: "the disk of /runs is full"}))
+    router.say(msgspec.structs.replace(status, trouble={JOURNAL: "the disk of /runs is full"}))
     until(lambda: link.journal_trouble)
     router.hang_up()
     until(lambda: not link._joined.is_set())

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from stoker.manager.executor import news, progress
 from stoker.manager.executor.news import AGAIN_S, FIRST_S, News
-from stoker.manager.protocol.to_client import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus, Status
+from stoker.manager.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
+from stoker.manager.protocol.to_client import Status
 
 PRIORITY = "no pilot has joined yet (block b1: pending: Priority, expected to start in {})"
 RESOURCES = "no pilot has joined yet (block b1: pending: Resources)"

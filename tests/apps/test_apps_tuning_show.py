@@ -18,7 +18,7 @@ from stoker.manager.executor.futures import CallFuture
 from stoker.manager.protocol.calls import CallForecast, CallProgress
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.listed import ListedCall, ListedState
-from stoker.manager.protocol.to_client import ContextStatus
+from stoker.manager.protocol.status import ContextStatus
 from stoker.tuning import order
 from stoker.tuning.order import Initial, Saved
 

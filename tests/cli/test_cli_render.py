@@ -15,16 +15,15 @@ from stoker.manager.live.lease import Holder
 from stoker.manager.protocol import show_blocks
 from stoker.manager.protocol.blocks import BlockPhase, BlockStatus
 from stoker.manager.protocol.session import SessionFolder
-from stoker.manager.protocol.to_client import (
+from stoker.manager.protocol.status import (
     ContextStatus,
     DeviceStatus,
     LibraryStatus,
     ObjectStatus,
     PilotStatus,
-    Status,
-    Story,
     StoryLine,
 )
+from stoker.manager.protocol.to_client import Status, Story
 from stoker.site import Provider, ProviderKind, Site
 
 NOTHING = Status(

@@ -21,6 +21,7 @@ from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.calls import CallEnd, CallSpec
 from stoker.manager.protocol.session import SessionFolder
+from stoker.manager.protocol.status import JOURNAL
 
 Peers = Callable[..., Peer]
 ENDLESS = resource.RLIM_INFINITY
@@ -212,11 +213,11 @@ def test_programs_hear_unasked_that_the_journal_cannot_be_written(
     """Their calls would wait without a word."""
     assert manager.process is not None
     client, _ = fill_up(manager, peers, folder)
-    text = client.hear(to_client.Status, seconds=15).trouble[to_client.JOURNAL]
+    text = client.hear(to_client.Status, seconds=15).trouble[JOURNAL]
     assert f"{folder.journal} is as large as this user's files may be (ulimit -f)" in text
     assert f"prlimit --pid {manager.process.pid} --fsize=unlimited" in text
     late = peers("client")
-    assert late.hear(to_client.Status, seconds=15).trouble == {to_client.JOURNAL: text}, "one who joins is told as well"
+    assert late.hear(to_client.Status, seconds=15).trouble == {JOURNAL: text}, "one who joins is told as well"
     limit(manager.process.pid, ENDLESS)
     for each in (client, late):
         each.hear(to_client.Status, where=lambda status: not status.trouble)

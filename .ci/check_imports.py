@@ -1,0 +1,149 @@
+"""Prove that no files of a package import in a circle, and that functions import only what a table gives a reason for.
+
+Imports for type checking count: they show the same knot. An import inside a function is for what only some processes
+may load, or what takes so long to load that the command line waits for it only where it is needed.
+
+    python .ci/check_imports.py [folder of the package]      exit status 1, and each offence on a line, if there is one
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+SLOW_LIBRARIES = frozenset(
+    {"IPython", "matplotlib", "pyarrow", "pynvml", "torch", "transformers", "asyncio", "decimal"}
+)
+"""Libraries that only some processes have, or load."""
+
+DEFERRED = {
+    "stoker.apps.fact_verification.run": "loads Parsl, for which --help does not wait",
+    "stoker.apps.inference_sweep.run": "loads Parsl, for which --help does not wait",
+    "stoker.apps.prompt_tuning.banking": "loads Parsl, for which --help does not wait",
+    "stoker.apps.prompt_tuning.detach": "loads Parsl, for which --help does not wait",
+    "stoker.apps.prompt_tuning.run": "loads Parsl, for which --help does not wait",
+    "stoker.apps.prompt_tuning.submit": "an app's public name, resolved on its first use",
+    "stoker.contexts.reading": "loads torch, in libraries alone",
+    "stoker.contexts.snapshot": "loads torch, in libraries alone",
+    "stoker.manager.cli.endings": "Ctrl-C is set up before anything else is loaded",
+    "stoker.manager.cli.main": "Ctrl-C is set up before anything else is loaded",
+    "stoker.manager.cli.simulating": "loads the simulator, for one command",
+    "stoker.manager.executor.local_provider": "loads Parsl",
+    "stoker.manager.factory.batches": "loads Parsl for most batch systems",
+    "stoker.manager.factory.kubernetes": "loads Parsl",
+    "stoker.manager.factory.listed": "loads Parsl",
+    "stoker.manager.factory.providers": "loads Parsl",
+    "stoker.manager.factory.slurm": "loads Parsl",
+    "stoker.manager.factory.submitting": "loads Parsl",
+    "stoker.manager.live.chosen": "loads all policies, for sessions that have ended and for replays",
+    "stoker.manager.live.replay": "loads the manager's core, for sessions that have ended",
+    "stoker.manager.live.verify": "loads the manager's core, for `stoker replay`",
+    "stoker.manager.study.calibrate": "loads the simulator, for `stoker replay --simulate`",
+    "stoker.manager.study.evidence": "loads the simulator, for `stoker plan`",
+    "stoker.manager.study.plan": "loads the simulator, for `stoker plan`",
+    "stoker.manager.study.recorded": "loads the simulator, for `stoker replay --simulate`",
+}
+"""Modules that functions may import, and why."""
+
+
+def modules_of(folder: Path) -> dict[str, Path]:
+    """The modules of a package by name. Folders that are links count."""
+    found = {}
+    for path in _files(folder):
+        parts = path.relative_to(folder.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            yield from _files(path)
+        elif path.suffix == ".py":
+            yield path
+
+
+def imports_of(tree: ast.AST, *, modules: dict[str, Path]) -> Iterator[tuple[ast.stmt, str]]:
+    """Each import statement below a node, with each module of the package, or library, that it names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield node, inner if inner in modules else node.module
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that reach each other (Tarjan's algorithm, without recursion)."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    on_stack: set[str] = set()
+    found = []
+    for top in graph:
+        if top in order:
+            continue
+        order[top] = low[top] = len(order)
+        stack.append(top)
+        on_stack.add(top)
+        todo = [(top, iter(sorted(graph[top])))]
+        while todo:
+            module, rest = todo[-1]
+            following = next(rest, None)
+            if following is None:
+                todo.pop()
+                if todo:
+                    low[todo[-1][0]] = min(low[todo[-1][0]], low[module])
+                if low[module] == order[module]:
+                    group = stack[stack.index(module) :]
+                    del stack[stack.index(module) :]
+                    on_stack.difference_update(group)
+                    if len(group) > 1:
+                        found.append(sorted(group))
+            elif following not in order:
+                order[following] = low[following] = len(order)
+                stack.append(following)
+                on_stack.add(following)
+                todo.append((following, iter(sorted(graph[following]))))
+            elif following in on_stack:
+                low[module] = min(low[module], order[following])
+    return found
+
+
+def offences(folder: Path) -> Iterator[str]:
+    """What is wrong, a line each."""
+    modules = modules_of(folder)
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        tree = ast.parse(path.read_text(), str(path))
+        graph[name] = {target for _, target in imports_of(tree, modules=modules) if target in modules} - {name}
+        inside = {
+            (node.lineno, target)
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            for node, target in imports_of(function, modules=modules)
+        }
+        for line, target in sorted(inside):
+            if target not in DEFERRED and target.partition(".")[0] not in SLOW_LIBRARIES:
+                yield f"{path}:{line}: a function of {name} imports {target}"
+    for group in cycles(graph):
+        yield f"{len(group)} files import in a circle: {', '.join(group)}"
+
+
+def main() -> int:
+    """Check the package, and say how much was checked."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parents[1] / "src" / "stoker")
+    found = list(offences(folder))
+    for line in found:
+        sys.stdout.write(f"{line}\n")
+    if not found:
+        count = len(modules_of(folder))
+        sys.stdout.write(f"{count} files: no import cycle, and no import inside a function without a reason\n")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

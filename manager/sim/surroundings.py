@@ -1,0 +1,45 @@
+"""What the parts of a simulation use of it: the clock, the network, the logs, chance, and the way to the manager.
+
+Each part names what it needs (here, and in Protocols of its own where it needs more); `run.Simulation` has all of it.
+So no part needs the file that puts them together.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from stoker.chance import Stream
+from stoker.manager.core.events import Event
+from stoker.manager.protocol.calls import CallSpec
+from stoker.manager.protocol.ids import CallId
+from stoker.manager.sim.agenda import Agenda
+from stoker.manager.sim.calls_log import CallsLog
+from stoker.manager.sim.flows import Network
+from stoker.manager.sim.log import Log
+from stoker.manager.sim.machine import SharedFiles
+from stoker.manager.sim.world import World
+
+
+class Surroundings(Protocol):
+    """A simulation, as its parts see it. Times in seconds; see `run.Simulation` for each."""
+
+    session: str
+    world: World
+    agenda: Agenda
+    network: Network
+    shared: SharedFiles
+    log: Log
+    calls_log: CallsLog
+    operations_of: dict[str, int]
+    chance_of_calls: Stream
+    chance_of_loads: Stream
+    frame_s: float
+    client_gathers_s: float
+    progress_s: float
+    really: dict[CallId, int]
+
+    def handle(self, event: Event) -> None:
+        """Give the manager an event."""
+
+    def items_of(self, spec: CallSpec) -> int:
+        """How many items a call has."""

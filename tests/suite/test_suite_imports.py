@@ -1,0 +1,47 @@
+"""`make check` finds import cycles, and imports inside functions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECK = Path(__file__).resolve().parents[2] / ".ci" / "check_imports.py"
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    folder = tmp_path / "thing"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "low.py").write_text("import os\n")
+    (folder / "high.py").write_text("from thing import low\n\n\ndef f() -> None:\n    import torch\n")
+    return folder
+
+
+def check(folder: Path) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, str(CHECK), str(folder)], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+def test_a_package_without_a_cycle_passes(package: Path) -> None:
+    assert check(package) == (0, "3 files: no import cycle, and no import inside a function without a reason\n")
+
+
+def test_an_import_for_type_checking_closes_a_cycle(package: Path) -> None:
+    (package / "low.py").write_text(
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from thing.middle import g\n"
+    )
+    (package / "middle.py").write_text("from thing.high import f as g\n")
+    code, said = check(package)
+    assert (code, said) == (1, "3 files import in a circle: thing.high, thing.low, thing.middle\n")
+
+
+def test_a_function_may_import_only_what_has_a_reason(package: Path) -> None:
+    (package / "low.py").write_text("def f() -> None:\n    import json\n\n    from thing import high\n")
+    code, said = check(package)
+    assert code == 1
+    assert "low.py:2: a function of thing.low imports json" in said
+    assert "low.py:4: a function of thing.low imports thing.high" in said
