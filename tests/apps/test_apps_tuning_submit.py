@@ -119,7 +119,7 @@ def logged(model, order, folder):
     from stoker.apps.prompt_tuning.functions import tune_prompt
 
     (Path(folder) / str(os.getpid())).touch()
-    return tune_prompt(model, order)
+    return tune_prompt.function(model, order)
 
 
 def test_a_rank_that_is_killed_in_mid_step_costs_what_was_since_the_last_checkpoint(place, tmp_path):
