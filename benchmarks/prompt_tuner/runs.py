@@ -88,7 +88,7 @@ def code_digest() -> bytes:
     """The same as long as the code is that a case's result depends on."""
     digest = blake2b(digest_size=12)
     for part in _MATTERS:
-        for path in sorted(part.glob("*.py")) if part.is_dir() else [part]:
+        for path in sorted(part.rglob("*.py")) if part.is_dir() else [part]:
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.digest()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.contexts.recipe import Needs
-from stoker.manager.core.nouns import Context
+from stoker.manager.core.nouns import Context, Device
 from stoker.manager.protocol.to_manager import DeviceFacts
 
 BARE_BYTES = 256_000_000
@@ -60,3 +60,8 @@ def is_of_kind(context: Context, facts: DeviceFacts) -> bool:
     """Whether a device is of a kind that the context may be loaded on: by its whole name, or the first word of it."""
     kinds = context.recipe.needs.kinds
     return not kinds or facts.kind in kinds or facts.kind.partition(" ")[0] in kinds
+
+
+def suits(context: Context, device: Device) -> bool:
+    """True if a device is well, and of a kind that the context may be loaded on."""
+    return not device.fault and is_of_kind(context, device.facts)

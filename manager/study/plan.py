@@ -32,6 +32,7 @@ from stoker.manager.live.attendants import source_of
 from stoker.manager.live.chosen import agreed, policies_for
 from stoker.manager.live.own_policies import find
 from stoker.manager.policies import LoadWhereWanted
+from stoker.manager.policies.prompt_tuner.residency import WarmPools
 from stoker.manager.protocol.blocks import Rule
 from stoker.manager.sim.awareness import limited
 from stoker.manager.sim.client import Arrival
@@ -221,8 +222,10 @@ def _simulate(
 def _policies(site: Site, alone_s: float) -> Policies:
     """Those of the site. What waits is asked about a thousand times, not each second of a run of many hours."""
     policies = policies_for([site])
-    if isinstance(policies.residency, LoadWhereWanted):
-        policies.residency.ask_again_s = max(policies.residency.ask_again_s, alone_s / _ASKED)
+    residency = policies.residency
+    residency = residency.default if isinstance(residency, WarmPools) else residency
+    if isinstance(residency, LoadWhereWanted):
+        residency.ask_again_s = max(residency.ask_again_s, alone_s / _ASKED)
     return policies
 
 

@@ -6,8 +6,8 @@ import math
 from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 
-from stoker.manager.policies.warm_pool_lines import Job, by_deadline
-from stoker.manager.policies.warm_pools import Pool, Promise
+from stoker.manager.policies.prompt_tuner.job_queue import Job, by_deadline
+from stoker.manager.policies.prompt_tuner.scheduling import Pool, Promise
 
 
 def allot(jobs: Sequence[Job], pool: Pool, *, now: float) -> dict[int, int]:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 from policies import plain_pools
 
-from stoker.manager.policies import warm_pools
-from stoker.manager.policies.warm_pool_lines import FRONT, HOPEFUL, Job, Line, by_deadline
-from stoker.manager.policies.warm_pools import Fate, Pool, Promise, Walk
+from stoker.manager.policies.prompt_tuner import scheduling
+from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, Job, JobQueue, by_deadline
+from stoker.manager.policies.prompt_tuner.scheduling import Fate, Pool, Promise, Walk
 
 
 class Devices:
@@ -33,14 +33,14 @@ class Devices:
         self.left -= count
 
 
-def line_of(jobs: Iterable[Job], *, now: float = 0.0) -> Line:
-    line = Line()
+def line_of(jobs: Iterable[Job], *, now: float = 0.0) -> JobQueue:
+    line = JobQueue()
     line.put(jobs, now=now)
     return line
 
 
 def quick_allot(jobs: Sequence[Job], pool: Pool, *, now: float) -> dict[int, int]:
-    return warm_pools.allot(line_of(jobs), pool, now=now)
+    return scheduling.allot(line_of(jobs), pool, now=now)
 
 
 def walk(
@@ -206,8 +206,8 @@ def test_best_effort_gangs_are_not_overtaken_by_those_that_need_less(allot: Allo
 def test_what_a_job_holds_is_its_own() -> None:
     """Without simultaneous allocation: job 1 has one of the two that it needs."""
     line = line_of([job(1, 60.0, 100.0), job(2, 400.0, 100.0)])
-    assert warm_pools.allot(line, Pool(idle=1, held={1: 1}), now=0.0) == {}
-    assert warm_pools.allot(line, Pool(idle=2, held={1: 2}), now=0.0) == {1: 2}
+    assert scheduling.allot(line, Pool(idle=1, held={1: 1}), now=0.0) == {}
+    assert scheduling.allot(line, Pool(idle=2, held={1: 2}), now=0.0) == {1: 2}
     [one, two] = walk(
         {"a": [job(1, 60.0, 100.0), job(2, 400.0, 100.0)]}, {"a": Pool(idle=1, held={1: 1})}, cold=9, now=0.0
     )
@@ -288,7 +288,7 @@ def test_allotment_agrees_with_the_plain_one(waiting: list[Job], pool: Pool, kep
     pool = Pool(pool.idle, pool.busy, promised, pool.cold_s)
     line = line_of(waiting)
     plain = plain_pools.allot(waiting, pool, now=now)
-    assert warm_pools.allot(line, pool, now=now) == plain
+    assert scheduling.allot(line, pool, now=now) == plain
 
 
 @given(jobs, jobs, pools, pools, some.integers(0, 12), some.floats(0.0, 400.0), some.booleans(), some.integers(1, 5))
@@ -308,7 +308,7 @@ def test_orders_agree_with_the_plain_ones_however_few_are_looked_at_in_a_round(
 def test_a_line_that_is_kept_up_to_date_is_one_that_is_made_anew(
     waiting: list[Job], steps: list[tuple[int, float, int]], pool: Pool
 ) -> None:
-    line, here, now = Line(), dict[int, Job](), 0.0
+    line, here, now = JobQueue(), dict[int, Job](), 0.0
     for which, later_s, idle in steps:
         now += later_s
         if which < len(waiting):
@@ -324,7 +324,7 @@ def test_a_line_that_is_kept_up_to_date_is_one_that_is_made_anew(
         assert list(line.behind(FRONT)) == list(fresh.behind(FRONT)), now
         assert all(line.need(id) == one.fewest(begins_at=now, most=12) for id, one in here.items() if one.deadline_at)
         assert line.hopeful == any(kind == HOPEFUL for kind, _, _ in line.behind(FRONT))
-        found = warm_pools.allot(line, Pool(idle, pool.busy, cold_s=pool.cold_s), now=now)
+        found = scheduling.allot(line, Pool(idle, pool.busy, cold_s=pool.cold_s), now=now)
         assert found == plain_pools.allot(list(here.values()), Pool(idle, pool.busy, cold_s=pool.cold_s), now=now)
 
 

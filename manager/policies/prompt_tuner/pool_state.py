@@ -1,4 +1,5 @@
-"""What is remembered of one context's pool: its line, its promises, who ran when, and what calls take as jobs."""
+"""The state of one context's warm pool (PromptTuner §4.4): its queue of jobs, its promises, when its replicas come
+free, and how long calls take as jobs."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from stoker.manager.core.nouns import Call, Context, Gang, Library
 from stoker.manager.core.paces import work_of
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.walltime import CAUTION
+from stoker.manager.policies.prompt_tuner.job_queue import Job, JobQueue
+from stoker.manager.policies.prompt_tuner.scheduling import Pool, Promise
 from stoker.manager.policies.residency import UNKNOWN_LOAD_S
-from stoker.manager.policies.warm_pool_lines import Job, Line
-from stoker.manager.policies.warm_pools import Pool, Promise
 from stoker.manager.protocol.calls import CallProgress, Features
 from stoker.manager.protocol.ids import DeviceId, LibraryId, PilotId
 
@@ -47,14 +48,14 @@ class Ordered:
         self.loading: set[LibraryId] = set()
 
 
-class Book:
-    """One context's."""
+class PoolState:
+    """The warm pool of one context."""
 
     def __init__(self, context: Context, *, learn: bool = True) -> None:
         self.context = context
         self._learn = learn
         """Whether what calls did before counts, or what they may do."""
-        self.line = Line()
+        self.line = JobQueue()
         self.asked = 0
         """How many of those in line rounds are asked to decide about."""
         self.others: set[int] = set()
@@ -95,7 +96,7 @@ class Book:
         """Idle replicas that wait for others with a job."""
         return sum(ordered.promise.kept for ordered in self.promises.values()) + sum(self.held.values())
 
-    def touch(self) -> None:
+    def mark_changed(self) -> None:
         """Something has changed."""
         self.allot_due = self.walk_due = True
 

@@ -1,14 +1,25 @@
-"""PromptTuner's Workload Scheduler (§4.4) at the seams: `warm_pool_rounds` and `warm_pool_residency` over one set of
-books. The functions below it are its ablations (§6.3), which scenarios name as
-`"stoker.manager.policies.prompt_tuner:without_delay"`."""
+"""PromptTuner's Workload Scheduler (§4.4) at the seams.
+
+| file | what |
+|---|---|
+| `scheduling` | Algorithms 1 and 2, as arithmetic over times |
+| `job_queue` | jobs that wait for one pool, in the order in which the algorithms look at them |
+| `pool_state`, `pool_states` | one context's warm pool, and all of them: kept up to date from what has changed |
+| `cold_devices` | the cold pool |
+| `dispatch`, `residency` | the answers at two seams: what starts (§4.4.1); what is warmed and let go (§4.4.2) |
+| `telling` | what the user is told |
+
+The functions below `prompt_tuner` are its ablations (§6.3), which scenarios name as
+`"stoker.manager.policies.prompt_tuner:without_delay"`.
+"""
 
 from __future__ import annotations
 
 from stoker.manager.core.seams import Policies, Provisioning
+from stoker.manager.policies.prompt_tuner.dispatch import AllotInRounds
+from stoker.manager.policies.prompt_tuner.pool_states import PoolStates
+from stoker.manager.policies.prompt_tuner.residency import WINDOW_S, WarmPools
 from stoker.manager.policies.provisioning import KeepBlocks
-from stoker.manager.policies.warm_pool_books import Books
-from stoker.manager.policies.warm_pool_residency import WINDOW_S, WarmPools
-from stoker.manager.policies.warm_pool_rounds import AllotInRounds
 
 
 def prompt_tuner(
@@ -28,10 +39,10 @@ def prompt_tuner(
     given to it all at once. `reuse`: a library serves job after job. `learn`: a job is expected to do as much of its
     items as the last jobs did at most, not all of them.
     """
-    books, asked = Books(learn=learn), provisioning or KeepBlocks()
+    states, asked = PoolStates(learn=learn), provisioning or KeepBlocks()
     return Policies(
-        dispatch=AllotInRounds(books, together=together, reuse=reuse),
-        residency=WarmPools(books, window_s=window_s, delay=delay, reuse=reuse, early=early, provisioning=asked),
+        dispatch=AllotInRounds(states, together=together, reuse=reuse),
+        residency=WarmPools(states, window_s=window_s, delay=delay, reuse=reuse, early=early, provisioning=asked),
         provisioning=asked,
     )
 

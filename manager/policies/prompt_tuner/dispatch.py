@@ -22,10 +22,10 @@ from stoker.manager.core.nouns import Call, Library
 from stoker.manager.core.seams import Action, Changes, Drop, Forecast, Send, SendGang, View
 from stoker.manager.core.walltime import has_time
 from stoker.manager.policies.dispatch import HottestFirst
-from stoker.manager.policies.warm_pool_book import Book, in_rounds
-from stoker.manager.policies.warm_pool_books import Books
-from stoker.manager.policies.warm_pool_lines import FRONT, HOPEFUL, Job
-from stoker.manager.policies.warm_pools import allot
+from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, Job
+from stoker.manager.policies.prompt_tuner.pool_state import PoolState, in_rounds
+from stoker.manager.policies.prompt_tuner.pool_states import PoolStates
+from stoker.manager.policies.prompt_tuner.scheduling import allot
 from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.units import show_seconds
 
@@ -42,54 +42,54 @@ class AllotInRounds(HottestFirst):
     period_s = ROUND_S
     by_deadline = False
 
-    def __init__(self, books: Books, *, together: bool = True, reuse: bool = True, **hottest: Any) -> None:
+    def __init__(self, states: PoolStates, *, together: bool = True, reuse: bool = True, **hottest: Any) -> None:
         super().__init__(**hottest)
-        self.books = books
+        self.states = states
         self.together = together
         self.reuse = reuse
 
     def place(self, view: View, call: Call) -> LibraryId | Action | None:
         """Nowhere, where a round decides."""
-        book = self.books.of(call.group.context)
-        if in_rounds(call) or (book is not None and book.active):
+        state = self.states.of(call.group.context)
+        if in_rounds(call) or (state is not None and state.active):
             return None
         return super().place(view, call)
 
     def pull(self, view: View, library: Library) -> int | Sequence[Action]:
         """Nothing, where a round decides."""
-        book, head = self.books.of(library.context), library.context.queue.head()
-        if book is not None:
-            book.touch()
-        if head is None or in_rounds(head) or (book is not None and book.active):
+        state, head = self.states.of(library.context), library.context.queue.head()
+        if state is not None:
+            state.mark_changed()
+        if head is None or in_rounds(head) or (state is not None and state.active):
             return 0
         return super().pull(view, library)
 
     def dry(self, view: View, library: Library) -> Sequence[Action]:
         """As by default; and the next round will know."""
-        book = self.books.of(library.context)
-        if book is not None:
-            book.touch()
+        state = self.states.of(library.context)
+        if state is not None:
+            state.mark_changed()
         return super().dry(view, library)
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
         """Who starts now."""
-        self.books.take(view, changes)
+        self.states.update(view, changes)
         plan: list[Action] = []
-        for book in self.books.all.values():
-            if book.left_over:
-                book.left_over = False
-                plan += _default_way(book)
-            if book.active and (book.allot_due or view.now >= book.looked_at + LOOK_AGAIN_S):
-                book.allot_due, book.looked_at = False, view.now
-                plan += self._allot(view, book)
+        for state in self.states.all.values():
+            if state.left_over:
+                state.left_over = False
+                plan += _default_way(state)
+            if state.active and (state.allot_due or view.now >= state.looked_at + LOOK_AGAIN_S):
+                state.allot_due, state.looked_at = False, view.now
+                plan += self._allot(view, state)
         return plan
 
     def rests(self, view: View) -> bool:  # noqa: ARG002
         """While no such call waits."""
-        return not any(book.active or book.left_over for book in self.books.all.values())
+        return not any(state.active or state.left_over for state in self.states.all.values())
 
-    def _allot(self, view: View, book: Book) -> list[Action]:
-        free = book.free(reuse=self.reuse)
+    def _allot(self, view: View, state: PoolState) -> list[Action]:
+        free = state.free(reuse=self.reuse)
         if not free:
             return []
         starts: list[tuple[Job, list[Library]]] = []
@@ -104,16 +104,16 @@ class AllotInRounds(HottestFirst):
             return True
 
         if not self.together:
-            _grab(book, idle=len(free), now=view.now)
-        allot(book.line, book.pool(now=view.now, idle=len(free)), now=view.now, take=take)
+            _grab(state, idle=len(free), now=view.now)
+        allot(state.line, state.pool(now=view.now, idle=len(free)), now=view.now, take=take)
         plan: list[Action] = []
         for job, members in starts:
-            self.books.forget(job.id)
+            self.states.forget(job.id)
             plan += _start(view, job, members)
-        for id, ordered in tuple(book.promises.items()):
+        for id, ordered in tuple(state.promises.items()):
             if ordered.promise.here >= ordered.promise.replicas:  # all have come, and it is not enough any more
-                del book.promises[id]
-                book.touch()
+                del state.promises[id]
+                state.mark_changed()
         return plan
 
 
@@ -143,26 +143,26 @@ def _members(view: View, call: Call, free: list[Library], *, count: int, run_s: 
     return able[:count]
 
 
-def _default_way(book: Book) -> list[Action]:
+def _default_way(state: PoolState) -> list[Action]:
     """The last call that rounds decide about has left: the others behind it go to what is free. From then on each
     library pulls, as it does everywhere."""
-    free = book.free()
-    calls = book.context.queue.first(len(free), looks=len(free)) if free else []
+    free = state.free()
+    calls = state.context.queue.first(len(free), looks=len(free)) if free else []
     pairs = ((call, library) for call, library in zip(calls, free, strict=False) if not in_rounds(call))
     return [Send(call.id, library.id) for call, library in pairs if library.admits(call)]
 
 
-def _grab(book: Book, *, idle: int, now: float) -> None:
+def _grab(state: PoolState, *, idle: int, now: float) -> None:
     """Without simultaneous allocation: idle replicas go one by one to whoever wants any, the nearest deadline first,
     and stay with it."""
-    book.line.advance(now)
-    free = max(0, idle - sum(ordered.promise.kept for ordered in book.promises.values()))
-    line = [id for kind, _, id in book.line.behind(FRONT) if kind == HOPEFUL and id not in book.promises]
-    before, book.held = book.held, {}
-    for wants in (lambda id: before.get(id, 0), book.line.need):  # nobody takes away what somebody has
+    state.line.advance(now)
+    free = max(0, idle - sum(ordered.promise.kept for ordered in state.promises.values()))
+    line = [id for kind, _, id in state.line.behind(FRONT) if kind == HOPEFUL and id not in state.promises]
+    before, state.held = state.held, {}
+    for wants in (lambda id: before.get(id, 0), state.line.need):  # nobody takes away what somebody has
         for id in line:
-            has = book.held.get(id, 0)
+            has = state.held.get(id, 0)
             more = min(free, wants(id) - has)
             if more > 0:
-                book.held[id] = has + more
+                state.held[id] = has + more
                 free -= more

@@ -33,19 +33,31 @@ from typing import Any
 import msgspec
 
 from stoker.manager.core.fitness import unfit
-from stoker.manager.core.forecasts import is_in_time, is_news
 from stoker.manager.core.nouns import Context, Device, Library
 from stoker.manager.core.phases import LibraryState, PilotState
-from stoker.manager.core.seams import Action, Changes, Drop, FailWaiting, Forecast, Load, Timer, Unload, View
-from stoker.manager.policies.residency import LoadWhereWanted
-from stoker.manager.policies.warm_pool_book import Book, Ordered, Place, in_rounds
-from stoker.manager.policies.warm_pool_books import Books
-from stoker.manager.policies.warm_pool_lines import Job
-from stoker.manager.policies.warm_pool_rounds import LOOK_AGAIN_S, ROUND_S
-from stoker.manager.policies.warm_pool_shelf import Replica, Shelf, cold_devices, makes_warm
-from stoker.manager.policies.warm_pools import Fate, Walk
+from stoker.manager.core.seams import (
+    Action,
+    Changes,
+    Drop,
+    FailWaiting,
+    Load,
+    Provisioning,
+    Timer,
+    Unload,
+    View,
+)
+from stoker.manager.policies.base import Quiet
+from stoker.manager.policies.making_room import is_idle
+from stoker.manager.policies.prompt_tuner.cold_devices import ColdDevices, Replica, cold_devices, makes_warm
+from stoker.manager.policies.prompt_tuner.dispatch import LOOK_AGAIN_S, ROUND_S
+from stoker.manager.policies.prompt_tuner.job_queue import Job
+from stoker.manager.policies.prompt_tuner.pool_state import Ordered, Place, PoolState, in_rounds
+from stoker.manager.policies.prompt_tuner.pool_states import PoolStates
+from stoker.manager.policies.prompt_tuner.scheduling import Fate, Walk
+from stoker.manager.policies.prompt_tuner.telling import forecast, why_dropped
+from stoker.manager.policies.residency import LoadWhereWanted, is_alive
+from stoker.manager.policies.sizes import suits
 from stoker.manager.protocol.ids import CallId, LibraryId, RecipeKey
-from stoker.units import show_seconds
 
 WINDOW_S = 60.0
 """§6.3."""
@@ -54,14 +66,14 @@ LOOKS = 128
 """So many jobs are looked at in a round; of more the rest in the next ones."""
 
 
-class WarmPools(LoadWhereWanted):
+class WarmPools(Quiet):
     """Residency: Algorithm 2 for contexts with jobs in line, the default way for all others."""
 
     period_s = ROUND_S
 
     def __init__(
         self,
-        books: Books,
+        states: PoolStates,
         *,
         window_s: float = WINDOW_S,
         delay: bool = True,
@@ -70,8 +82,11 @@ class WarmPools(LoadWhereWanted):
         looks: int = LOOKS,
         **default: Any,
     ) -> None:
-        super().__init__(**default)
-        self.books = books
+        self.states = states
+        self.keeper = PoolKeeper(states)
+        self.default = LoadWhereWanted(keeper=self.keeper, **default)
+        """Decides for contexts that rounds do not decide about, and how a context is loaded."""
+        self.keeper.patience_s = self.default.patience_s
         self.window_s = window_s
         self.reuse = reuse
         self.early = early
@@ -84,44 +99,59 @@ class WarmPools(LoadWhereWanted):
         self._first: dict[str, Job] = {}
         """Of each pool, the first job that this walk has found without help."""
 
+    @property
+    def provisioning(self) -> Provisioning:
+        """Who knows what may still come."""
+        return self.default.provisioning
+
     # ---- asked as things happen
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """Nothing, where a round decides, but room that others must make, or a word that it can never be."""
-        book, head = self.books.of(context), context.queue.head()
-        hopeless = self.hopeless_gangs(view, context)
+        state, head = self.states.of(context), context.queue.head()
+        hopeless = self.default.hopeless_gangs(view, context)
         if hopeless:
-            return (*hopeless, Timer(view.now + self.ask_again_s, context.recipe.key))
-        if book is None or not book.active:
+            return (*hopeless, Timer(view.now + self.default.ask_again_s, context.recipe.key))
+        if state is None or not state.active:
             if head is None or not in_rounds(head):
-                return super().wanted(view, context)
-            return (Timer(view.now + self.ask_again_s, context.recipe.key),)  # the next round has it in its books
-        book.walk_due = True
-        plan: list[Action] = [Timer(view.now + self.ask_again_s, context.recipe.key)]
-        alive = any(self._counts(view, library) for library in context.libraries.values())
-        if Shelf(view, cold_devices(view), fits=self._fits).look(context.recipe.key, most=1) or (
+                return self.default.wanted(view, context)
+            # The next round has it among its states.
+            return (Timer(view.now + self.default.ask_again_s, context.recipe.key),)
+        state.walk_due = True
+        plan: list[Action] = [Timer(view.now + self.default.ask_again_s, context.recipe.key)]
+        alive = any(is_alive(view, library, cut_s=self.default.cut_s) for library in context.libraries.values())
+        if ColdDevices(view, cold_devices(view), fits=self.default.fits).find(context.recipe.key, most=1) or (
             alive and context.lacking is None
         ):
             return plan
-        if not alive and not book.promises:
-            impossible = self._impossible(view, context) or self._unfit_everywhere(view, context)
+        if not alive and not state.promises:
+            impossible = self.default.why_nowhere(view, context)
             if impossible is not None:
                 return (FailWaiting(RecipeKey(context.recipe.key), impossible),)
-        return plan + (self._evict_idle(view, context) or self._share(view, context))
+        return plan + self.default.make_room(view, context)
+
+    def timer(self, view: View, key: str) -> Sequence[Action]:
+        """Look again at a context whose calls still wait."""
+        context = view.contexts.get(key)
+        return self.wanted(view, context) if context is not None and context.queue.count else ()
+
+    def measured(self, view: View, library: Library) -> int:
+        """As by default."""
+        return self.default.measured(view, library)
 
     def round(self, view: View, changes: Changes) -> Sequence[Action]:
         """What is warmed, and what is let go."""
-        self.books.take(view, changes)
+        self.states.update(view, changes)
         if changes.libraries or changes.pilots:
             self._cold = None
         plan: list[Action] = []
-        due = any(book.walk_due for book in self.books.all.values())
+        due = any(state.walk_due for state in self.states.all.values())
         if self._walk.under_way or due or view.now >= self._again_at:
-            shelf = self._shelf(view)
+            cold = self._cold_devices(view)
             if not self._walk.under_way:
-                plan += self._begin(view, shelf)
+                plan += self._begin(view, cold)
             if self._walk.under_way:
-                plan += self._go_on(view, shelf)
+                plan += self._go_on(view, cold)
         if due or view.now >= self._reclaim_at:
             plan += self._reclaim(view)
         return plan
@@ -131,138 +161,138 @@ class WarmPools(LoadWhereWanted):
         return (
             min(self._again_at, self._reclaim_at) == math.inf
             and not self._walk.under_way
-            and not any(book.active or book.walk_due for book in self.books.all.values())
+            and not any(state.active or state.walk_due for state in self.states.all.values())
         )
 
     # ---- the walk
 
-    def _begin(self, view: View, shelf: Shelf) -> list[Action]:
+    def _begin(self, view: View, cold: ColdDevices) -> list[Action]:
         plan: list[Action] = []
         pools, looks = {}, False
         self._first = {}
-        for key, book in self.books.all.items():
-            book.walk_due = book.short = False
-            plan += self._order_again(view, book, shelf)
-            pool = book.pool(now=view.now, idle=len(book.free(reuse=self.reuse)))
-            running = [(call, ends_at) for call, ends_at in book.running() if in_rounds(call)]
+        for key, state in self.states.all.items():
+            state.walk_due = state.short = False
+            plan += self._order_again(view, state, cold)
+            pool = state.pool(now=view.now, idle=len(state.free(reuse=self.reuse)))
+            running = [(call, ends_at) for call, ends_at in state.running() if in_rounds(call)]
             for call, ends_at in running:
-                plan += _forecast(view, call.id, ends_at, call.group.options.objective.deadline_at)
-            if book.active:
+                plan += forecast(view, call.id, ends_at, call.group.options.objective.deadline_at)
+            if state.active:
                 pools[key] = pool
-            looks |= book.active or bool(running)
+            looks |= state.active or bool(running)
         self._again_at = view.now + LOOK_AGAIN_S if looks else math.inf
         if pools:
             self._walk.begin(pools, now=view.now)
         return plan
 
-    def _go_on(self, view: View, shelf: Shelf) -> list[Action]:
+    def _go_on(self, view: View, cold: ColdDevices) -> list[Action]:
         plan: list[Action] = []
-        lines = {key: book.line for key, book in self.books.all.items()}
-        for fate in self._walk.go_on(lines, shelf, looks=self.looks):
-            book = self.books.all[fate.model]
+        lines = {key: state.line for key, state in self.states.all.items()}
+        for fate in self._walk.go_on(lines, cold, looks=self.looks):
+            state = self.states.all[fate.model]
             if fate.promise is not None:
-                loads, places = self._load(book.context, shelf.taken.pop(fate.job.id))
-                book.promises[fate.job.id] = Ordered(fate.promise, places)
-                book.allot_due = True
+                loads, places = self._load(state.context, cold.taken.pop(fate.job.id))
+                state.promises[fate.job.id] = Ordered(fate.promise, places)
+                state.allot_due = True
                 plan += loads
             elif not fate.helped:
                 self._first.setdefault(fate.model, fate.job)
-                book.short = book.short or book.line.is_hopeful(fate.job.id)
-            plan += self._tell(view, book, fate)
-        return plan if self._walk.under_way else plan + self._without_help(view, shelf)
+                state.short = state.short or state.line.is_hopeful(fate.job.id)
+            plan += self._tell(view, state, fate)
+        return plan if self._walk.under_way else plan + self._without_help(view, cold)
 
     def _load(self, context: Context, sets: list[Replica]) -> tuple[list[Action], list[Place]]:
         key = RecipeKey(context.recipe.key)
         places = [(devices[0].pilot.id, tuple(device.id for device in devices)) for devices in sets]
         return [
-            Load(key, pilot, ids, self.reservation(context, devices))
+            Load(key, pilot, ids, self.default.reservation(context, devices))
             for (pilot, ids), devices in zip(places, sets, strict=True)
         ], places
 
-    def _order_again(self, view: View, book: Book, shelf: Shelf) -> list[Action]:
+    def _order_again(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
         """What will never come of a promise is ordered once more, if that still helps; else there is no promise."""
         plan: list[Action] = []
-        for id, ordered in tuple(book.promises.items()):
+        for id, ordered in tuple(state.promises.items()):
             missing, promise = len(ordered.lost), ordered.promise
             if not missing:
                 continue
-            key, job = book.context.recipe.key, book.line.jobs[id]
-            free_at = view.now + book.load_s + job.run_s[promise.replicas + promise.beside - 1]
-            if free_at > job.deadline_at or shelf.count(key, most=missing) < missing:
-                del book.promises[id]
-                book.allot_due = True
+            key, job = state.context.recipe.key, state.line.jobs[id]
+            free_at = view.now + state.load_s + job.run_s[promise.replicas + promise.beside - 1]
+            if free_at > job.deadline_at or cold.count(key, most=missing) < missing:
+                del state.promises[id]
+                state.allot_due = True
                 continue
-            shelf.take(key, missing, job=id)
-            loads, places = self._load(book.context, shelf.taken.pop(id))
+            cold.take(key, missing, job=id)
+            loads, places = self._load(state.context, cold.taken.pop(id))
             left = [place for place in ordered.places if place not in ordered.lost]
-            book.promises[id] = Ordered(msgspec.structs.replace(promise, free_at=free_at), left + places)
+            state.promises[id] = Ordered(msgspec.structs.replace(promise, free_at=free_at), left + places)
             plan += loads
         return plan
 
     # ---- those who must see what becomes of them
 
-    def _without_help(self, view: View, shelf: Shelf) -> list[Action]:
+    def _without_help(self, view: View, cold: ColdDevices) -> list[Action]:
         """Pools whose first job without help lacks replicas: there are to be as many as it can run on. Who has lacked
         them longest gets what is cold, and what others can spare, before all others get any: two gangs that wait for
         each other's devices would wait for ever."""
-        for key, book in self.books.all.items():
-            if book.lacks[1] not in book.line.jobs:
+        for key, state in self.states.all.items():
+            if state.lacks[1] not in state.line.jobs:
                 job = self._first.get(key)
-                too_few = job is not None and self._alive(view, book, most=job.least) < job.least
-                book.lacks = (view.now, job.id) if job is not None and too_few else (math.inf, 0)
+                too_few = job is not None and self._alive(view, state, most=job.least) < job.least
+                state.lacks = (view.now, job.id) if job is not None and too_few else (math.inf, 0)
         plan: list[Action] = []
-        for lacks, id, key in sorted((self.books.all[key].lacks, job.id, key) for key, job in self._first.items()):
-            book = self.books.all[key]
-            job = book.line.jobs.get(id)
+        for lacks, id, key in sorted((self.states.all[key].lacks, job.id, key) for key, job in self._first.items()):
+            state = self.states.all[key]
+            job = state.line.jobs.get(id)
             if job is None:  # it has left since it was looked at
                 continue
-            wants, alive = self._wants(view, book, job), self._alive(view, book, most=job.least)
-            found = shelf.pick(key, wants)
-            found += self._beside_others(view, book, wants - len(found), shelf)
-            plan += self._load(book.context, found)[0]
-            if book.short or len(found) < wants:
-                plan += self._evict_for(view, book)
-            if book.short and self.early:
-                plan += self._reclaim_early(view, book, job, shelf)
+            wants, alive = self._wants(view, state, job), self._alive(view, state, most=job.least)
+            found = cold.pick(key, wants)
+            found += self._beside_others(view, state, wants - len(found), cold)
+            plan += self._load(state.context, found)[0]
+            if state.short or len(found) < wants:
+                plan += self._evict_for(view, state)
+            if state.short and self.early:
+                plan += self._reclaim_early(view, state, job, cold)
             if lacks[1] and alive + len(found) < job.least:
                 break
         return plan
 
-    def _wants(self, view: View, book: Book, job: Job) -> int:
+    def _wants(self, view: View, state: PoolState, job: Job) -> int:
         """Replicas to warm beside those that walks have ordered."""
-        context, line = book.context, book.line
+        context, line = state.context, state.line
         if not context.load_failures and (line.late or line.hopeful):
-            return max(0, job.least - self._alive(view, book, most=job.least))
-        alive = [library for library in context.libraries.values() if self._counts(view, library)]
+            return max(0, job.least - self._alive(view, state, most=job.least))
+        alive = [library for library in context.libraries.values() if is_alive(view, library, cut_s=self.default.cut_s)]
         if context.load_failures:
             return 0 if any(library.state is LibraryState.LOADING for library in alive) else 1
-        return self.worth_loading(context, alive)
+        return self.default.worth_loading(context, alive)
 
-    def _alive(self, view: View, book: Book, *, most: int) -> int:
+    def _alive(self, view: View, state: PoolState, *, most: int) -> int:
         """Replicas that are hot or on their way; not counted further than `most`."""
         alive = (
             library
-            for library in book.context.libraries.values()
-            if self._counts(view, library)
-            and (library.pilot.state is PilotState.HERE or self.books.may_return(library.pilot, view.now))
+            for library in state.context.libraries.values()
+            if is_alive(view, library, cut_s=self.default.cut_s)
+            and (library.pilot.state is PilotState.HERE or self.states.may_return(library.pilot, view.now))
         )
         return sum(1 for _ in islice(alive, most))
 
-    def _beside_others(self, view: View, book: Book, count: int, shelf: Shelf) -> list[Replica]:
+    def _beside_others(self, view: View, state: PoolState, count: int, cold: ColdDevices) -> list[Replica]:
         """Devices with room that hold something: for who has lacked replicas for long."""
-        if count <= 0 or view.now - book.lacks[0] < self.patience_s:
+        if count <= 0 or view.now - state.lacks[0] < self.default.patience_s:
             return []
-        places = self.open_places(view, book.context, desperate=True)
-        found = list(islice((devices for devices in places if not shelf.has_given(devices)), count))
-        shelf.give(found)
+        places = self.default.open_places(view, state.context, desperate=True)
+        found = list(islice((devices for devices in places if not cold.has_given(devices)), count))
+        cold.give(found)
         return found
 
-    def _evict_for(self, view: View, book: Book) -> list[Action]:
+    def _evict_for(self, view: View, state: PoolState) -> list[Action]:
         """Devices of which all that they hold is idle and may leave become cold, those that were used longest ago: for
         one replica at a time, as by default."""
-        context, lacks_since = book.context, book.lacks[0]
-        others = any(self.books.of(other) is None and other.idle for other in view.contexts.values())
-        if not others and view.now - lacks_since < self.patience_s:
+        context, lacks_since = state.context, state.lacks[0]
+        others = any(self.states.of(other) is None and other.idle for other in view.contexts.values())
+        if not others and view.now - lacks_since < self.default.patience_s:
             return []
         best: tuple[float, list[Library]] | None = None
         for pilot in view.pilots.values():
@@ -277,38 +307,38 @@ class WarmPools(LoadWhereWanted):
 
     def _cleared(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
         """Libraries that leave so that a device is cold, and when the last of them was used; None if one may not."""
-        if not self._suits(context, device) or self.minimum(context, device) > device.facts.memory_bytes:
+        if not suits(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
             return None
         there = [x for x in device.libraries.values() if makes_warm(x) and x.state is not LibraryState.STOPPING]
-        if not all(_idle(library) and self._may_leave(view, library, context) for library in there):
+        if not all(is_idle(library) and self.keeper.may_leave(view, library, context) for library in there):
             return None
         return max((library.used_at for library in there), default=-math.inf), there
 
     # ---- words
 
-    def _tell(self, view: View, book: Book, fate: Fate) -> list[Action]:
+    def _tell(self, view: View, state: PoolState, fate: Fate) -> list[Action]:
         """What is expected of a job; or that it is dropped, where nothing but that can be."""
         job = fate.job
         if not fate.helped and job.deadline_at:
-            begins_at = view.now if book.context.libraries else view.now + book.load_s
+            begins_at = view.now if state.context.libraries else view.now + state.load_s
             call = view.calls.get(CallId(job.id)) if job.is_lost(begins_at) else None
             if call is not None and call.group.options.objective.drop_late:
-                return [Drop(call.id, _too_late(view, fate))]
-        return [] if job.id in book.others else _forecast(view, job.id, fate.ends_at, job.deadline_at)
+                return [Drop(call.id, why_dropped(view, fate))]
+        return [] if job.id in state.others else forecast(view, job.id, fate.ends_at, job.deadline_at)
 
     # ---- letting go
 
     def _reclaim(self, view: View) -> list[Action]:
         plan: list[Action] = []
         self._reclaim_at = math.inf
-        for book in self.books.all.values():
-            free = {library.id: library for library in book.free()}
-            since = book.idle_since = {id: book.idle_since.get(id, view.now) for id in free}
+        for state in self.states.all.values():
+            free = {library.id: library for library in state.free()}
+            since = state.idle_since = {id: state.idle_since.get(id, view.now) for id in free}
             if not self.reuse:
                 used = [id for id, library in free.items() if library.served]
                 plan += [Unload(id, "it has served a call") for id in used]
                 since = {id: at for id, at in since.items() if id not in used}
-            if book.line:  # who waits beside idle replicas waits for more of them
+            if state.line:  # who waits beside idle replicas waits for more of them
                 continue
             for id, at in since.items():
                 if at + self.window_s <= view.now:
@@ -317,14 +347,14 @@ class WarmPools(LoadWhereWanted):
                     self._reclaim_at = min(self._reclaim_at, at + self.window_s)
         return plan
 
-    def _reclaim_early(self, view: View, book: Book, job: Job, shelf: Shelf) -> list[Action]:
+    def _reclaim_early(self, view: View, state: PoolState, job: Job, cold: ColdDevices) -> list[Action]:
         """Idle replicas of other models, that nobody there waits for, make room for a job that is late otherwise."""
-        context = book.context
-        wants = job.fewest(begins_at=view.now + book.load_s, most=len(job.run_s))
-        wants -= shelf.count(context.recipe.key, most=wants) + shelf.coming(context)
+        context = state.context
+        wants = job.fewest(begins_at=view.now + state.load_s, most=len(job.run_s))
+        wants -= cold.count(context.recipe.key, most=wants) + cold.coming(context)
         found: list[tuple[float, LibraryId]] = []
-        for other in self.books.all.values():
-            if other is not book and not other.line.hopeful:
+        for other in self.states.all.values():
+            if other is not state and not other.line.hopeful:
                 since = sorted((at, id) for id, at in other.idle_since.items() if self._could_hold(view, context, id))
                 found += since[: max(0, len(other.idle_since) - other.kept)]
         reason = f"idle, and a job of {context.recipe.name} would be late"
@@ -334,27 +364,27 @@ class WarmPools(LoadWhereWanted):
         """Whether a context would fit on the devices of a library, were they cold."""
         library = view.libraries.get(id)
         return library is not None and all(
-            self._suits(context, device) and self.minimum(context, device) <= device.facts.memory_bytes
+            suits(context, device) and self.default.minimum(context, device) <= device.facts.memory_bytes
             for device in library.devices
         )
 
-    def _shelf(self, view: View) -> Shelf:
+    def _cold_devices(self, view: View) -> ColdDevices:
         if self._cold is None:
             self._cold = cold_devices(view)
-        return Shelf(view, self._cold, fits=self._fits)
+        return ColdDevices(view, self._cold, fits=self.default.fits)
 
-    def _make_room(self, view: View, context: Context, **how: Any) -> list[Library]:
-        may_go = how.pop("may_go")
 
-        def may_leave(library: Library) -> bool:
-            return may_go(library) and self._may_leave(view, library, context)
+class PoolKeeper:
+    """Keeps what is in a pool for its window: it leaves before that for calls that go the default way alone, and for a
+    context that has lacked replicas for long, and longer than those who wait in the pool."""
 
-        return super()._make_room(view, context, may_go=may_leave, **how)
+    def __init__(self, states: PoolStates) -> None:
+        self.states = states
+        self.patience_s = 0.0
 
-    def _may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """Whether a library may make room for a context. What is in a pool leaves after its window, but for calls that
-        go the default way, and for who has lacked replicas long, and longer than those who wait there."""
-        other, asks = self.books.of(library.context), self.books.of(context)
+    def may_leave(self, view: View, library: Library, context: Context) -> bool:
+        """Whether a library may make room for a context."""
+        other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:
             return True
         if not library.held and (other.line.hopeful or len(other.free()) <= other.kept):
@@ -362,28 +392,3 @@ class WarmPools(LoadWhereWanted):
         if asks is None or not asks.active:
             return True
         return asks.lacks < other.lacks and view.now - asks.lacks[0] >= self.patience_s
-
-
-def _idle(library: Library) -> bool:
-    return library.state is LibraryState.READY and not library.held and not library.zombies
-
-
-def _forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]:
-    """What is expected of a call, if that is known and has changed by more than it can be known to."""
-    if ends_at == math.inf:
-        return []
-    ends_at = max(ends_at, view.now)
-    in_time = is_in_time(ends_at, due_at=due_at, now=view.now)
-    news = is_news(view.forecasts.get(id), ends_at, in_time=in_time, now=view.now)
-    return [Forecast(CallId(id), ends_at, in_time)] if news else []
-
-
-def _too_late(view: View, fate: Fate) -> str:
-    left_s = fate.job.deadline_at - view.now
-    if left_s <= 0:
-        return f"dropped: {show_seconds(-left_s)} past its deadline"
-    due = f"dropped: its deadline is in {show_seconds(left_s)}"
-    if fate.ends_at == math.inf:
-        return f"{due}, and it has not begun"
-    soonest = show_seconds(fate.ends_at - view.now)
-    return f"{due}, and it cannot be done sooner than in {soonest}: give it more time, or let it be late"

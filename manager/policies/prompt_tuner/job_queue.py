@@ -58,7 +58,7 @@ def by_deadline(jobs: Iterable[Job]) -> list[Job]:
     return sorted(jobs, key=lambda job: (not job.deadline_at, job.deadline_at or -job.priority, job.id))
 
 
-class Line:
+class JobQueue:
     """See the module's text. `now` never goes back."""
 
     __slots__ = ("_due", "_keys", "_needs", "_turns", "jobs", "late", "rest", "rows")

@@ -2,7 +2,7 @@
 
 Jobs of one model share its *warm pool*: devices on which that model is loaded. All models share the *cold pool*:
 devices that hold nothing. A job runs on several replicas at once and is done sooner. Two questions are asked in every
-round, and both are answered here from times alone; `warm_pool_rounds` and `warm_pool_residency` turn the answers into
+round, and both are answered here from times alone; `dispatch` and `residency` turn the answers into
 actions.
 
 - `allot` (Algorithm 1): which waiting jobs start now on devices that are warm and idle, and on how many each?
@@ -19,8 +19,8 @@ Where we differ from the printed algorithms, and why:
   are left over and that no delayed job counts on, with as few replicas as they can.
 - Algorithm 2's loop runs while `T_slo < T_cold`, which ends at once or never. It grows while the deadline is missed
   and there are cold devices; all models take from one count of these.
-- Line 19 notes durations where line 26 reads points in time. Devices that are being warmed are noted as free again at
-  now + T_cold + T(A). They belong to the job that they were ordered for (`Promise`), and so do the idle ones that
+- Line 19 notes durations where line 26 reads points in time. Devices that are being warmed are noted as free again
+  at now + T_cold + T(A). They belong to the job that they were ordered for (`Promise`), and so do the idle ones that
   are to run beside them, in all rounds until it starts: each would order them anew otherwise.
 - DelaySchedulable: `k` may be all devices of the pool; nobody gets a device before now; and all k devices are taken
   until the job is done, for it needs them together.
@@ -30,8 +30,8 @@ Where we differ from the printed algorithms, and why:
 - Nobody's time is known before a model's first job has run. Such a job measures: it gets the fewest replicas that it
   can run on, at once, and nobody waits for those.
 
-A round over thousands of jobs costs what changed: `allot` looks at the heads of `Line`'s rows, and a walk goes on in
-the next round where it stopped in the last. Times are in seconds, on the manager's clock. A replica may be several
+A round over thousands of jobs costs what changed: `allot` looks at the heads of `JobQueue`'s rows, and a walk goes on
+in the next round where it stopped in the last. Times are in seconds, on the manager's clock. A replica may be several
 devices: callers count replicas.
 """
 
@@ -46,7 +46,7 @@ from typing import Protocol
 
 import msgspec
 
-from stoker.manager.policies.warm_pool_lines import FRONT, HOPEFUL, Job, Key, Line
+from stoker.manager.policies.prompt_tuner.job_queue import FRONT, HOPEFUL, Job, JobQueue, Key
 
 
 class Promise(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ def _whatever(job: Job, count: int) -> bool:  # noqa: ARG001
     return True
 
 
-def allot(line: Line, pool: Pool, *, now: float, take: _Take = _whatever) -> dict[int, int]:
+def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = _whatever) -> dict[int, int]:
     """Replicas for jobs that start now, by job. What is kept for a job that starts without it, or that does not wait
     any more, is anybody's. `take` is asked before a job is given so many, and may refuse: then it waits."""
     line.advance(now)
@@ -118,7 +118,7 @@ def allot(line: Line, pool: Pool, *, now: float, take: _Take = _whatever) -> dic
     return given
 
 
-def _next(line: Line, kept: Mapping[int, int], *, after: Key, idle: int, done: set[int]) -> Key | None:
+def _next(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, done: set[int]) -> Key | None:
     """Who is looked at next: the first for whom what is idle would do, or for whom something is kept."""
     found = line.first(after=after, most=idle, but=done) if idle else None
     for id in kept:
@@ -127,7 +127,7 @@ def _next(line: Line, kept: Mapping[int, int], *, after: Key, idle: int, done: s
     return found
 
 
-def _counted_on(line: Line, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
+def _counted_on(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
     """Whether a job that waits needs the idle replicas together with others that come in time. It needs more than are
     idle, or it would have got them; so it needs all of these."""
     free = _free_at(pool, now=now, idle=idle)
@@ -138,7 +138,7 @@ def _counted_on(line: Line, pool: Pool, done: set[int], *, idle: int, now: float
     return False
 
 
-def _give_rest(line: Line, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
+def _give_rest(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
     """Best effort. Nobody overtakes one that waits for more replicas than are idle, if the pool has so many."""
     for _, _, id in chain(line.late, line.rest):
         job = line.jobs[id]
@@ -198,7 +198,7 @@ class Walk:
         self._free = {model: _free_at(pool, now=now, idle=pool.unkept) for model, pool in pools.items()}
         self._served = {promise.job: promise for pool in pools.values() for promise in pool.promised}
 
-    def go_on(self, lines: Mapping[str, Line], cold: Cold, *, looks: int) -> list[Fate]:
+    def go_on(self, lines: Mapping[str, JobQueue], cold: Cold, *, looks: int) -> list[Fate]:
         """The next jobs in line, so many at most. It is over when `under_way` is False."""
         fates: list[Fate] = []
         for key, model in self._ahead(lines):
@@ -210,7 +210,7 @@ class Walk:
         self.under_way = False
         return fates
 
-    def _ahead(self, lines: Mapping[str, Line]) -> Iterator[tuple[Key, str]]:
+    def _ahead(self, lines: Mapping[str, JobQueue]) -> Iterator[tuple[Key, str]]:
         ways = [_named(line.behind(self._at), model) for model, line in lines.items() if line and model in self._pools]
         return heapq.merge(*ways) if len(ways) > 1 else iter(ways[0] if ways else ())
 

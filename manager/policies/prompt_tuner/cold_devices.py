@@ -13,7 +13,7 @@ from stoker.manager.core.nouns import Context, Device, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import View
 from stoker.manager.policies import durations
-from stoker.manager.policies.residency import GIVE_UP_ON_PILOT
+from stoker.manager.policies.making_room import GIVE_UP_ON_PILOT
 
 Replica = tuple[Device, ...]
 """Devices of one pilot that a replica is to be loaded on."""
@@ -26,7 +26,7 @@ def cold_devices(view: View) -> list[Device]:
     return [device for device in view.devices() if not any(map(makes_warm, device.libraries.values()))]
 
 
-class Shelf:
+class ColdDevices:
     """What is cold in a round. `fits`: whether a context has room on a device."""
 
     def __init__(self, view: View, cold: list[Device], *, fits: _Fits) -> None:
@@ -41,13 +41,13 @@ class Shelf:
     def count(self, model: str, *, most: int) -> int:
         """How many replicas of a model could be warmed; not counted further than `most`. None while loads of it fail:
         these are probed one at a time."""
-        return 0 if self._view.contexts[model].load_failures else len(self.look(model, most=most))
+        return 0 if self._view.contexts[model].load_failures else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
         """So many are warmed for a job."""
         self.taken.setdefault(job, []).extend(self.pick(model, count))
 
-    def look(self, model: str, *, most: int) -> list[Replica]:
+    def find(self, model: str, *, most: int) -> list[Replica]:
         """Up to so many that could be warmed now."""
         if most <= 0:
             return []
@@ -61,7 +61,7 @@ class Shelf:
 
     def pick(self, model: str, count: int) -> list[Replica]:
         """So many are warmed, fewer if there are no more."""
-        picked = self.look(model, most=count)
+        picked = self.find(model, most=count)
         self.give(picked)
         return picked
 

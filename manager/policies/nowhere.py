@@ -1,0 +1,155 @@
+"""Contexts that can be loaded nowhere, and gangs that can never run: why, in words for the user."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from stoker.manager.core.fitness import is_lasting, unfit
+from stoker.manager.core.nouns import Context, Device, Pilot
+from stoker.manager.core.phases import PilotState
+from stoker.manager.core.seams import FailCall, Provisioning, View
+from stoker.manager.policies import durations
+from stoker.manager.policies.making_room import Minimum
+from stoker.manager.policies.sizes import is_of_kind, known_bytes, suits
+from stoker.manager.protocol.calls import Failure, FailureKind
+from stoker.manager.protocol.to_manager import DeviceFacts
+from stoker.units import show_bytes, show_seconds
+
+_SHOWN_LINES = 5
+
+
+def why_nowhere(
+    view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning, patience_s: float
+) -> Failure | None:
+    """Why no device that is here or may come can hold the context; None if one can, or that is not known yet."""
+    impossible = _impossible(view, context, minimum=minimum, provisioning=provisioning)
+    return impossible or _unfit_everywhere(view, context, minimum=minimum, patience_s=patience_s)
+
+
+def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
+    """An end for waiting gangs that want more libraries than this site could ever hold at once."""
+    if not context.queue.gangs or not view.pilots:
+        return []
+    most = _most_libraries(view, context)
+    hopeless = [call for call in context.queue.waiting_gangs() if call.group.options.gang[0] > most]
+    plan = []
+    for call in sorted(hopeless, key=lambda call: call.id):
+        wants = call.group.options.gang[0]
+        text = (
+            f"a gang of {wants} can run nowhere: at most {most:g} libraries of context {context.recipe.name} fit on"
+            " the devices that there are and that may come; ask for fewer (@app(gang=...), or the count of "
+            "session.warm), or for more devices in the site file ([pilot] max_blocks, [provider] nodes)"
+        )
+        plan.append(FailCall(call.id, Failure(FailureKind.NO_DEVICE, text)))
+    return plan
+
+
+def _impossible(view: View, context: Context, *, minimum: Minimum, provisioning: Provisioning) -> Failure | None:
+    """Why no device of this site can ever hold the context, if that is so."""
+    too_short = _too_short(view, context)
+    if too_short is not None:
+        return too_short
+    pilots = [p for p in view.pilots.values() if p.state is PilotState.HERE]
+    needs = context.recipe.needs
+    if not pilots or provisioning.may_bring(view, context):
+        return None
+    if any(_is_able(context, pilot, minimum) for pilot in pilots):
+        return None
+    seen: dict[str, int] = {}
+    for pilot in pilots:
+        for device in pilot.devices.values():
+            what = f"{device.facts.kind} {show_bytes(device.facts.memory_bytes)}"
+            seen[what] = seen.get(what, 0) + 1
+    wants = [f"{needs.devices} devices on one pilot"] if needs.devices > 1 else []
+    if needs.kinds:
+        wants.append("kind " + " or ".join(needs.kinds))
+    memory = max(known_bytes(context, d.facts) for p in pilots for d in p.devices.values())
+    if memory:
+        wants.append(f"{show_bytes(memory)} of memory")
+    return Failure(
+        FailureKind.NO_DEVICE,
+        f"context {context.recipe.name} can be loaded nowhere: it needs {', '.join(wants) or 'a device'}; "
+        "devices seen: " + ", ".join(f"{what} x {count}" for what, count in seen.items()),
+    )
+
+
+def _unfit_everywhere(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
+    """What is wrong with the pilots, if that is so with each that could hold the context, and no other comes.
+
+    A disk may be full for seconds: each of them was tried several times by then.
+    A pilot that is cut off may come back. So may those of a block that has lost its pilots, or it is replaced.
+    """
+    waited = view.now - context.starved_since if context.starved_since is not None else 0.0
+    emptied = any(block.emptied_at is not None and not block.leaving for block in view.blocks.values())
+    if waited < patience_s or emptied or any(source.coming for source in view.sources.values()):
+        return None
+    there = (PilotState.HERE, PilotState.CUT)
+    able = [p for p in view.pilots.values() if p.state in there and _is_able(context, p, minimum)]
+    reasons = [unfit(pilot, context.recipe.key, view.now) for pilot in able]
+    if not reasons or not all(reasons) or not all(is_lasting(pilot, context.recipe.key) for pilot in able):
+        return None
+    said = [f"none of the pilots that are here can hold context {context.recipe.name}:", *dict.fromkeys(reasons)]
+    if len(said) > _SHOWN_LINES:
+        said[_SHOWN_LINES:] = [f"and {len(said) - _SHOWN_LINES} more like these"]
+    return Failure(FailureKind.PILOT, "\n  ".join(said))
+
+
+def _is_able(context: Context, pilot: Pilot, minimum: Minimum) -> bool:
+    """Whether a pilot has the devices for a context, were they all free."""
+    able = [
+        device
+        for device in pilot.devices.values()
+        if suits(context, device) and minimum(context, device) <= device.facts.memory_bytes
+    ]
+    return len(able) >= context.recipe.needs.devices
+
+
+def _most_libraries(view: View, context: Context) -> float:
+    """How many libraries of a context could be there at once, if it had all devices that are here or may come."""
+    here: dict[str, list[int]] = {}
+    for pilot in view.pilots.values():
+        if pilot.state in (PilotState.HERE, PilotState.CUT):
+            facts = [device.facts for device in pilot.devices.values()]
+            here.setdefault(pilot.source, []).append(_most_of(context, facts))
+    if not view.sources:
+        rooms = [room for of_source in here.values() for room in of_source]
+        known = view.most_pilots.values()
+        more = sum(known) if known and all(known) else math.inf
+        return max(sum(rooms), more * max(rooms, default=0)) if any(rooms) else math.inf
+    total = 0.0
+    for name, source in view.sources.items():
+        rooms = here.pop(name, [])
+        each = float(source.source.slots // context.recipe.needs.devices) or math.inf
+        if source.devices:
+            each = float(max([_most_of(context, source.devices), *rooms]))
+        total += max(sum(rooms), source.source.most * source.source.nodes * each)
+    return total + sum(map(sum, here.values()))
+
+
+def _most_of(context: Context, devices: Iterable[DeviceFacts]) -> int:
+    """How many libraries of a context these devices of one pilot could hold, were they all free and well."""
+    able = [x for x in devices if is_of_kind(context, x) and known_bytes(context, x) <= x.memory_bytes]
+    return len(able) // context.recipe.needs.devices
+
+
+def _too_short(view: View, context: Context) -> Failure | None:
+    """Why no pilot of the session can ever live long enough for the context, if that is so."""
+    sources = [source.source for source in view.sources.values()]
+    if not sources or any(durations.fits(context, source) for source in sources):
+        return None
+    if any(in_time(view, context, device) for pilot in view.pilots.values() for device in pilot.devices.values()):
+        return None
+    have = ", ".join(f"{source.name} {show_seconds(source.walltime_s)}" for source in sources)
+    return Failure(
+        FailureKind.NO_DEVICE,
+        f"context {context.recipe.name} {durations.in_words(context)}, longer than a pilot may live (walltime: {have}; "
+        "a part of it is kept to end in good order); ask for more in the site file ([provider] walltime)",
+    )
+
+
+def in_time(view: View, context: Context, device: Device) -> bool:
+    """Whether the context would be loaded, and a call done, before the walltime of the device's pilot is over."""
+    pilot, kind = device.pilot, device.facts.kind
+    left_s = pilot.ends_at - view.now
+    return not pilot.ends_at or durations.has_time(context, kind, left_s=left_s, lasts_s=pilot.lasts_s)
