@@ -34,7 +34,11 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_it_has_the_product(names: list[str]) -> None:
-    for name in ("manager/policies/prompt_tuner/scheduling.py", "manager/study/scenarios/awareness.toml", "pilot/main.py"):
+    for name in (
+        "manager/policies/prompt_tuner/scheduling.py",
+        "manager/study/scenarios/awareness.toml",
+        "pilot/main.py",
+    ):
         assert f"stoker/{name}" in names
 
 
