@@ -11,6 +11,7 @@ import tomllib
 
 import pyarrow.parquet
 import pytest
+from tiny_model import write_tiny_model
 
 from stoker.apps.fact_verification.prompts import SHIPPED
 
@@ -118,10 +119,12 @@ def test_calls_of_any_size_and_without_context_give_the_same_answers(tmp_path, w
 
 
 def test_a_sweep_of_two_contexts_side_by_side(tmp_path):
+    write_tiny_model(tmp_path / "tiny")
     (tmp_path / "rows.csv").write_text("name,question\na,What is red?\nb,What is two plus two?\n")
     (tmp_path / "sweep.toml").write_text(
-        'data = "rows.csv"\nid = "name"\n[[models]]\nname = "one"\n[[models]]\nname = "two"\ndtype = "float32"\n'
-        '[[prompts]]\nname = "p"\ntext = "{question}"\nchat = true\n[parameters]\nmax_new_tokens = [2, 4]\n'
+        'data = "rows.csv"\nid = "name"\n[[models]]\nname = "one"\npath = "tiny"\n'
+        '[[models]]\nname = "two"\npath = "tiny"\ndtype = "float32"\n'
+        '[[prompts]]\nname = "p"\ntext = "{question}"\n[parameters]\nmax_new_tokens = [2, 4]\n'
     )
     summary = json.loads(stoker(tmp_path, "inference_sweep", "--sweep", "sweep.toml", "--json"))
     rows = pyarrow.parquet.read_table(tmp_path / summary["results"]).to_pylist()
@@ -140,11 +143,12 @@ def test_a_sweep_of_two_contexts_side_by_side(tmp_path):
 
 
 def test_a_sweep_goes_on_without_the_rows_that_its_model_cannot_take(tmp_path):
+    write_tiny_model(tmp_path / "tiny")
     rows = [{"id": str(number), "question": "What is red?"} for number in range(5)]
     rows[1]["question"], rows[3]["question"] = "", "red " * 9000
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "sweep.toml").write_text(
-        'data = "rows.jsonl"\nid = "id"\n[[models]]\nname = "one"\n'
+        'data = "rows.jsonl"\nid = "id"\n[[models]]\nname = "one"\npath = "tiny"\n'
         '[[prompts]]\nname = "bare"\ntext = "{question}"\n[parameters]\nmax_new_tokens = 2\n'
     )
 

@@ -1,0 +1,43 @@
+"""A language model of random weights, for tests of what applications do around a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+def write_tiny_model(folder: Path) -> None:
+    """A Llama of random weights whose tokens are letters, written without PyTorch, whose import takes seconds."""
+    tokenizers = pytest.importorskip("tokenizers")
+    save_file = pytest.importorskip("safetensors.numpy").save_file
+    folder.mkdir()
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({letter: place for place, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": letters[0]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts))
+    words, width, layers = len(letters), 64, 6
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": words, "hidden_size": width,
+        "intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": 4, "tie_word_embeddings": False,
+        "max_position_embeddings": 2048, "torch_dtype": "float32",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {
+        "model.embed_tokens.weight": (words, width),
+        "model.norm.weight": (width,),
+        "lm_head.weight": (words, width),
+    }
+    for layer in range(layers):
+        names = [*(f"self_attn.{name}_proj" for name in "qkvo"), "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+        shapes |= {f"model.layers.{layer}.{name}.weight": (width, width) for name in names}
+        norms = ("input_layernorm", "post_attention_layernorm")
+        shapes |= {f"model.layers.{layer}.{name}.weight": (width,) for name in norms}
+    chance = np.random.default_rng(0)
+    weights = {name: chance.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
