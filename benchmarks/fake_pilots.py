@@ -32,8 +32,7 @@ from stoker.manager.protocol.session import KeyPair, SessionFolder
 from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot
 from stoker.pilot.agent.link import said_in
 from stoker.pilot.core import commands
-from stoker.pilot.core.core import PilotCore
-from stoker.pilot.core.event_queue import EventQueue
+from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
     Farewell,
     FromLibrary,

@@ -32,7 +32,6 @@ from parsl.executors.errors import BadStateException
 from stoker.manager.executor.apps import StokerApp
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
-from stoker.manager.executor.inbox import Inbox
 from stoker.manager.executor.large import discard_result
 from stoker.manager.executor.map_inputs import refuse_lost
 from stoker.manager.executor.outgoing import Job
@@ -40,6 +39,7 @@ from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import travels_with
 from stoker.manager.executor.progress import Bar, Follow
 from stoker.manager.executor.pulling import SLOW_ITEMS, SLOW_S, NotYet, PulledInputs
+from stoker.manager.executor.waiting import Inbox
 from stoker.manager.executor.wants import Wants
 from stoker.manager.executor.window import CHUNK, WINDOW_BYTES, Window
 from stoker.manager.protocol.calls import CallEnd, Payload

@@ -7,7 +7,10 @@ dictionary, and whoever takes a call's waiter out of it is the one who tells it.
 from __future__ import annotations
 
 import logging
+import queue
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ProtocolError
@@ -122,3 +125,29 @@ class WaitingCalls:
                 ref = self._files.pop(call, None)
                 if ref is not None:
                     self._large.drop(ref)
+
+
+class Inbox:
+    """The waiter of a `stoker.map`: the link's thread appends each end to `arrived` and rings `bell`; the stream reads.
+
+    The link keeps this and not the stream, so that the stream is collected when its loop is left."""
+
+    def __init__(self) -> None:
+        self.arrived: deque[Any] = deque()
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def settle(self, end: CallEnd) -> bool:
+        """A call has ended."""
+        self.arrived.append(end)
+        return True
+
+    def fail(self, call: CallId, error: Exception) -> None:
+        """A call will have no end."""
+        self.arrived.append((call, error))
+
+    def flush(self) -> None:
+        """Ring once for all that came together."""
+        self.bell.put(None)
+
+    def report(self, said: CallProgress | CallForecast) -> None:
+        """Reports of single calls are not shown."""

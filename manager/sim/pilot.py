@@ -23,8 +23,7 @@ from stoker.manager.sim.machine import Machine
 from stoker.manager.sim.runs import Gatherer
 from stoker.manager.sim.world import SourceModel
 from stoker.pilot.core import commands
-from stoker.pilot.core.core import PilotCore
-from stoker.pilot.core.event_queue import EventQueue
+from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
     Before,
     Event,

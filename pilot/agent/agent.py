@@ -19,15 +19,13 @@ from stoker.pilot.agent.fetches import Fetches
 from stoker.pilot.agent.link import ManagerLink
 from stoker.pilot.agent.parent import Parent
 from stoker.pilot.agent.peers import Peers
-from stoker.pilot.agent.process import LibraryProcess
+from stoker.pilot.agent.process import LibraryProcess, Wires
 from stoker.pilot.agent.scratch import Scratch
-from stoker.pilot.agent.wires import Wires
 from stoker.pilot.agent.zygotes import Zygotes
 from stoker.pilot.cache import ObjectCache
 from stoker.pilot.core.commands import Command
-from stoker.pilot.core.core import PilotCore
-from stoker.pilot.core.event_queue import EventQueue
-from stoker.pilot.core.events import Event
+from stoker.pilot.core.core import EventQueue, PilotCore
+from stoker.pilot.core.events import Event, FromLibrary, LibraryGarbled, LibraryHungUp
 from stoker.pilot.core.state import PilotFacts, PilotState
 from stoker.pilot.core.timers import Timers
 from stoker.pilot.devices import Device, memory
@@ -61,7 +59,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Agent:
-    """One pilot's agent. Its parts (`carrying_out`, `processes`, `objects`, `observing`) work on it."""
+    """One pilot's agent. Its parts (`loop`, `processes`, `objects`, `observing`) work on it."""
 
     def __init__(
         self,
@@ -117,6 +115,18 @@ class Agent:
     def handle(self, event: Event) -> None:
         """Tell the core of an event, and carry out what it wants. What that leads to at once is handled after it."""
         self._queue.handle(event)
+
+    def hear(self, process: LibraryProcess) -> None:
+        """Read what a library has said, and tell the core."""
+        said, is_open = process.receive()
+        if said:
+            self.handle(FromLibrary(process.library, said))
+        if process.garbled:
+            self.wires.unwatch(process)
+            self.handle(LibraryGarbled(process.library, process.garbled))
+        elif not is_open:
+            self.wires.unwatch(process)
+            self.handle(LibraryHungUp(process.library))
 
     def later(self, action: Callable[[], None]) -> None:
         """Have the loop do this: how other threads hand in what they have done."""

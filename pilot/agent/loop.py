@@ -2,7 +2,8 @@
 
 A turn: wait until something comes or is due; read everything that has come, from the manager, the libraries, the
 zygotes and other threads; tell the core and carry out what it wants; then send one frame to the manager and one to each
-library. Nothing is delayed to form a batch: batches form by themselves while a turn is under way.
+library. Nothing is delayed to form a batch: batches form by themselves while a turn is under way. `carry_out` has a
+line for each command of the core.
 """
 
 from __future__ import annotations
@@ -13,12 +14,40 @@ import select
 import signal
 import time
 from types import FrameType
+from typing import assert_never
 
-from stoker.pilot.agent import observing, probing, processes, standing, walltime
+from stoker.pilot.agent import objects, observing, payloads, probing, processes, snapshots, standing, walltime
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.carrying_out import carry_out
 from stoker.pilot.agent.logs import LogWatch
+from stoker.pilot.cache import snapshot_names
 from stoker.pilot.core import limits, presence
+from stoker.pilot.core.commands import (
+    Acknowledged,
+    Beat,
+    BringArguments,
+    Command,
+    Expect,
+    Fetch,
+    Forget,
+    Greet,
+    HandIn,
+    KillProcess,
+    KillZygote,
+    Leave,
+    Log,
+    Observe,
+    OfferSnapshot,
+    Pin,
+    Prepare,
+    Probe,
+    ReleaseArguments,
+    SetTimer,
+    StartProcess,
+    StopFetch,
+    Tell,
+    TellLibrary,
+    TidySnapshots,
+)
 from stoker.pilot.core.events import (
     CacheListed,
     Farewell,
@@ -99,7 +128,7 @@ class Loop:
                 source.push()
                 agent.wires.watch(source)
             if what & ~select.EPOLLOUT:
-                processes.hear(agent, source)
+                agent.hear(source)
         agent.take_done()
 
     def _next_due(self) -> float:
@@ -173,3 +202,63 @@ class Loop:
         agent.link.dealer.close(linger_s=0.3)
         signal.set_wakeup_fd(-1)
         log.info("the pilot has ended: %s", agent.state.leaving)
+
+
+# ---- commands
+
+
+def carry_out(agent: Agent, command: Command) -> None:
+    """Carry out one command of the core."""
+    match command:
+        case Tell(message=message):
+            agent.link.post(message)
+        case TellLibrary(library=number, message=to_library):
+            process = agent.processes.get(number)
+            if process is not None:
+                agent.wires.tell(process, to_library)
+        case Acknowledged(sequence=sequence):
+            agent.link.acked(sequence)
+        case Log(text=text, severity=severity):
+            log.log(severity, "%s", text)
+        case Prepare(ordered=ordered):
+            processes.prepare(agent, ordered)
+        case Pin(library=number, objects=refs):
+            objects.pin(agent, number, refs)
+        case StartProcess(ordered=ordered, objects=paths):
+            processes.start(agent, ordered, dict(paths))
+        case KillProcess(library=number):
+            processes.kill(agent, number)
+        case KillZygote(library=number):
+            processes.kill_zygote(agent, number)
+        case Forget(library=number, ran=ran):
+            processes.forget(agent, number, ran)
+        case Observe(library=number):
+            observing.observe(agent, number)
+        case Expect(name=name):
+            agent.peers.shelf.expect(name)
+        case Fetch(order=order):
+            agent.fetches.order(order)
+        case StopFetch(name=name):
+            agent.fetches.stop(name)
+        case TidySnapshots():
+            snapshot_names.tidy(agent.cache)
+        case BringArguments():
+            payloads.bring(agent, command)
+        case ReleaseArguments(library=number, calls=calls):
+            payloads.release(agent, number, calls)
+        case HandIn(library=number, ends=ends):
+            payloads.hand_in(agent, number, ends)
+        case OfferSnapshot(recipe=recipe, made=made):
+            snapshots.offer(agent, recipe, made)
+        case Probe(device=device):
+            probing.begin(agent, device)
+        case SetTimer(at=at, key=key):
+            agent.timers.set(at, key)
+        case Beat(message=heartbeat):
+            agent.link.say(heartbeat)
+        case Greet(hello=hello):
+            agent.link.greet(hello)
+        case Leave():
+            agent.is_over = True
+        case _:
+            assert_never(command)

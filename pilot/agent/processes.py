@@ -18,9 +18,6 @@ from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.agent.usage import tail
 from stoker.pilot.cache import disk
 from stoker.pilot.core.events import (
-    FromLibrary,
-    LibraryGarbled,
-    LibraryHungUp,
     Prepared,
     ProcessEnded,
     ProcessMade,
@@ -130,19 +127,6 @@ def forget(agent: Agent, number: LibraryId, ran: Sequence[CallId]) -> None:
     agent.scratch.remove_library(number)
 
 
-def hear(agent: Agent, process: LibraryProcess) -> None:
-    """Read what a library has said."""
-    said, is_open = process.receive()
-    if said:
-        agent.handle(FromLibrary(process.library, said))
-    if process.garbled:
-        agent.wires.unwatch(process)
-        agent.handle(LibraryGarbled(process.library, process.garbled))
-    elif not is_open:
-        agent.wires.unwatch(process)
-        agent.handle(LibraryHungUp(process.library))
-
-
 def hear_zygote(agent: Agent, zygote: Zygote) -> None:
     """Read what a zygote has said."""
     said = zygote.receive()
@@ -195,7 +179,7 @@ def _ended(
     process = agent.processes.get(number)
     if process is None:
         return
-    hear(agent, process)  # its last words
+    agent.hear(process)  # its last words
     standing.check(agent)
     agent.handle(
         ProcessEnded(

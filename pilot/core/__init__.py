@@ -1,7 +1,7 @@
 """A pilot as a pure function: `core.PilotCore.handle(event, now)` decides all that a pilot decides.
 
 Shells carry its commands out: the agent with processes and sockets, the simulator in virtual time, a pool through
-TaskVine. Each has an `event_queue`, and `timers` where it has no others.
+TaskVine. Each feeds the core through a `core.EventQueue`, and has `timers` where it has no others.
 
 Files stand in three ranks, and imports go one way: *handlers* (`orders`, `library_messages`, `arrivals`, `presence`,
 `limits`, `probes`, `device_memory`) call *transitions* (`holding`, `lifecycle`, `starting`, `running`, `wants`,

@@ -20,8 +20,7 @@ import msgspec
 from stoker.manager.protocol.ids import LibraryId
 from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
 from stoker.pilot.core import commands
-from stoker.pilot.core.core import PilotCore
-from stoker.pilot.core.event_queue import EventQueue
+from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import Event, Farewell, Pinned, Prepared, RoomWanted, TimerFired
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import PilotFacts, PilotState

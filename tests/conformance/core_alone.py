@@ -13,8 +13,7 @@ from stoker.manager.protocol.to_manager import DeviceFacts, FromPilot, PilotHell
 from stoker.manager.protocol.to_pilot import ToPilot
 from stoker.pilot.agent.link import said_in
 from stoker.pilot.core import commands, limits
-from stoker.pilot.core.core import PilotCore
-from stoker.pilot.core.event_queue import EventQueue
+from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
     Event,
     Farewell,

@@ -11,8 +11,7 @@ from stoker.manager.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId
 from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.manager.protocol.to_pilot import PilotWelcome, RunCalls, StartLibrary
 from stoker.pilot.core import commands
-from stoker.pilot.core.core import PilotCore
-from stoker.pilot.core.event_queue import EventQueue
+from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import (
     Before,
     Event,

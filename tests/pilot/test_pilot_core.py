@@ -12,8 +12,7 @@ from stoker.manager.protocol.to_manager import DeviceFacts
 from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.core import commands, holding, lifecycle
 from stoker.pilot.core.cache import Entry, Shortage, file_name, make_room, plain_name
-from stoker.pilot.core.core import PilotCore
-from stoker.pilot.core.event_queue import EventQueue
+from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import Before, FromManager, HelloDue, Prepared
 from stoker.pilot.core.ledger import Ledger
 from stoker.pilot.core.stages import Stage
