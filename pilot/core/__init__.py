@@ -3,7 +3,7 @@
 Shells carry its commands out: the agent with processes and sockets, the simulator in virtual time, a pool through
 TaskVine. Each feeds the core through a `core.EventQueue`, and has `timers` where it has no others.
 
-Files stand in three ranks, and imports go one way: *handlers* (`orders`, `library_messages`, `arrivals`, `presence`,
+Files stand in three ranks, and imports go one way: *handlers* (`orders`, `library_messages`, `presence`,
 `limits`, `probes`, `device_memory`) call *transitions* (`holding`, `lifecycle`, `starting`, `running`, `wants`,
 `leaving`: the only writers of their part of the state), which change *nouns* (`state`, `ledger`, `stages`, `health`,
 `events`, `commands`).

@@ -14,7 +14,6 @@ from typing import assert_never
 
 from stoker.pilot.core import (
     admission,
-    arrivals,
     device_memory,
     leaving,
     library_messages,
@@ -101,9 +100,9 @@ class PilotCore:
             case EngineEnded(reason=reason):
                 leaving.drain(state, reason, within_s=state.facts.grace_s, code=1)
             case ObjectArrived():
-                arrivals.arrived(state, event)
+                starting.arrived(state, event)
             case ObjectLost(name=name, lack=lack):
-                arrivals.lost(state, name, lack)
+                starting.lost(state, name, lack)
             case SourceFailed(name=name, reason=reason, peer=peer):
                 wants.source_failed(state, name, reason, peer)
             case CacheListed(sizes=sizes):

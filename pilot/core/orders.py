@@ -26,7 +26,7 @@ from stoker.manager.protocol.to_pilot import (
     TakeBack,
     ToPilot,
 )
-from stoker.pilot.core import arrivals, holding, leaving, resizing, running, starting, wants
+from stoker.pilot.core import holding, leaving, resizing, running, starting, wants
 from stoker.pilot.core.commands import Acknowledged, Observe, SetTimer, TellLibrary
 from stoker.pilot.core.events import Lack
 from stoker.pilot.core.stages import Stage
@@ -73,7 +73,7 @@ def handle(state: PilotState, message: ToPilot) -> None:
             nowhere = wants.told_sources(state, message)
             if nowhere is not None:
                 what = f"the object {nowhere.ref.name} can be had nowhere: no pilot that has it is reached"
-                arrivals.lost(state, nowhere.ref.name, Lack(nowhere.trouble or what))
+                starting.lost(state, nowhere.ref.name, Lack(nowhere.trouble or what))
         case PilotRefused(reason=reason):
             state.says_farewell = False
             leaving.leave(state, f"the manager refused this pilot: {reason}", within_s=0.0, code=3)

@@ -8,7 +8,7 @@ from stoker.manager.protocol.to_manager import LibraryGone, LibraryNews, Library
 from stoker.manager.protocol.to_pilot import StartLibrary
 from stoker.pilot.core import lifecycle, station, wants
 from stoker.pilot.core.commands import Pin, Prepare, SetTimer, Severity, StartProcess
-from stoker.pilot.core.events import Lack, Pinned, Prepared, ProcessEnded
+from stoker.pilot.core.events import Lack, ObjectArrived, Pinned, Prepared, ProcessEnded
 from stoker.pilot.core.failures import load_failure
 from stoker.pilot.core.stages import Stage
 from stoker.pilot.core.state import PilotLibrary, PilotState
@@ -90,6 +90,27 @@ def pinned(state: PilotState, library: PilotLibrary, event: Pinned) -> None:
     wants.want(state, library, [ref for name, ref in refs.items() if name in library.missing])
     if not library.missing:
         go_on(state, library)
+
+
+def arrived(state: PilotState, event: ObjectArrived) -> None:
+    """An object is in the cache: keep it for the libraries that wait for it."""
+    found = wants.arrived(state, event)
+    state.log(
+        f"{event.name} is here: {event.origin_bytes} bytes from where it comes from, {event.peer_bytes} from peers, "
+        f"{event.seconds:.2f} s"
+    )
+    for number in tuple(found.libraries) if found is not None else ():
+        if found is not None and number in state.libraries:
+            state.out.append(Pin(number, (found.ref,)))
+
+
+def lost(state: PilotState, name: str, lack: Lack) -> None:
+    """An object will not come: libraries that wait for it fail, or go on without it."""
+    found = wants.give_up(state, name)
+    for number in tuple(found.libraries) if found is not None else ():
+        library = state.libraries.get(number)
+        if library is not None:
+            lacking(state, library, lack)
 
 
 def lacking(state: PilotState, library: PilotLibrary, lack: Lack) -> None:

@@ -81,6 +81,48 @@ def test_architecture_is_one_page() -> None:
     assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) <= 90
 
 
+def _files_named(text: str) -> list[str]:
+    """The files that a text of ARCHITECTURE.md names, in order: a bare one is in the folder last named with a colon."""
+    folder, files = "", []
+    for name, colon in re.findall(r"`([\w/]+(?:/|\.py))`(:?)", text):
+        if name.endswith("/"):
+            folder = name if colon else folder
+        else:
+            files.append(name if "/" in name else folder + name)
+    return files
+
+
+# The most files that a stranger should have to read on each walk.
+WALKS = {
+    "From `stoker.map` to the library and back": 31,
+    "From a new pilot to its first hot context": 32,
+    "From a tuning job to its placement": 20,
+}
+
+
+@pytest.mark.parametrize("title", WALKS)
+def test_a_strangers_walk_is_short(title: str) -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    walk = text.partition(f"### {title}\n")[2].partition("\n#")[0]
+    steps = [_files_named(step) for step in re.findall(r"^\d+\. .*$", walk, re.MULTILINE)]
+    files = [file for step in steps for file in step]
+    assert len(steps) >= 4
+    assert all(steps), f"a step of {title!r} names no file"
+    assert not [file for file in files if not (ROOT / file).is_file()]
+    assert len(set(files)) == len(files), "a file that is passed again is not named again"
+    assert len(files) <= WALKS[title], f"{title}: {len(files)} files"
+
+
+def test_the_files_that_answer_a_strangers_questions_are_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text().partition("## Where is it?\n")[2].partition("\n#")[0]
+    rows = [row for row in text.splitlines() if row.startswith("| ")][1:]
+    assert len(rows) == 5
+    for row in rows:
+        files = [name for name in re.findall(r"`([\w/]+\.py)`", row) if "/" in name]
+        assert files, row
+        assert not [file for file in files if not (ROOT / file).is_file()], row
+
+
 def test_decisions_are_numbered_and_half_a_page() -> None:
     decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
     numbers = [int(path.name[:3]) for path in decisions]
