@@ -37,6 +37,8 @@ class Case(msgspec.Struct, frozen=True):
     figure: Callable[[dict[str, Any]], float]
     unit: str
     more_is_better: bool = True
+    own_side: bool = False
+    """Whether both checkouts run this checkout's side, because earlier ones have none: with their own Stoker."""
 
 
 def _rate(found: dict[str, Any]) -> float:
@@ -58,6 +60,8 @@ CASES = {
     "restart": Case(("benchmarks.recovery_side", "restart"), lambda found: found["at_work_s"], "s", False),
     "lost_pilot": Case(("benchmarks.lost_pilot_side", "killed"), lambda found: found["seconds"], "s", False),
     "many_pilots": Case(("benchmarks.recovery_side", "rate", "--pilots", "2000"), _rate, "calls/s"),
+    "cold_load": Case(("benchmarks.loads_side", "cold"), lambda found: found["seconds"], "s", False, own_side=True),
+    "eviction": Case(("benchmarks.loads_side", "evict"), lambda found: found["seconds"], "s", False, own_side=True),
     "one_pilot": Case(("benchmarks.recovery_side", "rate", "--pilots", "1"), _rate, "calls/s"),
 }
 
@@ -65,7 +69,11 @@ CASES = {
 def side(checkout: Path, case: Case) -> float:
     """One figure of one checkout, in a fresh process. Raises RuntimeError with its output."""
     python = checkout / ".venv" / "bin" / "python"
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "PATH": f"{python.parent}:{os.environ.get('PATH', '')}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT if case.own_side else checkout),
+        "PATH": f"{python.parent}:{os.environ.get('PATH', '')}",
+    }
     with tempfile.TemporaryDirectory(prefix="before-") as own:
         environment["STOKER_HOME"] = own
         done = subprocess.run(
