@@ -18,7 +18,7 @@ from stoker.log_files import keep_log
 from stoker.manager.live import interfaces, journal, keeper, lease
 from stoker.manager.live.chosen import chosen_in, policies_of
 from stoker.manager.live.ports_taken import NO_PORT, PortsTakenError
-from stoker.manager.live.server import Patience, Server, check_folder
+from stoker.manager.live.server import ManagerServer, Patience, check_folder
 from stoker.manager.live.taken import TAKEN_OVER, TakenError
 from stoker.manager.protocol.session import SessionFolder
 from stoker.site import Session
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callable[[], None]) -> Server:
+def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callable[[], None]) -> ManagerServer:
     patience = Patience(
         heartbeat_s=options.heartbeat,
         silence_s=3 * options.heartbeat,
@@ -112,7 +112,7 @@ def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callabl
         idle_s=options.idle,
     )
     logging.info("policy: %s", chosen_in(folder))
-    return Server(
+    return ManagerServer(
         folder,
         session=options.name or folder.path.name,
         policies=policies_of(folder),

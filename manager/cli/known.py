@@ -28,7 +28,7 @@ _MADE_S = 60.0
 """A session is made, and its manager listens, within this."""
 
 
-class State(enum.Enum):
+class SessionState(enum.Enum):
     """Whether a session goes on."""
 
     UP = "up"
@@ -44,7 +44,7 @@ class Known(msgspec.Struct, frozen=True):
 
     session: str
     folder: str
-    state: State
+    state: SessionState
     idle_s: float
 
 
@@ -69,7 +69,7 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
         else:
             console.lines(render(found))
         return
-    old = [each for each in found if each.state is State.OVER and each.idle_s >= older_s]
+    old = [each for each in found if each.state is SessionState.OVER and each.idle_s >= older_s]
     pruned = [prune.prune(SessionFolder(each.folder), each.session) for each in old]
     if as_json:
         console.json({"removed": [x for x in pruned if not x.kept], "kept": [x for x in pruned if x.kept]})
@@ -100,9 +100,9 @@ def render(found: Sequence[Known]) -> list[str]:
         f"  {each.session:<{width}}  {each.state.value:<4}  {_show_age(each.idle_s):>11}  {each.folder}"
         for each in found
     ]
-    if any(each.state is State.LOST for each in found):
+    if any(each.state is SessionState.LOST for each in found):
         out += ["", "lost: not over, and without a manager; stoker attach ID brings it back, stoker down ID ends it"]
-    if any(each.state is State.OVER for each in found):
+    if any(each.state is SessionState.OVER for each in found):
         out += [
             "",
             f"stoker sessions --prune removes sessions that ended {_OLDER} ago or earlier (--older TIME: another age)",
@@ -133,12 +133,12 @@ def _look(idle_s: float, path: Path) -> Known | None:
         return None
 
 
-def _state(folder: SessionFolder, *, idle_s: float) -> State:
+def _state(folder: SessionFolder, *, idle_s: float) -> SessionState:
     if not folder.file.exists():  # it is just being made, or the command that made it was killed
-        return State.UP if idle_s < _MADE_S or is_coming_up(folder.path) else State.OVER
+        return SessionState.UP if idle_s < _MADE_S or is_coming_up(folder.path) else SessionState.OVER
     if detached.is_up(folder):
-        return State.UP
-    return State.LOST if detached.is_detached(folder) and not detached.over(folder) else State.OVER
+        return SessionState.UP
+    return SessionState.LOST if detached.is_detached(folder) and not detached.over(folder) else SessionState.OVER
 
 
 def _idle_s(folder: Path) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from stoker.contexts.state import state_folder
 from stoker.manager.cli import known
 from stoker.manager.cli.finding import Finding, Level
-from stoker.manager.cli.known import State
+from stoker.manager.cli.known import SessionState
 from stoker.manager.cli.prune import size_bytes
 from stoker.manager.protocol.session import holds_session, is_begun
 from stoker.units import show_bytes
@@ -40,13 +40,13 @@ def store() -> Iterator[Finding]:
 def sessions() -> Iterator[Finding]:
     """Sessions that are known here: alive, over, or gone without a trace."""
     found = known.known()
-    alive = [each.session for each in found if each.state is State.UP]
-    over = [Path(each.folder) for each in found if each.state is State.OVER]
+    alive = [each.session for each in found if each.state is SessionState.UP]
+    over = [Path(each.folder) for each in found if each.state is SessionState.OVER]
     links = sorted((state_folder() / "sessions").glob("*"))
     dangling = [link for link in links if not (holds_session(link) or is_begun(link))]
     names = f": {', '.join(alive)}" if alive else ""
     yield Finding("sessions", Level.OK, _count(len(alive), "live session", "live sessions") + names)
-    for name in (each.session for each in found if each.state is State.LOST):
+    for name in (each.session for each in found if each.state is SessionState.LOST):
         fix = f"bring it back: stoker attach {name}; or end it: stoker down {name}"
         yield Finding("sessions", Level.WARN, f"session {name} is not over, and has no manager", fix)
     if over:

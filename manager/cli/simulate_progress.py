@@ -21,7 +21,7 @@ _FROM = 0.03
 """From this part on the time that is left is worth a guess."""
 
 
-class Progress:
+class SimulationProgress:
     """Runs that are done and runs that go on, and how many there are to be."""
 
     def __init__(self, place: console.Redrawn | None, *, total: int, calls: int) -> None:
@@ -79,14 +79,14 @@ class Progress:
 
 
 @contextlib.contextmanager
-def progress(workload: Workload, *, total: int, quiet: bool) -> Iterator[Progress]:
+def progress(workload: Workload, *, total: int, quiet: bool) -> Iterator[SimulationProgress]:
     """Show how far `total` runs are while the block runs; `quiet`: stdout is for something else."""
     calls = -(-workload.inputs // workload.items) if isinstance(workload, Sweep) else 0
     if quiet or not console.is_terminal():
-        yield Progress(None, total=total, calls=calls)
+        yield SimulationProgress(None, total=total, calls=calls)
         return
     with console.redrawn() as place:
-        yield Progress(place, total=total, calls=calls)
+        yield SimulationProgress(place, total=total, calls=calls)
         place.show([])
 
 

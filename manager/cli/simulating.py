@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from stoker.errors import ConfigError, StokerError
 from stoker.manager.cli import console, simulate_table
-from stoker.manager.cli.simulate_progress import Progress, progress
+from stoker.manager.cli.simulate_progress import SimulationProgress, progress
 from stoker.manager.cli.simulate_table import count
 from stoker.manager.live.own_policies import find
 from stoker.manager.policies.named import SHIPPED
@@ -117,7 +117,7 @@ def _run(plan: Plan, *, quiet: bool) -> Done:
     return done
 
 
-def _collect(plan: Plan, runs: list[Finished], shown: Progress) -> None:
+def _collect(plan: Plan, runs: list[Finished], shown: SimulationProgress) -> None:
     scenario = plan.scenario
     going = run_all(
         scenario, policies=scenario.policies, seeds=range(scenario.seeds), folder=plan.folder / run_folder.LOGS,

@@ -1,4 +1,4 @@
-"""The client's end of the wire: one socket, one thread that reads it, and submits that go out from whoever submits.
+"""The client's end of the wire: one socket, one thread that reads it, and submits go out on the caller's thread.
 
 How a call leaves. `submit` puts it in a queue and, while few calls are in flight, sends the queue itself: a caller who
 waits for one result at a time pays no thread switch on the way out. While many are in flight it wakes the I/O thread
@@ -196,7 +196,7 @@ class Link:
         return calls
 
     def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
-        """Nobody waits for these calls any more; their waiters hear nothing."""
+        """Cancel these calls; their waiters hear nothing."""
         gone = self.waiting.give_up(calls)
         if gone and self._over is None:
             self.tell(to_manager.Cancel(gone, running))

@@ -6,7 +6,7 @@ thread that takes them. An input that takes long for an item goes on on a thread
 that are there need not wait for it.
 
 A loop that is left drops the last reference to its stream, which is what cancels: so the link knows the stream's
-`Inbox` only. Ctrl-C in the body of a loop does the same, before anybody can say what was kept; that is remembered
+`MapInbox` only. Ctrl-C in the body of a loop does the same, before anybody can say what was kept; that is remembered
 (`_left`) for the session, which is the next to hear of the Ctrl-C.
 """
 
@@ -39,7 +39,7 @@ from stoker.manager.executor.packing import pack_arguments
 from stoker.manager.executor.prepared import travels_with
 from stoker.manager.executor.progress import Bar, Follow
 from stoker.manager.executor.pulling import SLOW_ITEMS, SLOW_S, NotYet, PulledInputs
-from stoker.manager.executor.waiting import Inbox
+from stoker.manager.executor.waiting import MapInbox
 from stoker.manager.executor.wants import Wants
 from stoker.manager.executor.window import CHUNK, WINDOW_BYTES, Window
 from stoker.manager.protocol.calls import CallEnd, Payload
@@ -99,7 +99,7 @@ class Stream(Iterator[Any]):
         self._window = Window(window)
         self._total = total
         self._follow = follow
-        self._inbox = Inbox()
+        self._inbox = MapInbox()
         self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
         self._taking = threading.RLock()
         """One thread at a time takes a result; several may share a stream."""

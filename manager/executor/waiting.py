@@ -1,7 +1,7 @@
 """The calls of a client that have not ended: who waits for each, and the files of their large arguments.
 
 Calls come and are given up on any thread; they end on the I/O thread. There is no lock: each step is one operation on a
-dictionary, and whoever takes a call's waiter out of it is the one who tells it.
+dictionary, and the thread that takes a call's waiter out of it tells that waiter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class WaitingCalls:
-    """`waiters` says who waits for which call. `large` are the arguments of those that have any."""
+    """`waiters` maps each open call to its waiter; `large` holds the large arguments of calls."""
 
     def __init__(self, large: LargeArguments) -> None:
         self.waiters: dict[CallId, Waiter] = {}
@@ -62,7 +62,7 @@ class WaitingCalls:
         return calls
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
-        """Nobody waits for these calls any more, and their waiters hear nothing. Those that had not ended."""
+        """Stop waiting for these calls; their waiters hear nothing. Returns the calls that had not ended."""
         gone = [call for call in calls if self.waiters.pop(call, None) is not None]
         self._given_up.update(gone)
         self._drop_files(gone)
@@ -127,7 +127,7 @@ class WaitingCalls:
                     self._large.drop(ref)
 
 
-class Inbox:
+class MapInbox:
     """The waiter of a `stoker.map`: the link's thread appends each end to `arrived` and rings `bell`; the stream reads.
 
     The link keeps this and not the stream, so that the stream is collected when its loop is left."""

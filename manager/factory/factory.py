@@ -24,7 +24,7 @@ from stoker.manager.factory.batch import JOBS_LEFT, Batch, job_name
 from stoker.manager.factory.batches import Shared
 from stoker.manager.factory.keeper import Keeper, News
 from stoker.manager.factory.link import Link
-from stoker.manager.factory.worker import Cancel, CancelWaiting, End, Message, Order, Stopped, Sync, Worker
+from stoker.manager.factory.worker import BatchThread, BlockOrders, Cancel, CancelWaiting, End, Message, Stopped, Sync
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
 from stoker.manager.protocol.ids import BlockId
@@ -98,7 +98,7 @@ class Factory:
             for kind in kinds
         }
         self._workers = {
-            name: Worker(
+            name: BatchThread(
                 Keeper(
                     name,
                     make=partial(
@@ -237,7 +237,7 @@ class Factory:
     def _submit(self, orders: tuple[BlockOrder, ...]) -> None:
         for order in orders:
             if self._take(order.block, order.source):
-                self._workers[order.source].tell(Order((order.block,)))
+                self._workers[order.source].tell(BlockOrders((order.block,)))
 
     def _take(self, block: BlockId, source: str) -> bool:
         """Note whose a block is; False if its source is none of the session's."""

@@ -20,7 +20,7 @@ class Sync(msgspec.Struct, frozen=True):
     blocks: tuple[KnownBlock, ...]
 
 
-class Order(msgspec.Struct, frozen=True):
+class BlockOrders(msgspec.Struct, frozen=True):
     """Submit these blocks."""
 
     blocks: tuple[BlockId, ...]
@@ -53,10 +53,10 @@ class Stopped(msgspec.Struct, frozen=True):
     left: tuple[str, ...]
 
 
-Message = Sync | Order | Cancel | CancelWaiting | End
+Message = Sync | BlockOrders | Cancel | CancelWaiting | End
 
 
-class Worker(threading.Thread):
+class BatchThread(threading.Thread):
     """Steps a keeper. `say` is called on this thread with news for the manager, and with Stopped in the end."""
 
     def __init__(self, keeper: Keeper, *, say: Callable[[News | Stopped], None]) -> None:
@@ -84,11 +84,11 @@ class Worker(threading.Thread):
                 message = None if self._inbox.empty() else self._inbox.get()
             self._step()
 
-    def _take(self, message: Sync | Order | Cancel) -> None:
+    def _take(self, message: Sync | BlockOrders | Cancel) -> None:
         match message:
             case Sync(blocks):
                 self.keeper.sync(blocks)
-            case Order(blocks):
+            case BlockOrders(blocks):
                 self.keeper.order(blocks)
             case Cancel(blocks, reason):
                 self.keeper.cancel(blocks, reason)

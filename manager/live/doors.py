@@ -138,7 +138,7 @@ class Doors:
         return self._names_of(left)
 
     def _names_of(self, identities: Iterable[bytes]) -> list[bytes]:
-        """The peers whose connections these are; a connection that nobody was taken by is none's."""
+        """The peers whose connections these are. A connection that was never taken (`take`) belongs to no peer."""
         pairs = [(name_of(identity), identity) for identity in identities]
         return [name for name, identity in pairs if self._identities.get(name, name) == identity]
 
@@ -185,7 +185,7 @@ class Doors:
             yield user, peer, body.buffer
 
     def _gate(self) -> None:
-        """Answer whoever asks whether a peer may come in (ZAP)."""
+        """Answer ZeroMQ's question whether a peer may come in (ZAP)."""
         while self._zap.poll(0):
             version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
             user = self._keys.user_of(credentials[0]) if mechanism == b"CURVE" and credentials else None
@@ -208,7 +208,7 @@ class Doors:
         return self.answer(self._identities.get(peer, peer), frame)
 
     def answer(self, identity: bytes, frame: bytes) -> bool:
-        """Send a frame to the connection of this identity, whoever it may be; False if there is none."""
+        """Send a frame to the connection of this identity; False if there is none."""
         try:
             self.router.send_multipart([identity, frame], zmq.NOBLOCK)
         except zmq.ZMQError:

@@ -1,8 +1,8 @@
 """How often a manager that dies is started again, and after which pause.
 
 A manager that does something between its deaths is worth its restarts, however many: it says so once in its life, when
-the first call has ended (`Progress`). Deaths without that are counted. The first one costs no pause, since most are
-single kills; then the pause grows, because what is wrong (a full disk, a file system that is away) may pass.
+the first call has ended (`RestartProgress`). Deaths without that are counted. The first one costs no pause, since most
+are single kills; then the pause grows, because what is wrong (a full disk, a file system that is away) may pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
 """The pause before the second restart in a row; it doubles up to the longest."""
 
 
-class Progress:
+class RestartProgress:
     """The manager's side: a file that is touched once in a manager's life."""
 
     def __init__(self, path: Path, *, done: int) -> None:

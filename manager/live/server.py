@@ -74,7 +74,7 @@ from stoker.manager.live.history import History
 from stoker.manager.live.journal import Journal
 from stoker.manager.live.journal_trouble import JournalTrouble
 from stoker.manager.live.raised import raised
-from stoker.manager.live.restarts import Progress
+from stoker.manager.live.restarts import RestartProgress
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol.ids import ClientId, PilotId
 from stoker.manager.protocol.session import PYTHON, SessionFile, SessionFolder
@@ -119,7 +119,7 @@ class CoreFailedError(Exception):
     """The core raised on this event; the journal says so in its place."""
 
 
-class Server:
+class ManagerServer:
     """A manager process: the core, its doors, journal and history."""
 
     def __init__(
@@ -180,7 +180,7 @@ class Server:
         self._ends_by = math.inf
         """When the session ends though its journal cannot be written; infinite while it is not to end."""
         self._carry_out(self.core.start())
-        self._progress = Progress(folder.progress, done=self.core.state.done)
+        self._progress = RestartProgress(folder.progress, done=self.core.state.done)
         self._told: dict[str, float] = {}
         """Notices of the session that are in the log."""
         self._asked_to_end_ns = 0

@@ -12,7 +12,7 @@ from stoker.manager.protocol.session import SessionFolder
 from stoker.pilot.cache import CacheShelf, ObjectCache
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.client import SEED_FILE, read_key
-from stoker.pilot.transfer.server import Server
+from stoker.pilot.transfer.server import ObjectServer
 
 log = logging.getLogger("stoker.pilot")
 
@@ -66,13 +66,13 @@ def _own_address(session: SessionFolder) -> str:
         return "127.0.0.1"
 
 
-def _serve(shelf: CacheShelf, host: str, key: bytes) -> Server | None:
+def _serve(shelf: CacheShelf, host: str, key: bytes) -> ObjectServer | None:
     """Serve other pilots."""
     if not key:
         log.info("the session has no transfer key: this pilot serves no objects to others")
         return None
     try:
-        return Server(shelf, key=key, host=host)
+        return ObjectServer(shelf, key=key, host=host)
     except (OSError, ValueError) as error:
         log.warning("this pilot serves no objects to others: %s", error)
         return None

@@ -72,7 +72,7 @@ class PilotCore:
         self.state = PilotState(facts)
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """What is to be done about an event. `now` is in seconds and never goes back."""
+        """Returns the commands that an event leads to. `now` is in seconds and never goes back."""
         state = self.state
         state.now = now
         match event:

@@ -1,4 +1,4 @@
-"""What libraries say, and what is done about it."""
+"""Handles the messages of libraries."""
 
 from __future__ import annotations
 

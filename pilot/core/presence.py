@@ -40,7 +40,7 @@ from stoker.pilot.core.state import NEVER, PilotState
 from stoker.units import show_seconds
 
 WELCOME_S = 5.0
-"""A hello that was not answered for so long is said again."""
+"""A hello that has had no answer for this long is sent again."""
 FIRST_CONTACT_S = 60.0
 """A pilot that has not joined yet waits at least so long for its manager."""
 MARGIN_S = 12.0

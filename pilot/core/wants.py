@@ -1,8 +1,8 @@
 """Objects that a pilot wants, and what the manager is told of those that it has. This file alone writes both.
 
-What is in the cache needs nobody. What is not is wanted (`WantObjects`); the manager says where it may be had
-(`FetchObject`: other pilots, or the place that it comes from), again whenever that changes, and hears when it is here,
-which sources failed, and what has left the cache.
+An object in the cache needs no source. One that is not there is wanted (`WantObjects`); the manager says where it may
+be had (`FetchObject`: other pilots, or the place that it comes from), again whenever that changes, and hears when it is
+here, which sources failed, and what has left the cache.
 """
 
 from __future__ import annotations

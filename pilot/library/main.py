@@ -32,7 +32,7 @@ from stoker.pilot.library.marker import Marker
 from stoker.pilot.library.printing import LogTail, ThreadTail
 from stoker.pilot.library.runner import Runner, clean, leave_child
 from stoker.pilot.library.sandbox import Ground, Sandbox
-from stoker.pilot.library.server import Server
+from stoker.pilot.library.server import LibraryServer
 from stoker.pilot.library.settings import Settings
 from stoker.pilot.library.soundness import Fault, Soundness
 
@@ -84,7 +84,7 @@ def serve(number: int) -> None:
     if slots > 1:
         ThreadTail(settings.log)  # from now on Python's streams are those that calls print to
     soundness = Soundness()
-    server = Server(
+    server = LibraryServer(
         sock,
         context=context,
         calls_allowed=order.recipe.calls_per_library,
@@ -124,7 +124,7 @@ def serve(number: int) -> None:
         server.serve_threads(make_runner, slots, idle=marker.idle)
 
 
-def _make_way(server: Server, began: float) -> None:
+def _make_way(server: LibraryServer, began: float) -> None:
     """End a library that holds no context, so that a fresh one imports modules that were edited. Where functions of two
     programs take turns, which would end it at every call, the modules are imported anew here."""
     if time.monotonic() - began > _YOUNG_S:

@@ -56,7 +56,7 @@ NOT_RESIZED = -1
 _now = time.perf_counter
 
 
-class Server:
+class LibraryServer:
     """Serves calls on one socket until told to stop, or until the library has served `calls_allowed` (0 = any)."""
 
     def __init__(

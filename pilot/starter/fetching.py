@@ -26,7 +26,7 @@ from stoker.pilot.transfer.client import SEED_FILE, read_key
 from stoker.pilot.transfer.copy import Copy
 from stoker.pilot.transfer.fetch import Fetch
 from stoker.pilot.transfer.meeting import TRIES, meet
-from stoker.pilot.transfer.server import Server, bits_of
+from stoker.pilot.transfer.server import ObjectServer, bits_of
 from stoker.pilot.transfer.sources import Means
 from stoker.whole_files import draft_of
 
@@ -77,7 +77,7 @@ class Serving:
         self._lost: set[str] = set()
         self._none_left = False
         self._fetch = Fetch(name, self._draft, means=Means(key=key), lost=self._lose, begun=self._shelf.hold)
-        self._server = Server(self._shelf, key=key, host=wire.route_to(split_address(seed)[0]))
+        self._server = ObjectServer(self._shelf, key=key, host=wire.route_to(split_address(seed)[0]))
         self._whole = threading.Event()
         self._closed = threading.Event()
 

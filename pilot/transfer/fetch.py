@@ -21,16 +21,16 @@ from pathlib import Path
 
 from stoker.pilot.transfer.board import Board, Outcome, Source, WrongBytesError
 from stoker.pilot.transfer.copy import Copy
-from stoker.pilot.transfer.sources import Means, Worker
+from stoker.pilot.transfer.sources import Means, SourceReader
 from stoker.pilot.transfer.wire import PeerError
 
 log = logging.getLogger("stoker.transfer")
 
 STALL_S = 60.0
-"""When nothing has come from anybody for so long, no source is believed any more."""
+"""When no source has sent anything for this long, all of them are given up."""
 _LOOK_S = 0.5
 _REASONS = 4
-"""So many reasons are told when the last source has failed."""
+"""At most this many reasons are told when the last source has failed."""
 
 
 class Fetch:
@@ -54,7 +54,7 @@ class Fetch:
         self._lost = lost
         self._board = Board(name, root, chance=chance or random.Random(), begun=begun)
         self._lock = threading.Lock()
-        self._workers: dict[Source, Worker] = {}
+        self._workers: dict[Source, SourceReader] = {}
         self._wrong: set[Source] = set()
         self._telling = 0
         self._reasons: deque[str] = deque(maxlen=_REASONS)
@@ -70,7 +70,7 @@ class Fetch:
             old = [self._workers.pop(source) for source in list(self._workers) if source not in offered]
             fresh = [one for one in offered - self._wrong if one not in self._workers and not self._board.over]
             for source in fresh:
-                self._workers[source] = Worker(source, self._board, means=self._means, ended=self._ended)
+                self._workers[source] = SourceReader(source, self._board, means=self._means, ended=self._ended)
             starting = [self._workers[source] for source in fresh]
             refused = offered & self._wrong
         for worker in old:
@@ -120,7 +120,7 @@ class Fetch:
 
     # ---- inside
 
-    def _ended(self, worker: Worker, why: str, wrong: bool) -> None:
+    def _ended(self, worker: SourceReader, why: str, wrong: bool) -> None:
         with self._lock:
             known = self._workers.get(worker.source) is worker and not self._board.over
             if known:

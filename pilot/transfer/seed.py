@@ -35,7 +35,7 @@ from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.client import SEED_FILE, read_key
 from stoker.pilot.transfer.copy import Copy
 from stoker.pilot.transfer.meeting import Meetings, answer
-from stoker.pilot.transfer.server import Server
+from stoker.pilot.transfer.server import ObjectServer
 from stoker.whole_files import draft_of, write_whole
 
 log = logging.getLogger("stoker.transfer")
@@ -57,10 +57,10 @@ class Seed:
         self._meetings = Meetings()
         self._lock = threading.Lock()
 
-    def serve(self, *, key: bytes, host: str, ports: tuple[int, int] = (0, 0)) -> Server:
+    def serve(self, *, key: bytes, host: str, ports: tuple[int, int] = (0, 0)) -> ObjectServer:
         """Listen. Raises OSError."""
         more = {"put": self._put, "meet": self._meet}
-        return Server(self, key=key, host=host, ports=ports, most=MOST, more=more, spares=self._meetings.spared_s)
+        return ObjectServer(self, key=key, host=host, ports=ports, most=MOST, more=more, spares=self._meetings.spared_s)
 
     @contextmanager
     def lend(self, name: str) -> Iterator[Copy | None]:
@@ -179,7 +179,7 @@ def _is_over(session: SessionFolder) -> bool:
     return not session.objects.is_dir() or bool(session.over())
 
 
-def _listen(session: SessionFolder) -> Server:
+def _listen(session: SessionFolder) -> ObjectServer:
     """Listen where the manager does, and where an earlier seed of the session did, if that can be, so that pilots need
     not look again. Raises OSError, ValueError, StokerError."""
     seed = Seed(session.objects)

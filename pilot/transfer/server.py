@@ -44,7 +44,7 @@ class Shelf(Protocol):
         """Whether an object that is not here is on its way."""
 
 
-class Server:
+class ObjectServer:
     """Listens at `address` until it is closed: at a free port of `host`, or at the socket that it is given.
 
     `more` are further requests that it answers: each gets the connection and the request, and raises PeerError when the
@@ -214,7 +214,7 @@ class Server:
 class _Lending:
     """One object served on one connection."""
 
-    def __init__(self, server: Server, channel: wire.Channel, copy: Copy, *, host: str) -> None:
+    def __init__(self, server: ObjectServer, channel: wire.Channel, copy: Copy, *, host: str) -> None:
         self._server, self._channel, self._copy, self._host = server, channel, copy, host
         self._told = 0
         self._later: set[int] = set()

@@ -38,12 +38,12 @@ class Means:
     manifest_at: Callable[[str], bytes] | None = None
 
 
-class Worker:
+class SourceReader:
     """Reads one source. `ended` is called once, on its thread: why it was given up (empty: it was told to stop, or all
     is there), and whether it served wrong bytes."""
 
     def __init__(
-        self, source: Source, board: Board, *, means: Means, ended: Callable[[Worker, str, bool], None]
+        self, source: Source, board: Board, *, means: Means, ended: Callable[[SourceReader, str, bool], None]
     ) -> None:
         self.source = source
         self._board = board

@@ -8,7 +8,7 @@ import socket
 import sys
 
 from stoker.pilot.zygote import processes
-from stoker.pilot.zygote.server import Server
+from stoker.pilot.zygote.server import ZygoteServer
 from stoker.working_folder import folders_here
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     for folder in folders_here():
         if folder not in sys.path:
             sys.path.append(folder)  # modules beside the user's program, where the pilot started there
-    Server(socket.socket(fileno=number), scratch=scratch).run()
+    ZygoteServer(socket.socket(fileno=number), scratch=scratch).run()
 
 
 if __name__ == "__main__":

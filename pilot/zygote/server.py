@@ -43,7 +43,7 @@ _decode = msgspec.msgpack.Decoder[ToZygote](ToZygote).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Server:
+class ZygoteServer:
     """One zygote."""
 
     def __init__(self, sock: socket.socket, *, scratch: str) -> None:

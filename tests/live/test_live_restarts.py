@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.manager.live.attendants import PAUSE_S, Attendant
-from stoker.manager.live.restarts import MOST_DEATHS, Progress, Restarts
+from stoker.manager.live.restarts import MOST_DEATHS, RestartProgress, Restarts
 from stoker.manager.protocol.session import SessionFolder
 
 
@@ -23,7 +23,7 @@ class Clock:
 def lives(restarts: Restarts, file: Path, *, does: bool) -> float | None:
     """A manager starts, perhaps does something, and dies."""
     restarts.started()
-    progress = Progress(file, done=7)
+    progress = RestartProgress(file, done=7)
     progress.look(7)
     if does:
         progress.look(8)
@@ -52,7 +52,7 @@ def test_deaths_that_are_long_ago_do_not_count(tmp_path: Path) -> None:
 
 def test_progress_is_said_once_in_a_life(tmp_path: Path) -> None:
     file = tmp_path / "progress"
-    progress = Progress(file, done=3)
+    progress = RestartProgress(file, done=3)
     progress.look(3)
     assert not file.exists()
     progress.look(4)
@@ -62,7 +62,7 @@ def test_progress_is_said_once_in_a_life(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_for_the_word_harms_nothing(tmp_path: Path) -> None:
-    Progress(tmp_path / "no folder" / "progress", done=0).look(1)
+    RestartProgress(tmp_path / "no folder" / "progress", done=0).look(1)
 
 
 @pytest.mark.parametrize("says_hello", [True, False])

@@ -223,11 +223,11 @@ TWO_ENDS = """
 import os, socket, subprocess, sys, time
 from stoker.pilot.zygote import processes
 from stoker.pilot.zygote.messages import Exited
-from stoker.pilot.zygote.server import Server
+from stoker.pilot.zygote.server import ZygoteServer
 
 TRACKER = "import sys; a = 'resource_" + "tracker import main'; sys.stdin.read()"  # it only looks like one
 
-server, told = Server(socket.socketpair()[0], scratch=""), []
+server, told = ZygoteServer(socket.socketpair()[0], scratch=""), []
 server._send = told.append
 processes.adopt_orphans()
 others_go_on, others_end = os.pipe()

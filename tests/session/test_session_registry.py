@@ -17,7 +17,7 @@ import pytest
 from stoker.contexts.state import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import choosing
-from stoker.manager.cli.known import State
+from stoker.manager.cli.known import SessionState
 from stoker.manager.cli.known import known as list_sessions
 from stoker.manager.executor import detached
 from stoker.manager.executor.processes import KEPT_SESSIONS, register
@@ -131,7 +131,10 @@ def test_one_that_never_came_up_is_not_waited_for_and_can_be_pruned(tmp_path: Pa
     with pytest.raises(SessionError, match="no session 'dead'"):
         choosing.session_to_show("dead")
     assert time.monotonic() - began < 2
-    assert {(each.session, each.state) for each in list_sessions()} == {("dead", State.OVER), ("half", State.OVER)}
+    assert {(each.session, each.state) for each in list_sessions()} == {
+        ("dead", SessionState.OVER),
+        ("half", SessionState.OVER),
+    }
     said = subprocess.run(
         [sys.executable, "-m", "stoker.manager.cli.entry", "sessions", "--prune", "--older", "10min"],
         capture_output=True,

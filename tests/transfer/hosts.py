@@ -19,7 +19,7 @@ from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import Outcome, Source
 from stoker.pilot.transfer.copy import Copy
 from stoker.pilot.transfer.fetch import Fetch
-from stoker.pilot.transfer.server import Server
+from stoker.pilot.transfer.server import ObjectServer
 from stoker.pilot.transfer.sources import Means
 
 KEY = bytes(range(32))
@@ -54,7 +54,7 @@ class Host:
         self.expected: set[str] = set()
         self.lost: list[tuple[Source, str]] = []
         self.fetches: list[Fetch] = []
-        self.server = Server(self, key=key, host="127.0.0.1", limits=limits, most=most)
+        self.server = ObjectServer(self, key=key, host="127.0.0.1", limits=limits, most=most)
         self.source = Source(address=self.server.address, label=folder.name)
 
     @contextmanager

@@ -16,7 +16,7 @@ from stoker.contexts.objects import manifest_of, object_of
 from stoker.pilot.transfer import client, wire
 from stoker.pilot.transfer.copy import Copy
 from stoker.pilot.transfer.seed import Seed
-from stoker.pilot.transfer.server import Server
+from stoker.pilot.transfer.server import ObjectServer
 
 HONEST = 100
 
@@ -29,7 +29,7 @@ def test_forty_silent_sockets_refuse_no_honest_fetch(
     path = tmp_path / "small"
     path.write_bytes(b"seven and a half kilobytes" * 300)
     ref = object_of(path)
-    server: Server
+    server: ObjectServer
     if kind == "pilot":
         one = host()
         one.copies[ref.name] = Copy(path, ref.name, manifest_of(ref), whole=True)

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from torch import distributed
 
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.server import Server
+from stoker.pilot.transfer.server import ObjectServer
 
 MOST_BYTES = 1 << 30
 """No value is longer."""
@@ -228,7 +228,7 @@ def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
     listener.setblocking(True)
     values = LocalValues()
     limits = wire.Limits(silence_s=_IDLE_S)
-    server = Server(_Nothing(), key=key, listener=listener, limits=limits, more=_answers(values))
+    server = ObjectServer(_Nothing(), key=key, listener=listener, limits=limits, more=_answers(values))
     return RankStore(values, limit_s=limit_s, close=server.close)
 
 
