@@ -312,7 +312,7 @@ def test_a_recipe_that_does_not_fit_is_refused(served: FakeManager) -> None:
     left = served.gone()
     assert left.loading
     assert left.failure is not None
-    assert "free" in left.failure.message
+    assert "in all, 1000 TB are needed" in left.failure.message
     served.start(recipe(), library=2, devices=("cpu:9",))
     left = served.gone(2)
     assert left.failure is not None
