@@ -40,7 +40,6 @@ from stoker.manager.core.seams import (
 )
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.to_pilot import EvictCall, RunCalls
-from stoker.manager.protocol.to_pilot import TakeBack as TakeBackMessage
 
 _SHOWN_ACTIONS = 4
 
@@ -160,12 +159,11 @@ def _send(manager: Manager, action: Send) -> None:
     library, group = _with_room(manager, action.library, call), call.group
     if group.options.gang[0] > 1:
         raise PolicyError(f"call {call.id} wants a gang of {group.options.gang[0]}")
-    group.context.queue.leave(call)
-    queues.fed(manager, group.context)
-    holding.give(manager, library, call)
-    if action.offer:
-        manager.sends[library].remove(call)
-        call.offered = True
+    queues.leave(manager, call)
+    if not action.offer:
+        holding.give(manager, library, call)
+    else:
+        holding.offer(manager, library, call)
         call.note(manager.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
         blob = sending.blob_for(library, group)
         manager.say(
@@ -198,8 +196,7 @@ def _take_back(manager: Manager, action: TakeBack) -> None:
     library = _library(manager, action.library)
     if action.count < 1:
         raise PolicyError(f"{action.count} calls cannot be taken back")
-    library.taking += action.count
-    manager.say(library.pilot, TakeBackMessage(library.id, action.count))
+    holding.ask_back(manager, library, action.count)
 
 
 # ---- pilots and libraries

@@ -7,48 +7,46 @@ is counted is counted a batch.
 from __future__ import annotations
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import accounting, ending, feeding, gangs, repair, reservations
+from stoker.manager.core import accounting, ending, feeding, gangs, holding, indexing, repair, reservations
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Group, Library
-from stoker.manager.core.phases import CallState
 from stoker.manager.protocol import recent
 from stoker.manager.protocol.calls import CallEnd
 
 
 def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
     """Calls of a library have ended."""
-    held, open_calls = library.held, manager.state.calls
+    open_calls = manager.state.calls
     plain = not manager.watch and not manager.tracked
     first = not library.context.runs
     group: Group | None = None
     good: list[CallEnd] = []
-    others, seconds, total = 0, 0.0, 0
-    has_ended = CallState.ENDED
-    for outcome in ends:  # the hot path
-        id = outcome.call
-        call = held.pop(id, None)
-        if call is None or call.holder is not library:
-            total += _odd_end(manager, library, call, outcome)
-            continue
-        if call.group is not group:
+    others, seconds, total, position, count = 0, 0.0, 0, 0, len(ends)
+    while position < count:
+        if plain and group is not None:  # the hot path
+            position, seconds = holding.end_good(manager, library, ends, position, group, good, seconds)
+            if position == count:
+                break
+        outcome = ends[position]
+        call = library.held.get(outcome.call)
+        if call is not None and call.holder is library and call.group is not group:
             if group is not None:
                 total += accounting.account(manager, library, group, good, others=others, seconds=seconds)
             group, good, others, seconds = call.group, [], 0, 0.0
-        seconds += outcome.run_s
-        if plain and outcome.ok:
-            call.state = has_ended
-            call.holder = None
-            del open_calls[id]
-            good.append(outcome)
+            if plain:
+                continue
+        position += 1
+        holding.take_out(library, outcome.call)
+        if call is None or call.holder is not library:
+            total += _odd_end(manager, library, call, outcome)
             continue
+        seconds += outcome.run_s
         others += 1
         if not outcome.ok:
-            total += accounting.account(manager, library, group, good, others=others, seconds=seconds)
+            total += accounting.account(manager, library, call.group, good, others=others, seconds=seconds)
             good, others, seconds = [], 0, 0.0
-        ending.end(
-            manager, call, outcome
-        )  # watched: what it cost is counted as for any other, or a replay would differ
+        ending.end(manager, call, outcome)  # watched: it costs what any other does, or a replay would differ
     if group is not None:
         total += accounting.account(manager, library, group, good, others=others, seconds=seconds)
         if first and library.context.queue.count:
@@ -62,8 +60,8 @@ def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
         for outcome in ends:
             if outcome.call not in open_calls:
                 reservations.ended(manager, outcome.call)
-    library.stuck = False
-    library.ended_at = manager.state.now
+    indexing.gets_on(library)
+    holding.progressed(manager, library)
     library.served += total
     library.context.served += total
     library.pilot.ended += total
@@ -83,7 +81,7 @@ def _odd_end(manager: Manager, library: Library, call: Call | None, outcome: Cal
     if call is not None and type(call.holder) is Gang:
         gangs.ended(manager, call, library, outcome)
         return 1
-    if library.zombies.pop(outcome.call, None) is None:
+    if not holding.slot_is_free(library, outcome.call):
         manager.state.refuse("late or repeated end of a call")
         return 0
     still_open = manager.state.calls.get(outcome.call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.core import feeding, gangs, holding, indexing, libraries, placing
+from stoker.manager.core import feeding, gangs, holding, indexing, libraries, placing, sending
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Library
 from stoker.manager.core.phases import LibraryState
@@ -20,21 +20,21 @@ def returned(manager: Manager, library: Library, message: CallsReturned) -> None
     state = manager.state
     back: list[Call] = []
     for id in message.calls:
-        call = library.held.pop(id, None)
+        call = holding.take_out(library, id)
         if call is not None:
             back.append(call)
             if message.need_function:
-                library.functions.discard(call.group.function.key)
-        elif library.zombies.pop(id, None) is None:
+                sending.lost_function(library, call.group)
+        elif not holding.slot_is_free(library, id):
             state.refuse("return of a call that the library does not hold")
-    indexing.reclass(manager, library)
+    indexing.relist(manager, library)
     if message.refused:
         if not all(call.offered for call in back):  # what was no offer is refused by a library that is about to end
             libraries.stop(manager, library, reason=message.refused)
         for call in back:
             placing.retry(manager, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
     else:
-        library.taking = 0
+        holding.gave_back(library)
         holding.requeue(manager, back, why=f"taken back from lib-{library.id}, which had not begun it")
     if not library.held and library.state is LibraryState.READY and not message.refused:
         feeding.pull(manager, library)
@@ -69,15 +69,15 @@ def progress(manager: Manager, library: Library, message: CallsProgress) -> None
 
 def evicted(manager: Manager, library: Library, progress: CallProgress) -> None:
     """A call has made room, and goes on elsewhere from what it left."""
-    call = library.held.pop(progress.call, None)
+    call = holding.take_out(library, progress.call)
     if call is None:
-        if library.zombies.pop(progress.call, None) is None:
+        if not holding.slot_is_free(library, progress.call):
             manager.state.refuse("eviction of a call that the library does not hold")
     else:
         if progress.state:
             call.spec = msgspec.structs.replace(call.spec, progress=progress.state)
         manager.state.reports[call.id] = progress
-    indexing.reclass(manager, library)
+    indexing.relist(manager, library)
     if call is not None:
         why = f"evicted from lib-{library.id} with its progress kept ({progress.done:g} done)"
         placing.retry(manager, call, why=why)

@@ -17,6 +17,7 @@ from typing import assert_never
 
 from stoker.manager.core import (
     actions,
+    backlogs,
     block_orders,
     clients,
     deadlines,
@@ -237,7 +238,7 @@ class Core:
             case "emptied":
                 block_orders.emptied(manager, rest)
             case stuck.TIMER:
-                stuck.due(manager)
+                backlogs.due(manager)
             case "dispatch" | "residency" | "provisioning":
                 seam = dict(self._seams)[owner]
                 actions.carry_out(manager, seam.timer(manager.state, rest), seam=owner)

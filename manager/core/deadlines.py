@@ -11,7 +11,7 @@ Calls are looked at when they come, when a library has room, and by a timer when
 
 from __future__ import annotations
 
-from stoker.manager.core import ending
+from stoker.manager.core import ending, queues
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context
 from stoker.manager.protocol.calls import CallForecast, Failure, FailureKind
@@ -29,7 +29,7 @@ def came(manager: Manager, fresh: list[Call]) -> list[Call]:
     for call in fresh:
         if is_lost(manager.state.now, call):
             if call.group.options.objective.drop_late:
-                call.group.context.queue.push(call)  # whatever waits is in its queue until it ends
+                queues.enter(call.group.context, [call])  # whatever waits is in its queue until it ends
                 ending.fail(manager, call, Failure(FailureKind.DROPPED, why_lost(manager.state.now, call)))
                 continue
             _tell_late(manager, call)
@@ -64,7 +64,7 @@ def settle(manager: Manager, context: Context) -> None:
             if call.group.options.objective.drop_late:
                 ending.fail(manager, call, Failure(FailureKind.DROPPED, why_lost(manager.state.now, call)))
             else:
-                queue.demote(call)
+                queues.demote(call)
                 _tell_late(manager, call)
 
 

@@ -17,10 +17,11 @@ KEPT_FAILURES = 1000
 KEPT_GROUPS = 1000
 
 
-def end(manager: Manager, call: Call, outcome: CallEnd) -> None:
-    """A call ends. Good results of ordinary calls take a shorter way (`call_ends.ended`); all others end here."""
+def end(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
+    """A call ends. Good results of ordinary calls take a shorter way (`call_ends.ended`); all others end here. `waits`:
+    False for one that has just come and is in no queue."""
     state, group, holder = manager.state, call.group, call.holder
-    close(manager, call)
+    close(manager, call, waits=waits)
     if not outcome.ok:
         if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
             state.cancelled += 1
@@ -49,17 +50,14 @@ def forget_failure(state: State, outcome: CallEnd) -> None:
         state.failures -= 1
 
 
-def close(manager: Manager, call: Call) -> None:
+def close(manager: Manager, call: Call, *, waits: bool = True) -> None:
     """Take a call out of everything that names open calls."""
     state, group = manager.state, call.group
-    if call.state is CallState.WAITING:
-        group.context.queue.leave(call)
-        queues.fed(manager, group.context)
+    if waits and call.state is CallState.WAITING:
+        queues.leave(manager, call)
         if group.options.gang[1] > 1:
             holding.serve_after(manager, group.context)
-    holding.let_go(manager, call)
-    call.state = CallState.ENDED
-    del state.calls[call.id]
+    holding.ended(manager, call)
     state.reports.pop(call.id, None)
     state.forecasts.pop(call.id, None)
     state.breaks.pop(call.id, None)
@@ -73,9 +71,7 @@ def finished_elsewhere(manager: Manager, call: Call, library: Library, outcome: 
     """A call that waits again, or runs somewhere else by now, has ended where it ran first."""
     call.note(manager.state.now, f"{library.pilot.id}, which had been given up, has finished it")
     if call.state is CallState.HELD:
-        holding.withdraw(manager, call, running=False)
-        call.state = CallState.WAITING
-        call.group.context.queue.put_back(call)
+        holding.withdraw_to_queue(manager, call)
     end(manager, call, outcome)
 
 

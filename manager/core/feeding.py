@@ -13,7 +13,7 @@ from itertools import islice
 from stoker.manager.core import actions, deadlines, holding, indexing, queues, suspects
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library
-from stoker.manager.core.phases import CallState, LibraryState, PilotState
+from stoker.manager.core.phases import LibraryState, PilotState
 
 ASK_PAUSE_S = 0.05
 """A library that falls idle is news for contexts without any; they are not asked about more often than this."""
@@ -30,7 +30,7 @@ def pull(manager: Manager, library: Library) -> None:
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
         return
-    indexing.reclass(manager, library)
+    indexing.relist(manager, library)
     if queue.timed:
         deadlines.settle(manager, context)
     if queue.apart and library.id in context.idle:
@@ -45,7 +45,7 @@ def pull(manager: Manager, library: Library) -> None:
             answer = min(answer, library.slots - library.load)
         if answer <= 0 or head is None or not _give(manager, library, head, answer):
             break
-        indexing.reclass(manager, library)
+        indexing.relist(manager, library)
         if library.id not in context.roomy and library.id not in context.idle:
             break
     queues.fed(manager, context)
@@ -61,26 +61,19 @@ def pull(manager: Manager, library: Library) -> None:
 def _give(manager: Manager, library: Library, head: Call, count: int) -> bool:
     """Give a library up to `count` calls of the group that is next in the queue. False if it may have none of them."""
     group = head.group
-    now, queue = manager.state.now, library.context.queue
     if head.by_itself:
         if library.load:
             return False
         count = 1
-    taken = queue.take(group, count)
+    taken = queues.take(library.context, group, count)
     barred = [call for call in taken if call.by_itself and call is not head]
     if library.zombies:
         barred += [call for call in taken if call.id in library.zombies and call not in barred]
     for call in barred:
         taken.remove(call)
-        queue.put_back(call)
-    is_held = CallState.HELD
-    for call in taken:
-        call.state = is_held
-        call.holder = library
-        call.sent_at = now
+        queues.put_in_place(call)
     if taken:
-        holding.hold(manager, library, taken)
-        indexing.fills(library, len(taken), now)
+        holding.give_all(manager, library, taken)
     return bool(taken)
 
 

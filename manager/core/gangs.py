@@ -19,7 +19,6 @@ from stoker.manager.core.commands import RecordPace
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Library
 from stoker.manager.core.paces import work_of
-from stoker.manager.core.phases import CallState
 from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind, GangPlace
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_pilot import MeetGang, RunCalls
@@ -31,16 +30,10 @@ MOST_BREAKS = 10
 def start(manager: Manager, call: Call, members: tuple[Library, ...]) -> None:
     """Start a waiting call on all of these libraries together, each with its part; rank = position."""
     group = call.group
-    group.context.queue.leave(call)
-    queues.fed(manager, group.context)
-    call.state = CallState.HELD
-    call.holder = Gang(members)
-    call.sent_at = manager.state.now
+    queues.leave(manager, call)
+    holding.give_gang(manager, members, call)
     for rank, library in enumerate(members):
-        library.held[call.id] = call
-        if call.by_itself:
-            library.suspect = call
-        indexing.reclass(manager, library)
+        indexing.relist(manager, library)
         place = GangPlace(rank, len(members))
         blob = sending.blob_for(library, group)
         manager.say(library.pilot, RunCalls(library.id, group.function.key, [call.spec], group.options, blob, place))

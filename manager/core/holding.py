@@ -1,46 +1,135 @@
-"""Which library holds which call."""
+"""Which library holds which call. This file alone writes that.
+
+A call is given to a library here (`give`, `give_all`, `give_gang`, `offer`, `resume`), and leaves it here: it has
+ended, the library gave it back, or it is taken away. What is taken away keeps its slot as a *zombie* until the pilot
+says that the slot is free. Where a call is (`Call.state`, its holder) changes here alone too; a call that waits is in
+its context's queue (`queues`). Calls given and orders to drop some leave when the event is over (`sending`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-from stoker.manager.core import indexing, queues, reservations, stuck
+from stoker.manager.core import indexing, queues, reservations
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Context, Gang, Library
+from stoker.manager.core.nouns import Call, Context, Gang, Group, Library
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
+from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import CallId
+from stoker.manager.protocol.to_pilot import TakeBack
 
 # What a member of a gang that is taken apart has to end by itself, before its library is ended for it.
 GANG_GRACE_S = 10.0
 
 
+# ---- calls come to libraries
+
+
+def takes(manager: Manager, library: Library, call: Call) -> bool:
+    """Whether a library may be given one more call of this kind just now."""
+    group = call.group
+    return (
+        library.state is LibraryState.READY
+        and library.pilot.state is PilotState.HERE
+        and (library.context is group.context or library.context.recipe.key in group.options.variants)
+        and library.load < indexing.room(manager, library)
+        and library.admits(call)
+    )
+
+
 def give(manager: Manager, library: Library, call: Call) -> None:
     """A call that is in no queue goes to a library when the event is over."""
-    call.state = CallState.HELD
-    call.holder = library
-    call.sent_at = manager.state.now
-    hold(manager, library, [call])
-    indexing.fills(library, 1, manager.state.now)
-    indexing.reclass(manager, library)
+    give_all(manager, library, [call])
+    indexing.relist(manager, library)
 
 
-def hold(manager: Manager, library: Library, calls: list[Call]) -> None:
-    """A library holds these calls from now on. They are sent when the event is over; the caller lists it anew."""
-    held = library.held
+def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
+    """Calls that are in no queue go to a library when the event is over; the caller lists the library anew."""
+    held, now, is_held = library.held, manager.state.now, CallState.HELD
     for call in calls:
+        call.state = is_held
+        call.holder = library
+        call.sent_at = now
         held[call.id] = call
-        if call.by_itself:
-            library.suspect = call
     batch = manager.sends.get(library)
     if batch is None:
         manager.sends[library] = calls
     else:
         batch += calls
+    indexing.fills(library, len(calls), now)
 
 
-def drop(manager: Manager, library: Library, call: CallId, *, running: bool, grace_s: float) -> None:
-    """A library is told to drop a call when the event is over."""
-    manager.drops.setdefault((library, running, grace_s), []).append(call)
+def offer(manager: Manager, library: Library, call: Call) -> None:
+    """A library holds a call that its pilot may refuse; the caller sends it."""
+    give(manager, library, call)
+    manager.sends[library].remove(call)
+    call.offered = True
+
+
+def give_gang(manager: Manager, members: tuple[Library, ...], call: Call) -> None:
+    """Libraries hold a call together; the caller sends it to each of them."""
+    call.state = CallState.HELD
+    call.holder = Gang(members)
+    call.sent_at = manager.state.now
+    for library in members:
+        library.held[call.id] = call
+
+
+def may_go_on(library: Library, call: Call) -> bool:
+    """Whether a call that runs in a library already may count as held there."""
+    suspect = library.suspect is not None or (call.by_itself and library.slots > 1)
+    return call.group.context is library.context and call.group.options.gang[1] == 1 and not suspect
+
+
+def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
+    """A call that is in no queue runs in this library already: the library holds it from now on."""
+    library.zombies.pop(call.id, None)
+    call.state = CallState.HELD
+    call.holder = library
+    call.sent_at = manager.state.now
+    call.note(manager.state.now, f"lib-{library.id} on {library.pilot.id}: {why}")
+    library.held[call.id] = call
+    indexing.relist(manager, library)
+
+
+# ---- they leave them
+
+
+def end_good(
+    manager: Manager,
+    library: Library,
+    ends: list[CallEnd],
+    start: int,
+    group: Group,
+    good: list[CallEnd],
+    seconds: float,
+) -> tuple[int, float]:
+    """From `ends[start]` on, end calls of one group that a library alone held and that have ended well, and put their
+    ends into `good`. Returns where that stops, and `seconds` with the run time of these added. The hot path."""
+    held, open_calls, has_ended = library.held, manager.state.calls, CallState.ENDED
+    for position in range(start, len(ends)):
+        outcome = ends[position]
+        call = held.get(outcome.call)
+        if call is None or call.holder is not library or call.group is not group or not outcome.ok:
+            return position, seconds
+        del held[call.id], open_calls[call.id]
+        call.state = has_ended
+        call.holder = None
+        seconds += outcome.run_s
+        good.append(outcome)
+    return len(ends), seconds
+
+
+def take_out(library: Library, id: int) -> Call | None:
+    """A library has ended a call, or gives it back; None if it does not hold it."""
+    return library.held.pop(id, None)
+
+
+def ended(manager: Manager, call: Call) -> None:
+    """A call has its end: nobody holds it."""
+    let_go(manager, call)
+    call.state = CallState.ENDED
+    manager.state.calls.pop(call.id, None)
 
 
 def let_go(manager: Manager, call: Call) -> None:
@@ -52,56 +141,46 @@ def let_go(manager: Manager, call: Call) -> None:
         reservations.let_go(manager, call)
 
 
+def wait_again(manager: Manager, call: Call, *, why: str) -> None:
+    """A call that a library held waits again; the caller finds it its place."""
+    let_go(manager, call)
+    call.offered = False
+    call.state = CallState.WAITING
+    call.note(manager.state.now, why)
+    manager.changed("calls", call.id)
+
+
 def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
     """Held calls go back to where their arrival puts them in their queues, and to free libraries after the event."""
     for call in calls:
-        let_go(manager, call)
-        call.offered = False
-        call.state = CallState.WAITING
-        call.note(manager.state.now, why)
+        wait_again(manager, call, why=why)
         context = call.group.context
-        queues.put_back(manager, call)
-        queues.hungry(manager, context)
+        queues.come_back(manager, call)
         manager.returned[context] = None
         manager.dirty[context] = None
-        manager.changed("calls", call.id)
 
 
 def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
-    """Take a held call away from whoever holds it; its slot stays taken until the pilot says that it is free."""
+    """Take a held call away from its libraries; its slot stays taken until the pilot says that it is free."""
     holder = call.holder
     members = holder.members if isinstance(holder, Gang) else (holder,)
-    grace_s = GANG_GRACE_S if isinstance(holder, Gang) else 0.0
     for library in members:
         if library is not None and library.held.pop(call.id, None) is not None:
             batch = manager.sends.get(library)
             if batch is not None and call in batch:
                 batch.remove(call)
             else:
-                library.zombies[call.id] = running
                 library.ended_at = manager.state.now
-                drop(manager, library, call.id, running=running, grace_s=grace_s)
-            indexing.reclass(manager, library)
+                drop(manager, library, call.id, running=running, of_gang=isinstance(holder, Gang))
+            indexing.relist(manager, library)
     call.holder = None
 
 
-def takes(manager: Manager, library: Library, call: Call) -> bool:
-    """Whether a library may be given one more call of this kind just now."""
-    group = call.group
-    return (
-        library.state is LibraryState.READY
-        and library.pilot.state is PilotState.HERE
-        and (library.context is group.context or library.context.recipe.key in group.options.variants)
-        and library.load < stuck.room(manager, library)
-        and library.admits(call)
-    )
-
-
-def serve_after(manager: Manager, context: Context) -> None:
-    """Serve a context's queue at the end of the event, where a gang that libraries were kept for may be none any more:
-    it left, or too few libraries are left for it."""
-    if context.queue.count and (context.idle or context.roomy):
-        manager.returned[context] = None
+def withdraw_to_queue(manager: Manager, call: Call) -> None:
+    """Take a held call away from its libraries, back into its queue without a word: it ends at once."""
+    withdraw(manager, call, running=False)
+    call.state = CallState.WAITING
+    queues.put_in_place(call)
 
 
 def unsend(manager: Manager, library: Library, *, why: str) -> None:
@@ -113,17 +192,77 @@ def unsend(manager: Manager, library: Library, *, why: str) -> None:
         requeue(manager, unsent, why=why)
 
 
-def may_go_on(library: Library, call: Call) -> bool:
-    """Whether a call that runs in a library already may count as held there."""
-    suspect = library.suspect is not None or (call.by_itself and library.slots > 1)
-    return call.group.context is library.context and call.group.options.gang[1] == 1 and not suspect
+def abandon(manager: Manager, library: Library) -> list[Call]:
+    """A library is gone. Returns the calls that it held, in order; the caller requeues them."""
+    manager.sends.pop(library, None)
+    held = list(library.held.values())
+    library.held.clear()
+    library.zombies.clear()
+    return held
 
 
-def holds_already(manager: Manager, library: Library, call: Call, *, why: str) -> None:
-    """A call that is in no queue runs in this library already: the library holds it from now on."""
-    call.state = CallState.HELD
-    call.holder = library
-    call.sent_at = manager.state.now
-    call.note(manager.state.now, f"lib-{library.id} on {library.pilot.id}: {why}")
-    library.held[call.id] = call
-    indexing.reclass(manager, library)
+def forget_unsent(manager: Manager) -> None:
+    """Everything ends: nothing that libraries were to be told about calls needs to be said."""
+    manager.sends.clear()
+    manager.drops.clear()
+
+
+def progressed(manager: Manager, library: Library) -> None:
+    """Calls of a library have ended."""
+    library.ended_at = manager.state.now
+
+
+# ---- slots that stay taken
+
+
+def drop(manager: Manager, library: Library, id: CallId, *, running: bool, of_gang: bool = False) -> None:
+    """A library is told to drop a call that it does not hold any more (`running`: even if it runs), when the event is
+    over. The call takes a slot there until the pilot says that it is gone."""
+    library.zombies[id] = running
+    manager.drops.setdefault((library, running, GANG_GRACE_S if of_gang else 0.0), []).append(id)
+
+
+def occupy(library: Library, id: CallId) -> None:
+    """A library runs a call that nobody submitted: it takes a slot."""
+    library.zombies[id] = False
+
+
+def slot_is_free(library: Library, id: int) -> bool:
+    """A call that was taken away is gone from a library. False if it took no slot there."""
+    return library.zombies.pop(id, None) is not None
+
+
+def now_holds(library: Library, listed: Container[int]) -> list[Call]:
+    """A pilot has said what a library has: `listed`. Returns calls that it should hold and lacks; the caller requeues
+    them."""
+    missing = [call for id, call in library.held.items() if id not in listed]
+    for call in missing:
+        del library.held[call.id]
+    return missing
+
+
+def now_occupies(library: Library, listed: Container[int]) -> None:
+    """A pilot has said what a library has: `listed`. Other slots are free, and no call is on its way back."""
+    library.zombies = {id: running for id, running in library.zombies.items() if id in listed}
+    library.taking = 0
+
+
+# ---- backlogs
+
+
+def ask_back(manager: Manager, library: Library, count: int) -> None:
+    """Ask a library to give back calls that it has not begun."""
+    library.taking += count
+    manager.say(library.pilot, TakeBack(library.id, count))
+
+
+def gave_back(library: Library) -> None:
+    """A library has answered: it gives back no more than it has."""
+    library.taking = 0
+
+
+def serve_after(manager: Manager, context: Context) -> None:
+    """Serve a context's queue at the end of the event, where a gang that libraries were kept for may be none any more:
+    it left, or too few libraries are left for it."""
+    if context.queue.count and (context.idle or context.roomy):
+        manager.returned[context] = None

@@ -46,6 +46,13 @@ def resize(manager: Manager, library: Library, memory_bytes: int) -> None:
     manager.say(library.pilot, ResizeLibrary(library.id, memory_bytes))
 
 
+def resize_again(manager: Manager, library: Library) -> None:
+    """A pilot is back: tell a library again what size it was told last, if it has not answered."""
+    if library.resizing:
+        manager.say(library.pilot, ResizeLibrary(library.id, library.resizing[-1]))
+        del library.resizing[:-1]
+
+
 def resized(manager: Manager, library: Library, message: LibraryResized) -> None:
     """A library says what it holds of its devices from now on: because it was told to resize, or was measured."""
     size, waiting = message.device_memory_bytes, library.resizing
@@ -134,7 +141,7 @@ def stop(manager: Manager, library: Library, *, reason: str) -> None:
     library.state = LibraryState.STOPPING
     library.notes.append((manager.state.now, f"told to stop: {reason}"))
     holding.unsend(manager, library, why=f"back in the queue: lib-{library.id} is to stop")
-    indexing.reclass(manager, library)
+    indexing.relist(manager, library)
     for device in library.devices:
         tier(manager, device)
     queues.starving(manager, library.context)
@@ -154,13 +161,10 @@ def lost(manager: Manager, library: Library, *, reason: str) -> None:
 
 def detach(manager: Manager, library: Library) -> list[Call]:
     """Take a library out of everything that names it, and return the calls that it held, in order."""
-    manager.sends.pop(library, None)
-    held = list(library.held.values())
     gangs.forgive(manager, library)
-    library.held.clear()
-    library.zombies.clear()
+    held = holding.abandon(manager, library)
     library.state = LibraryState.GONE
-    indexing.reclass(manager, library)
+    indexing.relist(manager, library)
     promise(library, 0)
     for device in library.devices:
         device.libraries.pop(library.id, None)

@@ -80,7 +80,7 @@ def hot(manager: Manager, library: Library) -> None:
     for device in library.devices:
         libraries.tier(manager, device)
     manager.changed("libraries", library.id)
-    indexing.reclass(manager, library)
+    indexing.relist(manager, library)
     reservations.places_changed(manager, context)
     feeding.pull(manager, library)
 

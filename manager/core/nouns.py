@@ -226,7 +226,7 @@ class Library:
     __slots__ = (
         "context", "device_bytes", "devices", "ended_at", "functions", "held", "id", "line", "memory_bytes", "notes",
         "phase", "pilot", "promised_bytes", "ready_at", "resizing", "served", "slots", "started_at", "state", "stuck",
-        "suspect", "taking", "used_at", "zombies",
+        "taking", "used_at", "zombies",
     )  # fmt: skip
 
     def __init__(
@@ -249,8 +249,6 @@ class Library:
         were to be stopped even if they run."""
         self.functions: set[FunctionKey] = set()
         """Functions that it has been sent."""
-        self.suspect: Call | None = None
-        """A call that runs here by itself, although there are more slots: it may have killed a library before."""
         self.stuck = False
         """Whether its calls run for so long that none is to wait behind them (see `stuck`)."""
         self.taking = 0
@@ -271,6 +269,14 @@ class Library:
     def load(self) -> int:
         """Calls that take a slot, or wait here for one."""
         return len(self.held) + len(self.zombies)
+
+    @property
+    def suspect(self) -> Call | None:
+        """A call that runs here by itself, although there are more slots: it may have killed a library before."""
+        if len(self.held) != 1:
+            return None
+        (call,) = self.held.values()
+        return call if call.by_itself else None
 
     def admits(self, call: Call) -> bool:
         """Whether nothing between the two forbids it to run here now, room and context left aside: it was not taken

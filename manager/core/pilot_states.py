@@ -38,7 +38,7 @@ def cut(manager: Manager, id: PilotId) -> None:
     del pilot.notes[1:-KEPT_NOTES]
     objects.pilot_cut(manager, pilot)
     for library in pilot.libraries.values():
-        indexing.reclass(manager, library)
+        indexing.relist(manager, library)
     supply_changed(manager, pilot)
 
 
@@ -84,7 +84,7 @@ def release(manager: Manager, pilot: Pilot, reason: str) -> None:
     hand_on_s = objects.pilot_drains(manager, pilot)
     for library in pilot.libraries.values():
         holding.unsend(manager, library, why=f"back in the queue: {pilot.id} is to end")
-        indexing.reclass(manager, library)
+        indexing.relist(manager, library)
     manager.say(pilot, to_pilot.Exit(reason, drain=True, hand_on_s=hand_on_s))
     supply_changed(manager, pilot)
 
@@ -97,7 +97,7 @@ def leaves(manager: Manager, pilot: Pilot) -> None:
         objects.pilot_drains(manager, pilot)
         for library in pilot.libraries.values():
             holding.unsend(manager, library, why=f"back in the queue: {pilot.id} is about to leave")
-            indexing.reclass(manager, library)
+            indexing.relist(manager, library)
         supply_changed(manager, pilot)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from stoker.manager.core import actions, deadlines, feeding, holding, queues, repair
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Group
-from stoker.manager.core.phases import CallState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.protocol.calls import CallSpec
 
@@ -59,7 +58,7 @@ def _enter(manager: Manager, context: Context, fresh: list[Call]) -> None:
         for call in fresh:
             place(manager, call)
         return
-    context.queue.extend(fresh)
+    queues.enter(context, fresh)
     if context.idle or context.roomy:
         feeding.serve(manager, context)
     if context.queue.count:
@@ -78,9 +77,9 @@ def place(manager: Manager, call: Call, *, again: bool = False) -> None:
         manager.illegal(PolicyError(f"call {call.id} cannot be placed in library {answer}"), seam="dispatch")
         answer = None
     if again:
-        context.queue.put_back(call)
+        queues.put_in_place(call)
     else:
-        context.queue.push(call)
+        queues.enter(context, [call])
     if answer is not None:
         actions.carry_out(manager, (answer,), seam="dispatch")
     if context.queue.count:
@@ -89,14 +88,9 @@ def place(manager: Manager, call: Call, *, again: bool = False) -> None:
 
 def retry(manager: Manager, call: Call, *, why: str) -> None:
     """A held call that its library refused, or was made to give up, is placed anew."""
-    holding.let_go(manager, call)
-    call.offered = False
-    call.state = CallState.WAITING
-    call.note(manager.state.now, why)
-    manager.changed("calls", call.id)
+    holding.wait_again(manager, call, why=why)
     if call.id in manager.state.trials:
-        queues.put_back(manager, call)
-        queues.hungry(manager, call.group.context)
+        queues.come_back(manager, call)
         manager.returned[call.group.context] = None
     else:
         place(manager, call, again=True)

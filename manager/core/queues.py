@@ -1,10 +1,46 @@
-"""Queues of waiting calls, and what it means for a context that calls wait, or wait no more."""
+"""The queues: which calls wait, and what it means for a context that calls wait, or wait no more.
+
+This file alone puts calls into the queues of contexts and takes them out, and notes which contexts are hungry and since
+when they starve.
+"""
 
 from __future__ import annotations
 
 from stoker.manager.core import judging
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Context
+from stoker.manager.core.nouns import Call, Context, Group
+
+
+def enter(context: Context, calls: list[Call]) -> None:
+    """New calls of one group wait."""
+    context.queue.extend(calls)
+
+
+def put_in_place(call: Call) -> None:
+    """A call that was sent before waits where its deadline and its arrival put it."""
+    call.group.context.queue.put_back(call)
+
+
+def take(context: Context, group: Group, limit: int) -> list[Call]:
+    """Take up to `limit` calls of one group from the head of a queue."""
+    return context.queue.take(group, limit)
+
+
+def take_out(call: Call) -> None:
+    """A waiting call leaves its queue; what that means for its context is said when it has its place (`fed`)."""
+    call.group.context.queue.leave(call)
+
+
+def leave(manager: Manager, call: Call) -> None:
+    """A waiting call leaves its queue for good: it is given to a library, or ends."""
+    context = call.group.context
+    context.queue.leave(call)
+    fed(manager, context)
+
+
+def demote(call: Call) -> None:
+    """A waiting call has lost its deadline: those that can be in time go first."""
+    call.group.context.queue.demote(call)
 
 
 def hungry(manager: Manager, context: Context) -> None:
@@ -38,12 +74,13 @@ def starving(manager: Manager, context: Context) -> None:
         context.starved_since = manager.state.now
 
 
-def put_back(manager: Manager, call: Call) -> None:
-    """A call waits again: in its place in the queue, or apart."""
-    queue = call.group.context.queue
+def come_back(manager: Manager, call: Call) -> None:
+    """A call waits again, in its place in the queue or apart, and its context has waiting calls."""
+    context = call.group.context
     trial = manager.state.trials.get(call.id)
     if trial is None or not judging.is_apart(manager, call, trial):
-        queue.put_back(call)
+        context.queue.put_back(call)
     else:
-        queue.put_apart(call)
+        context.queue.put_apart(call)
         manager.apart_due = True
+    hungry(manager, context)

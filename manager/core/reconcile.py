@@ -7,13 +7,13 @@ off, it must be told again.
 
 from __future__ import annotations
 
-from stoker.manager.core import feeding, gangs, holding, indexing, libraries, library_messages, queues, repair
+from stoker.manager.core import feeding, gangs, holding, indexing, libraries, library_messages, queues, repair, sending
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Library, Pilot
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.protocol.ids import CallId, LibraryId
 from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
-from stoker.manager.protocol.to_pilot import CancelCalls, Exit, ResizeLibrary, StopLibrary
+from stoker.manager.protocol.to_pilot import CancelCalls, Exit, StopLibrary
 
 
 def reconcile(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
@@ -44,18 +44,13 @@ def _unknown(manager: Manager, library: Library, id: CallId) -> None:
         if repair.is_unheard_of(manager.state, id):
             repair.take_orphan(manager, library, id)
         else:
-            _drop(manager, library, id, is_gang=False)
+            holding.drop(manager, library, id, running=False)
     elif call.state is CallState.WAITING and holding.may_go_on(library, call):
-        call.group.context.queue.leave(call)
-        queues.fed(manager, call.group.context)
-        holding.holds_already(manager, library, call, why="it has run there all the time: it goes on")
+        queues.leave(manager, call)
+        holding.resume(manager, library, call, why="it has run there all the time: it goes on")
     else:  # it runs elsewhere by now; of a gang, the whole begins again
-        _drop(manager, library, id, is_gang=call.group.options.gang[1] > 1)
-
-
-def _drop(manager: Manager, library: Library, id: CallId, *, is_gang: bool) -> None:
-    library.zombies[id] = is_gang
-    holding.drop(manager, library, id, running=is_gang, grace_s=holding.GANG_GRACE_S if is_gang else 0.0)
+        is_gang = call.group.options.gang[1] > 1
+        holding.drop(manager, library, id, running=is_gang, of_gang=is_gang)
 
 
 def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryId, LibraryFacts]) -> None:
@@ -63,9 +58,7 @@ def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryI
     all known before it is taken apart, or one of them would be told to drop what it has not, after it begins again."""
     missing: dict[Call, Library] = {}
     for library in here:
-        listed = set(there[library.id].calls)
-        for call in [call for id, call in library.held.items() if id not in listed]:
-            del library.held[call.id]
+        for call in holding.now_holds(library, set(there[library.id].calls)):
             missing.setdefault(call, library)
     for call, library in missing.items():
         holding.requeue(manager, (call,), why=f"never reached lib-{library.id}: back in the queue")
@@ -75,9 +68,8 @@ def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     """Make the manager's picture of one library true. It is given nothing yet."""
     listed = set(facts.calls)
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
-    library.zombies = {id: running for id, running in library.zombies.items() if id in listed}
-    library.functions.clear()
-    library.taking = 0
+    holding.now_occupies(library, listed)
+    sending.lost_functions(library)
     for running in (False, True):
         orphans = manager.state.orphans
         again = tuple(CallId(id) for id, flag in library.zombies.items() if flag is running and id not in orphans)
@@ -86,10 +78,8 @@ def _library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
     for id in unknown:
         _unknown(manager, library, id)
     gangs.remind(manager, library)
-    if library.resizing:
-        manager.say(library.pilot, ResizeLibrary(library.id, library.resizing[-1]))
-        del library.resizing[:-1]
-    indexing.reclass(manager, library)
+    libraries.resize_again(manager, library)
+    indexing.relist(manager, library)
 
 
 def _go_on(manager: Manager, library: Library, facts: LibraryFacts) -> None:

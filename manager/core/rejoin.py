@@ -55,5 +55,5 @@ def _adopt(manager: Manager, library: Library, promised_bytes: int, was: Library
     for device in library.devices:
         libraries.tier(manager, device)
     library.notes.append((state.now, "back, as it was"))
-    indexing.reclass(manager, library)
+    indexing.relist(manager, library)
     queues.starving(manager, context)

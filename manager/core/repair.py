@@ -25,7 +25,7 @@ from stoker.manager.core.client import Client
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library, Orphan, Pilot
-from stoker.manager.core.phases import CallState, LibraryState
+from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import JOURNAL_LOST, State
 from stoker.manager.protocol.calls import CallEnd
@@ -106,7 +106,7 @@ def is_unheard_of(state: State, id: int) -> bool:
 
 def take_orphan(manager: Manager, library: Library, id: CallId) -> None:
     """A library runs a call that the manager has never heard of: it goes on, and its client will submit it again."""
-    library.zombies[id] = False
+    holding.occupy(library, id)
     manager.state.orphans[id] = Orphan(library)
     manager.state.notice(JOURNAL_LOST)
 
@@ -124,17 +124,15 @@ def claim(manager: Manager, fresh: list[Call]) -> list[Call]:
 def _goes_on(manager: Manager, orphan: Orphan, call: Call) -> bool:
     library = orphan.library
     if orphan.end is not None:
-        call.state = CallState.HELD  # for a moment: it was never in a queue
         call.note(manager.state.now, "it had ended before its client could submit it again")
-        ending.end(manager, call, orphan.end)
+        ending.end(manager, call, orphan.end, waits=False)
         return True
     if manager.state.libraries.get(library.id) is not library or call.id not in library.zombies:
         return False
     if not holding.may_go_on(library, call):
         _drop(manager, library, call.id, running=call.group.options.gang[1] > 1)
         return False
-    del library.zombies[call.id]
-    holding.holds_already(manager, library, call, why="it ran there while the manager did not know of it: it goes on")
+    holding.resume(manager, library, call, why="it ran there while the manager did not know of it: it goes on")
     return True
 
 
@@ -148,8 +146,7 @@ def end_orphan(state: State, outcome: CallEnd) -> bool:
 
 def _drop(manager: Manager, library: Library, id: CallId, *, running: bool) -> None:
     if manager.state.libraries.get(library.id) is library and id in library.zombies:
-        library.zombies[id] = running
-        holding.drop(manager, library, id, running=running, grace_s=holding.GANG_GRACE_S if running else 0.0)
+        holding.drop(manager, library, id, running=running, of_gang=running)
 
 
 # ---- pilots

@@ -36,6 +36,6 @@ def free(manager: Manager, trial: Trial) -> None:
     manager.state.reserved.pop(pilot.id, None)
     manager.supply_changed = manager.apart_due = True
     for library in pilot.libraries.values():
-        indexing.reclass(manager, library)
+        indexing.relist(manager, library)
         if library.context.queue.count:
             manager.returned[library.context] = None

@@ -33,6 +33,16 @@ def blob_for(library: Library, group: Group) -> FunctionBlob | None:
     return function
 
 
+def lost_function(library: Library, group: Group) -> None:
+    """A library has lost the function of these calls: it is sent again."""
+    library.functions.discard(group.function.key)
+
+
+def lost_functions(library: Library) -> None:
+    """A library may have lost functions that it was sent: each is sent again."""
+    library.functions.clear()
+
+
 def drops(manager: Manager) -> None:
     """Tell libraries which calls to drop."""
     for (library, running, grace_s), dropped in manager.drops.items():

@@ -23,8 +23,7 @@ def end_session(manager: Manager, reason: str) -> None:
             holding.withdraw(manager, call, running=True)
         ending.fail(manager, call, failure)
     sending.results(manager)
-    manager.sends.clear()
-    manager.drops.clear()
+    holding.forget_unsent(manager)
     for pilot in state.pilots.values():
         manager.say(pilot, Exit(reason))
     accounting.record_runs(manager)

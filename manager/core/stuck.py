@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Library
-from stoker.manager.protocol.to_pilot import TakeBack
 
 TIMER = "stuck"
 STUCK_S = 1.0
@@ -25,40 +23,9 @@ LINGERS = 4
 """Once a call has run this many times longer than its function usually does, nobody can say when it will end."""
 
 
-def room(manager: Manager, library: Library) -> int:
-    """How many calls a library may hold: as many as its policy says, but no more than its slots while it is stuck."""
-    window = manager.policies.dispatch.window(manager.state, library)
-    return min(window, library.slots) if library.stuck else window
-
-
-def look_soon(manager: Manager) -> None:
-    """See after a while whether libraries get on with what they hold."""
-    manager.set_timer(TIMER, manager.state.now + STUCK_S)
-
-
-def due(manager: Manager) -> None:
-    """Take the backlog of every stuck library back to the queue."""
-    state = manager.state
-    looked = False
-    for context in state.contexts.values():
-        for library in {**context.backlogged, **context.roomy}.values():
-            looked = True
-            full = _full_since(library)
-            if full is None or state.now - full < max(STUCK_S, LINGERS * context.run_s):
-                continue
-            library.stuck = True
-            context.roomy.pop(library.id, None)
-            waiting = library.load - library.taking - library.slots
-            if waiting > 0:
-                library.taking += waiting
-                manager.say(library.pilot, TakeBack(library.id, waiting))
-    if looked:
-        look_soon(manager)
-
-
 def lingers(now: float, library: Library, *, load_s: float) -> bool:
     """Whether calls take every slot of a library for so long that a load elsewhere may well be done before they are."""
-    full = _full_since(library)
+    full = full_since(library)
     if full is None or now - full < max(STUCK_S, load_s):
         return False
     running = islice(library.held.values(), library.slots)
@@ -66,7 +33,7 @@ def lingers(now: float, library: Library, *, load_s: float) -> bool:
     return now - full >= LINGERS * usual_s
 
 
-def _full_since(library: Library) -> float | None:
+def full_since(library: Library) -> float | None:
     """Since when the same calls take every slot of a library; None if a slot is free."""
     place = library.slots - 1 - len(library.zombies)
     if place < 0:

@@ -137,9 +137,9 @@ def settle(manager: Manager) -> None:
             if verdict is not None:
                 ending.fail(manager, call, verdict)
             elif not judging.is_apart(manager, call, trial):  # the losses had other reasons
-                context.queue.leave(call)
+                queues.take_out(call)
                 reservations.free(manager, trial)
-                context.queue.put_back(call)
+                queues.put_in_place(call)
                 manager.returned[context] = None
             elif judging.is_suspect(trial):
                 if not judging.awaits_word(trial):
@@ -235,7 +235,7 @@ def _send_alone(manager: Manager, call: Call, trial: Trial) -> None:
         trial.pilot, pilot.reserved = pilot, call
         manager.state.reserved[pilot.id] = pilot
         for library in pilot.libraries.values():
-            indexing.reclass(manager, library)
+            indexing.relist(manager, library)
     if not _load(pilot):
         _give(manager, next(library for library in able if library.pilot is pilot), call)
 
@@ -268,7 +268,5 @@ def _has_time(manager: Manager, library: Library, call: Call, trial: Trial) -> b
 
 
 def _give(manager: Manager, library: Library, call: Call) -> None:
-    context = call.group.context
-    context.queue.leave(call)
-    queues.fed(manager, context)
+    queues.leave(manager, call)
     holding.give(manager, library, call)
