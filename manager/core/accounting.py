@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stoker.manager.core import ending
 from stoker.manager.core.commands import RecordRuns
+from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Group, Library
+from stoker.manager.core.nouns import Call, Context, Group, Library
 from stoker.manager.protocol.calls import CallEnd
 
 # A mean run time follows the last runs with at least this weight.
@@ -47,3 +50,25 @@ def record_runs(manager: Manager) -> None:
         for kind, (count, seconds, items) in cost.by_kind.items():
             manager.out.append(RecordRuns(cost.recipe, cost.function.name, kind, int(count), seconds, int(items)))
         cost.by_kind = {}
+
+
+def advise(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
+    """Take advice on the times of runs where nothing was measured yet."""
+    for advice in by_kind.values():
+        if not context.run_s:
+            context.run_s = advice.run_s
+    sizes = {size for advice in by_kind.values() for size in advice.paces} - set(context.paces.known)
+    if sizes:  # of several kinds the slowest counts: nobody knows where a call will run
+        slowest = {size: max(advice.paces.get(size, 0.0) for advice in by_kind.values()) for size in sorted(sizes)}
+        meet_s = max(advice.meet_s for advice in by_kind.values()) or context.paces.meet_s
+        context.paces.tell(slowest, meet_s=meet_s)
+
+
+def learn_pace(context: Context, size: int, *, work: float, seconds: float) -> None:
+    """So much work has taken a gang of this size so long."""
+    context.paces.learn(size, work=work, seconds=seconds)
+
+
+def did_items(call: Call, done: float) -> None:
+    """A gang's call has ended well when it had done so many of its items."""
+    call.group.context.paces.end(call.spec.features, done)

@@ -18,16 +18,7 @@ from stoker.units import show_seconds
 
 def define(manager: Manager, sources: Iterable[Source]) -> None:
     """The session's sources, as its site files have them now."""
-    before = manager.state.sources
-    manager.state.sources = {}
-    for source in sources:
-        known = before.get(source.name)
-        if known is None:
-            manager.state.sources[source.name] = SourceState(source)
-        else:
-            known.source = source
-            known.held_for = known.stopped = ""  # the site file may have been mended
-            manager.state.sources[source.name] = known
+    blocks.define(manager.state, sources)
     manager.demand_changed = True
 
 
@@ -36,8 +27,7 @@ def want(manager: Manager, source: SourceState, count: int) -> None:
     state = manager.state
     orders: list[BlockOrder] = []
     for _ in range(count):
-        id = BlockId(f"b{state.next_block}")
-        state.next_block += 1
+        id = blocks.next_id(state)
         made(manager, source, id)
         orders.append(BlockOrder(id, source.source.name))
     factory = blocks.factory_of(manager.state)
@@ -50,9 +40,7 @@ def release(manager: Manager, block: Block, reason: str) -> None:
     cancelled at once."""
     if block.leaving:
         return
-    block.leaving = reason
-    blocks.relist(block)
-    block.notes.append((manager.state.now, f"let go: {reason}"))
+    blocks.let_go(block, reason, manager.state.now)
     for id in tuple(block.pilots):
         pilot_states.release(manager, manager.state.pilots[id], reason)
     if not block.pilots:
@@ -69,11 +57,11 @@ def factory_came(manager: Manager, client: Client) -> None:
     for other in manager.state.clients.values():
         if other.factory and other is not client:
             other.connected = False
-    manager.state.factory_trouble = ""
-    blocks = manager.state.blocks.values()
-    known = (KnownBlock(block.id, block.source.source.name, block.phase, block.job) for block in blocks)
+    blocks.no_factory(manager.state, "")
+    here = manager.state.blocks.values()
+    known = (KnownBlock(block.id, block.source.source.name, block.phase, block.job) for block in here)
     manager.tell(client, to_client.KnownBlocks(tuple(known)))
-    for block in blocks:
+    for block in here:
         if block.leaving and not block.pilots:
             manager.tell(client, to_client.CancelBlocks((block.id,), block.leaving))
 
@@ -81,8 +69,7 @@ def factory_came(manager: Manager, client: Client) -> None:
 def made(manager: Manager, source: SourceState, id: BlockId) -> Block:
     """A block that the manager did not know. Where the journal lost its records, pilots of it may be here already."""
     state = manager.state
-    block = state.blocks[id] = source.blocks[id] = Block(id, source, state.now)
-    blocks.relist(block)
+    block = blocks.add(state, source, id)
     for pilot in state.pilots.values():
         if pilot.block == id and (useless := blocks.join(manager, block, pilot)):
             release(manager, block, useless)
@@ -108,8 +95,7 @@ def pilot_back(manager: Manager, pilot: Pilot) -> None:
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None:
         return
-    block.pilots[pilot.id] = None
-    blocks.is_here(manager, block)
+    blocks.back(manager, block, pilot)
     blocks.count_pilots(manager, block.source)
     if block.leaving:
         pilot_states.release(manager, pilot, block.leaving)
@@ -122,7 +108,7 @@ def emptied(manager: Manager, id: str) -> None:
     if block is None or block.emptied_at is None or block.leaving or block.phase is not BlockPhase.RUNNING:
         return
     gone_s = show_seconds(manager.state.now - block.emptied_at)
-    block.abandoned = True
+    blocks.abandon(block)
     release(manager, block, f"its pilots went {gone_s} ago, and the batch system still says that its job runs")
     manager.demand_changed = True
 

@@ -8,6 +8,8 @@ die young, before anything was loaded on them, are counted by themselves: one is
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from stoker.manager.core import losses
 from stoker.manager.core.client import Client
 from stoker.manager.core.commands import RecordPilots, RecordWait
@@ -16,11 +18,139 @@ from stoker.manager.core.nouns import Pilot
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.state import State
 from stoker.manager.protocol import to_client
-from stoker.manager.protocol.blocks import BlockPhase, LossReason
+from stoker.manager.protocol.blocks import BlockPhase, LossReason, Source
 from stoker.manager.protocol.ids import BlockId
+from stoker.manager.protocol.to_manager import BlockNews
 
 YOUNG_S = 60.0
 """A pilot that died before was of no use, unless something had been loaded on it."""
+
+
+# So many blocks that are over are kept for their stories.
+KEPT_BLOCKS = 1000
+BLOCK_GAP = 100
+
+
+# ---- sources
+
+
+def define(state: State, sources: Iterable[Source]) -> None:
+    """The session's sources, as its site files have them now."""
+    before = state.sources
+    state.sources = {}
+    for source in sources:
+        known = before.get(source.name)
+        if known is None:
+            state.sources[source.name] = SourceState(source)
+        else:
+            known.source = source
+            known.held_for = known.stopped = ""  # the site file may have been mended
+            state.sources[source.name] = known
+
+
+def trouble(source: SourceState, text: str) -> None:
+    """A batch system does not answer, or does again (empty)."""
+    source.trouble = text
+
+
+def no_factory(state: State, reason: str) -> None:
+    """Nobody submits blocks, for this reason; empty: somebody does."""
+    state.factory_trouble = reason
+
+
+# ---- a block's way
+
+
+def next_id(state: State) -> BlockId:
+    """The number of the next block."""
+    id = BlockId(f"b{state.next_block}")
+    state.next_block += 1
+    return id
+
+
+def number_is_known(state: State, number: int) -> None:
+    """The factory knows a block by this number: give it to no other."""
+    state.next_block = max(state.next_block, number + 1)
+
+
+def leave_gap(state: State) -> None:
+    """Begin the next blocks' numbers at a round one behind those that may have been given away."""
+    state.next_block += BLOCK_GAP - state.next_block % BLOCK_GAP
+
+
+def add(state: State, source: SourceState, id: BlockId) -> Block:
+    """A block is asked of a source."""
+    block = state.blocks[id] = source.blocks[id] = Block(id, source, state.now)
+    relist(block)
+    return block
+
+
+def found(state: State, block: Block) -> None:
+    """A block that the manager did not know is the session's."""
+    block.found(state.now)
+
+
+def let_go(block: Block, reason: str, now: float) -> None:
+    """A block is to end."""
+    block.leaving = reason
+    relist(block)
+    block.note(now, f"let go: {reason}")
+
+
+def abandon(block: Block) -> None:
+    """A block's pilots were lost, and it stands in no other's way."""
+    block.abandoned = True
+
+
+def said(manager: Manager, block: Block, message: BlockNews) -> None:
+    """The batch system has said how a block is."""
+    now = manager.state.now
+    block.job = message.job or block.job
+    block.expected_at = now + message.expected_in_s if message.expected_in_s > 0 else 0.0
+    if message.phase is not block.phase or message.reason != block.reason:
+        as_job = f" as job {block.job}" if block.job and block.phase is BlockPhase.ASKED else ""
+        block.note(now, f"{message.phase.value}{as_job}{f': {message.reason}' if message.reason else ''}")
+    block.loss = message.loss or (None if message.phase is BlockPhase.RUNNING else block.loss)
+    if message.phase is not block.phase:
+        enter(manager, block, message.phase)
+    block.reason = message.reason
+
+
+def held(block: Block, message: BlockNews) -> bool:
+    """The batch system holds a block, for a cause that it names. True if it held the block before for the same: no more
+    blocks are asked of the source then."""
+    source = block.source
+    block.held_for = message.cause
+    again, source.held_for = source.held_for == message.cause, message.cause
+    if not again or source.stopped:
+        return False
+    source.stopped = (
+        f"two jobs in a row were held for the same cause: {message.reason.removeprefix('held: ').rstrip('. ')}"
+    )
+    source.stopped += f"; {message.advice}" if message.advice else ""
+    return True
+
+
+def over(state: State, block: Block) -> None:
+    """A block is over."""
+    source = block.source
+    del state.blocks[block.id]
+    for listed in (source.staying, source.coming, source.filling, source.abandoned):
+        listed.pop(block.id, None)
+    source.blocks.pop(block.id, None)
+    how = "refused" if block.phase is BlockPhase.REFUSED else block.reason.partition(":")[0] or "ended"
+    state.ended_blocks[how] = state.ended_blocks.get(how, 0) + 1
+    state.past_blocks[block.id] = block
+    if len(state.past_blocks) > KEPT_BLOCKS:
+        del state.past_blocks[next(iter(state.past_blocks))]
+    if not block.leaving:
+        judge(block, state.now)
+
+
+def back(manager: Manager, block: Block, pilot: Pilot) -> None:
+    """A pilot of a block that was given up is here again."""
+    block.pilots[pilot.id] = None
+    is_here(manager, block)
 
 
 def relist(block: Block) -> None:
@@ -94,7 +224,7 @@ def is_here(manager: Manager, block: Block) -> None:
     """A pilot of a block is connected: its job runs, also where the batch system's last listing is older than that."""
     block.emptied_at = None
     if block.phase in (BlockPhase.ASKED, BlockPhase.PENDING):
-        block.notes.append((manager.state.now, "running: a pilot of it is here"))
+        block.note(manager.state.now, "running: a pilot of it is here")
         enter(manager, block, BlockPhase.RUNNING)
     relist(block)
 

@@ -7,7 +7,17 @@ is counted is counted a batch.
 from __future__ import annotations
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import accounting, ending, feeding, gangs, holding, indexing, repair, reservations
+from stoker.manager.core import (
+    accounting,
+    call_records,
+    ending,
+    feeding,
+    gangs,
+    holding,
+    indexing,
+    repair,
+    reservations,
+)
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Group, Library
@@ -51,11 +61,7 @@ def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
         total += accounting.account(manager, library, group, good, others=others, seconds=seconds)
         if first and library.context.queue.count:
             manager.dirty[library.context] = None
-    for kept in (manager.state.reports, manager.state.forecasts):
-        if kept:
-            for outcome in ends:
-                if outcome.call not in open_calls:
-                    kept.pop(outcome.call, None)
+    call_records.all_ended(manager.state, ends)
     if manager.state.trials:
         for outcome in ends:
             if outcome.call not in open_calls:

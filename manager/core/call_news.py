@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stoker.manager.core import feeding, gangs, holding, indexing, libraries, placing, sending
+from stoker.manager.core import call_records, feeding, gangs, holding, indexing, libraries, placing, sending
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Library
 from stoker.manager.core.phases import LibraryState
@@ -57,7 +57,7 @@ def progress(manager: Manager, library: Library, message: CallsProgress) -> None
             if call.holder.members[0] is not library:  # every rank may report; the first one's counts
                 continue
             gangs.progress(manager, call, call.holder, report)
-        state.reports[report.call] = report
+        call_records.report(state, report)
         if report.state:
             call.spec = msgspec.structs.replace(call.spec, progress=report.state)
         by_client.setdefault(call.group.client.id, []).append(report)
@@ -76,7 +76,7 @@ def evicted(manager: Manager, library: Library, progress: CallProgress) -> None:
     else:
         if progress.state:
             call.spec = msgspec.structs.replace(call.spec, progress=progress.state)
-        manager.state.reports[call.id] = progress
+        call_records.report(manager.state, progress)
     indexing.relist(manager, library)
     if call is not None:
         why = f"evicted from lib-{library.id} with its progress kept ({progress.done:g} done)"

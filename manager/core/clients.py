@@ -17,6 +17,7 @@ from stoker.manager.core import (
     objects,
     pilot_states,
     placing,
+    registry,
     repair,
     report,
     session_end,
@@ -24,16 +25,14 @@ from stoker.manager.core import (
     wishes,
 )
 from stoker.manager.core.client import Client
-from stoker.manager.core.commands import AskAdvice, ToClient
-from stoker.manager.core.cost import Cost
+from stoker.manager.core.commands import ToClient
 from stoker.manager.core.events import FromClient
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Context, Group
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.state import JOURNAL_LOST
 from stoker.manager.protocol import bounds, to_client, to_manager
 from stoker.manager.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
-from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId, RecipeKey
+from stoker.manager.protocol.ids import CLIENT_SHIFT, ClientId
 from stoker.manager.protocol.to_manager import (
     AskCalls,
     AskStatus,
@@ -97,10 +96,9 @@ def _message(manager: Manager, client: Client, message: to_manager.FromClient) -
             if message.unused:
                 departures.forget_functions(manager, client, message.unused)
         case DefineFunction(key=key):
-            state.functions.setdefault(key, FunctionBlob(key, message.name, message.blob))
-            client.defined.add(key)
+            registry.define_function(state, client, FunctionBlob(key, message.name, message.blob))
         case DefineRecipe():
-            _recipe(manager, message)
+            registry.define_context(manager, message.recipe)
             client.defined.add(message.recipe.key)
         case Cancel(calls=ids):
             for id in ids:
@@ -115,7 +113,7 @@ def _message(manager: Manager, client: Client, message: to_manager.FromClient) -
             manager.tell(client, call_list.list_calls(state, limit=limit, only=only))
         case WantPilots(blocks=said, ended=ended, most_pilots=most):
             state.said_blocks = dict(said)
-            state.most_pilots[client.id] = most
+            registry.bring_pilots(state, client, most)
             for pilot in [each for each in state.pilots.values() if each.block in ended]:
                 if pilot.state is PilotState.CUT:
                     pilot_states.lost(manager, pilot.id, f"its block {pilot.block} has ended")
@@ -188,18 +186,14 @@ def _joins(manager: Manager, id: ClientId, message: ClientHello) -> Client | Non
     """A client that the manager does not know: it is new, or it was in the part of the journal that is lost."""
     state = manager.state
     if message.observer or message.factory:
-        client = state.clients[id] = Client(id, number=-1, observer=True)
-        client.factory = message.factory
-        return client
+        return registry.add_observer(state, id, factory=message.factory)
     number = state.next_client if message.number < 0 else message.number
     if number in state.clients_by_number or number > MOST_CLIENTS:
         state.refuse("client whose number is another client's")
         wrong = f"its calls carry the number {number}, which is another client's since the journal lost its end"
         manager.out.append(ToClient(id, to_client.ClientRefused(wrong)))
         return None
-    state.next_client = max(state.next_client, number + 1)
-    client = state.clients[id] = state.clients_by_number[number] = Client(id, number=number, observer=False)
-    return client
+    return registry.add_client(state, id, number)
 
 
 def _had(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
@@ -229,14 +223,6 @@ def _received(client: Client, total: int) -> None:
 
 
 # ---- calls
-
-
-def _recipe(manager: Manager, message: DefineRecipe) -> None:
-    recipe = message.recipe
-    if recipe.key not in manager.state.contexts:
-        manager.state.contexts[recipe.key] = Context(recipe, by_deadline=manager.policies.dispatch.by_deadline)
-        manager.changed("contexts", recipe.key)
-        manager.out.append(AskAdvice(RecipeKey(recipe.key)))
 
 
 def _are_of(client: Client, specs: list[CallSpec]) -> bool:
@@ -294,12 +280,7 @@ def _submit(manager: Manager, client: Client, message: Submit) -> None:
         ends = [CallEnd(spec.call, False, b"", 0.0, failure) for spec in message.calls if spec.call not in state.calls]
         manager.results_of(client).extend(ends)
         return
-    group = state.groups.get(key)
-    if group is None:
-        cost = state.costs.get((function.key, context.recipe.key))
-        if cost is None:
-            cost = state.costs[function.key, context.recipe.key] = Cost(function, RecipeKey(context.recipe.key))
-        group = state.groups[key] = Group(key, client, context, cost, options)
+    group = registry.group_of(state, client, function, context, options)
     fresh = holes.end_kept(manager, client, message.calls) if state.kept_ends else message.calls
     if fresh:
         placing.arrive(manager, group, fresh)

@@ -16,9 +16,11 @@ import math
 from typing import assert_never
 
 from stoker.manager.core import (
+    accounting,
     actions,
     backlogs,
     block_orders,
+    blocks,
     clients,
     deadlines,
     departures,
@@ -26,7 +28,7 @@ from stoker.manager.core import (
     feeding,
     forecasts,
     holes,
-    libraries,
+    loads,
     losses,
     objects,
     pilot_states,
@@ -138,7 +140,7 @@ class Core:
                 manager.state.lease_s = lease_s or manager.state.lease_s
                 block_orders.define(manager, sources)
             case FactoryTrouble(reason=reason):
-                manager.state.factory_trouble = reason
+                blocks.no_factory(manager.state, reason)
             case EventRefused():
                 refusing.refused(manager, event)
             case Noticed(text=text):
@@ -222,7 +224,7 @@ class Core:
 
     def _timer(self, key: str) -> None:
         manager = self.manager
-        manager.state.timers.pop(key, None)
+        manager.timer_is_over(key)
         owner, _, rest = key.partition("/")
         match owner:
             case "round":
@@ -274,7 +276,8 @@ class Core:
         if context is None:
             manager.state.refuse("advice on an unknown context")
             return
-        libraries.advise(context, event.by_kind)
+        loads.advise(context, event.by_kind)
+        accounting.advise(context, event.by_kind)
         manager.changed("contexts", context.recipe.key)
         for name, seam in self._seams:
             actions.carry_out(manager, seam.advised(manager.state, context), seam=name)

@@ -11,10 +11,10 @@ Calls are looked at when they come, when a library has room, and by a timer when
 
 from __future__ import annotations
 
-from stoker.manager.core import ending, queues
+from stoker.manager.core import call_records, ending, queues
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context
-from stoker.manager.protocol.calls import CallForecast, Failure, FailureKind
+from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.units import show_seconds
 
 KNOWN_RUNS = 3
@@ -89,9 +89,8 @@ def _latest_start(call: Call) -> float:
 
 def _tell_late(manager: Manager, call: Call) -> None:
     state = manager.state
-    call.late = True
+    queues.mark_late(call)
     call.note(state.now, "cannot be in time any more; calls that can be go first")
     before = state.forecasts.get(call.id)
     if before is None or before.in_time:
-        said = state.forecasts[call.id] = CallForecast(call.id, state.now + call.group.cost.run_s, False)
-        manager.forecasts.setdefault(call.group.client, []).append(said)
+        call_records.forecast(manager, call, state.now + call.group.cost.run_s, in_time=False)

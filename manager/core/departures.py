@@ -8,14 +8,12 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import accounting, ending, session_end
+from stoker.manager.core import accounting, ending, loads, pilot_states, registry, session_end
 from stoker.manager.core.client import Client
 from stoker.manager.core.commands import DiscardObject
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Context
 from stoker.manager.core.state import State
 from stoker.manager.protocol.ids import ClientId, FunctionKey
 from stoker.units import show_bytes, show_seconds
@@ -28,9 +26,6 @@ SETTLE_S = 60.0
 """The size is looked at so long after the client was given up, when the ends of its calls are there."""
 KEPT_BANNED = 1000
 """The session remembers at most this many programs that must not come back."""
-KEPT_NUMBERS = 10_000
-"""The session remembers the numbers of at most this many clients that it has forgotten, so that calls of theirs that a
-pilot still reports are not taken for calls of a program that is to come back."""
 
 
 def gone(manager: Manager, id: ClientId) -> None:
@@ -42,7 +37,7 @@ def gone(manager: Manager, id: ClientId) -> None:
         return
     client.gone, client.connected, client.gone_at = True, False, state.now
     if client.observer:
-        del state.clients[id]
+        registry.forget_observer(state, client)
         return
     if state.kept:
         manager.set_timer(f"gone/{id}", state.now + SETTLE_S)
@@ -99,89 +94,24 @@ def _forget(manager: Manager, client: Client) -> None:
         ban(
             state, client.id, "this program was gone for too long: the session has forgotten it; start the program anew"
         )
-    del state.clients[client.id], state.clients_by_number[client.number]
-    state.most_pilots.pop(client.id, None)
-    state.departed[client.number] = None
-    if len(state.departed) > KEPT_NUMBERS:
-        del state.departed[next(iter(state.departed))]
+    registry.forget_client(state, client)
     accounting.record_runs(manager)
     _forget_unused(manager, client.id)
 
 
 def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKey]) -> None:
-    """Forget functions that their client will not name again, unless another client has defined them.
-
-    A function with open calls is kept until these have ended and a client says so of another function.
-    """
-    state = manager.state
-    client.defined.difference_update(keys)
-    state.unused_functions.update(dict.fromkeys(keys))
-    defined = set[str]().union(*(each.defined for each in state.clients.values()))
-    needed = {group.function.key for group in state.groups.values() if group.open_calls}
-    unused = [key for key in state.unused_functions if key not in needed]
-    for key in unused:
-        del state.unused_functions[key]
-    dropped = {key for key in unused if key not in defined}
-    for key in dropped:
-        state.functions.pop(key, None)
+    """Forget functions that their client will not name again, unless another client has defined them."""
+    dropped = registry.unused_functions(manager.state, client, keys)
     if dropped:
         accounting.record_runs(manager)
-        state.groups = {key: group for key, group in state.groups.items() if group.function.key not in dropped}
-        state.costs = {key: cost for key, cost in state.costs.items() if key[0] not in dropped}
+        registry.forget_functions(manager.state, dropped)
 
 
 def _forget_unused(manager: Manager, id: str) -> None:
-    """Forget functions and contexts that are defined by no client and in no use, and what is known of them alone.
-    `id`: the client whose timer looks again if some are in use."""
-    state = manager.state
-    for key, group in list(state.groups.items()):
-        if not group.open_calls and state.clients.get(group.client.id) is not group.client:
-            del state.groups[key]
-    for pilot in state.gone_pilots.values():
-        if state.now - pilot.lost_at >= KEPT_S:
-            pilot.kept = None
-    defined = set[str]().union(*(client.defined for client in state.clients.values()))
-    functions = defined.union(group.function.key for group in state.groups.values())
-    contexts = defined.union(
-        *((group.context.recipe.key, *group.options.variants) for group in state.groups.values()),
-        (context.recipe.key for context in state.contexts.values() if context.libraries or context.queue.count),
-        (
-            library.context.recipe.key
-            for gone in state.gone_pilots.values()
-            for library, *_ in (gone.kept or {}).values()
-        ),
-    )
-    state.functions = {key: function for key, function in state.functions.items() if key in functions}
-    dropped = [context for key, context in state.contexts.items() if key not in contexts]
-    for context in dropped:
-        _forget_context(manager, context)
-    state.costs = {
-        (function, recipe): cost
-        for (function, recipe), cost in state.costs.items()
-        if function in state.functions and recipe in state.contexts
-    }
-    if dropped:
-        _forget_objects(state)
-    for context in state.contexts.values():
-        for name in [name for name in context.failed_on if name not in state.pilots]:
-            del context.failed_on[name]
-    if not defined.issuperset(chain(state.functions, state.contexts)):
-        manager.set_timer(f"gone/{id}", state.now + KEPT_S)
-
-
-def _forget_context(manager: Manager, context: Context) -> None:
-    state, key = manager.state, context.recipe.key
-    del state.contexts[key]
-    manager.dirty.pop(context, None)
-    manager.returned.pop(context, None)
-    for about in [about for about in state.transfers.snapshots if about[0] == key]:
-        del state.transfers.snapshots[about]
-
-
-def _forget_objects(state: State) -> None:
-    transfers = state.transfers
-    named = {ref.name for context in state.contexts.values() for ref in context.recipe.objects}
-    named.update(each.object.name for forms in transfers.snapshots.values() for each in forms.values())
-    for name, object in list(transfers.objects.items()):
-        if name not in named and not object.holders and not object.fetches and name not in transfers.needy:
-            del transfers.objects[name]
+    """Forget what no client has defined and nothing uses. `id`: the client whose timer looks again if some is used."""
+    registry.forget_groups(manager.state)
+    pilot_states.give_up_old(manager.state, kept_s=KEPT_S)
+    is_used = registry.forget_unused(manager)
+    loads.forget_pilots(manager.state)
+    if is_used:
+        manager.set_timer(f"gone/{id}", manager.state.now + KEPT_S)

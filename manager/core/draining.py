@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.core import pilot_states, walltime
+from stoker.manager.core import loads, pilot_states, walltime
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot
 from stoker.manager.core.phases import LibraryState, PilotState
@@ -39,6 +39,5 @@ def due(manager: Manager, id: str) -> None:
         return
     for library in pilot.libraries.values():
         if library.state is LibraryState.LOADING:
-            library.context.cut_loads += 1
-            library.context.cut_after_s = max(library.context.cut_after_s, manager.state.now - library.started_at)
+            loads.cut_off(library, manager.state.now)
     pilot_states.release(manager, pilot, f"its walltime is over in {left:.0f} s")

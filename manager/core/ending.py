@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.manager.core import holding, queues, reservations
+from stoker.manager.core import call_records, holding, queues, registry, reservations
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Group, Library
 from stoker.manager.core.phases import CallState
@@ -12,9 +12,6 @@ from stoker.manager.protocol.ids import show_library
 
 # So many failed calls are kept for `stoker explain`.
 KEPT_FAILURES = 1000
-
-# So many groups are kept although none of their calls is open: more of the kind may come.
-KEPT_GROUPS = 1000
 
 
 def end(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
@@ -58,10 +55,7 @@ def close(manager: Manager, call: Call, *, waits: bool = True) -> None:
         if group.options.gang[1] > 1:
             holding.serve_after(manager, group.context)
     holding.ended(manager, call)
-    state.reports.pop(call.id, None)
-    state.forecasts.pop(call.id, None)
-    state.breaks.pop(call.id, None)
-    state.broken_runs.pop(call.id, None)
+    call_records.ended(state, call)
     if state.trials:
         reservations.ended(manager, call.id)
     closed(manager, group, 1)
@@ -82,8 +76,13 @@ def closed(manager: Manager, group: Group, count: int) -> None:
     group.client.open_calls -= count
     group.context.ended += count
     state.done += count
-    if not group.open_calls and len(state.groups) > KEPT_GROUPS:
-        state.groups.pop(group.key, None)
+    if not group.open_calls:
+        registry.closed(state, group)
+
+
+def ended_before(state: State) -> None:
+    """A call that is submitted again had ended before the journal began anew."""
+    state.done += 1
 
 
 def keep(manager: Manager, call: Call, outcome: CallEnd, *, holder: Library | Gang | None) -> None:

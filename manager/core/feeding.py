@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from stoker.manager.core import actions, deadlines, holding, indexing, queues, suspects
+from stoker.manager.core import actions, deadlines, holding, indexing, libraries, queues, suspects
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.phases import LibraryState, PilotState
@@ -51,7 +51,7 @@ def pull(manager: Manager, library: Library) -> None:
     queues.fed(manager, context)
     if library.held or library.zombies or queue.single() is not None:
         return
-    library.used_at = state.now
+    libraries.is_idle(manager, library)
     actions.carry_out(manager, dispatch.dry(state, library), seam="dispatch")
     for hungry in state.hungry.values():
         if hungry.starved_since is not None and state.now - hungry.asked_at >= ASK_PAUSE_S:

@@ -38,7 +38,7 @@ def blame(state: State, library: Library, failure: Failure, *, loading: bool, wa
     pilot.unfit[key] = state.now + again_s, failure.message
     if known:
         return
-    pilot.notes.append((state.now, f"cannot hold {what}: {failure.message}"))
+    pilot.note(state.now, f"cannot hold {what}: {failure.message}")
 
 
 def forgive(pilot: Pilot, key: str) -> None:

@@ -8,6 +8,7 @@ such a call counts as one that is in time. And while nothing like a call has bee
 
 from __future__ import annotations
 
+from stoker.manager.core import call_records
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Forecast, PolicyError
@@ -28,8 +29,7 @@ def note(manager: Manager, action: Forecast) -> None:
     in_time = action.in_time or bool(due_at and is_in_time(action.ends_at, due_at=due_at, now=state.now))
     if not is_news(state.forecasts.get(call.id), action.ends_at, in_time=in_time, now=state.now):
         return
-    state.forecasts[call.id] = said = CallForecast(call.id, action.ends_at, in_time)
-    manager.forecasts.setdefault(call.group.client, []).append(said)
+    call_records.forecast(manager, call, action.ends_at, in_time=in_time)
 
 
 def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:

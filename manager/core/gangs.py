@@ -12,9 +12,7 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from stoker.manager.core import accounting, ending, holding, indexing, queues, sending
+from stoker.manager.core import accounting, call_records, ending, holding, indexing, queues, sending
 from stoker.manager.core.commands import RecordPace
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Library
@@ -93,32 +91,13 @@ def ended(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> N
 def _broke(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
     """A rank has lost the others: start again, on whatever is left."""
     said = outcome.failure.message if outcome.failure is not None else ""
-    breaks = manager.state.breaks[call.id] = manager.state.breaks.get(call.id, 0) + 1
-    manager.state.broken_runs[call.id] = call.sent_at
+    breaks = call_records.broke(manager.state, call)
     if breaks >= MOST_BREAKS:
         text = f"its ranks lost each other {breaks} times; the last time on {library.pilot.id}: {said}"
         failure = Failure(FailureKind.GANG, text, library.pilot.id, library.id)
         ending.end(manager, call, CallEnd(call.id, False, b"", outcome.run_s, failure))
         return
     holding.requeue(manager, (call,), why=f"lib-{library.id} on {library.pilot.id} lost the other ranks: {said}")
-
-
-def broken(manager: Manager, library: Library, running: Iterable[int]) -> list[Call]:
-    """Gang calls that a library ran when it died, and that were taken away because other ranks noticed that first."""
-    state = manager.state
-    here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
-    # Of ranks that die together one counts; those of a run that was broken off before have nothing to do with it.
-    return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
-
-
-def forgive(manager: Manager, library: Library) -> None:
-    """A library is lost. If other ranks of its gangs have noticed before, that was no quarrel of theirs."""
-    breaks = manager.state.breaks
-    for id in library.zombies:
-        if id in breaks:
-            breaks[id] -= 1
-            if not breaks[id]:
-                del breaks[id]
 
 
 def _account(manager: Manager, call: Call, gang: Gang) -> None:
@@ -130,7 +109,7 @@ def _account(manager: Manager, call: Call, gang: Gang) -> None:
         items = call.spec.features.items if call.spec.features is not None else 1
         _learn(call, gang, items=items, seconds=first.run_s - _starts_in_s(call, gang))
     if first.ok and gang.report is not None:
-        call.group.context.paces.end(call.spec.features, gang.report[1])
+        accounting.did_items(call, gang.report[1])
     known = call.group.context.paces.known.get(len(gang.members))
     if known is not None:
         kind = gang.members[0].devices[0].facts.kind
@@ -141,7 +120,7 @@ def _account(manager: Manager, call: Call, gang: Gang) -> None:
 def _learn(call: Call, gang: Gang, *, items: float, seconds: float) -> None:
     features = call.spec.features
     work = work_of(features) * items / features.items if features is not None and features.items else items
-    call.group.context.paces.learn(len(gang.members), work=work, seconds=max(0.0, seconds))
+    accounting.learn_pace(call.group.context, len(gang.members), work=work, seconds=max(0.0, seconds))
 
 
 def _starts_in_s(call: Call, gang: Gang) -> float:

@@ -36,7 +36,7 @@ def begin(manager: Manager, peer: Peer) -> float:
     if not peer.hands_on:
         return 0.0
     manager.state.transfers.leaving[peer.id] = peer
-    pilot.notes.append((manager.state.now, f"hands on {len(peer.hands_on)} of its objects, which nobody else has"))
+    pilot.note(manager.state.now, f"hands on {len(peer.hands_on)} of its objects, which nobody else has")
     return min(MOST_S, left_s)
 
 

@@ -7,7 +7,7 @@ when it has moved by a sixteenth, so that a page more or less is none.
 
 from __future__ import annotations
 
-from stoker.manager.core import accounting
+from stoker.manager.core import accounting, libraries
 from stoker.manager.core.events import FromPilot
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot
@@ -56,5 +56,5 @@ def take(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
     for use in message.libraries:
         library = pilot.libraries.get(use.library)
         if library is not None:
-            library.memory_bytes, library.device_bytes = use.memory_bytes, use.device_bytes
+            libraries.uses(library, memory_bytes=use.memory_bytes, device_bytes=use.device_bytes)
     accounting.record_runs(manager)

@@ -22,6 +22,11 @@ from stoker.manager.protocol.to_pilot import TakeBack
 GANG_GRACE_S = 10.0
 
 
+def accept(manager: Manager, calls: dict[int, Call]) -> None:
+    """Calls have come: they are open until they end."""
+    manager.state.calls.update(calls)
+
+
 # ---- calls come to libraries
 
 
@@ -129,7 +134,7 @@ def ended(manager: Manager, call: Call) -> None:
     """A call has its end: nobody holds it."""
     let_go(manager, call)
     call.state = CallState.ENDED
-    manager.state.calls.pop(call.id, None)
+    del manager.state.calls[call.id]
 
 
 def let_go(manager: Manager, call: Call) -> None:

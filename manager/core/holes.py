@@ -7,6 +7,7 @@ peer says hello, and then the peer says anew what it holds.
 
 from __future__ import annotations
 
+from stoker.manager.core import ending
 from stoker.manager.core.client import Client
 from stoker.manager.core.events import RecordsLost
 from stoker.manager.core.manager import Manager
@@ -38,6 +39,6 @@ def end_kept(manager: Manager, client: Client, specs: list[CallSpec]) -> list[Ca
             rest.append(spec)
             continue
         client.last_call = max(client.last_call, spec.call)
-        state.done += 1
+        ending.ended_before(state)
         manager.results_of(client).append(end)
     return rest

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from stoker.manager.core import ending, fitness, gangs, holding, indexing, objects, queues, snapshots
-from stoker.manager.core.events import ContextAdvice
+from stoker.manager.core import (
+    call_records,
+    ending,
+    holding,
+    indexing,
+    loads,
+    objects,
+    queues,
+    snapshots,
+)
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
 from stoker.manager.core.phases import CallState, LibraryState
 from stoker.manager.core.seams import PolicyError
+from stoker.manager.core.state import State
 from stoker.manager.protocol.calls import Failure
 from stoker.manager.protocol.ids import LibraryId
 from stoker.manager.protocol.to_manager import LibraryResized
 from stoker.manager.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
 from stoker.units import show_bytes
 
+LIBRARY_GAP = 1000
 KEPT_LIBRARIES = 200
 """So many libraries that are gone are kept for their stories."""
 
@@ -72,10 +80,16 @@ def _holds(manager: Manager, library: Library, size: int) -> None:
     """Promise a library what it holds of its devices, as far as the budget goes."""
     room = max(0, min(device.budget_bytes for device in library.devices))
     if size > library.promised_bytes + room:
-        library.notes.append((manager.state.now, f"uses {show_bytes(size)} of its device, more than is left there"))
+        library.note(manager.state.now, f"uses {show_bytes(size)} of its device, more than is left there")
     promise(library, min(size, library.promised_bytes + room))
     manager.changed("libraries", library.id)
     manager.supply_changed = True
+
+
+def devices_back(manager: Manager, pilot: Pilot) -> None:
+    """The devices of a pilot that was given up are here again: the time between counts for no tier."""
+    for device in pilot.devices.values():
+        device.tier_since = manager.state.now
 
 
 def tier(manager: Manager, device: Device) -> None:
@@ -90,18 +104,35 @@ def tier(manager: Manager, device: Device) -> None:
 # ---- loading
 
 
+def attach(manager: Manager, library: Library) -> None:
+    """A library is one of its context's, its pilot's and its devices'."""
+    state = manager.state
+    state.libraries[library.id] = library
+    state.gone_libraries.pop(library.id, None)
+    library.context.libraries[library.id] = library
+    library.pilot.libraries[library.id] = library
+    for device in library.devices:
+        device.libraries[library.id] = library
+
+
+def leave_gap(state: State) -> None:
+    """Begin the next libraries' numbers at a round one behind those that may have been given away."""
+    state.next_library += LIBRARY_GAP - state.next_library % LIBRARY_GAP
+
+
+def number_is_known(state: State, number: int) -> None:
+    """A pilot knows a library by this number: give it to no other."""
+    state.next_library = max(state.next_library, number + 1)
+
+
 def load(manager: Manager, context: Context, pilot: Pilot, devices: tuple[Device, ...], memory_bytes: int) -> Library:
     """Promise the memory and tell the pilot to start a library. Raises PolicyError where the memory is not there."""
     state = manager.state
     library = Library(LibraryId(state.next_library), context, pilot, devices, 0, state.now)
     promise(library, memory_bytes)
     state.next_library += 1
-    state.libraries[library.id] = library
-    context.libraries[library.id] = library
-    context.starved_since = None
-    pilot.libraries[library.id] = library
-    for device in devices:
-        device.libraries[library.id] = library
+    attach(manager, library)
+    queues.starving(manager, context)
     forms = snapshots.offered(manager, context, devices[0].facts.kind)
     manager.say(
         pilot,
@@ -116,21 +147,6 @@ def load(manager: Manager, context: Context, pilot: Pilot, devices: tuple[Device
     return library
 
 
-def advise(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
-    """Take advice where nothing was measured yet."""
-    for kind, advice in by_kind.items():
-        context.advice.setdefault(kind, advice)
-        if not context.run_s:
-            context.run_s = advice.run_s
-        if not context.load_s:
-            context.load_s = advice.load_s
-    sizes = {size for advice in by_kind.values() for size in advice.paces} - set(context.paces.known)
-    if sizes:  # of several kinds the slowest counts: nobody knows where a call will run
-        slowest = {size: max(advice.paces.get(size, 0.0) for advice in by_kind.values()) for size in sorted(sizes)}
-        meet_s = max(advice.meet_s for advice in by_kind.values()) or context.paces.meet_s
-        context.paces.tell(slowest, meet_s=meet_s)
-
-
 # ---- the end
 
 
@@ -139,7 +155,7 @@ def stop(manager: Manager, library: Library, *, reason: str) -> None:
     if library.state in (LibraryState.STOPPING, LibraryState.GONE):
         return
     library.state = LibraryState.STOPPING
-    library.notes.append((manager.state.now, f"told to stop: {reason}"))
+    library.note(manager.state.now, f"told to stop: {reason}")
     holding.unsend(manager, library, why=f"back in the queue: lib-{library.id} is to stop")
     indexing.relist(manager, library)
     for device in library.devices:
@@ -153,15 +169,15 @@ def stop(manager: Manager, library: Library, *, reason: str) -> None:
 
 def lost(manager: Manager, library: Library, *, reason: str) -> None:
     """A library vanished with its pilot. What it ran runs again elsewhere, and is no try of its (see `suspects`)."""
-    manager.state.rerun_calls += min(library.slots, len(library.held))
-    library.notes.append((manager.state.now, f"gone with its pilot: {reason}"))
+    run_again(manager, min(library.slots, len(library.held)))
+    library.note(manager.state.now, f"gone with its pilot: {reason}")
     why = f"{library.pilot.id} was lost ({reason}): back in the queue, not counted as a try"
     holding.requeue(manager, detach(manager, library), why=why)
 
 
 def detach(manager: Manager, library: Library) -> list[Call]:
     """Take a library out of everything that names it, and return the calls that it held, in order."""
-    gangs.forgive(manager, library)
+    call_records.forgive(manager.state, library)
     held = holding.abandon(manager, library)
     library.state = LibraryState.GONE
     indexing.relist(manager, library)
@@ -185,12 +201,57 @@ def detach(manager: Manager, library: Library) -> list[Call]:
     return held
 
 
+def found(manager: Manager, library: Library, *, reserved_bytes: int, is_hot: bool) -> None:
+    """A pilot has a library that the manager did not know of. Raises PolicyError where its memory is not there."""
+    promise(library, reserved_bytes)
+    library.found(manager.state.now)
+    attach(manager, library)
+    if is_hot:
+        library.state = LibraryState.READY
+    for device in library.devices:
+        tier(manager, device)
+    queues.starving(manager, library.context)
+    manager.changed("libraries", library.id)
+
+
+def back(manager: Manager, library: Library, promised_bytes: int, was: LibraryState) -> None:
+    """A library of a pilot that was given up is the manager's again, as it was: hot, loading, or told to stop."""
+    library.state = was if was in (LibraryState.STOPPING, LibraryState.READY) else LibraryState.LOADING
+    attach(manager, library)
+    promise(library, promised_bytes)
+    for device in library.devices:
+        tier(manager, device)
+    library.note(manager.state.now, "back, as it was")
+    indexing.relist(manager, library)
+    queues.starving(manager, library.context)
+
+
+def now_ready(manager: Manager, library: Library) -> None:
+    """A library holds its context."""
+    library.state = LibraryState.READY
+    library.ready_at = library.used_at = manager.state.now
+    for device in library.devices:
+        tier(manager, device)
+
+
+def is_idle(manager: Manager, library: Library) -> None:
+    """A library has nothing to do."""
+    library.used_at = manager.state.now
+
+
+def uses(library: Library, *, memory_bytes: int, device_bytes: int) -> None:
+    """What a library was measured to use."""
+    library.memory_bytes, library.device_bytes = memory_bytes, device_bytes
+
+
+def run_again(manager: Manager, count: int) -> None:
+    """Count calls that were running in a library that is gone, and run again."""
+    manager.state.rerun_calls += count
+
+
 def fail_waiting(manager: Manager, context: Context, failure: Failure) -> None:
     """End every waiting call of a context with this failure; the next one that comes finds a clean slate."""
-    context.load_failures = context.cut_loads = 0
-    context.failed_on.clear()
-    for pilot in manager.state.pilots.values():
-        fitness.forgive(pilot, context.recipe.key)
+    loads.clean_slate(manager.state, context)
     for call in list(context.queue):
         if call.state is CallState.WAITING:
             ending.fail(manager, call, failure)

@@ -5,28 +5,25 @@ from __future__ import annotations
 from stoker.manager.core import (
     blocks,
     cache_room,
+    call_records,
     feeding,
     fitness,
-    gangs,
     holding,
     indexing,
     libraries,
+    loads,
     pilot_states,
     poison,
     reservations,
     suspects,
 )
 from stoker.manager.core.commands import RecordLoad
-from stoker.manager.core.events import ContextAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Context, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import RecipeKey
 from stoker.manager.protocol.to_manager import LibraryGone, LibraryReady
-
-# A context whose loads have failed this often in a row, with none between that worked, cannot be loaded.
-LOAD_TRIES = 2
 
 # A library that was ended for one call's sake, or its pilot's, is not the fault of the others that it ran.
 BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})
@@ -42,17 +39,10 @@ def ready(manager: Manager, library: Library, message: LibraryReady) -> None:
         if library.state is not LibraryState.STOPPING:  # else it was told to stop meanwhile
             state.refuse("library ready twice")
         return
-    library.memory_bytes, library.device_bytes = message.resident_bytes, message.device_bytes
-    library.notes.append((state.now, f"ready: {message.start_s:.2f} s to start, {message.load_s:.2f} s to load"))
+    libraries.uses(library, memory_bytes=message.resident_bytes, device_bytes=message.device_bytes)
+    library.note(state.now, f"ready: {message.start_s:.2f} s to start, {message.load_s:.2f} s to load")
     kind = library.devices[0].facts.kind
-    seconds = message.start_s + message.load_s + message.fetch_s
-    context.loads += 1
-    context.load_s = seconds
-    context.load_total_s += seconds
-    on_host = library.devices[0].facts.on_host  # else only device memory counts: host memory is no GPU's
-    context.resident_bytes = message.resident_bytes if on_host else message.device_bytes
-    peak_bytes = message.peak_bytes if on_host else message.device_bytes
-    context.advice[kind] = ContextAdvice(seconds, 0.0, context.resident_bytes, peak_bytes, context.run_s, 0.0)
+    loads.measured(library, message)
     manager.out.append(
         RecordLoad(
             RecipeKey(context.recipe.key), context.recipe.name, kind, message.start_s, message.load_s,
@@ -65,20 +55,13 @@ def ready(manager: Manager, library: Library, message: LibraryReady) -> None:
 def hot(manager: Manager, library: Library) -> None:
     """A library serves calls from now on."""
     state, context = manager.state, library.context
-    library.state = LibraryState.READY
-    library.ready_at = library.used_at = state.now
-    context.load_failures = context.cut_loads = 0
-    context.lost_loads.clear()
-    context.last_failure = None
-    context.failed_on.pop(library.pilot.id, None)
-    fitness.forgive(library.pilot, context.recipe.key)
+    libraries.now_ready(manager, library)
+    loads.worked(library)
     blocks.proved(manager, library.pilot)
     wanted = manager.policies.residency.measured(state, library)
     if wanted < library.promised_bytes:  # where nothing was declared, the pilot holds no more than was measured
         manager.supply_changed = True
         libraries.promise(library, wanted)
-    for device in library.devices:
-        libraries.tier(manager, device)
     manager.changed("libraries", library.id)
     indexing.relist(manager, library)
     reservations.places_changed(manager, context)
@@ -89,10 +72,10 @@ def gone(manager: Manager, library: Library, message: LibraryGone) -> None:
     """A library has ended; its calls go elsewhere, or end if they killed it once too often."""
     state, context, failure = manager.state, library.context, message.failure
     running = {id for id in message.running if id in library.held}
-    broken = gangs.broken(manager, library, message.running)
+    broken = call_records.broken(state, library, message.running)
     unasked = library.state is LibraryState.LOADING and message.loading and failure is None
     survivors = libraries.detach(manager, library)
-    library.notes.append((state.now, f"ended: {failure.message}" if failure is not None else "ended"))
+    library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
     blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
     back = []
@@ -111,9 +94,9 @@ def gone(manager: Manager, library: Library, message: LibraryGone) -> None:
             poison.killed_its_library(manager, library, call, blamed, alone=len(message.running) == 1)
     holding.requeue(manager, back, why=f"{why} ({failure.message})" if failure else why)
     if failure is None:
-        state.rerun_calls += sum(call.id in running for call in back)
+        libraries.run_again(manager, sum(call.id in running for call in back))
     if failure is not None and failure.kind is FailureKind.PILOT:
-        context.last_failure = failure
+        loads.pilot_lacks(context, failure)
         again_s = 0.0
         if message.cache_lacks_bytes > 0:
             again_s = cache_room.make(manager, library.pilot, context, message.cache_lacks_bytes)
@@ -126,12 +109,10 @@ def gone(manager: Manager, library: Library, message: LibraryGone) -> None:
 
 
 def _load_failed(manager: Manager, context: Context, library: Library, failure: Failure) -> None:
-    context.load_failures += 1
-    context.last_failure = failure
-    context.failed_on[library.pilot.id] = context.failed_on.get(library.pilot.id, 0) + 1
+    is_over = loads.failed(library, failure)
     manager.changed("contexts", context.recipe.key)
     alive = any(x.state in (LibraryState.LOADING, LibraryState.READY) for x in context.libraries.values())
-    if context.load_failures < LOAD_TRIES or alive:
+    if not is_over or alive:
         return
     text = f"context {context.recipe.name} could not be loaded: {failure.message}"
     evidence = Failure(

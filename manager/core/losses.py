@@ -98,7 +98,7 @@ def _settle(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
         pilot.loss = loss
     pilot.loss_settled = True
     suspects.settled(manager, pilot)
-    pilot.notes.append((state.now, f"counted as lost: {loss.value}"))
+    pilot.note(state.now, f"counted as lost: {loss.value}")
     _record(manager, pilot, pilot.lost_at, PilotEnd.WALLTIME if loss is LossReason.WALLTIME else PilotEnd.LOST, loss)
 
 

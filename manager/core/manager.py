@@ -82,6 +82,10 @@ class Manager:
         self.state.timers[key] = at
         self.out.append(SetTimer(at, key))
 
+    def timer_is_over(self, key: str) -> None:
+        """A timer has fired, or is not to."""
+        self.state.timers.pop(key, None)
+
     def illegal(self, error: PolicyError, *, seam: str) -> None:
         """A policy asked for what cannot be: nothing was changed, and it is counted (or raised, in tests)."""
         if self.strict:

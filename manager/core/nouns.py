@@ -30,6 +30,8 @@ Note = tuple[float, str]
 
 # A call keeps so many notes, the first half of them and the last.
 KEPT_CALL_NOTES = 200
+# The last so many notes of a pilot are kept, and its first.
+KEPT_PILOT_NOTES = 100
 
 
 class Group:
@@ -285,6 +287,15 @@ class Library:
         free = self.pilot.reserved is None or self.pilot.reserved is call
         return free and self.suspect is None and not alone and call.id not in self.zombies
 
+    def note(self, now: float, text: str) -> None:
+        """Remember something for the library's story."""
+        self.notes.append((now, text))
+
+    def found(self, now: float) -> None:
+        """It was not told to load, as far as the manager knows: its story begins when it was found."""
+        places = ", ".join(device.id for device in self.devices)
+        self.notes[:] = [(now, f"found on {places}: the manager did not know of it")]
+
     @property
     def usable(self) -> bool:
         """Whether it serves calls, or will: loading or ready on a pilot that is here."""
@@ -348,3 +359,8 @@ class Pilot:
         self.lacks = ""
         """What its site asks for and it has not; empty: it is of use."""
         self.notes: list[Note] = [(now, f"joined from {host} (process {pid})")]
+
+    def note(self, now: float, *texts: str) -> None:
+        """Remember something for the pilot's story."""
+        self.notes += [(now, text) for text in texts]
+        del self.notes[1:-KEPT_PILOT_NOTES]

@@ -108,7 +108,7 @@ def note(state: State, pilot: Pilot, fetch: Fetch) -> None:
     for library in pilot.libraries.values():
         if library.state is LibraryState.LOADING and any(ref.name == one.name for one in _objects(state, library)):
             text = f"{name} ({show_bytes(ref.size_bytes)}) comes {comes_from(state, library)}"
-            library.notes.append((state.now, text))
+            library.note(state.now, text)
 
 
 def _some(names: Collection[str]) -> str:

@@ -6,15 +6,45 @@ from stoker.manager.core import blocks, holding, indexing, libraries, objects, q
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot
 from stoker.manager.core.phases import PilotState
+from stoker.manager.core.state import State
 from stoker.manager.protocol import to_pilot
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.ids import PilotId
 
-# The last so many notes of a pilot are kept, and its first.
-KEPT_NOTES = 100
-
 # So many pilots that are gone are kept: for their stories, and to tell them should they come back.
 KEPT_PILOTS = 1000
+
+
+def joins(manager: Manager, pilot: Pilot) -> None:
+    """A pilot is here for the first time."""
+    manager.state.pilots[pilot.id] = pilot
+
+
+def reconnects(pilot: Pilot) -> None:
+    """A pilot that was cut off is here again."""
+    if pilot.state is PilotState.CUT:
+        pilot.state = PilotState.HERE
+
+
+def back(manager: Manager, pilot: Pilot) -> None:
+    """A pilot that was given up is here again."""
+    state = manager.state
+    del state.gone_pilots[pilot.id]
+    state.pilots[pilot.id] = pilot
+    state.pilots_gone -= 1
+    pilot.state = PilotState.DRAINING if pilot.was is PilotState.DRAINING else PilotState.HERE
+
+
+def keeps_nothing(pilot: Pilot) -> None:
+    """What a pilot held when it was given up counts no more: it is here again, or forgotten."""
+    pilot.kept = None
+
+
+def give_up_old(state: State, *, kept_s: float) -> None:
+    """Pilots that have been gone for so long do not come back."""
+    for pilot in state.gone_pilots.values():
+        if state.now - pilot.lost_at >= kept_s:
+            keeps_nothing(pilot)
 
 
 def supply_changed(manager: Manager, pilot: Pilot) -> None:
@@ -34,8 +64,7 @@ def cut(manager: Manager, id: PilotId) -> None:
     if pilot is None or pilot.state is not PilotState.HERE:
         return
     pilot.state = PilotState.CUT
-    pilot.notes.append((manager.state.now, "its connection broke"))
-    del pilot.notes[1:-KEPT_NOTES]
+    pilot.note(manager.state.now, "its connection broke")
     objects.pilot_cut(manager, pilot)
     for library in pilot.libraries.values():
         indexing.relist(manager, library)
@@ -62,7 +91,7 @@ def lost(
     blocks.pilot_left(manager, pilot, loss=None if pilot.released or state.ending else loss)
     objects.pilot_left(manager, pilot)
     pilot.state = PilotState.GONE
-    pilot.notes.append((state.now, f"gone: {reason}"))
+    pilot.note(state.now, f"gone: {reason}")
     suspects.pilot_lost(manager, pilot)
     for library in list(pilot.libraries.values()):
         libraries.lost(manager, library, reason=reason)
@@ -80,7 +109,7 @@ def release(manager: Manager, pilot: Pilot, reason: str) -> None:
     if pilot.state in (PilotState.DRAINING, PilotState.GONE):
         return
     pilot.state = PilotState.DRAINING
-    pilot.notes.append((manager.state.now, f"draining: {reason}"))
+    pilot.note(manager.state.now, f"draining: {reason}")
     hand_on_s = objects.pilot_drains(manager, pilot)
     for library in pilot.libraries.values():
         holding.unsend(manager, library, why=f"back in the queue: {pilot.id} is to end")
@@ -93,7 +122,7 @@ def leaves(manager: Manager, pilot: Pilot) -> None:
     """A pilot has refused to load, without fault: it is leaving, whatever the reason, and gets nothing new."""
     if pilot.state is PilotState.HERE:
         pilot.state = PilotState.DRAINING
-        pilot.notes.append((manager.state.now, "draining: it is about to leave"))
+        pilot.note(manager.state.now, "draining: it is about to leave")
         objects.pilot_drains(manager, pilot)
         for library in pilot.libraries.values():
             holding.unsend(manager, library, why=f"back in the queue: {pilot.id} is about to leave")

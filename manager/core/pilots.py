@@ -175,7 +175,7 @@ def _of_library(manager: Manager, library: Library, message: _FromLibrary) -> No
             gangs.met(manager, library, call, address)
         case LibraryNews(phase=phase, line=line):
             if phase is not library.phase or not line:
-                library.notes.append((manager.state.now, phase.value))
+                library.note(manager.state.now, phase.value)
             library.phase, library.line = phase, line
         case LibraryReady():
             library_messages.ready(manager, library, message)
@@ -225,19 +225,17 @@ def _hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot | None:
     if gone is not None:
         pilot = rejoin.rejoin(manager, gone, message)
     elif pilot is None:
-        pilot = state.pilots[id] = Pilot(
-            id, host=message.host, pid=message.pid, block=message.block, folder=message.folder, now=state.now
-        )
+        pilot = Pilot(id, host=message.host, pid=message.pid, block=message.block, folder=message.folder, now=state.now)
+        pilot_states.joins(manager, pilot)
         for facts in message.devices:
             pilot.devices[facts.device] = Device(pilot, facts, state.now)
         pilot.troubles, pilot.lacks = message.troubles, message.lacks
         said = [*message.troubles, *(f"{facts.device}: {facts.fault}" for facts in message.devices if facts.fault)]
-        pilot.notes += [(state.now, text) for text in dict.fromkeys(said)]
+        pilot.note(state.now, *dict.fromkeys(said))
         block_orders.pilot_came(manager, pilot)
     else:
-        pilot.notes.append((state.now, "came back"))
-        if pilot.state is PilotState.CUT:
-            pilot.state = PilotState.HERE
+        pilot.note(state.now, "came back")
+        pilot_states.reconnects(pilot)
     lost = pilot.inbox.skip_to(message.acknowledged)
     if lost:
         state.notice(JOURNAL_LOST)
@@ -292,10 +290,10 @@ def _fault(manager: Manager, pilot: Pilot, id: str, reason: str) -> None:
         return
     device.fault = reason
     if not reason:
-        pilot.notes.append((manager.state.now, f"{id} is well again"))
+        pilot.note(manager.state.now, f"{id} is well again")
         pilot_states.supply_changed(manager, pilot)
         return
-    pilot.notes.append((manager.state.now, f"{id} quarantined: {reason}"))
+    pilot.note(manager.state.now, f"{id} quarantined: {reason}")
     for library in tuple(device.libraries.values()):
         for call in tuple(library.held.values()):
             holding.withdraw(manager, call, running=True)

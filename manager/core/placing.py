@@ -17,17 +17,18 @@ def arrive(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
     """Accept calls of one group: each goes to a library with room, or waits."""
     state, calls = manager.state, manager.state.calls
     now = state.now
-    fresh: list[Call] = []
+    new: dict[int, Call] = {}
     for spec in specs:
         id = spec.call
-        if id in calls:
+        if id in calls or id in new:
             if group.client.unnamed is None:
                 state.refuse("repeated call")
             continue
-        calls[id] = call = Call(id, spec, group, now)
-        fresh.append(call)
-    if not fresh:
+        new[id] = Call(id, spec, group, now)
+    if not new:
         return
+    holding.accept(manager, new)
+    fresh = list(new.values())
     group.open_calls += len(fresh)
     group.client.open_calls += len(fresh)
     group.client.last_call = max(group.client.last_call, fresh[-1].id)

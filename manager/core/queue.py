@@ -147,10 +147,15 @@ class Queue(Generic[C]):
         self.apart[call.id] = call
         self.count += 1
 
+    @staticmethod
+    def mark_late(call: C) -> None:
+        """A call that is in no queue has lost its deadline."""
+        call.late = True
+
     def demote(self, call: C) -> None:
         """The deadline of a waiting call is lost: it stands behind those that can be in time."""
         self.leave(call)
-        call.late = True
+        self.mark_late(call)
         self.put_back(call)
 
     # ---- going

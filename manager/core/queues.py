@@ -43,6 +43,11 @@ def demote(call: Call) -> None:
     call.group.context.queue.demote(call)
 
 
+def mark_late(call: Call) -> None:
+    """A call has lost its deadline before it came into a queue; one that waits there is demoted."""
+    call.group.context.queue.mark_late(call)
+
+
 def hungry(manager: Manager, context: Context) -> None:
     """A context has waiting calls: ask what to do about it, when its queue has doubled since the last time."""
     if context.recipe.key not in manager.state.hungry:

@@ -52,7 +52,7 @@ def refused(manager: Manager, event: EventRefused) -> None:
             _ban(manager, event)
             pilot_states.lost(manager, PilotId(event.name), f"the manager failed on what it said: {event.reason}")
         case "timer":
-            state.timers.pop(event.name, None)
+            manager.timer_is_over(event.name)
             if event.name.startswith("round/"):
                 manager.set_timer(event.name, state.now + ROUND_PAUSE_S)
 

@@ -20,12 +20,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from stoker.manager.core import blocks, ending, holding, libraries, queues
+from stoker.manager.core import blocks, ending, holding, libraries, registry
 from stoker.manager.core.client import Client
-from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library, Orphan, Pilot
-from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import JOURNAL_LOST, State
 from stoker.manager.protocol.calls import CallEnd
@@ -33,9 +31,6 @@ from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, LibraryId, RecipeK
 from stoker.manager.protocol.to_client import Results
 from stoker.manager.protocol.to_manager import LibraryFacts, PilotHello
 
-LIBRARY_GAP = 1000
-CLIENT_GAP = 100
-BLOCK_GAP = 100
 KEPT_FORGOTTEN = 100_000
 """So many calls are remembered whose clients have their results already."""
 
@@ -43,10 +38,10 @@ KEPT_FORGOTTEN = 100_000
 def leave_gaps(state: State) -> None:
     """The manager came back: begin its next numbers at a round one behind those that it may have given away."""
     if state.next_library > 1 or state.next_client:
-        state.next_library += LIBRARY_GAP - state.next_library % LIBRARY_GAP
-        state.next_client += CLIENT_GAP - state.next_client % CLIENT_GAP
+        libraries.leave_gap(state)
+        registry.leave_gap(state)
     if state.next_block > 1:
-        state.next_block += BLOCK_GAP - state.next_block % BLOCK_GAP
+        blocks.leave_gap(state)
 
 
 # ---- clients
@@ -155,7 +150,7 @@ def _drop(manager: Manager, library: Library, id: CallId, *, running: bool) -> N
 def note_numbers(state: State, message: PilotHello) -> None:
     """Give no number again that this pilot knows a library by."""
     known = max((facts.library for facts in message.libraries), default=0)
-    state.next_library = max(state.next_library, known + 1, message.last_library + 1)
+    libraries.number_is_known(state, max(known, message.last_library))
 
 
 def adopt(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHello) -> Library | None:
@@ -167,33 +162,20 @@ def adopt(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHel
     if state.ending or taken or context is None or not devices or len(devices) != len(facts.devices):
         return None
     library = Library(LibraryId(facts.library), context, pilot, devices, 0, state.now)
-    library.memory_bytes, library.device_bytes = facts.memory_bytes, facts.device_bytes
+    libraries.uses(library, memory_bytes=facts.memory_bytes, device_bytes=facts.device_bytes)
     try:
-        libraries.promise(library, facts.reserved_bytes)
+        libraries.found(manager, library, reserved_bytes=facts.reserved_bytes, is_hot=facts.ready)
     except PolicyError:
         return None
-    library.notes[:] = [(state.now, f"found on {', '.join(facts.devices)}: the manager did not know of it")]
-    state.libraries[library.id] = context.libraries[library.id] = pilot.libraries[library.id] = library
-    for device in devices:
-        device.libraries[library.id] = library
     if facts.ready:
-        library.state = LibraryState.READY
         blocks.proved(manager, pilot)
-    for device in devices:
-        libraries.tier(manager, device)
-    queues.starving(manager, context)
-    manager.changed("libraries", library.id)
     manager.state.notice(JOURNAL_LOST)
     return library
 
 
 def _context(manager: Manager, key: RecipeKey, message: PilotHello) -> Context | None:
-    state = manager.state
-    if key not in state.contexts:
-        recipe = next((recipe for recipe in message.recipes if recipe.key == key), None)
-        if recipe is None:
-            return None
-        state.contexts[key] = Context(recipe)
-        manager.changed("contexts", key)
-        manager.out.append(AskAdvice(key))
-    return state.contexts[key]
+    known = manager.state.contexts.get(key)
+    if known is not None:
+        return known
+    recipe = next((recipe for recipe in message.recipes if recipe.key == key), None)
+    return registry.define_context(manager, recipe) if recipe is not None else None

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from stoker.manager.core import indexing
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Context
+from stoker.manager.core.nouns import Call, Context, Pilot
 from stoker.manager.core.trials import Trial
 
 
 def places_changed(manager: Manager, context: Context) -> None:
     """Libraries of a context, or their pilots, have changed: calls that are apart may find a place now."""
     manager.apart_due |= bool(context.queue.apart)
+
+
+def trial_of(manager: Manager, call: Call) -> Trial:
+    """What a call has lost, nothing at first."""
+    return manager.state.trials.setdefault(call.id, Trial())
+
+
+def reserve(manager: Manager, trial: Trial, pilot: Pilot, call: Call) -> None:
+    """A pilot is given nothing but this call from now on."""
+    trial.pilot, pilot.reserved = pilot, call
+    manager.state.reserved[pilot.id] = pilot
+    for library in pilot.libraries.values():
+        indexing.relist(manager, library)
 
 
 def ended(manager: Manager, id: int) -> None:

@@ -7,6 +7,9 @@ from stoker.manager.protocol.blocks import BlockPhase, LossReason, Source
 from stoker.manager.protocol.ids import BlockId, PilotId
 from stoker.manager.protocol.to_manager import DeviceFacts
 
+# The last so many notes of a block are kept, and its first.
+KEPT_BLOCK_NOTES = 50
+
 
 class SourceState:
     """A source of pilots, and how it has done lately."""
@@ -90,6 +93,15 @@ class Block:
         self.proved = False
         """Whether something was loaded on one of them."""
         self.notes: list[tuple[float, str]] = [(now, f"asked of source {source.source.name}")]
+
+    def note(self, now: float, text: str) -> None:
+        """Remember something for the block's story."""
+        self.notes.append((now, text))
+        del self.notes[1:-KEPT_BLOCK_NOTES]
+
+    def found(self, now: float) -> None:
+        """It was not asked for, as far as the manager knows: its story begins when it was found."""
+        self.notes[:1] = [(now, f"found in the batch system of source {self.source.source.name}")]
 
     @property
     def staying(self) -> bool:

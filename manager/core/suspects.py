@@ -18,14 +18,14 @@ What a call has saved in between (`stoker.progress(state=...)`) wipes out what w
 Under a policy that plans in rounds no pilot is reserved: such a policy sends its calls itself. There a call counts as
 alone where nothing else happened to run on its pilot, and `MOST_LOSSES` are the bound.
 
-A context whose load takes the pilot along `LOADS` times in a row, with nothing beside it, cannot be loaded.
+A context whose load takes the pilot along `loads.LOADS` times in a row, with nothing beside it, cannot be loaded.
 """
 
 from __future__ import annotations
 
 import math
 
-from stoker.manager.core import ending, holding, indexing, judging, libraries, queues, reservations, walltime
+from stoker.manager.core import ending, holding, judging, libraries, loads, queues, reservations, walltime
 from stoker.manager.core.judging import ALONE_AFTER, MOST_LOSSES
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library, Pilot
@@ -37,9 +37,6 @@ from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import Failure, FailureKind
 from stoker.manager.protocol.ids import show_library
 from stoker.units import show_seconds
-
-LOADS = 4
-"""Pilots that are lost in a row while they load one context, and do nothing else."""
 
 _FRESH = 0.9
 """A pilot that has this part of the longest walltime left is as good as any."""
@@ -68,7 +65,7 @@ def pilot_lost(manager: Manager, pilot: Pilot) -> None:
     for call, library in ran.items():
         _note(manager, library, call, alone=alone)
     if len(loading) == 1 and not ran and not others:
-        loading[0].context.lost_loads.append(pilot)
+        loads.lost_with(loading[0].context, pilot)
         _judge_loads(manager, loading[0].context)
 
 
@@ -98,9 +95,7 @@ def back(state: State, pilot: Pilot) -> None:
     """A pilot that counted as lost has come back."""
     for trial in state.trials.values():
         trial.losses[:] = [loss for loss in trial.losses if loss.pilot is not pilot or loss.failure is not None]
-    for context in state.contexts.values():
-        if pilot in context.lost_loads:
-            context.lost_loads.remove(pilot)
+    loads.back(state, pilot)
 
 
 def may_begin(state: State) -> bool:
@@ -162,9 +157,7 @@ def _may_run(manager: Manager, library: Library) -> list[Call]:
 
 def _trial(manager: Manager, call: Call) -> Trial:
     """The books of a call; empty again if it has saved something since they were written."""
-    trial = manager.state.trials.get(call.id)
-    if trial is None:
-        trial = manager.state.trials[call.id] = Trial()
+    trial = reservations.trial_of(manager, call)
     if call.spec.progress != trial.saved:
         trial.saved = call.spec.progress
         trial.losses.clear()
@@ -199,14 +192,13 @@ def _note_cut(manager: Manager, library: Library, call: Call) -> None:
 
 def _judge_loads(manager: Manager, context: Context) -> None:
     """Give up a context that takes its pilots along when it is loaded."""
-    counted = [x for x in context.lost_loads if x.loss is not None and not x.loss.explained]
-    if len(counted) < LOADS or not all(pilot.loss_settled for pilot in counted):
+    counted = loads.lost_pilots(context)
+    if not counted:
         return
     lines = [
         f"context {context.recipe.name} could not be loaded: its pilot died {judging.times(len(counted))} meanwhile:"
     ]
     lines += [f"{pilot.id}: {judging.last_words(manager.state, pilot)}" for pilot in counted]
-    context.lost_loads.clear()
     libraries.fail_waiting(manager, context, Failure(FailureKind.CONTEXT, "\n  ".join(lines), counted[-1].id))
 
 
@@ -232,10 +224,7 @@ def _send_alone(manager: Manager, call: Call, trial: Trial) -> None:
         if not free:
             return
         pilot = min(free, key=lambda x: (_load(x.pilot), x.id)).pilot
-        trial.pilot, pilot.reserved = pilot, call
-        manager.state.reserved[pilot.id] = pilot
-        for library in pilot.libraries.values():
-            indexing.relist(manager, library)
+        reservations.reserve(manager, trial, pilot, call)
     if not _load(pilot):
         _give(manager, next(library for library in able if library.pilot is pilot), call)
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from core.builders import Cluster
 
-from stoker.manager.core.nouns import KEPT_CALL_NOTES
-from stoker.manager.core.pilot_states import KEPT_NOTES
+from stoker.manager.core.nouns import KEPT_CALL_NOTES, KEPT_PILOT_NOTES
 from stoker.manager.core.state import KEPT_REFUSALS
 
 Make = Callable[..., Cluster]
@@ -27,11 +26,11 @@ def test_kinds_of_refusals_are_bounded(cluster: Make) -> None:
 
 def test_a_pilot_whose_connection_breaks_for_ever_keeps_its_first_and_last_notes(cluster: Make) -> None:
     c = cluster(pilots=1)
-    for _ in range(KEPT_NOTES):
+    for _ in range(KEPT_PILOT_NOTES):
         c.cut("p1").come_back("p1")
         c.mail.pop("p1", None)
     notes = c.core.state.pilots["p1"].notes  # type: ignore[index]
-    assert len(notes) <= KEPT_NOTES + 2
+    assert len(notes) <= KEPT_PILOT_NOTES + 2
     assert "joined" in notes[0][1]
 
 

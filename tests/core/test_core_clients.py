@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from core.builders import SESSION, Cluster
 
-from stoker.manager.core import ending
+from stoker.manager.core import registry
 from stoker.manager.core.events import ClientGone, FromClient
 from stoker.manager.protocol import to_client, to_pilot, wire
 from stoker.manager.protocol import to_manager as say
@@ -126,7 +126,7 @@ def test_results_of_a_frame_reach_the_client_before_the_news_that_the_session_is
 
 
 def test_groups_that_nobody_uses_any_more_are_forgotten(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "KEPT_GROUPS", 5)
+    monkeypatch.setattr(registry, "KEPT_GROUPS", 5)
     c = cluster(pilots=1).call("0").ready().end("0")
     for n in range(1, 20):
         c.call(str(n), limit_s=float(n)).end(str(n))

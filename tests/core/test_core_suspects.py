@@ -8,8 +8,8 @@ import pytest
 from core.builders import Cluster, recipe
 
 from stoker.manager.core.judging import ALONE_AFTER, MOST_LOSSES
+from stoker.manager.core.loads import LOADS
 from stoker.manager.core.phases import CallState
-from stoker.manager.core.suspects import LOADS
 from stoker.manager.protocol import to_manager as say
 from stoker.manager.protocol.blocks import BlockPhase, LossReason, Source
 from stoker.manager.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
