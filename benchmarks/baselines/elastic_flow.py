@@ -46,17 +46,7 @@ from benchmarks.baselines.replicas import (
 )
 from stoker.manager.core.nouns import Call, Device, Gang, Library
 from stoker.manager.core.phases import CallState
-from stoker.manager.core.seams import (
-    Action,
-    Changes,
-    Drop,
-    Evict,
-    Forecast,
-    Policies,
-    Provisioning,
-    Unload,
-    View,
-)
+from stoker.manager.core.seams import Action, Changes, Drop, Evict, Forecast, Policies, Provisioning, Unload, View
 
 
 class ElasticFlow(InRounds):

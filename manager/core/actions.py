@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Never, NoReturn
 
-from stoker.manager.core import (
-    block_orders,
-    ending,
-    forecasts,
-    gangs,
-    holding,
-    libraries,
-    queues,
-    sending,
-)
+from stoker.manager.core import block_orders, ending, forecasts, gangs, holding, libraries, queues, sending
 from stoker.manager.core.commands import AskAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Gang, Library, Pilot

@@ -12,7 +12,9 @@ def due(manager: Manager) -> None:
     state = manager.state
     looked = False
     for context in state.contexts.values():
-        for library in {**context.backlogged, **context.roomy}.values():
+        for library in tuple(context.index.least_loaded()):
+            if library.load == library.slots and not indexing.has_room(manager, library):
+                continue
             looked = True
             full = full_since(library)
             if full is None or state.now - full < max(STUCK_S, LINGERS * context.run_s):

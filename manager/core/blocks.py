@@ -25,11 +25,9 @@ from stoker.manager.protocol.to_manager import BlockNews
 YOUNG_S = 60.0
 """A pilot that died before was of no use, unless something had been loaded on it."""
 
-
 # So many blocks that are over are kept for their stories.
 KEPT_BLOCKS = 1000
 BLOCK_GAP = 100
-
 
 # ---- sources
 

@@ -32,29 +32,31 @@ def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
     first = not library.context.runs
     group: Group | None = None
     good: list[CallEnd] = []
-    others, seconds, total, position, count = 0, 0.0, 0, 0, len(ends)
-    while position < count:
-        if plain and group is not None:  # the hot path
-            position, seconds = holding.end_good(manager, library, ends, position, group, good, seconds)
-            if position == count:
-                break
-        outcome = ends[position]
-        call = library.held.get(outcome.call)
-        if call is not None and call.holder is library and call.group is not group:
-            if group is not None:
-                total += accounting.account(manager, library, group, good, others=others, seconds=seconds)
-            group, good, others, seconds = call.group, [], 0, 0.0
-            if plain:
-                continue
-        position += 1
-        holding.take_out(library, outcome.call)
+    others, seconds, total = 0, 0.0, 0
+    rest = iter(ends)
+    while True:
+        if plain:
+            outcome, call, seconds = holding.end_good(manager, library, rest, group, good, seconds)
+        else:
+            outcome = next(rest, None)
+            call = holding.take_out(library, outcome.call) if outcome is not None else None
+        if outcome is None:
+            break
         if call is None or call.holder is not library:
             total += _odd_end(manager, library, call, outcome)
             continue
+        if call.group is not group:
+            if group is not None:
+                total += accounting.account(manager, library, group, good, others=others, seconds=seconds)
+            group, good, others, seconds = call.group, [], 0, 0.0
         seconds += outcome.run_s
+        if plain and outcome.ok:
+            holding.end_one(manager, call)
+            good.append(outcome)
+            continue
         others += 1
         if not outcome.ok:
-            total += accounting.account(manager, library, call.group, good, others=others, seconds=seconds)
+            total += accounting.account(manager, library, group, good, others=others, seconds=seconds)
             good, others, seconds = [], 0, 0.0
         ending.end(manager, call, outcome)  # watched: it costs what any other does, or a replay would differ
     if group is not None:

@@ -1,8 +1,9 @@
 """The manager's door: `Core.handle(event, now) -> [Command]`.
 
-The reactor is free functions over a `Core` (`clients`, `pilots`, `calls`, `libraries`, `actions`), which collect what
-is to be said in its out-tray. One event may say many things to one peer; calls for one library and results for one
-client leave together, at the end of the event.
+An event is taken by one handler, a file for each kind of message. Handlers change the state through transitions, each
+of which is the only writer of a piece of it: `holding` of which library holds which call, `queues` of the queues,
+`blocks` of blocks, `libraries` and `pilot_states` of theirs, `registry` of what has a name. Transitions change nouns
+(`nouns`, `state`), and imports go the same one way. What is to be said is collected (`manager`).
 
 Policies are asked as things happen (`place`, `pull`, `dry`) and, for contexts whose demand or supply changed, once at
 the end of the event (`wanted`): a context is asked about again only when its queue has doubled, a device has come or
@@ -30,7 +31,7 @@ from stoker.manager.core import (
     holes,
     loads,
     losses,
-    objects,
+    object_plan,
     pilot_states,
     pilots,
     refusing,
@@ -47,6 +48,7 @@ from stoker.manager.core.events import (
     Event,
     EventRefused,
     FactoryTrouble,
+    FramesRefused,
     FromClient,
     FromPilot,
     ManagerRestarted,
@@ -143,6 +145,9 @@ class Core:
                 blocks.no_factory(manager.state, reason)
             case EventRefused():
                 refusing.refused(manager, event)
+            case FramesRefused(counts=counts):
+                for what, count in counts.items():
+                    manager.state.refuse(what, count)
             case Noticed(text=text):
                 manager.state.notice(text)
             case RecordsLost():
@@ -180,7 +185,7 @@ class Core:
             manager.apart_due = True
         if manager.returned or manager.dirty or manager.supply_changed or manager.demand_changed or manager.apart_due:
             self._ask()
-        objects.settle(manager)
+        object_plan.settle(manager)
         sending.drops(manager)
         if manager.forecasts:
             forecasts.send(manager)

@@ -127,6 +127,12 @@ class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
     calls: list[CallId] = []
 
 
+class FramesRefused(_Event, frozen=True, array_like=True, tag="frames-refused"):
+    """The shell has refused frames, or could not answer questions, since it said so last: by kind, counted."""
+
+    counts: dict[str, int]
+
+
 class RecordsLost(_Event, frozen=True, array_like=True, tag="records-lost"):
     """So many bytes of the journal are damaged here: whatever peers said in them, each of them is asked anew."""
 
@@ -144,4 +150,5 @@ class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
 Event = (
     FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | ManagerRestarted
     | SessionDefined | SessionKept | SessionEnded | FactoryTrouble | Noticed | EventRefused | RecordsLost | EndsKept
+    | FramesRefused
 )  # fmt: skip

@@ -19,7 +19,7 @@ ASK_PAUSE_S = 0.05
 """A library that falls idle is news for contexts without any; they are not asked about more often than this."""
 
 SATED = 4
-"""When so many libraries in a row take nothing of a backlog, nobody else is asked."""
+"""When so many of the least loaded libraries take nothing of a backlog, no other is asked."""
 
 _LOOKED_AT = 16
 
@@ -33,7 +33,7 @@ def pull(manager: Manager, library: Library) -> None:
     indexing.relist(manager, library)
     if queue.timed:
         deadlines.settle(manager, context)
-    if queue.apart and library.id in context.idle:
+    if queue.apart and library.id in context.index.free:
         suspects.offer(manager, library)
     while queue.count and library.suspect is None and library.pilot.reserved is None:
         answer = dispatch.pull(state, library)
@@ -45,8 +45,7 @@ def pull(manager: Manager, library: Library) -> None:
             answer = min(answer, library.slots - library.load)
         if answer <= 0 or head is None or not _give(manager, library, head, answer):
             break
-        indexing.relist(manager, library)
-        if library.id not in context.roomy and library.id not in context.idle:
+        if not indexing.relist(manager, library):
             break
     queues.fed(manager, context)
     if library.held or library.zombies or queue.single() is not None:
@@ -78,23 +77,23 @@ def _give(manager: Manager, library: Library, head: Call, count: int) -> bool:
 
 
 def serve(manager: Manager, context: Context) -> None:
-    """Calls came to the queue: give them to libraries that have room, the one that is being filled first, then the
-    hottest that are free. Those that work already take their share of a backlog; when some in a row have had it, so
-    have the others."""
-    queue, filling = context.queue, context.filling
-    if filling is not None and filling.at == manager.state.now:
-        pull(manager, filling.library)
-    for some in (_LOOKED_AT, len(context.idle)):  # nearly always the first few take it all
-        for library in tuple(islice(reversed(context.idle.values()), some)) if queue.count else ():
+    """Calls came to the queue: give them to libraries that have room, the one that was given some just now first, then
+    the hottest that are free. Those that work already take their share of a backlog, the least loaded first; when some
+    in a row have had it, so have the others."""
+    queue, index, burst = context.queue, context.index, context.index.burst
+    if burst is not None and burst.at == manager.state.now:
+        pull(manager, burst.library)
+    for some in (_LOOKED_AT, len(index.free)):  # nearly always the first few take it all
+        for library in tuple(islice(index.hottest(), some)) if queue.count else ():
             if not queue.count:
                 return
             pull(manager, library)
             if queue.single() is None:  # gangs may still wait: what the first library did for them, others would too
                 return
-    sated = 0
-    for library in tuple(islice(context.roomy.values(), queue.count)):
+    while queue.count:
         before = queue.count
-        pull(manager, library)
-        sated = sated + 1 if queue.count == before else 0
-        if not queue.count or sated >= SATED:
+        for library in tuple(islice(index.least_loaded(), SATED)):  # those that take some stand elsewhere then
+            if indexing.has_room(manager, library):
+                pull(manager, library)
+        if queue.count == before:
             return

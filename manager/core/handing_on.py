@@ -63,7 +63,8 @@ def _go_on(manager: Manager, peer: Peer) -> None:
                 del peer.hands_on[name]
             else:
                 tried[other.id] = None
-                manager.state.transfers.fetch(other, object).kept = True
+                fetch = manager.state.transfers.fetch(other, object)
+                fetch.kept = True
 
 
 def _stays(object: Object) -> bool:

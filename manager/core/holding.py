@@ -8,7 +8,7 @@ its context's queue (`queues`). Calls given and orders to drop some leave when t
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 
 from stoker.manager.core import indexing, queues, reservations
 from stoker.manager.core.manager import Manager
@@ -61,7 +61,7 @@ def give_all(manager: Manager, library: Library, calls: list[Call]) -> None:
         manager.sends[library] = calls
     else:
         batch += calls
-    indexing.fills(library, len(calls), now)
+    indexing.gave(library, len(calls), now)
 
 
 def offer(manager: Manager, library: Library, call: Call) -> None:
@@ -103,26 +103,33 @@ def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
 def end_good(
     manager: Manager,
     library: Library,
-    ends: list[CallEnd],
-    start: int,
-    group: Group,
+    ends: Iterator[CallEnd],
+    group: Group | None,
     good: list[CallEnd],
     seconds: float,
-) -> tuple[int, float]:
-    """From `ends[start]` on, end calls of one group that a library alone held and that have ended well, and put their
-    ends into `good`. Returns where that stops, and `seconds` with the run time of these added. The hot path."""
+) -> tuple[CallEnd | None, Call | None, float]:
+    """End calls of one group that a library alone held and that have ended well, and put their ends into `good`: the
+    hot path. Returns the first other end and its call, which is taken out (None, None: there is none), and `seconds`
+    with the run time of these added."""
     held, open_calls, has_ended = library.held, manager.state.calls, CallState.ENDED
-    for position in range(start, len(ends)):
-        outcome = ends[position]
-        call = held.get(outcome.call)
-        if call is None or call.holder is not library or call.group is not group or not outcome.ok:
-            return position, seconds
-        del held[call.id], open_calls[call.id]
+    for outcome in ends:
+        id = outcome.call
+        call = held.pop(id, None)
+        if call is None or call.group is not group or call.holder is not library or not outcome.ok:
+            return outcome, call, seconds
         call.state = has_ended
         call.holder = None
+        del open_calls[id]
         seconds += outcome.run_s
         good.append(outcome)
-    return len(ends), seconds
+    return None, None, seconds
+
+
+def end_one(manager: Manager, call: Call) -> None:
+    """A call that was taken out of the one library that held it has ended well."""
+    call.state = CallState.ENDED
+    call.holder = None
+    del manager.state.calls[call.id]
 
 
 def take_out(library: Library, id: int) -> Call | None:
@@ -269,5 +276,5 @@ def gave_back(library: Library) -> None:
 def serve_after(manager: Manager, context: Context) -> None:
     """Serve a context's queue at the end of the event, where a gang that libraries were kept for may be none any more:
     it left, or too few libraries are left for it."""
-    if context.queue.count and (context.idle or context.roomy):
+    if context.queue.count and context.index:
         manager.returned[context] = None

@@ -1,9 +1,10 @@
-"""Which libraries of a context have room, and which hold more calls than slots. This file alone writes that."""
+"""The load indexes of contexts, and libraries that are stuck. This file alone writes them."""
 
 from __future__ import annotations
 
+from stoker.manager.core.load_index import FREE
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Filling, Library
+from stoker.manager.core.nouns import Library
 from stoker.manager.core.phases import LibraryState, PilotState
 from stoker.manager.core.stuck import STUCK_S, TIMER
 
@@ -14,39 +15,38 @@ def room(manager: Manager, library: Library) -> int:
     return min(window, library.slots) if library.stuck else window
 
 
-def relist(manager: Manager, library: Library) -> None:
-    """A library may have another load, or serve calls or none: list it anew, as the last of those like it."""
-    context, id = library.context, library.id
-    context.idle.pop(id, None)
-    context.roomy.pop(id, None)
-    context.backlogged.pop(id, None)
-    pilot = library.pilot
+def has_room(manager: Manager, library: Library) -> bool:
+    """True if a library that serves calls may hold one more."""
+    load = library.load
+    if load < library.slots:
+        return True
+    return not library.stuck and load < manager.policies.dispatch.window(manager.state, library)
+
+
+def relist(manager: Manager, library: Library) -> bool:
+    """A library may have another load, or serve calls or none: list it anew, as the last of those like it. True if it
+    may be given another call."""
+    index, pilot = library.context.index, library.pilot
     usable = library.state is LibraryState.READY and pilot.state is PilotState.HERE and pilot.reserved is None
     if not usable or library.suspect:
-        if context.filling is not None and context.filling.library is library:
-            context.filling = None
-        return
+        index.drop(library)
+        index.end_burst(library)
+        return False
     load = len(library.held) + len(library.zombies)
     if load < library.slots:
         library.stuck = False
-        context.idle[id] = library
-        return
-    has_room = not library.stuck and load < manager.policies.dispatch.window(manager.state, library)
-    if load > library.slots:
-        context.backlogged[id] = library
-    if has_room:
-        context.roomy[id] = library
-    if (has_room or load > library.slots) and TIMER not in manager.state.timers:
+        index.put(library, FREE)
+        return True
+    index.put(library, load - library.slots)
+    room = not library.stuck and load < manager.policies.dispatch.window(manager.state, library)
+    if (room or load > library.slots) and TIMER not in manager.state.timers:
         look_soon(manager)
+    return room
 
 
-def fills(library: Library, count: int, now: float) -> None:
+def gave(library: Library, count: int, now: float) -> None:
     """A library is given so many calls."""
-    filling = library.context.filling
-    if filling is not None and filling.library is library and filling.at == now:
-        filling.calls += count
-    else:
-        library.context.filling = Filling(library, now, count)
+    library.context.index.gave(library, count, now)
 
 
 def look_soon(manager: Manager) -> None:
@@ -57,7 +57,6 @@ def look_soon(manager: Manager) -> None:
 def gets_stuck(library: Library) -> None:
     """The calls of a library run for so long that none is to wait behind them."""
     library.stuck = True
-    library.context.roomy.pop(library.id, None)
 
 
 def gets_on(library: Library) -> None:

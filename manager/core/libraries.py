@@ -27,7 +27,6 @@ LIBRARY_GAP = 1000
 KEPT_LIBRARIES = 200
 """So many libraries that are gone are kept for their stories."""
 
-
 # ---- promises
 
 

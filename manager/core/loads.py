@@ -17,6 +17,7 @@ from stoker.manager.protocol.to_manager import LibraryReady
 
 # A context whose loads have failed this often in a row, with none between that worked, cannot be loaded.
 LOAD_TRIES = 2
+
 # Pilots that are lost in a row while they load one context, and do nothing else.
 LOADS = 4
 

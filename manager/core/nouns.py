@@ -15,6 +15,7 @@ from stoker.contexts.recipe import Recipe
 from stoker.manager.core.client import Client
 from stoker.manager.core.cost import Cost
 from stoker.manager.core.events import ContextAdvice
+from stoker.manager.core.load_index import LoadIndex
 from stoker.manager.core.paces import Paces
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.queue import Queue
@@ -30,6 +31,7 @@ Note = tuple[float, str]
 
 # A call keeps so many notes, the first half of them and the last.
 KEPT_CALL_NOTES = 200
+
 # The last so many notes of a pilot are kept, and its first.
 KEPT_PILOT_NOTES = 100
 
@@ -97,35 +99,13 @@ class Gang:
         self.ends: dict[LibraryId, CallEnd] = {}
 
 
-class Orphan:
-    """A call that a library runs and that the manager has never heard of (see `repair`)."""
-
-    __slots__ = ("end", "library")
-
-    def __init__(self, library: Library) -> None:
-        self.library = library
-        self.end: CallEnd | None = None
-        """How it ended, if it has ended before its client submitted it again."""
-
-
-class Filling:
-    """A library that was given calls one after the other as they arrived, at one moment: they travel in one frame."""
-
-    __slots__ = ("at", "calls", "library")
-
-    def __init__(self, library: Library, at: float, calls: int) -> None:
-        self.library = library
-        self.at = at
-        self.calls = calls
-
-
 class Context:
     """A recipe and everything that the manager knows of it."""
 
     __slots__ = (
-        "advice", "apart_lacks", "ask_at", "asked_at", "backlogged", "cut_after_s", "cut_loads", "ended", "failed_on",
-        "filling", "idle", "last_failure", "libraries", "load_failures", "load_s", "load_total_s", "loads",
-        "lost_loads", "paces", "queue", "rate", "recipe", "resident_bytes", "roomy", "run_s", "run_total_s", "runs",
+        "advice", "apart_lacks", "ask_at", "asked_at", "cut_after_s", "cut_loads", "ended", "failed_on",
+        "index", "last_failure", "libraries", "load_failures", "load_s", "load_total_s", "loads",
+        "lost_loads", "paces", "queue", "rate", "recipe", "resident_bytes", "run_s", "run_total_s", "runs",
         "served", "starved_since",
     )  # fmt: skip
 
@@ -133,14 +113,8 @@ class Context:
         self.recipe = recipe
         self.queue: Queue[Call] = Queue(by_deadline=by_deadline)
         self.libraries: dict[LibraryId, Library] = {}
-        self.idle: OrderedDict[LibraryId, Library] = OrderedDict()
-        """Ready, with a free slot; the hottest is last. Ordered, because plain dicts find their ends in O(n)."""
-        self.roomy: OrderedDict[LibraryId, Library] = OrderedDict()
-        """Ready, every slot taken, but there is room to prefetch; who was given something last is last."""
-        self.backlogged: OrderedDict[LibraryId, Library] = OrderedDict()
-        """Ready, and holding more calls than slots."""
-        self.filling: Filling | None = None
-        """Who was given a call last."""
+        self.index: LoadIndex[Library] = LoadIndex()
+        """Its libraries that serve calls, by what they have to do."""
         self.advice: dict[str, ContextAdvice] = {}
         self.paces = Paces()
         """How long work takes on gangs of each size."""
@@ -176,6 +150,11 @@ class Context:
         self.runs = 0
         self.run_s = 0.0
         self.run_total_s = 0.0
+
+    @property
+    def idle(self) -> OrderedDict[LibraryId, Library]:
+        """Its libraries with a free slot, the hottest last."""
+        return self.index.free
 
     @property
     def lacking(self) -> tuple[int, float, int] | None:

@@ -91,6 +91,17 @@ class Fetch:
         """Whoever has a smaller one has the object earlier, if nobody is lost."""
         return _READER_RANK if self.way is Way.READER else self.number
 
+    def is_rooted_in(self, source: Peer) -> bool:
+        """Whether this source is sure to have all of the object, sooner or later, whatever this fetch does."""
+        if source.id in self.object.whole:
+            return True
+        other = self.object.fetches.get(source.id)
+        return other is not None and other.rank < self.rank
+
+    def may_come_from(self, peer: Peer) -> bool:
+        """Whether nothing between the two forbids it."""
+        return peer is not self.peer and peer.id not in self.sources and peer.id not in self.failed
+
 
 class Peer:
     """A pilot, as far as objects go. It serves others if it has an address."""

@@ -60,7 +60,7 @@ def _enter(manager: Manager, context: Context, fresh: list[Call]) -> None:
             place(manager, call)
         return
     queues.enter(context, fresh)
-    if context.idle or context.roomy:
+    if context.index:
         feeding.serve(manager, context)
     if context.queue.count:
         queues.hungry(manager, context)

@@ -60,6 +60,7 @@ C = TypeVar("C", bound=Queued)
 
 # Its deadline, when it came, its id, its ticket, the call.
 _Entry = tuple[float, float, int, int, C]
+
 # The ticket of a call that has left. Every new call has ticket 0; those that come back get a number.
 NOT_QUEUED = -1
 _SWEEP_AT = 1000

@@ -22,10 +22,10 @@ from stoker.manager.protocol.to_pilot import FunctionBlob
 # The session remembers the numbers of at most this many clients that it has forgotten, so that calls of theirs that a
 # pilot still reports are not taken for calls of a program that is to come back.
 KEPT_NUMBERS = 10_000
+
 # So many groups are kept although none of their calls is open: more of the kind may come.
 KEPT_GROUPS = 1000
 CLIENT_GAP = 100
-
 
 # ---- clients
 

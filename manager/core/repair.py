@@ -23,9 +23,9 @@ from collections import deque
 from stoker.manager.core import blocks, ending, holding, libraries, registry
 from stoker.manager.core.client import Client
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Context, Library, Orphan, Pilot
+from stoker.manager.core.nouns import Call, Context, Library, Pilot
 from stoker.manager.core.seams import PolicyError
-from stoker.manager.core.state import JOURNAL_LOST, State
+from stoker.manager.core.state import JOURNAL_LOST, Orphan, State
 from stoker.manager.protocol.calls import CallEnd
 from stoker.manager.protocol.ids import CLIENT_SHIFT, CallId, LibraryId, RecipeKey
 from stoker.manager.protocol.to_client import Results

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from stoker.manager.core.client import Client
 from stoker.manager.core.cost import Cost
-from stoker.manager.core.nouns import Call, Context, Device, Group, Library, Orphan, Pilot
+from stoker.manager.core.nouns import Call, Context, Device, Group, Library, Pilot
 from stoker.manager.core.phases import PilotState
 from stoker.manager.core.sources import Block, SourceState
 from stoker.manager.core.transfers import Transfers
@@ -158,8 +158,19 @@ class State:
         if len(self.notices) > KEPT_NOTICES:
             del self.notices[next(iter(self.notices))]
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, what: str, count: int = 1) -> None:
         """Count something that was refused or ignored."""
         if len(self.refused) >= KEPT_REFUSALS and what not in self.refused:
             what = "of yet another kind"
-        self.refused[what] = self.refused.get(what, 0) + 1
+        self.refused[what] = self.refused.get(what, 0) + count
+
+
+class Orphan:
+    """A call that a library runs and that the manager has never heard of (see `repair`)."""
+
+    __slots__ = ("end", "library")
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.end: CallEnd | None = None
+        """How it ended, if it has ended before its client submitted it again."""

@@ -43,7 +43,6 @@ _FRESH = 0.9
 _WHOLE = 0.6
 """A cut counts if the call had this part of its pilot's whole time."""
 
-
 # ---- what happens
 
 

@@ -270,13 +270,6 @@ class Transfers:
         for object in parked.values():
             self.list_source(source, object)
 
-    def roots(self, source: Peer, fetch: Fetch) -> bool:
-        """Whether this source is sure to have all of the object, sooner or later, whatever this fetch does."""
-        if source.id in fetch.object.whole:
-            return True
-        other = fetch.object.fetches.get(source.id)
-        return other is not None and other.rank < fetch.rank
-
     # ---- who can serve
 
     def has_room(self, peer: Peer, object: Object) -> bool:
@@ -303,10 +296,6 @@ class Transfers:
         below = fetch.rank if root else self.fetches + 1
         return self._find_whole(fetch) or self._find_relay(fetch, below=below) or self._find_leaving(fetch)
 
-    def may_serve(self, peer: Peer, fetch: Fetch) -> bool:
-        """Whether nothing between the two forbids it."""
-        return peer is not fetch.peer and peer.id not in fetch.sources and peer.id not in fetch.failed
-
     def _find_whole(self, fetch: Fetch) -> Peer | None:
         candidates = fetch.object.open
         for _ in range(len(candidates)):  # those that may not are few: its sources, and those that failed it
@@ -316,7 +305,7 @@ class Transfers:
                 peer.parked[fetch.object.ref.name] = fetch.object
                 continue
             candidates.move_to_end(id)
-            if self.may_serve(peer, fetch):
+            if fetch.may_come_from(peer):
                 return peer
         return None
 
@@ -330,7 +319,7 @@ class Transfers:
                 heapq.heappop(heap)
                 if object.queued.get(id) == rank:
                     del object.queued[id]
-            elif self.may_serve(source.peer, fetch):
+            elif fetch.may_come_from(source.peer):
                 found = source.peer
             else:
                 skipped.append(heapq.heappop(heap))
@@ -355,6 +344,6 @@ class Transfers:
         if any(peer is not fetch.peer and peer.id not in fetch.failed for peer in staying):
             return None
         for peer in chain(reads, islice(object.whole.values(), 2 * self.limits.tries)):
-            if peer.draining and self.may_serve(peer, fetch) and self.has_room(peer, object):
+            if peer.draining and fetch.may_come_from(peer) and self.has_room(peer, object):
                 return peer
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.manager.core.load_index import FREE
 from stoker.manager.core.nouns import Call, Context, Gang, Library
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
 from stoker.manager.core.state import State
@@ -94,9 +95,8 @@ def _library(state: State, library: Library) -> None:
     suspects = [call for call in library.held.values() if call.by_itself]
     _hold(not suspects or library.load == 1, f"{name}: a suspect runs with others")
     _hold((library.id in context.idle) == free, f"{name}: idle set is wrong")
-    over = usable and library.load > library.slots
-    _hold(library.id not in context.roomy or (usable and not free), f"{name}: roomy set is wrong")
-    _hold((library.id in context.backlogged) == over, f"{name}: backlogged set is wrong")
+    level = (FREE if free else library.load - library.slots) if usable else None
+    _hold(context.index.level_of(library) == level, f"{name}: its level in the load index is wrong")
     _hold(not (set(library.zombies) & set(library.held)), f"{name}: a zombie is also held")
     for id, call in library.held.items():
         _hold(state.calls.get(id) is call, f"{name} holds call {id}, which is not open")

@@ -87,7 +87,7 @@ def _fetch(transfers: Transfers, fetch: Fetch) -> Iterator[str]:
         yield f"{what}: from itself, or from who failed it"
     if any(x.serves.get((object.ref.name, id)) is not fetch for x in fetch.sources.values()):
         yield f"{what}: a source does not know of it"
-    rooted = any(transfers.roots(source, fetch) for source in fetch.sources.values())
+    rooted = any(fetch.is_rooted_in(source) for source in fetch.sources.values())
     if (fetch.way is Way.PEERS and not rooted) or (fetch.way is Way.WAITING and rooted):
         yield f"{what}: {fetch.way.value}, rooted {rooted}"
     leader = fetch.leader
@@ -112,7 +112,7 @@ def _waiting(transfers: Transfers, fetch: Fetch, what: str) -> Iterator[str]:
     reader = {object.reader.peer.id: object.reader.peer} if object.reader is not None else {}
     if not (object.whole.keys() | reader.keys() | earlier) - fetch.failed.keys():
         yield f"{what}: waits, and nobody is left who could serve it"
-    sources = [peer for peer in (*object.whole.values(), *reader.values()) if transfers.may_serve(peer, fetch)]
+    sources = [peer for peer in (*object.whole.values(), *reader.values()) if fetch.may_come_from(peer)]
     staying = [peer for peer in sources if not peer.draining]
     free = [peer.id for peer in staying or sources if transfers.has_room(peer, object)]
     if free and len(object.waiting) <= 8:

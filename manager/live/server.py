@@ -47,6 +47,7 @@ from stoker.manager.core.events import (
     EndsKept,
     Event,
     FactoryTrouble,
+    FramesRefused,
     FromClient,
     FromPilot,
     ManagerRestarted,
@@ -97,6 +98,10 @@ ENDING_S = 2.0
 
 LISTEN_S = 0.5
 """Silence is noticed this late, at most."""
+
+
+# The core is told at most this often, in seconds, of frames that were refused, unless a client comes.
+REFUSALS_S = 5.0
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -172,6 +177,9 @@ class ManagerServer:
         self._used_at = self._looked_at = now
         self.core = core or Core(session, policies, now=now)
         self.core.configure(heartbeat_s=patience.heartbeat_s, lease_s=patience.pilot_lease_s)
+        self._refused: Counter[str] = Counter()
+        """What was refused before it reached the core, which has not been told yet."""
+        self._refusals_told_at = now
         self._unsaid: deque[tuple[int, list[Command]]] = deque()
         """What turns decided, and how far the journal must be safe before it is carried out."""
         self._waiting: Counter[PilotId] = Counter()
@@ -310,14 +318,14 @@ class ManagerServer:
                 why = wire.why_not(stranger, session=state.session)
                 refused = to_pilot.PilotRefused(why) if role is Role.PILOT else to_client.ClientRefused(why)
                 self.doors.answer(peer, wire.encode([refused]))
-            state.refuse(f"{role.value} of another version" if stranger else "frame that is not in the protocol")
+            self._refused[f"{role.value} of another version" if stranger else "frame that is not in the protocol"] += 1
             self._refusals.warning(f"{role.value} {peer!r}", f"refused a frame of {role.value} {peer!r}: {error}")
             return
         if user.block and isinstance(event, FromPilot):
             why = foreign(state, event.pilot, event.messages, block=user.block)
             if why:
                 self.doors.answer(peer, wire.encode([to_pilot.PilotRefused(why)]))
-                state.refuse("frame with the key of another block")
+                self._refused["frame with the key of another block"] += 1
                 self._refusals.warning(f"block {user.block}", f"refused a frame: {why}")
                 return
         self.doors.take(name_of(peer), peer)
@@ -327,6 +335,8 @@ class ManagerServer:
             self._absent.pop(key, None)
             if role is Role.CLIENT:
                 self._absent.pop("client ", None)
+        if isinstance(event, FromClient):
+            self._tell_refused(now, commands)
         if isinstance(event, FromPilot):
             if not is_heartbeat(event):
                 self._give(event, now, commands)
@@ -340,6 +350,13 @@ class ManagerServer:
             self._give(event, now, commands, keep=bool(event.sequence) or not _only_asks(event.messages))
             if self._trouble.text and event.messages and isinstance(event.messages[0], ClientHello):
                 self._trouble.program_came()
+
+    def _tell_refused(self, now: float, commands: list[Command]) -> None:
+        """Tell the core what the shell has refused: whoever asks for the session's status hears of it."""
+        if self._refused:
+            counts, self._refused = dict(self._refused), Counter()
+            self._refusals_told_at = now
+            self._give(FramesRefused(counts), now, commands)
 
     def _give(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
         if not keep:  # an answer says what is, whether the disk has it or not
@@ -361,7 +378,7 @@ class ManagerServer:
             return self.core.handle(event, now)
         except Exception as error:
             self._refusals.warning(type(event).__name__, f"the manager could not answer {event}: {error!r}")
-            self.core.state.refuse("question that the manager could not answer")
+            self._refused["question that the manager could not answer"] += 1
             self.core.forget_half()
             return []
 
@@ -413,6 +430,8 @@ class ManagerServer:
             if until <= now:
                 del self._absent[key]
                 self._give_up(key, "did not come back", now, commands)
+        if now - self._refusals_told_at >= REFUSALS_S:
+            self._tell_refused(now, commands)
         if now >= self._listen_at:
             self._listen_at = now + LISTEN_S
             for key, heard in list(self._heard.items()):

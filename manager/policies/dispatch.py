@@ -23,12 +23,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from stoker.manager.core.nouns import Call, Context, Filling, Library
+from stoker.manager.core.load_index import Burst
+from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.phases import LibraryState
 from stoker.manager.core.seams import Action, SendGang, TakeBack, View
 from stoker.manager.core.walltime import has_time
 from stoker.manager.policies.base import Quiet
 from stoker.manager.protocol.ids import LibraryId
+
+# Of libraries that might do, so many are looked at.
+_LOOKED_AT = 8
 
 
 class HottestFirst(Quiet):
@@ -69,16 +73,17 @@ class HottestFirst(Quiet):
             return None
         if group.options.gang[1] > 1:
             return self._gang(context, call)
-        filling = context.filling
-        if filling is not None and group.cost.runs and self._fills(view, filling, call):
-            return filling.library.id
-        for id, library in reversed(context.idle.items()):
+        burst = context.index.burst
+        if burst is not None and group.cost.runs and self._joins(view, burst, call):
+            return burst.library.id
+        for library in context.index.hottest():
             if library.load < self.window(view, library) and library.admits(call) and _in_time(view, library, call):
-                return id
-        if context.roomy and group.cost.runs and group.cost.run_s <= self.prefetch_s:
-            id, library = next(iter(context.roomy.items()))
-            if library.load < self.window(view, library) and library.admits(call):
-                return id
+                return library.id
+        if group.cost.runs and group.cost.run_s <= self.prefetch_s:
+            for library in islice(context.index.least_loaded(), _LOOKED_AT):
+                if not library.stuck:  # those behind it have no more room
+                    has_room = library.load < self.window(view, library) and library.admits(call)
+                    return library.id if has_room else None
         return None
 
     def pull(self, view: View, library: Library) -> int | Sequence[Action]:
@@ -107,9 +112,10 @@ class HottestFirst(Quiet):
     def dry(self, view: View, library: Library) -> Sequence[Action]:
         """Take back half of what another library of the context holds and has not begun, if that saves time."""
         context = library.context
-        if not context.backlogged or _next_gang(context) is not None:
+        most = list(islice(context.index.most_backlogged(), _LOOKED_AT))
+        if not most or _next_gang(context) is not None:
             return ()
-        victim = max(list(islice(context.backlogged.values(), 8)), key=lambda other: other.load - other.taking)
+        victim = max(most, key=lambda other: other.load - other.taking)
         waiting = victim.load - victim.taking - victim.slots
         if victim is library or waiting <= 0:
             return ()
@@ -121,10 +127,10 @@ class HottestFirst(Quiet):
         """The least work for which another library is woken just now."""
         return min(self.prefetch_s, self.frame_s * max(1.0, view.ends_per_s / self.busy_per_s))
 
-    def _fills(self, view: View, filling: Filling, call: Call) -> bool:
+    def _joins(self, view: View, burst: Burst[Library], call: Call) -> bool:
         """Whether a library that was given a call just now should get this one too, in the same frame."""
-        library = filling.library
-        if filling.at != view.now or filling.calls * call.group.cost.run_s >= self._frame_s(view):
+        library = burst.library
+        if burst.at != view.now or burst.calls * call.group.cost.run_s >= self._frame_s(view):
             return False
         room = library.load < self.window(view, library) and library.admits(call)
         return room and _in_time(view, library, call)
@@ -133,7 +139,7 @@ class HottestFirst(Quiet):
         """A gang on as many free libraries as it likes, once there are enough. Gangs of one context start one at a
         time, in order."""
         smallest, largest = call.group.options.gang
-        free = [id for id, library in reversed(context.idle.items()) if library.admits(call)]
+        free = [id for id, library in reversed(context.index.free.items()) if library.admits(call)]
         return SendGang(call.id, tuple(free[:largest])) if len(free) >= smallest else None
 
 

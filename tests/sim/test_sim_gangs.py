@@ -122,7 +122,7 @@ def test_the_one_that_is_ready_waits_for_the_other() -> None:
 
         def _gang(self, context: Context, call: Call) -> SendGang | None:
             ready = [library for library in context.libraries.values() if library.admits(call)]
-            both = all(library.id in context.idle or library.id in context.roomy for library in ready)
+            both = all(library.load < (1 if library.stuck else 2) for library in ready)
             return SendGang(call.id, tuple(library.id for library in ready)) if len(ready) == 2 and both else None
 
     policies = Policies(Early(), LoadWhereWanted(), KeepBlocks())

@@ -1,0 +1,207 @@
+"""One file writes each piece of the manager's state: who changes the fields of its nouns, read off the sources.
+
+A field is found by its name and by what holds it (`library.held`, `manager.state.calls`), also through a local name for
+it (`held = library.held`, `for listed in (source.coming, ...)`). Nouns may change themselves in their own files.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import stoker.manager.core
+from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
+from stoker.manager.core.sources import Block, SourceState
+from stoker.manager.core.state import State
+
+CORE = Path(stoker.manager.core.__file__).parent
+OWNERS = {
+    "block": (Block,), "call": (Call,), "context": (Context,), "device": (Device,), "library": (Library,),
+    "known": (SourceState, Pilot), "pilot": (Pilot,), "source": (SourceState,), "state": (State,),
+}  # fmt: skip
+"""What the manager's functions call its nouns."""
+OTHERS = frozenset({
+    "manager", "self", "trial", "transfers", "client", "cost", "group", "holder", "gang", "orphan", "inbox", "index",
+    "object", "fetch", "peer", "fetch.peer", "other", "changes", "level", "core", "source_then", "leader", "child",
+    "burst",
+})  # fmt: skip
+"""Of objects by these names no field is looked for: they are other nouns'."""
+CHANGES = {
+    "add", "append", "appendleft", "clear", "demote", "difference_update", "discard", "drop", "end", "end_burst",
+    "extend", "gave", "insert", "learn", "leave", "mark_late", "move_to_end", "pop", "popitem", "popleft", "push",
+    "put", "put_apart", "put_back", "remove", "setdefault", "take", "tell", "update",
+}  # fmt: skip
+"""Methods that change what they are called on."""
+
+WRITERS: dict[type, dict[str, str]] = {
+    State: {
+        "banned": "departures", "blocks": "blocks", "breaks": "call_records", "broken_runs": "call_records",
+        "calls": "holding", "cancelled": "ending", "clients": "registry", "clients_by_number": "registry",
+        "contexts": "registry", "costs": "registry", "departed": "registry", "done": "ending",
+        "ended_blocks": "blocks", "ending": "session_end", "factory_trouble": "blocks", "failed": "ending",
+        "failed_at": "refusing", "failures": "ending", "forecasts": "call_records", "forgotten": "repair",
+        "functions": "registry", "gone_libraries": "libraries", "gone_pilots": "pilot_states", "groups": "registry",
+        "hungry": "queues", "kept": "core", "kept_ends": "holes", "lease_s": "core", "libraries": "libraries",
+        "losses": "losses", "most_pilots": "registry", "next_block": "blocks", "next_client": "registry",
+        "next_library": "libraries", "now": "core", "orphans": "repair", "past_blocks": "blocks",
+        "pilots": "pilot_states", "pilots_gone": "pilot_states", "rate": "call_ends", "recorded_at": "accounting",
+        "reports": "call_records", "rerun_calls": "libraries", "reserved": "reservations", "said_blocks": "clients",
+        "sources": "blocks", "tier_seconds": "libraries", "timers": "manager", "trials": "reservations",
+        "unrecorded": "accounting", "unused_functions": "registry",
+    },
+    Context: {
+        "advice": "loads", "apart_lacks": "suspects", "ask_at": "queues", "asked_at": "core", "cut_after_s": "loads",
+        "cut_loads": "loads", "ended": "ending", "failed_on": "loads", "index": "indexing", "last_failure": "loads",
+        "libraries": "libraries", "load_failures": "loads", "load_s": "loads", "load_total_s": "loads",
+        "loads": "loads", "lost_loads": "loads", "paces": "accounting", "queue": "queues", "rate": "call_ends",
+        "resident_bytes": "loads", "run_s": "accounting", "run_total_s": "accounting", "runs": "accounting",
+        "served": "call_ends", "starved_since": "queues",
+    },
+    Library: {
+        "device_bytes": "libraries", "ended_at": "holding", "functions": "sending", "held": "holding",
+        "line": "pilots", "memory_bytes": "libraries", "phase": "pilots", "promised_bytes": "libraries",
+        "ready_at": "libraries", "resizing": "libraries", "served": "call_ends", "state": "libraries",
+        "stuck": "indexing", "taking": "holding", "used_at": "libraries", "zombies": "holding",
+    },
+    Call: {
+        "by_itself": "poison", "cuts_beside": "poison", "holder": "holding", "kills": "poison", "late": "queue",
+        "offered": "holding", "sent_at": "holding", "spec": "call_news", "state": "holding", "ticket": "queue",
+    },
+    Pilot: {
+        "cache_bytes": "heartbeats", "devices": "pilots", "ended": "call_ends", "ends_at": "draining",
+        "hellos_asked": "pilots", "kept": "pilot_states", "lacks": "pilots", "lasts_s": "draining",
+        "libraries": "libraries", "loss": "losses", "loss_settled": "losses", "lost_at": "losses",
+        "rate": "call_ends", "refused_frames": "heartbeats", "released": "pilot_states", "reserved": "reservations",
+        "source": "blocks", "state": "pilot_states", "troubles": "pilots", "unfit": "fitness",
+        "unfit_times": "fitness", "used_at": "libraries", "was": "pilot_states",
+    },
+    Device: {
+        "fault": "pilots", "libraries": "libraries", "promised_bytes": "libraries", "tier": "libraries",
+        "tier_since": "libraries",
+    },
+    SourceState: {
+        "abandoned": "blocks", "blocks": "blocks", "coming": "blocks", "devices": "blocks", "failed_at": "blocks",
+        "failures": "blocks", "filling": "blocks", "held_for": "blocks", "last_failure": "blocks",
+        "short_lived": "blocks", "source": "blocks", "staying": "blocks", "stopped": "blocks", "trouble": "blocks",
+        "useless": "blocks",
+    },
+    Block: {
+        "abandoned": "blocks", "brought": "blocks", "brought_at": "blocks", "emptied_at": "blocks",
+        "expected_at": "blocks", "held_for": "blocks", "job": "blocks", "leaving": "blocks", "loss": "blocks",
+        "phase": "blocks", "pilots": "blocks", "proved": "blocks", "reason": "blocks", "since": "blocks",
+        "unsettled": "losses",
+    },
+}  # fmt: skip
+"""The one file that writes each field; a field that is not here never changes."""
+
+
+def fields_of(kind: type) -> set[str]:
+    fields: tuple[str, ...] = getattr(kind, "__struct_fields__", ()) or getattr(kind, "__slots__", ())
+    return set(fields) if kind is not State else set(vars(State("s")))
+
+
+def written(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
+    """What is assigned or changed: a field's name, the source of its owner, the line."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            yield from _in_function(function)
+
+
+def _in_function(function: ast.FunctionDef) -> Iterator[tuple[str, str, int]]:
+    local: dict[str, list[ast.expr]] = defaultdict(list)
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                for target in targets:
+                    _bind(local, target, value)
+            case ast.For(target=ast.Name(id=name), iter=ast.Tuple(elts=elements)):
+                local[name] += elements
+            case ast.For(target=ast.Tuple(elts=[ast.Name(id=name), *_]), iter=ast.Tuple(elts=rows)):
+                local[name] += [row.elts[0] for row in rows if isinstance(row, ast.Tuple)]
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+                pass
+            case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+                targets = [target]
+            case ast.Call(func=ast.Attribute(value=changed, attr=method)) if method in CHANGES:
+                targets = [ast.Subscript(changed, ast.Constant(0), ast.Store())]
+            case _:
+                continue
+        for target in targets:
+            for each in target.elts if isinstance(target, ast.Tuple) else [target]:
+                yield from _fields(each, local)
+
+
+def _bind(local: dict[str, list[ast.expr]], target: ast.expr, value: ast.expr) -> None:
+    if isinstance(target, ast.Name):
+        local[target.id].append(value)
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        for each, part in zip(target.elts, value.elts, strict=False):
+            _bind(local, each, part)
+
+
+def _fields(target: ast.expr, local: dict[str, list[ast.expr]]) -> Iterator[tuple[str, str, int]]:
+    """The field that a target changes: `library.held[id]`, or `held[id]` where `held` is one."""
+    inside = False
+    while isinstance(target, ast.Subscript):
+        target, inside = target.value, True
+    if isinstance(target, ast.Attribute):
+        yield target.attr, ast.unparse(target.value), target.lineno
+    elif inside and isinstance(target, ast.Name):
+        for value in local.get(target.id, ()):
+            while isinstance(value, ast.Subscript):
+                value = value.value
+            if isinstance(value, ast.Attribute):
+                yield value.attr, ast.unparse(value.value), value.lineno
+
+
+def found() -> tuple[dict[type, dict[str, set[str]]], list[str]]:
+    """Which files write each field of each noun, and what is written in something of which nothing is known."""
+    writers: dict[type, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    unknown = []
+    fields = {kind: fields_of(kind) for kinds in OWNERS.values() for kind in kinds}
+    every = set[str]().union(*fields.values())
+    for path in sorted(CORE.glob("*.py")):
+        if path.stem == "overlay":  # what it writes is imagined
+            continue
+        for field, owner, line in written(ast.parse(path.read_text())):
+            if field == "transfers":  # it changes itself
+                continue
+            name = owner.rpartition(".")[2]
+            kinds = [kind for kind in OWNERS.get(name, ()) if field in fields[kind]]
+            for kind in kinds:
+                writers[kind][field].add(path.stem)
+            if not kinds and name not in OWNERS and name not in OTHERS and field in every:
+                unknown.append(f"{path.name}:{line} {owner}.{field}")
+    return writers, unknown
+
+
+@pytest.mark.parametrize("kind", WRITERS, ids=lambda kind: kind.__name__)
+def test_each_field_has_one_file_that_writes_it(kind: type) -> None:
+    writers, _ = found()
+    assert {field: " ".join(sorted(files)) for field, files in writers[kind].items()} == WRITERS[kind]
+
+
+def test_nothing_is_written_by_a_name_that_tells_no_noun() -> None:
+    _, unknown = found()
+    assert not unknown, "call it as its noun is called, or name it among OTHERS"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(library): library.held[1] = 2",
+        "def f(library): del library.held[1]",
+        "def f(library): library.held.pop(1)",
+        "def f(library):\n    held = library.held\n    held.pop(1)",
+        "def f(library):\n    for some in (library.held, library.zombies): some.clear()",
+        "def f(x, library): x, library.held = 1, {}",
+    ],
+)
+def test_a_write_is_seen_in_each_of_its_shapes(source: str) -> None:
+    assert ("held", "library") in {(field, owner) for field, owner, _ in written(ast.parse(source))}
