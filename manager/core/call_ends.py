@@ -36,7 +36,7 @@ def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
     rest = iter(ends)
     while True:
         if plain:
-            outcome, call, seconds = holding.end_good(manager, library, rest, group, good, seconds)
+            outcome, call, group, seconds = holding.end_good(manager, library, rest, group, good, seconds)
         else:
             outcome = next(rest, None)
             call = holding.take_out(library, outcome.call) if outcome is not None else None
@@ -68,7 +68,8 @@ def ended(manager: Manager, library: Library, ends: list[CallEnd]) -> None:
         for outcome in ends:
             if outcome.call not in open_calls:
                 reservations.ended(manager, outcome.call)
-    indexing.gets_on(library)
+    if library.stuck:
+        indexing.gets_on(library)
     holding.progressed(manager, library)
     library.served += total
     library.context.served += total

@@ -35,7 +35,8 @@ def pull(manager: Manager, library: Library) -> None:
         deadlines.settle(manager, context)
     if queue.apart and library.id in context.index.free:
         suspects.offer(manager, library)
-    while queue.count and library.suspect is None and library.pilot.reserved is None:
+    has_room = library.suspect is None and library.pilot.reserved is None
+    while has_room and queue.count:
         answer = dispatch.pull(state, library)
         if not isinstance(answer, int):
             actions.carry_out(manager, answer, seam="dispatch")
@@ -45,8 +46,7 @@ def pull(manager: Manager, library: Library) -> None:
             answer = min(answer, library.slots - library.load)
         if answer <= 0 or head is None or not _give(manager, library, head, answer):
             break
-        if not indexing.relist(manager, library):
-            break
+        has_room = indexing.relist(manager, library)
     queues.fed(manager, context)
     if library.held or library.zombies or queue.single() is not None:
         return

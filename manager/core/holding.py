@@ -14,7 +14,7 @@ from stoker.manager.core import indexing, queues, reservations
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Gang, Group, Library
 from stoker.manager.core.phases import CallState, LibraryState, PilotState
-from stoker.manager.protocol.calls import CallEnd
+from stoker.manager.protocol.calls import CallEnd, CallSpec
 from stoker.manager.protocol.ids import CallId
 from stoker.manager.protocol.to_pilot import TakeBack
 
@@ -22,9 +22,20 @@ from stoker.manager.protocol.to_pilot import TakeBack
 GANG_GRACE_S = 10.0
 
 
-def accept(manager: Manager, calls: dict[int, Call]) -> None:
-    """Calls have come: they are open until they end."""
-    manager.state.calls.update(calls)
+def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
+    """Calls of one group have come: they are open until they end. Returns those that were not open before."""
+    state, calls = manager.state, manager.state.calls
+    now = state.now
+    fresh: list[Call] = []
+    for spec in specs:  # the hot path
+        id = spec.call
+        if id in calls:
+            if group.client.unnamed is None:
+                state.refuse("repeated call")
+            continue
+        calls[id] = call = Call(id, spec, group, now)
+        fresh.append(call)
+    return fresh
 
 
 # ---- calls come to libraries
@@ -107,22 +118,26 @@ def end_good(
     group: Group | None,
     good: list[CallEnd],
     seconds: float,
-) -> tuple[CallEnd | None, Call | None, float]:
+) -> tuple[CallEnd | None, Call | None, Group | None, float]:
     """End calls of one group that a library alone held and that have ended well, and put their ends into `good`: the
-    hot path. Returns the first other end and its call, which is taken out (None, None: there is none), and `seconds`
-    with the run time of these added."""
+    hot path. `group` is that of the first, if it is None. Returns the first other end and its call, which is taken out
+    (None, None: there is none), the group, and `seconds` with the run time of these added."""
     held, open_calls, has_ended = library.held, manager.state.calls, CallState.ENDED
     for outcome in ends:
         id = outcome.call
         call = held.pop(id, None)
-        if call is None or call.group is not group or call.holder is not library or not outcome.ok:
-            return outcome, call, seconds
+        if call is None or call.holder is not library or not outcome.ok:
+            return outcome, call, group, seconds
+        if call.group is not group:
+            if group is not None:
+                return outcome, call, group, seconds
+            group = call.group
         call.state = has_ended
         call.holder = None
         del open_calls[id]
         seconds += outcome.run_s
         good.append(outcome)
-    return None, None, seconds
+    return None, None, group, seconds
 
 
 def end_one(manager: Manager, call: Call) -> None:

@@ -28,11 +28,12 @@ def relist(manager: Manager, library: Library) -> bool:
     may be given another call."""
     index, pilot = library.context.index, library.pilot
     usable = library.state is LibraryState.READY and pilot.state is PilotState.HERE and pilot.reserved is None
-    if not usable or library.suspect:
+    held = len(library.held)
+    if not usable or (held == 1 and library.suspect is not None):
         index.drop(library)
         index.end_burst(library)
         return False
-    load = len(library.held) + len(library.zombies)
+    load = held + len(library.zombies)
     if load < library.slots:
         library.stuck = False
         index.put(library, FREE)

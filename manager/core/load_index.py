@@ -47,8 +47,9 @@ class LoadIndex(Generic[L]):
     def __init__(self) -> None:
         # Ordered, because plain dicts find their ends in O(n).
         self.free: OrderedDict[LibraryId, L] = OrderedDict()
-        self._levels: dict[int, OrderedDict[LibraryId, L]] = {}
+        self._levels: dict[int, OrderedDict[LibraryId, L]] = {FREE: self.free}
         self._order: list[int] = []
+        """The levels from `FULL` on, in order."""
         self._level_of: dict[LibraryId, int] = {}
         self.burst: Burst[L] | None = None
 
@@ -63,20 +64,19 @@ class LoadIndex(Generic[L]):
 
     def put(self, library: L, level: int) -> None:
         """List a library as the last of a level: `FREE`, or the number of calls that wait in it for a slot."""
-        id = library.id
+        id, levels = library.id, self._levels
         before = self._level_of.get(id)
         if before == level:
-            (self.free if level < FULL else self._levels[level]).move_to_end(id)
+            levels[level].move_to_end(id)
             return
         if before is not None:
-            self.drop(library)
+            del levels[before][id]
+            if before >= FULL and not levels[before]:
+                self._close(before)
         self._level_of[id] = level
-        if level < FULL:
-            self.free[id] = library
-            return
-        stand = self._levels.get(level)
+        stand = levels.get(level)
         if stand is None:
-            stand = self._levels[level] = OrderedDict()
+            stand = levels[level] = OrderedDict()
             insort(self._order, level)
         stand[id] = library
 
@@ -85,13 +85,12 @@ class LoadIndex(Generic[L]):
         level = self._level_of.pop(library.id, None)
         if level is None:
             return
-        if level < FULL:
-            del self.free[library.id]
-            return
-        stand = self._levels[level]
-        del stand[library.id]
-        if not stand:
-            del self._levels[level], self._order[bisect_left(self._order, level)]
+        del self._levels[level][library.id]
+        if level >= FULL and not self._levels[level]:
+            self._close(level)
+
+    def _close(self, level: int) -> None:
+        del self._levels[level], self._order[bisect_left(self._order, level)]
 
     def gave(self, library: L, calls: int, now: float) -> None:
         """A library was given so many calls."""

@@ -15,20 +15,9 @@ ONE_BY_ONE = 4
 
 def arrive(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
     """Accept calls of one group: each goes to a library with room, or waits."""
-    state, calls = manager.state, manager.state.calls
-    now = state.now
-    new: dict[int, Call] = {}
-    for spec in specs:
-        id = spec.call
-        if id in calls or id in new:
-            if group.client.unnamed is None:
-                state.refuse("repeated call")
-            continue
-        new[id] = Call(id, spec, group, now)
-    if not new:
+    fresh = holding.accept(manager, group, specs)
+    if not fresh:
         return
-    holding.accept(manager, new)
-    fresh = list(new.values())
     group.open_calls += len(fresh)
     group.client.open_calls += len(fresh)
     group.client.last_call = max(group.client.last_call, fresh[-1].id)
@@ -36,7 +25,7 @@ def arrive(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
         for changes in manager.tracked:
             changes.calls.update(call.id for call in fresh)
     context = group.context
-    if state.orphans:
+    if manager.state.orphans:
         fresh = repair.claim(manager, fresh)
         if not fresh:
             return

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import attrgetter
+
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Group, Library
 from stoker.manager.protocol import to_client
 from stoker.manager.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls
+
+_GROUP = attrgetter("group")
 
 
 def calls(manager: Manager) -> None:
     """Send libraries the calls that they were given, one message for those of one group."""
     sends, manager.sends = manager.sends, {}
     for library, given in sends.items():
-        start, total = 0, len(given)
-        while start < total:
-            group = given[start].group
-            stop = start + 1
-            while stop < total and given[stop].group is group:
-                stop += 1
-            specs = [call.spec for call in (given if stop - start == total else given[start:stop])]
+        for group, some in groupby(given, _GROUP):  # the hot path
+            specs = [call.spec for call in some]
             blob = blob_for(library, group)
             manager.say(library.pilot, RunCalls(library.id, group.function.key, specs, group.options, blob))
-            start = stop
 
 
 def blob_for(library: Library, group: Group) -> FunctionBlob | None:
