@@ -252,18 +252,19 @@ class Queue(Generic[C]):
             call.ticket = NOT_QUEUED
             taken.append(call)
         if not level.back:
-            fresh, room = level.fresh, limit - len(taken)
-            while fresh and room > 0:  # the hot path
-                call = fresh.popleft()
-                if call.ticket:
-                    self._ghosts -= 1
-                elif call.group is group:
-                    call.ticket = NOT_QUEUED
-                    taken.append(call)
-                    room -= 1
-                else:
-                    fresh.appendleft(call)
-                    break
+            fresh = level.fresh
+            while fresh and len(taken) < limit:
+                for _ in range(min(limit - len(taken), len(fresh))):  # the hot path
+                    call = fresh.popleft()
+                    if call.ticket:
+                        self._ghosts -= 1
+                    elif call.group is group:
+                        call.ticket = NOT_QUEUED
+                        taken.append(call)
+                    else:
+                        fresh.appendleft(call)
+                        limit = len(taken)
+                        break
         self.count -= len(taken)
         if self.timed:
             self.timed -= sum(map(self._is_timed, taken))
