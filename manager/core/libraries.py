@@ -66,10 +66,11 @@ def resized(manager: Manager, library: Library, message: LibraryResized) -> None
     if message.measured:
         _holds(manager, library, size)
         return
-    if not waiting:
-        manager.state.refuse("resize that nobody asked for")
+    ordered = message.ordered_bytes if message.ordered_bytes >= 0 else size
+    if not waiting or (message.ordered_bytes >= 0 and ordered not in waiting):
+        manager.state.refuse("resize that nobody asked for")  # an order is repeated after a hello, and answered twice
         return
-    answered = waiting.index(size) + 1 if size in waiting else 1
+    answered = waiting.index(ordered) + 1 if ordered in waiting else 1
     del waiting[:answered]
     if not waiting:  # else the last order counts, which is still to be answered
         _holds(manager, library, size)

@@ -328,11 +328,12 @@ class GangMeets(_Message, frozen=True, tag="gang-meets"):
 
 class LibraryResized(_Message, frozen=True, tag="resized"):
     """A library's reservation on each of its devices is now this many bytes. `measured`: it answers no order; the pilot
-    has measured that the library uses so much."""
+    has measured that the library uses so much. `ordered_bytes`: what the order wanted that is answered; -1: unknown."""
 
     library: LibraryId
     device_memory_bytes: int
     measured: bool = False
+    ordered_bytes: int = -1
 
 
 class LibraryUse(msgspec.Struct, frozen=True, array_like=True):

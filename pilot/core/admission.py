@@ -21,6 +21,11 @@ def waited(state: PilotState, library: PilotLibrary) -> None:
     if not why:
         station.wait_on(state, library)
     elif library.serves:
-        resizing.refuse(state, library, f"{why}, and nothing there is about to end or to shrink")
+        resizing.refuse(
+            state,
+            library,
+            f"{why}, and nothing there is about to end or to shrink",
+            ordered_bytes=state.claims[library.number],
+        )
     else:
         starting.refuse(state, library, f"{why}, and nothing there is about to end or to shrink")

@@ -20,7 +20,7 @@ def order(state: PilotState, number: LibraryId, size: int) -> None:
     if not library.has_process:
         why_not = "it has not begun to load"
     if why_not:
-        refuse(state, library, why_not)
+        refuse(state, library, why_not, ordered_bytes=size)
     elif size <= state.ledger.held(number):
         station.withdraw(state, library)
         tell(state, library, size)
@@ -30,25 +30,25 @@ def order(state: PilotState, number: LibraryId, size: int) -> None:
 
 def tell(state: PilotState, library: PilotLibrary, size: int) -> None:
     """A library may use `size` bytes of each of its devices, and no more."""
-    library.resizes += 1
-    library.resized_to = size
+    library.resizes.append(size)
     state.out.append(TellLibrary(library.number, Resize(device_memory_bytes=size)))
 
 
-def refuse(state: PilotState, library: PilotLibrary, why: str) -> None:
-    """A library stays as it is."""
+def refuse(state: PilotState, library: PilotLibrary, why: str, *, ordered_bytes: int) -> None:
+    """A library stays as it is, and does not come to hold what was ordered."""
     station.withdraw(state, library)
     state.log(f"lib-{library.number} is not resized: {why}", Severity.WARNING)
-    state.tell(LibraryResized(library.number, station.budget_bytes(state, library)))
+    held = station.budget_bytes(state, library)
+    state.tell(LibraryResized(library.number, held, ordered_bytes=ordered_bytes))
 
 
 def answered(state: PilotState, library: PilotLibrary, message: Resized) -> None:
     """A library has changed what it uses (or its context has refused to: a size below zero)."""
-    library.resizes = max(0, library.resizes - 1)
     size = message.device_memory_bytes
+    ordered = library.resizes.pop(0) if library.resizes else size
     try:
         if size >= 0:
             state.ledger.resize(library.number, memory_bytes=size)
     except ValueError as error:
         state.log(f"lib-{library.number}: {error}", Severity.WARNING)
-    state.tell(LibraryResized(library.number, state.ledger.held(library.number)))
+    state.tell(LibraryResized(library.number, state.ledger.held(library.number), ordered_bytes=ordered))

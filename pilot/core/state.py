@@ -127,10 +127,8 @@ class PilotLibrary:
         """What it answers to orders up to this one was answered in its place."""
         self.times_idle = 0
         """How often in a row it was observed with calls of which it had begun none, and heard of with nothing."""
-        self.resizes = 0
-        """Resizes that it was told of and has not answered."""
-        self.resized_to = 0
-        """What the last of them leaves it of each device, in bytes."""
+        self.resizes: list[int] = []
+        """Resizes that it was told of and has not answered: what each leaves it of each device, in bytes."""
 
         self.resident_bytes = 0
         self.device_bytes = 0

@@ -123,5 +123,5 @@ def _coming_bytes(state: PilotState, device: DeviceId) -> int:
         if library.told_to_end:
             coming += held
         elif library.resizes:
-            coming += max(0, held - library.resized_to)
+            coming += max(0, held - library.resizes[-1])
     return coming

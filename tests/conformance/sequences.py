@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 import msgspec
 from conformance.shell import Loads, Shell
 
-from stoker.contexts.recipe import ObjectRef
+from stoker.contexts.recipe import Needs, ObjectRef
 from stoker.manager.protocol.blocks import LossReason
 from stoker.manager.protocol.calls import FailureKind
+from stoker.manager.protocol.ids import LibraryId
 from stoker.manager.protocol.to_manager import (
     CallEvicted,
     CallsEnded,
@@ -41,6 +42,8 @@ AGENT, SIMULATED, POOL = "agent", "simulator", "taskvine"
 _NO_LIMITS = "limits of time and memory are not simulated"
 _OWN_WATCH = "a library of TaskVine's watches its own calls and loads: nothing of its pool's ends it"
 _OWN_FILES = "TaskVine brings objects by itself"
+_NO_TIME = "the stand-in for TaskVine has no time of its own: what is due is due at once"
+_ONE_LIBRARY = "a slot of the stand-in for TaskVine holds one library"
 _NO_LOSS = "between a simulated pilot and its manager no frame is lost"
 _NO_SIGNAL = "a simulated batch system takes a pilot away without a word"
 
@@ -134,6 +137,19 @@ def a_library_that_takes_the_place_of_another_waits_for_its_end(pilot: Shell) ->
     pilot.end(first, calls)
     pilot.expect(LibraryGone, library=first)
     pilot.expect(LibraryReady, library=second)
+
+
+@sequence(taskvine=_NO_TIME)
+def a_load_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell) -> None:
+    _, size = pilot.device(0)
+    pilot.ready(device_memory_bytes=size)
+    second = pilot.start(device_memory_bytes=size)
+    pilot.silent(LibraryGone, library=second)
+    pilot.wait(1.5)
+    gone = pilot.expect(LibraryGone, library=second)
+    assert gone.failure is not None
+    assert (gone.failure.kind, gone.loading) == (FailureKind.PILOT, True)
+    assert "nothing there is about to end or to shrink" in gone.failure.message
 
 
 @sequence()
@@ -369,6 +385,34 @@ def a_reservation_grows_and_shrinks(pilot: Shell) -> None:
         pilot.say(ResizeLibrary(library, wanted))
         assert pilot.expect(LibraryResized, library=library).device_memory_bytes == wanted
     assert [facts.reserved_bytes for facts in pilot.hello().libraries] == [size // 4]
+
+
+def _declared(pilot: Shell, memory_bytes: int) -> LibraryId:
+    """A ready library whose reservation is declared, and not settled by a measurement."""
+    recipe = msgspec.structs.replace(pilot.recipe(Loads.AT_ONCE), needs=Needs(memory_bytes=memory_bytes))
+    return pilot.ready(recipe=recipe, device_memory_bytes=memory_bytes)
+
+
+@sequence(taskvine=_ONE_LIBRARY)
+def a_growth_waits_for_a_shrink(pilot: Shell) -> None:
+    _, size = pilot.device(0)
+    first, second = _declared(pilot, size // 2), _declared(pilot, size // 4)
+    pilot.say(ResizeLibrary(second, size // 4 * 3))
+    pilot.silent(LibraryResized, library=second)
+    pilot.say(ResizeLibrary(first, size // 4))
+    assert pilot.expect(LibraryResized, library=first).device_memory_bytes == size // 4
+    assert pilot.expect(LibraryResized, library=second).device_memory_bytes == size // 4 * 3
+
+
+@sequence(taskvine=_NO_TIME)
+def a_growth_for_which_nothing_makes_room_is_refused_after_a_second(pilot: Shell) -> None:
+    _, size = pilot.device(0)
+    _, second = _declared(pilot, size // 2), _declared(pilot, size // 4)
+    pilot.say(ResizeLibrary(second, size))
+    pilot.silent(LibraryResized, library=second)
+    pilot.wait(1.5)
+    resized = pilot.expect(LibraryResized, library=second)
+    assert (resized.device_memory_bytes, resized.ordered_bytes) == (size // 4, size)
 
 
 # ---- the connection

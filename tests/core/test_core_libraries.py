@@ -168,6 +168,19 @@ def test_a_library_that_does_not_shrink_keeps_its_budget_as_far_as_there_is_room
     assert "uses 3.0 GB of its device, more than is left there" in hand.c.story("lib-1")
 
 
+def test_a_resize_that_is_answered_twice_is_not_taken_for_the_answer_to_the_next(cluster: Make) -> None:
+    """It is ordered again when its pilot comes back, and both answers arrive."""
+    hand = Hand(cluster(pilots=1, memory="8 GB"))
+    hand.do(Resize(hand.lib1.id, 1 * GB))
+    answer = say.LibraryResized(hand.lib1.id, 1 * GB, ordered_bytes=1 * GB)
+    hand.c.report("p1", answer)
+    hand.do(Resize(hand.lib1.id, 4 * GB))
+    hand.c.report("p1", answer)
+    assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (4 * GB, [4 * GB])
+    hand.c.report("p1", say.LibraryResized(hand.lib1.id, 1 * GB, ordered_bytes=4 * GB))  # its pilot has refused
+    assert (hand.lib1.promised_bytes, hand.lib1.resizing) == (1 * GB, [])
+
+
 def test_resizes_that_cross_never_free_what_the_later_one_needs(cluster: Make) -> None:
     hand = Hand(cluster(pilots=1, memory="8 GB"))
     hand.do(Resize(hand.lib1.id, 1 * GB), Resize(hand.lib1.id, 2 * GB))
