@@ -1,0 +1,243 @@
+"""The manager's core and the cores of its pilots, with frames between them that are late, come twice, or are lost.
+
+A frame from a pilot is on its way until a rule delivers it; so is each order of the manager. A connection that breaks
+loses what was on its way in both directions, and a pilot that comes back says hello and then, again, all that was not
+acknowledged. Whatever happens: the client has each result once, no call runs in two libraries unless the pilot of one
+was given up, no device is promised or used beyond its memory, and no library ends twice. When all is quiet both sides
+agree on what is held, the manager has refused nothing but what may be late, and everything that was submitted ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis.strategies as st
+from core.builders import recipe
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from properties.together import Together, Wired
+
+from stoker.manager.core.validate import validate
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.ids import PilotId
+from stoker.manager.protocol.to_pilot import StopLibrary
+from stoker.pilot.core import station
+
+CONTEXTS = {
+    "small": recipe("small", memory="3 GB"),
+    "large": recipe("large", memory="7 GB"),
+    "once": recipe("once", memory="1 GB", calls_per_library=1),
+}
+LATE = frozenset({
+    "repeated or early frame of a pilot",  # it came twice, or before the hello that follows a break
+    "frame of a pilot that is not known",  # it was given up
+    "frame of a pilot before the hello that it was asked for",
+    "resize that nobody asked for",  # it was ordered again after a hello, and answered twice
+})  # fmt: skip
+"""What may be refused, because it comes late or twice."""
+
+names = st.sampled_from(("p0", "p1", "p2"))
+places = st.integers(0, 3)
+contexts = st.sampled_from(("small", "large", "small", "once"))
+
+
+class Cores(RuleBasedStateMachine):
+    """See the module's text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = Together()
+        self.cluster.define(*CONTEXTS.values())
+        self.count = 0
+
+    @initialize()
+    def pilots(self) -> None:
+        """Two pilots that have hot libraries, and calls in them."""
+        for name in ("p0", "p1"):
+            self.cluster.wired[name] = Wired(name, self.cluster)
+        self.submit("small", 6)
+        self.submit("once", 1)
+        self.quiet()
+        self.submit("small", 3)
+        self.cluster.all_arrives()
+
+    def pilot(self, name: str) -> Wired:
+        """The pilot of this name, or another one if there is none."""
+        wired = self.cluster.wired
+        return wired.get(name) or wired[min(wired)]
+
+    # ---- the client
+
+    @rule(context=contexts, count=st.integers(1, 4))
+    def submit(self, context: str, count: int) -> None:
+        self.cluster.call(*(f"c{self.count + n}" for n in range(count)), context=context)
+        self.count += count
+
+    @rule(back=st.integers(1, 12), running=st.booleans())
+    def cancel(self, back: int, running: bool) -> None:
+        call = self.cluster.ids[f"c{max(0, self.count - back)}"]
+        self.cluster.tell("ana", say.Cancel([call], running))  # type: ignore[list-item]
+
+    # ---- the connections
+
+    @rule(name=names, count=st.integers(1, 6))
+    def frames_arrive(self, name: str, count: int) -> None:
+        for _ in range(count):
+            self.cluster.hear_next(self.pilot(name))
+
+    @rule(name=names, count=st.integers(1, 6))
+    def orders_arrive(self, name: str, count: int) -> None:
+        for _ in range(count):
+            self.pilot(name).hear()
+
+    @rule(name=names)
+    def a_frame_comes_twice(self, name: str) -> None:
+        self.cluster.hear_again(self.pilot(name))
+
+    @rule()
+    def all_arrives(self) -> None:
+        """For a while nothing is late. Pilots that are cut off stay so."""
+        self.cluster.all_arrives()
+
+    @rule(name=names)
+    def cut(self, name: str) -> None:
+        if self.pilot(name).is_connected:
+            self.cluster.pilot_cut(self.pilot(name))
+
+    @rule(name=names, context=st.sampled_from(("once", "small")), loses_orders=st.sampled_from((False, False, True)))
+    def reconnect(self, name: str, context: str, loses_orders: bool) -> None:
+        """A connection is replaced, which the manager does not see: orders of before it may come behind the hello."""
+        pilot = self.pilot(name)
+        if pilot.is_connected and not pilot.is_over:
+            self.submit(context, 3)
+            pilot.up.clear()
+            if loses_orders:
+                pilot.down.clear()
+            pilot.connect()
+
+    @rule(name=names)
+    def give_up(self, name: str) -> None:
+        """The manager has heard nothing of a pilot for too long, which lives."""
+        if self.pilot(name).name in self.cluster.core.state.pilots:
+            self.cluster.give_up(self.pilot(name))
+
+    @rule(name=names)
+    def come_back(self, name: str) -> None:
+        pilot = self.cluster.wired.get(name)
+        if pilot is None:
+            self.cluster.wired[name] = Wired(name, self.cluster)
+        elif not pilot.is_connected and not pilot.is_over:
+            pilot.connect()
+
+    # ---- the processes
+
+    @rule(name=names, ends=st.integers(0, 3))
+    def works(self, name: str, ends: int) -> None:
+        self.pilot(name).works(ends=ends)
+
+    @rule(name=names, place=places, settles=st.booleans())
+    def die(self, name: str, place: int, settles: bool) -> None:
+        pilot = self.pilot(name)
+        processes = list(pilot.processes.values())
+        if processes:
+            processes[place % len(processes)].die()
+            if settles:
+                pilot.settle()
+
+    @precondition(lambda self: len(self.cluster.wired) == 3)
+    @rule()
+    def leave(self) -> None:
+        """The batch system wants a pilot to go."""
+        if not self.pilot("p2").is_over:
+            self.pilot("p2").signal()
+
+    @rule(seconds=st.sampled_from((0.0, 1.0, 4.0)), crosses=st.booleans())
+    def wait(self, seconds: float, crosses: bool = False) -> None:
+        """Time passes. If it `crosses`, libraries end by themselves while the order to end is on its way."""
+        self.cluster.wait(seconds)
+        for pilot in self.cluster.wired.values():
+            pilot.time_passes()
+            if crosses:
+                for order in pilot.down:
+                    if isinstance(order, StopLibrary) and order.library in pilot.processes:
+                        pilot.processes[order.library].die()
+                pilot.settle()
+
+    # ---- what must hold
+
+    @invariant()
+    def all_is_well(self) -> None:
+        """The books of each side add up, and the manager has refused nothing but what may be late."""
+        validate(self.cluster.core.state)
+        for pilot in self.cluster.wired.values():
+            pilot.validate()
+        for reason, count in self.cluster.refused.items():
+            assert reason in LATE or count <= self.cluster.crossed[reason], f"refused {count} times: {reason}"
+
+    def quiet(self) -> None:
+        """Everything that is on its way arrives, pilots that were cut off come back, processes obey."""
+        for _ in range(2):
+            for pilot in self.cluster.wired.values():
+                if not pilot.is_connected and not pilot.is_over:
+                    pilot.connect()
+                pilot.settle()
+            self.cluster.all_arrives()
+            for pilot in self.cluster.wired.values():
+                pilot.works(ends=0)
+            self.cluster.all_arrives()
+
+    def agree(self) -> None:
+        """Both sides know of the same libraries, the calls in them, and what they should come to hold."""
+        pilots = self.cluster.core.state.pilots
+        for pilot in self.cluster.wired.values():
+            if pilot.is_over:
+                continue
+            known, core = pilots[PilotId(pilot.name)].libraries, pilot.core.state
+            assert {number: sorted(library.held) for number, library in core.libraries.items()} == {
+                number: sorted({*library.held, *library.zombies}) for number, library in known.items()
+            }
+            assert {number: station.budget_bytes(core, library) for number, library in core.libraries.items()} == {
+                number: library.promised_bytes for number, library in known.items()
+            }
+            assert not pilot.outbox.unacked(), "all that was said is acknowledged"
+
+    def each_library_ended_once(self) -> None:
+        for library in self.cluster.core.state.gone_libraries.values():
+            told = Counter(text.partition(":")[0] for _, text in library.notes)
+            ends = told["ended"] + told["gone with its pilot"] - told["back, as it was"]
+            assert ends == 1, library.notes
+
+    def teardown(self) -> None:
+        if not self.cluster.wired:
+            return
+        self.quiet()
+        self.agree()
+        for name in ("p0", "p1"):  # whatever a walk has done, each ends with orders that come behind a hello
+            self.reconnect(name, "once", loses_orders=False)
+        self.quiet()
+        self.agree()
+        for rounds in range(40 + len(self.cluster.core.state.calls)):  # a library may end one call a round
+            if rounds and not self.cluster.core.state.calls:
+                break
+            for pilot in self.cluster.wired.values():
+                pilot.works(ends=20)
+            self.cluster.all_arrives()
+            self.wait(3.0, crosses=True)  # and with libraries that end before they are told
+            self.quiet()
+            self.all_is_well()
+        left = [self.cluster.names[call] for call in self.cluster.core.state.calls]
+        assert not left, f"calls {left} do not end"
+        assert set(self.cluster.ended) == {f"c{number}" for number in range(self.count)}
+        self.agree()
+        self.each_library_ended_once()
+        self.cluster.check()
+
+
+TestCores = Cores.TestCase
+TestCores.settings = settings(
+    max_examples=40,
+    stateful_step_count=30,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow],
+)

@@ -1,0 +1,383 @@
+"""A manager's core and the cores of its pilots, with what is on its way between them, and a world that keeps the truth.
+
+The world knows what neither side can be asked for: which calls each process really runs, and what it really holds of
+its devices. A process ends, and gives memory back, some time after it was told to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from conformance.processes import ModelProcess
+from core.builders import Cluster, devices
+from core.desk import SESSION
+
+from stoker.manager.core.commands import Command, ToPilot
+from stoker.manager.core.events import Event as ManagerEvent
+from stoker.manager.core.events import FromPilot, PilotCut, PilotLost
+from stoker.manager.core.nouns import Device
+from stoker.manager.core.phases import LibraryState, PilotState
+from stoker.manager.core.seams import Action, Changes, Policies, Resize, Unload, View
+from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
+from stoker.manager.protocol import to_agent, to_library, to_pilot, wire
+from stoker.manager.protocol import to_manager as say
+from stoker.manager.protocol.ids import CallId, LibraryId, PilotId
+from stoker.manager.protocol.reliable import Outbox
+from stoker.pilot.agent.link import said_in
+from stoker.pilot.core import commands
+from stoker.pilot.core.core import EventQueue, PilotCore
+from stoker.pilot.core.events import (
+    Event,
+    Farewell,
+    FromManager,
+    HelloDue,
+    Observation,
+    Observed,
+    Pinned,
+    Prepared,
+    Signalled,
+    Tick,
+    TimerFired,
+)
+from stoker.pilot.core.state import PilotFacts
+from stoker.pilot.core.timers import Timers
+
+GB = 10**9
+DEVICES = 2
+IDLE_S = 2.0
+
+OF_NONE = "message of a library that the pilot does not have"
+NOT_HELD = "return of a call that the library does not hold"
+
+_decode = wire.from_pilot()
+
+
+class GiveAndTake(LoadWhereWanted):
+    """The default residency, which also ends libraries that are idle for long, and for a while after a load shrinks one
+    library of each device, in the plan in which another one there grows into all the room that this makes."""
+
+    period_s = 1.0
+
+    def round(self, view: View, changes: Changes) -> Sequence[Action]:
+        plan: list[Action] = []
+        for pilot in view.pilots.values():
+            if pilot.state is PilotState.HERE:
+                for device in pilot.devices.values():
+                    plan += self._shift(view, device)
+                for library in pilot.libraries.values():
+                    if library.state is LibraryState.READY and not library.load and view.now > library.used_at + IDLE_S:
+                        plan.append(Unload(library.id, "idle for long"))
+        return plan
+
+    def _shift(self, view: View, device: Device) -> list[Action]:
+        ready = [x for x in device.libraries.values() if x.state is LibraryState.READY and not x.resizing]
+        if len(ready) < 2 or view.now - max(x.ready_at for x in ready) > 5.0:
+            return []
+        largest, other = sorted(ready, key=lambda x: (-x.promised_bytes, x.id))[:2]
+        room = largest.promised_bytes - GB + device.budget_bytes
+        return [Resize(largest.id, GB), Resize(other.id, other.promised_bytes + room)] if room > 0 else []
+
+
+def policies() -> Policies:
+    return Policies(HottestFirst(), GiveAndTake(), TakeWhatComes())
+
+
+class Process(ModelProcess):
+    """A library's process. What it was told to do of its memory and of its end it has done when `settle` comes."""
+
+    def __init__(self, pilot: Wired, ordered: to_pilot.StartLibrary) -> None:
+        super().__init__(ordered.library, pilot.queue.handle)
+        self.devices = ordered.devices
+        self.memory_bytes = ordered.device_memory_bytes
+        self.exits = False
+        """Whether it is about to end."""
+        self._pilot = pilot
+        self._signal = 0
+        self._left = ordered.recipe.calls_per_library or 10**9
+        self._resizes: list[int] = []
+
+    def hear(self, message: to_library.ToLibrary) -> None:
+        if self.exits:
+            return
+        match message:
+            case to_library.Run(calls=specs):
+                for spec in specs:
+                    self._pilot.cluster.begins(self._pilot, self.number, spec.call)
+                super().hear(message)
+            case to_library.Resize(device_memory_bytes=size):
+                self._resizes.append(size)
+                self.memory_bytes = max(self.memory_bytes, size)  # it may use it from now on
+            case _:
+                super().hear(message)
+
+    def load(self) -> None:
+        if not self.exits:
+            super().load()
+
+    def end_one(self) -> None:
+        """The call that runs ends, if one does."""
+        if self.calls and not self.exits:
+            self._left -= 1
+            self.end(self.calls[0])
+            if not self._left:
+                self.die(signal=0)
+
+    def die(self, signal: int = 9) -> None:
+        """It has begun to end."""
+        self.exits, self._signal = True, signal
+
+    def settle(self) -> None:
+        """What it was told to do is done."""
+        for size in self._resizes:
+            self.memory_bytes = size
+            self.say(to_agent.Resized(size))
+        self._resizes.clear()
+        if self.exits:
+            del self._pilot.processes[self.number]
+            super().die(self._signal)
+
+
+class Wired:
+    """A pilot's core, its processes, and the connection that it has."""
+
+    def __init__(self, name: str, cluster: Together) -> None:
+        self.name = PilotId(name)
+        self.cluster = cluster
+        facts = PilotFacts(
+            pilot=name, session=SESSION, host=name, pid=1, devices=devices(DEVICES), cache_bound_bytes=1 << 60
+        )
+        self.core = PilotCore(facts)
+        self.queue = EventQueue(self.core, self._carry_out, clock=lambda: cluster.now)
+        self.timers = Timers()
+        self.outbox = Outbox()
+        self.batch: list[say.FromPilot] = []
+        self.up: deque[bytes] = deque()
+        """Frames on their way to the manager."""
+        self.down: deque[to_pilot.ToPilot] = deque()
+        """Orders on their way to the pilot."""
+        self.last = b""
+        """The frame that was delivered last."""
+        self.processes: dict[LibraryId, Process] = {}
+        self.told_gone: set[LibraryId] = set()
+        self.disowned: set[tuple[LibraryId, CallId]] = set()
+        """Calls that its libraries held when the manager gave it up: they may run elsewhere since."""
+        self.is_connected = self.is_over = False
+        self.connect()
+
+    # ---- the connection
+
+    def connect(self) -> None:
+        """Say hello, on the connection that it has or a new one."""
+        self._flush()
+        self.is_connected = True
+        self.tell(HelloDue(said_in(self.outbox.unacked()), self.outbox.acknowledged, ()))
+
+    def cut(self) -> None:
+        """The connection breaks: what is on its way is lost."""
+        self.is_connected = False
+        self.up.clear()
+        self.down.clear()
+
+    def hear(self) -> bool:
+        """The next order arrives. False: there is none."""
+        if not self.down:
+            return False
+        order = self.down.popleft()
+        self._note_crossing(order)
+        if not self.is_over:
+            self.tell(FromManager(order))
+        return True
+
+    def _note_crossing(self, order: to_pilot.ToPilot) -> None:
+        """An order may come when what it speaks of is over. The pilot answers, and the manager has no use for that."""
+        libraries, crossed = self.core.state.libraries, self.cluster.crossed
+        match order:
+            case to_pilot.StopLibrary(library=number) if number not in libraries:
+                self.told_gone.discard(number)
+                crossed[OF_NONE] += 1
+            case to_pilot.RunCalls(library=number) if number not in libraries:
+                crossed[OF_NONE] += 1
+            case to_pilot.CancelCalls(library=number, calls=calls) if number in libraries:
+                crossed[NOT_HELD] += sum(call not in libraries[number].held for call in calls)
+            case _:
+                pass
+
+    def tell(self, event: Event) -> None:
+        self.queue.handle(event)
+        self._flush()
+        if self.is_connected and self.core.state.hello_is_due:
+            self.connect()
+
+    def _flush(self) -> None:
+        if self.batch:
+            number = self.outbox.next()
+            frame = wire.encode(self.batch, sequence=number)
+            self.batch = []
+            self.outbox.keep(number, frame)
+            if self.is_connected:
+                self.up.append(frame)
+
+    # ---- the shell
+
+    def _carry_out(self, command: commands.Command) -> None:
+        match command:
+            case commands.Tell(message=message):
+                if isinstance(message, say.LibraryGone):
+                    assert message.library not in self.told_gone, f"lib-{message.library} has ended twice"
+                    self.told_gone.add(message.library)
+                self.batch.append(message)
+            case commands.Greet(hello=hello):
+                self.up.append(wire.encode([hello]))
+                self.up.extend(self.outbox.unacked())
+            case commands.Acknowledged(sequence=sequence):
+                self.outbox.acked(sequence)
+            case commands.TellLibrary(library=number, message=message):
+                if number in self.processes:
+                    self.processes[number].hear(message)
+            case commands.Prepare(ordered=ordered):
+                self.queue.handle(Prepared(ordered.library))
+            case commands.Pin(library=number, objects=refs):
+                self.queue.handle(Pinned(number, {ref.name: ref.name for ref in refs}))
+            case commands.StartProcess(ordered=ordered):
+                assert ordered.library not in self.processes, f"lib-{ordered.library} is started twice"
+                self.processes[ordered.library] = Process(self, ordered)
+            case commands.KillProcess(library=number) | commands.KillZygote(library=number):
+                if number in self.processes:
+                    self.processes[number].die()
+            case commands.Observe(library=number):
+                running = self.processes[number].calls[:1] if number in self.processes else []
+                self.queue.handle(Observed([Observation(number, [(call, 0.0) for call in running])]))
+            case commands.SetTimer(at=at, key=key):
+                self.timers.set(at, key)
+            case commands.Leave():
+                self.is_over = True
+                ran = {number: tuple(process.calls[:1]) for number, process in self.processes.items()}
+                self.processes.clear()
+                self.queue.handle(Farewell(ran))
+            case _:
+                pass
+
+    # ---- the world
+
+    def settle(self) -> None:
+        """Its processes have done what they were told to do."""
+        for process in list(self.processes.values()):
+            process.settle()
+        self._flush()
+
+    def works(self, *, ends: int = 1) -> None:
+        """Its processes load, run so many calls each, and do what they were told to do."""
+        for process in list(self.processes.values()):
+            process.load()
+            for _ in range(ends):
+                process.end_one()
+        self.settle()
+
+    def signal(self) -> None:
+        """The batch system wants it to go."""
+        self.tell(Signalled("it got SIGTERM"))
+
+    def time_passes(self) -> None:
+        if not self.is_over:
+            for key in self.timers.due(self.cluster.now):
+                self.tell(TimerFired(key))
+            self.tell(Tick())
+
+    def validate(self) -> None:
+        """Nothing of its devices is promised or used twice."""
+        self.core.state.ledger.validate()
+        used: Counter[str] = Counter()
+        for process in self.processes.values():
+            used.update(dict.fromkeys(process.devices, process.memory_bytes))
+        for device, facts in self.core.state.devices.items():
+            assert used[device] <= facts.memory_bytes, f"{used[device]} bytes of {device} of {self.name} are used"
+
+
+class Together(Cluster):
+    """The manager, the client, and the pilots. What is said between them is on its way until a test has it arrive."""
+
+    def __init__(self) -> None:
+        self.wired: dict[str, Wired] = {}
+        self.crossed: Counter[str] = Counter()
+        """How many answers of pilots the manager may refuse for each reason, because its order came too late."""
+        super().__init__(policies=policies)
+
+    def give(self, event: ManagerEvent) -> list[Command]:
+        """As a `Desk` does, without checking the state after each event: the machine checks it after each rule."""
+        commands = self.core.handle(event, self.now)
+        self.past.append((self.now, event))
+        self.did.append(commands)
+        return commands
+
+    def _post(self, orders: list[Command]) -> None:
+        rest = []
+        for command in orders:
+            if not isinstance(command, ToPilot):
+                rest.append(command)
+                continue
+            message = command.message
+            if isinstance(message, to_pilot.RunCalls):
+                for spec in message.calls:
+                    assert self.names[spec.call] not in self.ended, f"{self.names[spec.call]} has ended and is sent"
+            pilot = self.wired.get(command.pilot)
+            if pilot is not None and pilot.is_connected:
+                pilot.down.append(message)
+        super()._post(rest)
+
+    # ---- what arrives
+
+    def hear_next(self, pilot: Wired) -> bool:
+        """The pilot's next frame arrives. False: there is none."""
+        if not pilot.up:
+            return False
+        pilot.last = pilot.up.popleft()
+        self._hear(pilot, pilot.last)
+        return True
+
+    def hear_again(self, pilot: Wired) -> None:
+        """The frame that arrived last comes once more."""
+        if pilot.last and _decode(pilot.last).sequence:
+            self._hear(pilot, pilot.last)
+
+    def _hear(self, pilot: Wired, data: bytes) -> None:
+        frame = _decode(data)
+        self.event(FromPilot(pilot.name, frame.sequence, list(frame.messages)))
+        known = self.core.state.pilots.get(pilot.name)
+        if known is not None:
+            for library in known.libraries.values():
+                pilot.disowned.difference_update((library.id, call) for call in library.held)  # the manager's again
+
+    def pilot_cut(self, pilot: Wired) -> None:
+        pilot.cut()
+        self.event(PilotCut(pilot.name))
+
+    def give_up(self, pilot: Wired) -> None:
+        """The manager takes a pilot for lost that may live."""
+        pilot.cut()
+        for library in pilot.core.state.libraries.values():
+            pilot.disowned.update((library.number, call) for call in library.held)
+        self.event(PilotLost(pilot.name, "silent for 15 s"))
+
+    # ---- the truth
+
+    def begins(self, pilot: Wired, number: LibraryId, call: CallId) -> None:
+        """A process gets a call. It may be in another one only if its pilot was given up."""
+        for other in self.wired.values():
+            for process in other.processes.values():
+                is_elsewhere = process.number != number or other is not pilot
+                assert call not in process.calls or (is_elsewhere and (process.number, call) in other.disowned), (
+                    f"{self.names[call]} runs in lib-{process.number} of {other.name}, and begins in lib-{number} of"
+                    f" {pilot.name}"
+                )
+
+    def all_arrives(self) -> None:
+        """What is on its way arrives, and what that leads to, until nothing is."""
+        for _ in range(300):
+            moved = False
+            for pilot in list(self.wired.values()):
+                moved |= self.hear_next(pilot)
+                moved |= pilot.hear()
+            if not moved:
+                return
+        raise AssertionError("they go on talking")
