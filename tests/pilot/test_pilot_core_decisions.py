@@ -184,6 +184,21 @@ def test_a_library_grows_when_another_has_shrunk(pilot: CoreShell) -> None:
     assert pilot.core.state.ledger.free(DeviceId("gpu:0")) == 0
 
 
+def test_a_library_that_is_resized_while_it_loads_goes_on_loading(pilot: CoreShell) -> None:
+    pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=4 * GIB).forget()
+    pilot.hear(order.ResizeLibrary(LibraryId(2), 10 * GIB)).die(1)
+    assert pilot.take(to_library.Resize).device_memory_bytes == 10 * GIB
+    assert pilot.load(2).library(2).stage is Stage.READY
+
+
+def test_a_claim_that_was_met_is_not_asked_about_again(pilot: CoreShell) -> None:
+    pilot.ready(1, device_memory_bytes=20 * GIB).start(2, device_memory_bytes=5 * GIB)
+    timer = pilot.take(commands.SetTimer)
+    pilot.die(1).forget().wait(1).give(TimerFired(timer.key))
+    assert not pilot.all(commands.SetTimer)
+    assert pilot.library(2).stage is Stage.STARTING
+
+
 def test_a_growth_that_nothing_makes_room_for_is_refused_and_one_that_another_replaces_is_not_begun(
     pilot: CoreShell,
 ) -> None:
