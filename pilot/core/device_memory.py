@@ -31,7 +31,7 @@ def measured(state: PilotState, event: DevicesMeasured) -> None:
     """Settle what is reserved for each library, by what the drivers have measured."""
     for number, sizes in event.used.items():
         library = state.libraries.get(number)
-        if library is None:
+        if library is None or not library.has_process:
             continue
         library.device_bytes = max(sizes.values())
         if library.told_to_end:

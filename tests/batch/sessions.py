@@ -10,7 +10,8 @@ from typing import Any
 from batch.lab.commands import until
 
 from stoker.manager.executor.loading import Session
-from stoker.manager.protocol.to_client import BlockStatus, Status
+from stoker.manager.protocol.blocks import BlockStatus
+from stoker.manager.protocol.to_client import Status
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "provider": {
