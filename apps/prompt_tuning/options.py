@@ -9,7 +9,7 @@ import msgspec
 from stoker.apps.prompt_tuning.board import RUNS
 
 DEVICES = 8
-"""A job whose user does not say runs on at most so many devices: communication eats what more would bring."""
+"""The most devices of a job that names no number: beyond it, communication costs more than a device brings."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

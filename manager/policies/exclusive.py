@@ -1,7 +1,7 @@
 """Whole devices: a library gets a device to itself, whatever its context needs.
 
 This is what batch systems do with GPUs, and what Parsl's executors do with a worker a GPU: simple, and safe for
-contexts of which nobody knows what they take. What it costs shows where several small contexts want a large device.
+contexts whose memory is unknown. What it costs shows where several small contexts want a large device.
 Everything else is as in `residency`: how many libraries pay, who is evicted, who has waited too long.
 """
 
